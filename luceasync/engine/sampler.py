@@ -1,0 +1,358 @@
+"""Logits to token ids: bias, penalties, temperature, filters and a seeded draw for a batch of rows.
+
+Owns the mathematics of choosing. Knows nothing of lanes, of text, or of why a row wants a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luceasync.errors import RequestError
+from luceasync.request import Sampling
+
+# Without top_k, this many candidates nearly always hold the mass that top_p keeps.
+NUM_CANDIDATES = 1024
+# More candidates than top_k asks for, so that equal logits at its border need no full sort (bf16 has many).
+TIE_MARGIN = 64
+_MASK_64 = 2**64 - 1
+_GOLDEN_GAMMA = 0x9E3779B97F4A7C15
+
+
+def uniform(seed: int, position: int) -> float:
+    """A number in [0, 1) that depends on `seed` (its low 64 bits) and `position` >= 0 alone.
+
+    It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast Splittable
+    Pseudorandom Number Generators, OOPSLA 2014), which is a counter put through a finaliser. No state is
+    kept, so what else runs, batching and speculation cannot change a draw.
+    """
+    return (_mix(seed + (position + 1) * _GOLDEN_GAMMA) >> 11) * 2.0**-53
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """The seed of choice `index` of a request drawn with `seed`; choice 0 keeps it."""
+    return seed & _MASK_64 if index == 0 else _mix(seed ^ _mix(index))
+
+
+def _mix(x: int) -> int:
+    x &= _MASK_64
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK_64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK_64
+    return x ^ (x >> 31)
+
+
+def has_penalties(sampling: Sampling) -> bool:
+    """Whether choosing depends on earlier tokens, so that a row must bring its TokenCounts."""
+    return (
+        sampling.repetition_penalty != 1.0
+        or sampling.frequency_penalty != 0.0
+        or sampling.presence_penalty != 0.0
+    )
+
+
+def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
+    """Raise RequestError for a biased token id outside `[0, vocab_size)`: a device cannot refuse it."""
+    for token_id in sampling.logit_bias:
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"logit_bias names token {token_id}; this model's tokens are 0 to {vocab_size - 1}.",
+                param="logit_bias",
+            )
+
+
+class TokenCounts:
+    """The distinct tokens of one sequence, and how often each of them was generated.
+
+    Invariant: `ids[i]` was generated `counts[i]` times; tokens of the prompt alone have count 0.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int]) -> None:
+        self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
+        self._counts = np.zeros(len(self._ids), dtype=np.int64)
+        self._slots = {token_id: slot for slot, token_id in enumerate(self._ids.tolist())}
+
+    @property
+    def ids(self) -> np.ndarray:
+        """int64 `[distinct]`, in no order that means anything."""
+        return self._ids[: len(self._slots)]
+
+    @property
+    def counts(self) -> np.ndarray:
+        """int64 `[distinct]`, how often each of `ids` was generated."""
+        return self._counts[: len(self._slots)]
+
+    def slot(self, token_id: int) -> int | None:
+        """The index of `token_id` in `ids`; None when the sequence does not hold it."""
+        return self._slots.get(token_id)
+
+    def add(self, token_id: int) -> None:
+        """Count one generated token. Amortised O(1)."""
+        slot = self._slots.setdefault(token_id, len(self._slots))
+        if slot == len(self._ids):
+            grown = max(64, 2 * slot)
+            self._ids = np.concatenate([self._ids, np.zeros(grown - slot, dtype=np.int64)])
+            self._counts = np.concatenate([self._counts, np.zeros(grown - slot, dtype=np.int64)])
+        self._ids[slot] = token_id
+        self._counts[slot] += 1
+
+
+@dataclass(frozen=True, slots=True)
+class RowSampling:
+    """How the token of one row of logits is chosen.
+
+    `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has its own draw.
+    `counts` may be None when `has_penalties` says no. `top_logprobs` as in Request.
+    """
+
+    sampling: Sampling
+    seed: int
+    position: int
+    counts: TokenCounts | None = None
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RowLogprobs:
+    """Natural-log probability of the chosen token, and of the most probable ones `(token id, logprob)`."""
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One token id for each row; log-probabilities for the rows that asked, None for the others."""
+
+    token_ids: list[int]
+    logprobs: list[RowLogprobs | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """A row's most probable tokens, by logit descending, then by id: float64 and int64 `[ranked]`."""
+
+    values: np.ndarray
+    ids: np.ndarray
+
+
+@torch.inference_mode()
+def choose(
+    logits: Tensor, rows: Sequence[RowSampling], *, num_candidates: int = NUM_CANDIDATES
+) -> Choice:
+    """Choose the next token of each row of `logits` `[rows, vocab]`, any float dtype, any device.
+
+    Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL), frequency
+    and presence penalties (over generated tokens, as OpenAI defines them); temperature; top_k, top_p, min_p;
+    inverse-CDF draw over the tokens sorted by probability, equal ones by id. This is the order of transformers;
+    vLLM differs in that it applies min_p before top_k. Temperature 0 takes the highest logit after
+    the penalties, the lowest id among equals. Log-probabilities are of the raw logits, in float32.
+
+    A row's tokens depend on nothing but that row. Only the best `num_candidates` (or top_k) go to the host, in
+    one copy; a row whose filters or draw reach further is sorted whole, with the same result as if it always were.
+    """
+    assert logits.shape[0] == len(rows), (logits.shape, len(rows))
+    if all(_is_plain_greedy(row) for row in rows):
+        return Choice(logits.argmax(-1).tolist(), [None] * len(rows))
+    return _choose_on_host(logits.float(), rows, num_candidates)
+
+
+def _is_plain_greedy(row: RowSampling) -> bool:
+    return (
+        row.sampling.temperature == 0.0
+        and not row.sampling.logit_bias
+        and not has_penalties(row.sampling)
+        and row.top_logprobs is None
+    )
+
+
+def _choose_on_host(raw: Tensor, rows: Sequence[RowSampling], num_candidates: int) -> Choice:
+    """`choose` for float32 logits: everything is queued on the device, copied once, then decided."""
+    num_vocab = raw.shape[1]
+    edited = _apply_edits(raw, rows)
+    best = edited.argmax(-1, keepdim=True)
+    num_ranked = max(_num_ranked(row.sampling, num_candidates) for row in rows)
+    values, ids = edited.topk(min(num_vocab, num_ranked))
+    blocks = [best, values, ids, _totals(edited, values, rows, num_candidates)]
+    logprobs = None
+    if any(row.top_logprobs is not None for row in rows):
+        logprobs = raw.log_softmax(-1)
+        num_top = max(row.top_logprobs or 0 for row in rows) + TIE_MARGIN
+        blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
+        blocks.extend(logprobs.topk(min(num_vocab, num_top)))
+    host = _to_host(blocks)
+    token_ids = [_token(edited[i], row, *(b[i] for b in host[:4])) for i, row in enumerate(rows)]
+    if logprobs is None:
+        return Choice(token_ids, [None] * len(rows))
+    known_ids = np.concatenate([host[0], host[2]], 1)
+    found = [
+        _row_logprobs(logprobs[i], row, token_ids[i], known_ids[i], *(b[i] for b in host[4:]))
+        for i, row in enumerate(rows)
+    ]
+    return Choice(token_ids, found)
+
+
+def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
+    if sampling.temperature == 0.0:
+        return 1
+    return sampling.top_k + TIE_MARGIN if sampling.top_k else num_candidates
+
+
+def _apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
+    """Bias and penalties applied to float32 `logits` `[rows, vocab]`; a copy, or `logits` when none has any."""
+    edits = np.concatenate([_edits(i, row) for i, row in enumerate(rows)], axis=1)
+    if not edits.shape[1]:
+        return logits
+    assert edits[1].max() < logits.shape[1], "token id outside the vocabulary"
+    # Pageable memory is staged before the call returns: asynchronous, and safe.
+    packed = torch.from_numpy(edits).to(logits.device, non_blocking=True)
+    where = (packed[0].long(), packed[1].long())
+    bias, repetition, shift = packed[2:].float()  # [edits] each
+    edited = logits[where] + bias
+    edited = torch.where(edited > 0, edited / repetition, edited * repetition) - shift
+    return logits.index_put(where, edited)
+
+
+def _edits(index: int, row: RowSampling) -> np.ndarray:
+    """float64 `[5, edits]`: row, token id, bias, repetition penalty, what frequency and presence take away."""
+    sampling = row.sampling
+    counts = row.counts if has_penalties(sampling) else TokenCounts(())
+    assert counts is not None, "penalties without TokenCounts"
+    unseen = [token_id for token_id in sampling.logit_bias if counts.slot(token_id) is None]
+    num_seen = len(counts.ids)
+    edits = np.zeros((5, num_seen + len(unseen)))
+    edits[0] = index
+    edits[1, :num_seen], edits[1, num_seen:] = counts.ids, unseen
+    edits[2, num_seen:] = [sampling.logit_bias[token_id] for token_id in unseen]
+    for token_id, bias in sampling.logit_bias.items():
+        slot = counts.slot(token_id)
+        if slot is not None:
+            edits[2, slot] = bias
+    edits[3, :num_seen], edits[3, num_seen:] = sampling.repetition_penalty, 1.0
+    edits[4, :num_seen] = sampling.frequency_penalty * counts.counts
+    edits[4, :num_seen] += sampling.presence_penalty * (counts.counts > 0)
+    return edits
+
+
+def _totals(
+    edited: Tensor, values: Tensor, rows: Sequence[RowSampling], num_candidates: int
+) -> Tensor:
+    """float64 `[rows, 1]`: sum over the vocabulary of exp((logit - highest) / temperature), where needed.
+
+    Row by row, so that the order of summation cannot depend on how many rows there are.
+    """
+    totals = [torch.zeros((), dtype=torch.float64, device=edited.device)] * len(rows)
+    for i, row in enumerate(rows):
+        temperature = row.sampling.temperature
+        if temperature > 0.0 and not row.sampling.top_k and num_candidates < edited.shape[1]:
+            scaled = (edited[i] - values[i, 0]) / temperature  # [vocab]
+            totals[i] = scaled.exp_().sum(dtype=torch.float64)
+    return torch.stack(totals)[:, None]
+
+
+def _to_host(blocks: Sequence[Tensor]) -> list[np.ndarray]:
+    """`[rows, n]` blocks of any dtype as float64 arrays, in one copy; ids below 2**53 stay exact."""
+    packed = torch.cat([block.double() for block in blocks], dim=1).cpu().numpy()
+    return np.split(packed, np.cumsum([block.shape[1] for block in blocks])[:-1], axis=1)
+
+
+def _token(
+    edited: Tensor,
+    row: RowSampling,
+    best: np.ndarray,
+    values: np.ndarray,
+    ids: np.ndarray,
+    total: np.ndarray,
+) -> int:
+    """The token of one row: `edited` `[vocab]` on the device, the others its blocks on the host."""
+    if row.sampling.temperature == 0.0:
+        return int(best[0])
+    num_vocab = edited.shape[0]
+    u = uniform(row.seed, row.position)
+    ranking = _certain(values, ids, num_vocab)
+    rank = draw(ranking.values, num_vocab, total[0], row.sampling, u)
+    if rank is None:
+        ranking = _rank_all(edited)
+        rank = draw(ranking.values, num_vocab, total[0], row.sampling, u)
+        assert rank is not None, "a whole ranking decides every draw"
+    return int(ranking.ids[rank])
+
+
+def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Ranking:
+    """The ranking that follows from a top-k selection, whose last value may have equals left outside."""
+    order = np.lexsort((ids, -values))
+    values, ids = values[order], ids[order]
+    if len(values) < num_vocab:
+        num_certain = np.searchsorted(-values, -values[-1])
+        values, ids = values[:num_certain], ids[:num_certain]
+    return _Ranking(values, ids.astype(np.int64))
+
+
+def _rank_all(row: Tensor) -> _Ranking:
+    values, ids = row.sort(
+        descending=True, stable=True
+    )  # [vocab]; stable: equals stay in order of id
+    values, ids = _to_host([values[None], ids[None]])
+    return _Ranking(values[0], ids[0].astype(np.int64))
+
+
+def draw(
+    values: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
+) -> int | None:
+    """The rank that `u` in [0, 1) falls on, or None when these candidates do not decide it.
+
+    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending. `total`: the sum of exp((value -
+    highest) / temperature) over the vocabulary; not read with top_k, nor where it is 0 (n is everything).
+    """
+    if not len(values):
+        return None
+    num_kept = min(sampling.top_k or num_vocab, num_vocab)
+    weights = np.exp((values[:num_kept] - values[0]) / sampling.temperature)
+    mass = np.cumsum(weights)  # one after the other, so a prefix has the same bits in any ranking
+    num_known = len(mass)
+    if sampling.top_k or total == 0.0:
+        if num_known < num_kept:
+            return None
+        total = mass[-1]
+    filtered = sampling.top_p < 1.0 or sampling.min_p > 0.0
+    if sampling.top_p < 1.0:
+        reached = int(np.searchsorted(mass, sampling.top_p * total))
+        num_kept = min(num_kept, reached + 1) if reached < num_known else num_kept
+    if sampling.min_p > 0.0:
+        above = int(np.searchsorted(-weights, -sampling.min_p, side="right"))
+        num_kept = min(num_kept, above) if above < num_known else num_kept
+    if num_kept > num_known and filtered:
+        return None
+    kept_mass = mass[num_kept - 1] if filtered else total
+    rank = int(np.searchsorted(mass, u * kept_mass, side="right"))
+    if rank < min(num_kept, num_known):
+        return rank
+    if num_kept > num_known:
+        return None
+    # u * kept_mass was rounded up to the last border: the last token with any probability.
+    return int(np.searchsorted(mass, mass[num_kept - 1]))
+
+
+def _row_logprobs(
+    logprobs: Tensor,
+    row: RowSampling,
+    token_id: int,
+    known_ids: np.ndarray,
+    known_logprobs: np.ndarray,
+    top_values: np.ndarray,
+    top_ids: np.ndarray,
+) -> RowLogprobs | None:
+    """`logprobs` `[vocab]` on the device; on the host those of `known_ids`, and the highest with their ids."""
+    if row.top_logprobs is None:
+        return None
+    known = np.flatnonzero(known_ids == token_id)
+    chosen = known_logprobs[known[0]] if len(known) else logprobs[token_id].item()
+    num_top = min(row.top_logprobs, logprobs.shape[0])
+    ranking = _certain(top_values, top_ids, logprobs.shape[0])
+    if len(ranking.ids) < num_top:
+        ranking = _rank_all(logprobs)
+    top = zip(ranking.ids[:num_top].tolist(), ranking.values[:num_top].tolist(), strict=True)
+    return RowLogprobs(float(chosen), tuple(top))

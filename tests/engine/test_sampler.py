@@ -1,0 +1,235 @@
+"""The sampler against its slow truth, and what must not change a row's tokens."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from luceasync.engine.sampler import (
+    RowSampling,
+    TokenCounts,
+    check_logit_bias,
+    choice_seed,
+    choose,
+    uniform,
+)
+from luceasync.errors import RequestError
+from luceasync.request import Sampling
+from tests.reference import sampler as slow
+
+VOCAB = 60
+PROMPT_IDS = (3, 7, 7, 11)
+GENERATED_IDS = (7, 20, 20, 20, 5)
+
+
+def random_logits(
+    rows: int, vocab: int = VOCAB, seed: int = 0, spread: float = 2.0
+) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, vocab, generator=generator) * spread
+
+
+def row_of(sampling: Sampling, seed: int = 0, position: int = 0, **extra) -> RowSampling:
+    counts = TokenCounts(PROMPT_IDS)
+    for token_id in GENERATED_IDS:
+        counts.add(token_id)
+    return RowSampling(sampling, seed, position, counts, **extra)
+
+
+def truth(logits: torch.Tensor, row: RowSampling) -> int:
+    edited = slow.edit_logits(logits.float().tolist(), row.sampling, PROMPT_IDS, GENERATED_IDS)
+    return slow.choose_token(edited, row.sampling, uniform(row.seed, row.position))
+
+
+samplings = st.builds(
+    Sampling,
+    temperature=st.sampled_from([0.0, 0.1, 0.7, 1.0, 5.0]),
+    top_k=st.sampled_from([0, 1, 2, 7, VOCAB, 10 * VOCAB]),
+    top_p=st.sampled_from([0.0, 0.3, 0.9, 0.999, 1.0]),
+    min_p=st.sampled_from([0.0, 0.01, 0.3, 1.0]),
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    logit_bias=st.dictionaries(
+        st.integers(0, VOCAB - 1), st.sampled_from([-100.0, 3.0]), max_size=3
+    ),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(samplings, st.integers(0, 2**64), st.integers(0, 1000), st.sampled_from([1, 4, 1024]))
+def test_any_parameters_give_the_token_of_the_slow_truth(sampling, seed, position, num_candidates):
+    logits = random_logits(1, seed=seed % 97)
+    row = row_of(sampling, seed, position)
+    chosen = choose(logits, [row], num_candidates=num_candidates)
+    assert chosen.token_ids == [truth(logits[0], row)]
+
+
+@settings(max_examples=150, deadline=None)
+@given(samplings, st.integers(0, 2**32), st.integers(1, 80))
+def test_few_candidates_and_a_full_sort_choose_the_same(sampling, seed, num_candidates):
+    logits = random_logits(1, vocab=3000, seed=seed % 89, spread=1.0)
+    row = row_of(sampling, seed)
+    few, sorted_whole = (choose(logits, [row], num_candidates=n) for n in (num_candidates, 2999))
+    assert few == sorted_whole
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_equal_logits_are_ranked_by_id_in_every_dtype(dtype):
+    logits = (
+        (torch.arange(500) % 3).to(dtype).repeat(50, 1)
+    )  # a third of the vocabulary shares the top
+    rows = [row_of(Sampling(temperature=1.0, top_k=90), seed) for seed in range(50)]
+    expected = [truth(logits[0], row) for row in rows]
+    assert choose(logits, rows).token_ids == expected
+    assert max(expected) < 3 * 90
+
+
+def mixed_rows() -> list[RowSampling]:
+    samplings = [
+        Sampling(),
+        Sampling(temperature=1.0),
+        Sampling(temperature=0.8, top_p=0.9),
+        Sampling(temperature=0.7, top_k=20, top_p=0.8),
+        Sampling(temperature=1.2, min_p=0.05, repetition_penalty=1.2),
+        Sampling(temperature=1.0, top_k=1900, logit_bias={5: 4.0}),
+        Sampling(presence_penalty=1.0, frequency_penalty=0.5),
+    ]
+    return [row_of(s, seed=i, position=40 + i) for i, s in enumerate(samplings)]
+
+
+@pytest.mark.parametrize("top_logprobs", [None, 3])
+def test_a_row_alone_is_the_row_in_a_batch(top_logprobs):
+    rows = [replace(row, top_logprobs=top_logprobs) for row in mixed_rows()]
+    for seed in range(20):
+        logits = random_logits(len(rows), vocab=2011, seed=seed)
+        together = choose(logits, rows)
+        for i, row in enumerate(rows):
+            alone = choose(logits[i : i + 1], [row])
+            assert alone.token_ids == together.token_ids[i : i + 1]
+            assert alone.logprobs == together.logprobs[i : i + 1]
+
+
+def test_the_logits_given_are_left_as_they_were():
+    logits = random_logits(7, vocab=2011)
+    before = logits.clone()
+    choose(logits, mixed_rows())
+    assert torch.equal(logits, before)
+
+
+def test_plain_greedy_rows_take_the_lowest_id_among_the_highest():
+    logits = torch.zeros(3, VOCAB, dtype=torch.bfloat16)
+    logits[1, [9, 4]] = 1.0
+    assert choose(logits, [RowSampling(Sampling(), 0, 0)] * 3).token_ids == [0, 4, 0]
+
+
+def test_greedy_rows_obey_penalties_and_bias():
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 20], logits[:, 30] = 2.0, 1.0
+    rows = [row_of(Sampling(presence_penalty=1.5)), row_of(Sampling(logit_bias={31: 100.0}))]
+    assert choose(logits, rows).token_ids == [30, 31]
+
+
+def test_repetition_counts_the_prompt_and_presence_does_not():
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 3], logits[:, 40] = 2.0, 1.9  # 3 is in the prompt only
+    rows = [row_of(Sampling(repetition_penalty=1.2)), row_of(Sampling(presence_penalty=1.0))]
+    assert choose(logits, rows).token_ids == [40, 3]
+
+
+def test_a_banned_token_is_never_drawn():
+    logits = torch.tensor([[0.0, -math.inf, -math.inf, 1.0, -math.inf]]).repeat(200, 1)
+    rows = [RowSampling(Sampling(temperature=2.0), seed, 0) for seed in range(200)]
+    assert set(choose(logits, rows).token_ids) == {0, 3}
+    assert set(choose(logits, rows, num_candidates=3).token_ids) == {0, 3}
+
+
+def test_logprobs_are_of_the_raw_logits_whatever_was_drawn():
+    logits = random_logits(1)
+    row = row_of(Sampling(temperature=3.0, top_k=5, logit_bias={8: 50.0}), top_logprobs=4)
+    chosen = choose(logits, [row])
+    expected = slow.log_softmax(logits[0].tolist())
+    best = sorted(range(VOCAB), key=lambda token: -expected[token])[:4]
+    assert chosen.token_ids == [8]
+    assert chosen.logprobs[0].chosen == pytest.approx(expected[8], abs=1e-5)
+    assert [token for token, _ in chosen.logprobs[0].top] == best
+    assert [x for _, x in chosen.logprobs[0].top] == pytest.approx(
+        [expected[token] for token in best], abs=1e-5
+    )
+
+
+def test_logprobs_are_given_to_the_rows_that_asked():
+    rows = [RowSampling(Sampling(), 0, 0, top_logprobs=n) for n in (None, 0, 2)]
+    found = choose(random_logits(3), rows).logprobs
+    assert found[0] is None
+    assert [len(x.top) for x in found[1:]] == [0, 2]
+
+
+def test_logprobs_reach_tokens_that_only_a_full_sort_finds():
+    logits = random_logits(40, vocab=3000, spread=0.1)
+    rows = [RowSampling(Sampling(temperature=1.0), s, 0, top_logprobs=0) for s in range(40)]
+    found = choose(logits, rows, num_candidates=8)
+    expected = logits.log_softmax(-1)
+    for i, (token_id, logprob) in enumerate(zip(found.token_ids, found.logprobs, strict=True)):
+        assert logprob.chosen == expected[i, token_id].item()
+
+
+def test_equal_logprobs_are_listed_by_id():
+    row = RowSampling(Sampling(), 0, 0, top_logprobs=5)
+    found = choose(torch.zeros(1, 4000, dtype=torch.bfloat16), [row]).logprobs[0]
+    assert [token for token, _ in found.top] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("num_candidates", [3, 1024])
+def test_draws_follow_the_distribution(num_candidates):
+    num_draws, logits = 20_000, torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, 1.5, -3.0, 0.2]])
+    row = RowSampling(Sampling(temperature=0.9), 1234, 0)
+    rows = [replace(row, position=position) for position in range(num_draws)]
+    drawn = choose(logits.expand(num_draws, -1), rows, num_candidates=num_candidates).token_ids
+    expected = num_draws * (logits[0].double() / 0.9).softmax(-1).numpy()
+    chi_squared = ((np.bincount(drawn, minlength=8) - expected) ** 2 / expected).sum()
+    assert chi_squared < 24.3  # 7 degrees of freedom, p = 0.001
+
+
+def test_uniform_is_splitmix64_from_the_seed():
+    # The first outputs of the authors' generator for seed 1234567.
+    outputs = (6457827717110365317, 3203168211198807973, 9817491932198370423)
+    assert [uniform(1234567, i) for i in range(3)] == [(x >> 11) / 2**53 for x in outputs]
+
+
+def test_uniform_fills_the_unit_interval_for_neighbouring_seeds_and_positions():
+    draws = np.array([[uniform(seed, position) for position in range(100)] for seed in range(100)])
+    assert 0.0 <= draws.min() and draws.max() < 1.0
+    counts = np.bincount((draws.ravel() * 20).astype(int), minlength=20)
+    assert ((counts - 500) ** 2 / 500).sum() < 43.8  # 19 degrees of freedom, p = 0.001
+    assert abs(np.corrcoef(draws[:-1].ravel(), draws[1:].ravel())[0, 1]) < 0.04
+
+
+def test_the_choices_of_one_request_have_different_seeds():
+    assert choice_seed(7, 0) == 7
+    assert len({choice_seed(seed, index) for seed in range(50) for index in range(8)}) == 400
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, 99)), st.lists(st.integers(0, 99), max_size=300))
+def test_counts_hold_each_token_once(prompt_ids, generated_ids):
+    counts = TokenCounts(prompt_ids)
+    for token_id in generated_ids:
+        counts.add(token_id)
+    seen = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    assert len(counts.ids) == len(seen)
+    assert seen == {t: generated_ids.count(t) for t in {*prompt_ids, *generated_ids}}
+
+
+@pytest.mark.parametrize("token_id", [-1, VOCAB])
+def test_a_bias_outside_the_vocabulary_is_refused(token_id):
+    check_logit_bias(Sampling(logit_bias={0: 1.0, VOCAB - 1: 1.0}), VOCAB)
+    with pytest.raises(RequestError, match=f"token {token_id}; .* 0 to 59") as refused:
+        check_logit_bias(Sampling(logit_bias={token_id: 1.0}), VOCAB)
+    assert refused.value.param == "logit_bias"
