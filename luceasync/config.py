@@ -1,0 +1,166 @@
+"""What the user asked for: frozen sections, built once from flags > LUCEASYNC_* > TOML > defaults.
+
+Owns defaults and precedence. Knows nothing of devices that exist or of what a model needs: a value
+that is well-formed but cannot be honoured is refused by the part that would have to honour it.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from luceasync.errors import ConfigError
+from luceasync.options import OPTIONS, Option
+
+BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
+
+DtypeName = Literal["auto", "bf16", "fp32"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model and in which precision. `name` None: the directory's name is served."""
+
+    model_dir: Path = BUNDLED_MODEL_DIR
+    dtype: DtypeName = "auto"
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementConfig:
+    """`--target-devices` and `--target-layer-split`. No devices: the best one of this machine."""
+
+    devices: tuple[str, ...] = ()
+    layer_split: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Sizes of the engine. None: chosen to fit the memory that is free (`luceasync plan` tells
+    how).
+    """
+
+    parallel: int | None = None
+    max_ctx_tokens: int | None = None
+    prefill_chunk_tokens: int | None = None
+    max_queue: int = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The HTTP side. No API keys: everybody who reaches the port is served."""
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = field(default=(), repr=False)
+    max_body_bytes: int = 16 * 2**20
+    keep_alive_s: float = 15.0
+    graceful_timeout_s: float = 30.0
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything, by section; each part of luceasync gets its own section only."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    placement: PlacementConfig = field(default_factory=PlacementConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    server: ServerConfig = field(default_factory=ServerConfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A value as somebody wrote it; `origin` is the flag, the variable, or file and key."""
+
+    option: Option
+    origin: str
+    value: object
+
+
+def load_config(
+    flags: Mapping[str, object], environ: Mapping[str, str], toml_path: Path | None
+) -> Config:
+    """Build the Config from flags > variables > TOML file > defaults.
+
+    `flags` maps option names ("max-ctx") to what was typed; None counts as not given. Reads the
+    TOML file and the key file, nothing else. Raises ConfigError: one line naming where, the value,
+    what is allowed.
+    """
+    settings: dict[str, Setting] = {}
+    for source in (_from_toml(toml_path), _from_environ(environ), _from_flags(flags)):
+        settings.update({setting.option.name: setting for setting in source})
+    values: dict[str, dict[str, Any]] = {"model": {}, "placement": {}, "engine": {}, "server": {}}
+    for setting in settings.values():
+        _place(values[setting.option.section], setting.option.field, _parse(setting))
+    return Config(
+        model=ModelConfig(**values["model"]),
+        placement=PlacementConfig(**values["placement"]),
+        engine=EngineConfig(**values["engine"]),
+        server=ServerConfig(**values["server"]),
+    )
+
+
+def _place(section: dict[str, Any], field: str, value: Any) -> None:
+    """Put `value` under `field`; the two options that give API keys add up."""
+    section[field] = section.get(field, ()) + value if field == "api_keys" else value
+
+
+def _parse(setting: Setting) -> Any:
+    option = setting.option
+    try:
+        return option.parse(setting.value)
+    except (ValueError, OSError) as error:
+        shown = "(hidden)" if option.secret else repr(setting.value)
+        reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+        raise ConfigError(
+            f"{setting.origin}: {shown} is not allowed{reason}; allowed: {option.allowed}"
+        ) from None
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterable[Setting]:
+    by_name = {option.name: option for option in OPTIONS}
+    for name, value in flags.items():
+        if value is not None and value != []:
+            yield Setting(by_name[name], by_name[name].flag, value)
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterable[Setting]:
+    for option in OPTIONS:
+        if environ.get(option.variable):
+            yield Setting(option, option.variable, environ[option.variable])
+
+
+def _from_toml(path: Path | None) -> Iterable[Setting]:
+    if path is None:
+        return
+    options = {(option.section, option.key): option for option in OPTIONS}
+    for section, table in _read_toml(path).items():
+        known = [key for table_name, key in options if table_name == section]
+        if not known or not isinstance(table, dict):
+            allowed = ", ".join(sorted({f"[{option.section}]" for option in OPTIONS}))
+            raise ConfigError(f"{path}: unknown table or key {section!r}; allowed: {allowed}")
+        for key, value in table.items():
+            if key not in known:
+                raise ConfigError(
+                    f"{path}: unknown key {section}.{key} = {_shown(key, value)}; "
+                    f"allowed in [{section}]: {', '.join(known)}"
+                )
+            yield Setting(options[section, key], f"{path}: {section}.{key}", value)
+
+
+def _shown(key: str, value: object) -> str:
+    """A misspelt `api_kye` holds a secret all the same."""
+    return "(hidden)" if "key" in key.lower() else repr(value)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not TOML: {error}") from None

@@ -1,0 +1,1 @@
+"""HTTP and nothing else: bodies in, events out. The engine is an argument; no torch here."""

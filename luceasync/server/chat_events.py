@@ -1,0 +1,192 @@
+"""The chunks of one chat answer, and the plain answer as a fold of the same chunks.
+
+Owns which chunk says what, and when. Knows nothing of HTTP or of how chunks travel.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Iterable, Iterator
+
+from msgspec import UNSET, UnsetType
+
+from luceasync import __version__
+from luceasync.errors import Unavailable
+from luceasync.request import Delta, Finish, Stream, TokenLogprob
+from luceasync.server.chat_shapes import (
+    AnswerChoice,
+    AnswerMessage,
+    ChatChunk,
+    ChatCompletion,
+    ChoiceLogprobs,
+    ChunkChoice,
+    DeltaMessage,
+    LogprobEntry,
+    PromptTokensDetails,
+    TimingsBody,
+    UsageBody,
+)
+from luceasync.server.failures import GenerationFailed
+from luceasync.server.schema import ChatCall
+
+SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
+LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
+
+
+class ChatEvents:
+    """Turns the deltas of one Stream into chunks, in the order in which they have to be sent.
+
+    Every choice begins with its role and ends with its finish reason. The last chunk carries the
+    timings; with `include_usage` it is the chunk without choices that carries the usage too.
+    """
+
+    def __init__(self, call: ChatCall, model: str, num_prompt_tokens: int) -> None:
+        self._call = call
+        self._model = model
+        self._num_prompt_tokens = num_prompt_tokens
+        self._num_completion_tokens = 0
+        self._finishes: dict[int, Finish] = {}
+        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._created = int(time.time())
+
+    async def chunks(self, stream: Stream) -> AsyncIterator[ChatChunk]:
+        """All chunks of the answer. Raises GenerationFailed or Unavailable when a choice fails."""
+        roles_sent = False
+        async for delta in stream:
+            _raise_failure(delta.finish)
+            if not roles_sent:
+                roles_sent = True
+                for chunk in self._roles():
+                    yield chunk
+            for chunk in self._chunks_of(delta):
+                yield chunk
+        if len(self._finishes) < self._call.request.num_choices:
+            raise GenerationFailed("The generation ended before every choice was finished.")
+        if self._call.include_usage:
+            yield self._chunk([], self._usage(), self._timings())
+
+    def _roles(self) -> Iterator[ChatChunk]:
+        for index in range(self._call.request.num_choices):
+            message = DeltaMessage(role="assistant", content="")
+            yield self._chunk([ChunkChoice(index, message)])
+
+    def _chunks_of(self, delta: Delta) -> Iterator[ChatChunk]:
+        self._num_completion_tokens += len(delta.token_ids)
+        if delta.text or delta.logprobs:
+            logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
+            yield self._chunk(
+                [ChunkChoice(delta.index, DeltaMessage(content=delta.text), logprobs)]
+            )
+        if delta.finish is not None:
+            self._finishes[delta.index] = delta.finish
+            last = len(self._finishes) == self._call.request.num_choices
+            timings = self._timings() if last and not self._call.include_usage else UNSET
+            choice = ChunkChoice(delta.index, DeltaMessage(), None, delta.finish.reason)
+            yield self._chunk([choice], timings=timings)
+
+    def _chunk(
+        self,
+        choices: list[ChunkChoice],
+        usage: UsageBody | UnsetType = UNSET,
+        timings: TimingsBody | UnsetType = UNSET,
+    ) -> ChatChunk:
+        shown: UsageBody | UnsetType | None = usage
+        if usage is UNSET and self._call.include_usage:
+            shown = self._running_usage() if self._call.continuous_usage else None
+        return ChatChunk(
+            self._id,
+            "chat.completion.chunk",
+            self._created,
+            self._model,
+            SYSTEM_FINGERPRINT,
+            choices,
+            shown,
+            timings,
+        )
+
+    def _running_usage(self) -> UsageBody:
+        prompt, completion = self._num_prompt_tokens, self._num_completion_tokens
+        return UsageBody(prompt, completion, prompt + completion)
+
+    def _usage(self) -> UsageBody:
+        usages = [finish.usage for finish in self._finishes.values()]
+        prompt = usages[0].prompt_tokens
+        completion = sum(usage.completion_tokens for usage in usages)
+        cached = usages[0].cached_tokens
+        return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+    def _timings(self) -> TimingsBody:
+        """Choices run side by side: their tokens add up, the longest time counts."""
+        timings = [finish.timings for finish in self._finishes.values()]
+        prefill_s = max(timing.prefill_s for timing in timings)
+        decode_s = max(timing.decode_s for timing in timings)
+        num_prefilled = sum(timing.num_prefilled for timing in timings)
+        num_decoded = sum(timing.num_decoded for timing in timings)
+        return TimingsBody(
+            queued_ms=_ms(max(timing.queued_s for timing in timings)),
+            prompt_n=num_prefilled,
+            prompt_ms=_ms(prefill_s),
+            prompt_per_second=_rate(num_prefilled, prefill_s),
+            predicted_n=num_decoded,
+            predicted_ms=_ms(decode_s),
+            predicted_per_second=_rate(num_decoded, decode_s),
+        )
+
+
+def fold(chunks: Iterable[ChatChunk]) -> ChatCompletion:
+    """The plain answer that says what `chunks` (all of one answer) say."""
+    choices: dict[int, AnswerChoice] = {}
+    last = None
+    for chunk in chunks:
+        last = chunk
+        for part in chunk.choices:
+            choice = choices.setdefault(
+                part.index, AnswerChoice(part.index, AnswerMessage("assistant", ""), None, None)
+            )
+            choice.message.content += part.delta.content or ""
+            choice.logprobs = _joined(choice.logprobs, part.logprobs)
+            choice.finish_reason = part.finish_reason or choice.finish_reason
+    assert last is not None, "an answer has at least the chunks of its roles"
+    return ChatCompletion(
+        last.id,
+        "chat.completion",
+        last.created,
+        last.model,
+        last.system_fingerprint,
+        [choices[index] for index in sorted(choices)],
+        last.usage,
+        last.timings,
+    )
+
+
+def _joined(before: ChoiceLogprobs | None, more: ChoiceLogprobs | None) -> ChoiceLogprobs | None:
+    if before is None or more is None:
+        return more or before
+    before.content.extend(more.content)
+    return before
+
+
+def _raise_failure(finish: Finish | None) -> None:
+    if finish is None:
+        return
+    if finish.reason == "error":
+        raise GenerationFailed(finish.error or "The generation failed.")
+    if finish.reason == "cancelled":
+        raise Unavailable(finish.error or "The generation was cancelled.")
+
+
+def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
+    return [_entry(one, [_entry(top) for top in one.top]) for one in logprobs]
+
+
+def _entry(one: TokenLogprob, top: list[LogprobEntry] | UnsetType = UNSET) -> LogprobEntry:
+    return LogprobEntry(one.token, max(one.logprob, LEAST_LOGPROB), list(one.token_bytes), top)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 3)
+
+
+def _rate(num_tokens: int, seconds: float) -> float:
+    return round(num_tokens / seconds, 3) if seconds > 0 else 0.0

@@ -1,0 +1,103 @@
+"""OpenAI's shapes of a chat answer, streamed and plain.
+
+Owns field names and their order. Knows nothing of where the values come from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+
+class LogprobEntry(msgspec.Struct):
+    """One token; the entries of `top_logprobs` have no such list of their own."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[LogprobEntry] | UnsetType = UNSET
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    content: list[LogprobEntry]
+    refusal: None = None
+
+
+class DeltaMessage(msgspec.Struct, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: DeltaMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    """Tokens of the prompt, counted once, and of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
+
+
+class TimingsBody(msgspec.Struct):
+    """Milliseconds and tokens per second; `predicted` counts the tokens after the first of each
+    choice.
+    """
+
+    queued_ms: float
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+
+
+class AnswerMessage(msgspec.Struct):
+    role: Literal["assistant"]
+    content: str
+    refusal: None = None
+
+
+class AnswerChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str | None
+
+
+class ChatCompletion(msgspec.Struct):
+    """The plain answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[AnswerChoice]
+    usage: UsageBody | UnsetType | None
+    timings: TimingsBody | UnsetType

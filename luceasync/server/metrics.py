@@ -1,0 +1,158 @@
+"""Prometheus metrics of one app: requests, latencies, the event loop's lag, and the engine's
+counters.
+
+Owns an own registry, so that two apps in a process never share one. Knows nothing of routes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable
+from typing import NoReturn
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from luceasync.request import Delta, Engine, Stream
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+LAG_INTERVAL_S = 0.1
+TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
+TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
+LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1)
+
+
+class EngineCollector(Collector):
+    """Reads `engine.status()` when somebody scrapes; nothing is counted twice."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._engine.status()
+        for name, words, value in (
+            ("ready", "1 when the model is loaded.", float(status.ready)),
+            ("lanes", "Sequences that can be decoded together.", status.num_lanes),
+            ("running_lanes", "Lanes that hold a sequence.", status.num_running),
+            ("queued_requests", "Requests waiting for a lane.", status.num_queued),
+        ):
+            yield GaugeMetricFamily(f"luceasync_{name}", words, value=value)
+        for name, words, value in (
+            ("prefilled_tokens", "Prompt tokens computed.", status.prefilled_tokens_total),
+            ("decoded_tokens", "Tokens generated.", status.decoded_tokens_total),
+            ("decode_steps", "Steps of the decode batch.", status.decode_steps_total),
+        ):
+            yield CounterMetricFamily(f"luceasync_{name}", words, value=value)
+
+
+class AnswerClock:
+    """Observes when the deltas of one answer come; the first delta ends the time to first token."""
+
+    def __init__(self, first_token: Histogram, next_token: Histogram) -> None:
+        self._first_token = first_token
+        self._next_token = next_token
+        self._last_s = time.perf_counter()
+        self._begun = False
+
+    def tick(self, delta: Delta) -> None:
+        """Take note that `delta` has come; deltas without tokens say nothing of the pace."""
+        if not delta.token_ids:
+            return
+        now_s = time.perf_counter()
+        if self._begun:
+            self._next_token.observe((now_s - self._last_s) / len(delta.token_ids))
+        else:
+            self._first_token.observe(now_s - self._last_s)
+            self._begun = True
+        self._last_s = now_s
+
+
+class MeasuredStream:
+    """A Stream whose deltas are observed on their way."""
+
+    def __init__(self, stream: Stream, clock: AnswerClock) -> None:
+        self._stream = stream
+        self._clock = clock
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._stream.num_prompt_tokens
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        delta = await self._stream.__anext__()
+        self._clock.tick(delta)
+        return delta
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class Metrics:
+    """The registry of one app and what the server itself observes."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(engine))
+        self._requests = Counter(
+            "luceasync_http_requests", "Requests by route and status.", ["route", "status"],
+            registry=self._registry,
+        )  # fmt: skip
+        self._first_token = Histogram(
+            "luceasync_time_to_first_token_seconds", "From the checked request to its first token.",
+            buckets=TTFT_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+        self._next_token = Histogram(
+            "luceasync_inter_token_seconds", "Between two tokens of one answer.",
+            buckets=TOKEN_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+        self._lag = Histogram(
+            "luceasync_event_loop_lag_seconds", "How late the event loop wakes a sleeper.",
+            buckets=LAG_BUCKETS_S, registry=self._registry,
+        )  # fmt: skip
+
+    def exposition(self) -> bytes:
+        """Everything in Prometheus' text format."""
+        return generate_latest(self._registry)
+
+    def count(self, route: str, status: int) -> None:
+        self._requests.labels(route, str(status)).inc()
+
+    def clock(self) -> AnswerClock:
+        """Start the clock of one answer."""
+        return AnswerClock(self._first_token, self._next_token)
+
+    async def watch_lag(self) -> NoReturn:
+        """Observe the event loop's lag for as long as the app lives."""
+        loop = asyncio.get_running_loop()
+        while True:
+            due_s = loop.time() + LAG_INTERVAL_S
+            await asyncio.sleep(LAG_INTERVAL_S)
+            self._lag.observe(max(0.0, loop.time() - due_s))
+
+
+class CountRequests:
+    """Middleware: counts each response by the route that gave it."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                route = scope.get("route")
+                path = "unmatched" if route is None else route.path
+                self._metrics.count(path, message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)

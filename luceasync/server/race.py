@@ -1,0 +1,32 @@
+"""Work that something outside may end: a client that leaves, a shutdown deadline.
+
+Owns the rule "whoever ends first ends the others". Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any, Any]) -> Result:
+    """Await `work` while `watchers` run beside it, and return its result.
+
+    A watcher never returns: it raises when `work` has to stop. Then `work` is cancelled, its
+    cleanup is awaited, and what the watcher raised is raised here, plain. The watchers are
+    cancelled when `work` ends.
+    """
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(watcher) for watcher in watchers]
+            result = await work
+            for task in running:
+                task.cancel()
+    except BaseExceptionGroup as group:
+        if len(group.exceptions) > 1:
+            raise  # the cleanup of `work` failed too: both must be seen
+        raise group.exceptions[0] from None
+    return result

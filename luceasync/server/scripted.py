@@ -1,0 +1,93 @@
+"""An engine that plays a script: the server's tests and benchmarks run without a model.
+
+Owns what a script may hold, and remembers what was asked and closed. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from luceasync.request import (
+    Delta,
+    EngineStatus,
+    Finish,
+    ModelCard,
+    Request,
+    Timings,
+    Usage,
+)
+
+Step = Delta | Exception | asyncio.Event
+
+TIMINGS = Timings(queued_s=0.001, prefill_s=0.1, decode_s=0.5, num_prefilled=6, num_decoded=10)
+
+
+def finish(reason: str = "stop", num_tokens: int = 3, error: str | None = None) -> Finish:
+    return Finish(reason, Usage(10, num_tokens, cached_tokens=4), TIMINGS, error)
+
+
+def answer(*texts: str, index: int = 0, reason: str = "stop") -> list[Step]:
+    """One token per text, and the finish in a delta of its own."""
+    deltas: list[Step] = [Delta(index, text, token_ids=(i,)) for i, text in enumerate(texts)]
+    return [*deltas, Delta(index, "", finish=finish(reason, len(texts)))]
+
+
+class ScriptedStream:
+    """Plays a script: gives a Delta, raises an Exception, waits for an Event."""
+
+    num_prompt_tokens = 10
+
+    def __init__(self, script: Sequence[Step]) -> None:
+        self._steps = iter(script)
+        self.closed = asyncio.Event()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        for step in self._steps:
+            if isinstance(step, Delta):
+                return step
+            if isinstance(step, Exception):
+                raise step
+            await step.wait()
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        self.closed.set()
+
+
+class ScriptedEngine:
+    """Answers every request with `script`; `opening`, an Event or Exception, delays or fails it."""
+
+    def __init__(self, script: Sequence[Step] = (), opening: Step | None = None) -> None:
+        self.card = ModelCard("tiny", 1_700_000_000, 4096, 1_000_000, "qwen3")
+        self.script = script or answer("Hel", "lo", "!")
+        self.opening = opening
+        self.loading = False
+        self.requests: list[Request] = []
+        self.streams: list[ScriptedStream] = []
+        self.opened = asyncio.Event()
+        self.open_cancelled = asyncio.Event()
+
+    def status(self) -> EngineStatus:
+        detail = "loading the model" if self.loading else "ready"
+        return EngineStatus(not self.loading, detail, 4, len(self.streams), 0, 6, 3, 3)
+
+    async def open(self, request: Request) -> ScriptedStream:
+        self.requests.append(request)
+        self.opened.set()
+        if isinstance(self.opening, Exception):
+            raise self.opening
+        if self.opening is not None:
+            await self._wait_in_queue(self.opening)
+        self.streams.append(ScriptedStream(self.script))
+        return self.streams[-1]
+
+    async def _wait_in_queue(self, gate: asyncio.Event) -> None:
+        try:
+            await gate.wait()
+        except asyncio.CancelledError:
+            self.open_cancelled.set()
+            raise

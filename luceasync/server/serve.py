@@ -1,0 +1,101 @@
+"""A server's life in this process: bind, load, serve, and shut down by a deadline of our own.
+
+Owns signals and the order of the end. Knows nothing of routes; the app's Drain counts its requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+from starlette.applications import Starlette
+
+from luceasync.config import ServerConfig
+from luceasync.server.drain import Drain
+from luceasync.server.listener import LINGER_S, listen, run_hypercorn, url_of
+from luceasync.server.race import race
+
+logger = logging.getLogger(__name__)
+
+
+class _Stopped(Exception):
+    """A signal asked for the end."""
+
+
+async def serve(
+    app: Starlette,
+    config: ServerConfig,
+    *,
+    on_bound: Callable[[str], None],
+    load: Callable[[], Coroutine[Any, Any, None]],
+) -> bool:
+    """Serve `app` until SIGINT or SIGTERM; `load` runs beside it once the port is bound.
+
+    After the signal new requests get 503 and running ones may finish; those that still run after
+    `graceful_timeout_s` end with an error. A second SIGINT kills the process. Returns whether every
+    connection has ended: if not, some client holds one open without reading, and the caller must
+    exit hard. Raises ConfigError when the port cannot be bound, and what `load` raises.
+    """
+    drain: Drain = app.state.drain
+    stop, closed = asyncio.Event(), asyncio.Event()
+    listener = listen(config)
+    on_bound(url_of(listener))
+    # Not in a task group: on a client that never reads hypercorn hangs even when it is cancelled,
+    # and the end of this process must not wait for that.
+    serving = asyncio.create_task(run_hypercorn(app, listener, closed), name="hypercorn")
+    try:
+        with _signals(stop):
+            await race(_load(load, stop), _stopped(stop), _crashed(serving))
+    except _Stopped:
+        pass
+    finally:
+        await _drain(drain, config.graceful_timeout_s)
+        closed.set()
+        await asyncio.wait({serving}, timeout=LINGER_S)
+    return serving.done()
+
+
+async def _load(load: Callable[[], Coroutine[Any, Any, None]], stop: asyncio.Event) -> None:
+    await load()
+    await stop.wait()
+
+
+async def _stopped(stop: asyncio.Event) -> NoReturn:
+    await stop.wait()
+    raise _Stopped
+
+
+async def _crashed(serving: asyncio.Task[None]) -> NoReturn:
+    """Hypercorn ends on its own only by a failure."""
+    await asyncio.shield(serving)
+    raise _Stopped
+
+
+async def _drain(drain: Drain, timeout_s: float) -> None:
+    """Let running requests finish; past `timeout_s` tell them to stop, and wait for that."""
+    drain.begin()
+    if drain.num_running:
+        logger.info("Waiting for %d running requests.", drain.num_running)
+    if not await drain.wait_idle(timeout_s):
+        logger.warning("%d requests did not finish within %g s.", drain.num_running, timeout_s)
+        drain.expire()
+        await drain.wait_idle(LINGER_S)
+
+
+@contextmanager
+def _signals(stop: asyncio.Event) -> Iterator[None]:
+    """Set `stop` on SIGINT or SIGTERM. Afterwards SIGINT kills at once and SIGTERM is known
+    already.
+    """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)

@@ -1,0 +1,74 @@
+"""Server-sent events: how one is written, and the stream that they go out on.
+
+Owns the start of the response and its silence (keep-alive). Knows nothing of what the events say.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from starlette.types import Send
+
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+
+HEADERS: tuple[tuple[bytes, bytes], ...] = (
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+
+_encoder = msgspec.json.Encoder()
+
+
+def encode_event(payload: object) -> bytes:
+    """One event whose data is `payload` as JSON, which has no raw newlines."""
+    return b"data: " + _encoder.encode(payload) + b"\n\n"
+
+
+class EventStream:
+    """The body of one event-stream response; the headers go out with the first bytes.
+
+    `started` tells whether an HTTP status has been promised: before that a failure can still become
+    a proper error response.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        # The answer and the keep-alive task write to one connection: start and body must not
+        # overtake.
+        self._lock = asyncio.Lock()
+        self._last_write_s = asyncio.get_running_loop().time()
+        self.started = False
+
+    async def write(self, events: bytes) -> None:
+        """Send `events` (whole events only), and the headers first if nothing went out yet."""
+        async with self._lock:
+            if not self.started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": events, "more_body": True})
+        self._last_write_s = asyncio.get_running_loop().time()
+
+    async def close(self, events: bytes = b"") -> None:
+        """Send the last `events` and end the response."""
+        async with self._lock:
+            if not self.started:
+                await self._start()
+            await self._send({"type": "http.response.body", "body": events, "more_body": False})
+
+    async def keep_alive(self, interval_s: float) -> None:
+        """Write a comment after every `interval_s` of silence; runs until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            silence_s = loop.time() - self._last_write_s
+            if silence_s < interval_s:
+                await asyncio.sleep(interval_s - silence_s)
+            else:
+                await self.write(KEEP_ALIVE)
+
+    async def _start(self) -> None:
+        self.started = True
+        await self._send(
+            {"type": "http.response.start", "status": 200, "headers": list(HEADERS)},
+        )

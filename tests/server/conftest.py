@@ -1,0 +1,56 @@
+"""The app around a scripted engine, in memory or on a loopback port."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+
+import httpx
+import pytest
+
+from luceasync.config import ServerConfig
+from luceasync.server.app import create_app
+from luceasync.server.listener import listen, run_hypercorn, url_of
+from luceasync.server.scripted import ScriptedEngine
+
+Clients = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
+
+
+@pytest.fixture
+def in_memory() -> Clients:
+    """A client that calls the app directly; a streamed answer arrives when it has ended."""
+
+    @asynccontextmanager
+    async def open_client(
+        engine: ScriptedEngine, config: ServerConfig | None = None
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(engine, config or ServerConfig())
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            yield client
+
+    return open_client
+
+
+@pytest.fixture
+def on_port() -> Clients:
+    """A client of the app on a real Hypercorn, over loopback."""
+
+    @asynccontextmanager
+    async def open_client(
+        engine: ScriptedEngine, config: ServerConfig | None = None
+    ) -> AsyncIterator[httpx.AsyncClient]:
+        app = create_app(engine, config or ServerConfig())
+        listener, closed = listen(ServerConfig(port=0)), asyncio.Event()
+        url = url_of(listener)
+        async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url) as client:
+            tasks.create_task(run_hypercorn(app, listener, closed))
+            try:
+                yield client
+            finally:
+                app.state.drain.expire()
+                await client.aclose()
+                closed.set()
+
+    return open_client
