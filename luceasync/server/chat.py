@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 
 class ChatCompletions:
-    """The ASGI endpoint. A client that leaves, or a shutdown, closes the engine's Stream at once."""
+    """The ASGI endpoint; a client that leaves, or a shutdown, closes the Stream at once."""
 
     def __init__(
         self, engine: Engine, config: ServerConfig, drain: Drain, metrics: Metrics

@@ -1,0 +1,180 @@
+"""What the server costs per streamed token, from the engine's thread to the client's socket.
+
+An engine without a model makes one token per stream and step in a thread of its own, and hands each
+step to the event loop with call_soon_threadsafe; the clients are another process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import statistics
+import threading
+import time
+from collections.abc import AsyncIterator
+from multiprocessing.connection import Connection
+
+from rich.console import Console
+from rich.table import Table
+
+from luceasync.config import ServerConfig
+from luceasync.request import Delta, EngineStatus, Finish, ModelCard, Request, Timings, Usage
+from luceasync.server.app import create_app
+from luceasync.server.listener import listen, run_hypercorn
+
+HOST = "127.0.0.1"
+
+
+class QueuedStream:
+    """One answer: the deltas that the event loop has been handed and not yet sent."""
+
+    num_prompt_tokens = 1
+
+    def __init__(self) -> None:
+        self.queue: asyncio.Queue[Delta] = asyncio.Queue()
+        self._finished = False
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self._finished:
+            raise StopAsyncIteration
+        delta = await self.queue.get()
+        self._finished = delta.finish is not None
+        return delta
+
+    async def aclose(self) -> None:
+        self._finished = True
+
+
+class PacedEngine:
+    """Starts when `num_streams` are open; every `period_s` each gets a token that carries its time.
+
+    `period_s` 0 makes the next step as soon as the event loop has sent the one before.
+    """
+
+    card = ModelCard("none", 0, 4096, 0, "none")
+
+    def __init__(self, num_streams: int, num_tokens: int, period_s: float) -> None:
+        self._num_streams = num_streams
+        self._num_tokens = num_tokens
+        self._period_s = period_s
+        self._streams: list[QueuedStream] = []
+        self.loop_cpu_s = 0.0
+        self.wall_s = 0.0
+
+    def status(self) -> EngineStatus:
+        return EngineStatus(True, "ready", self._num_streams, len(self._streams), 0, 0, 0, 0)
+
+    async def open(self, request: Request) -> QueuedStream:
+        stream = QueuedStream()
+        self._streams.append(stream)
+        if len(self._streams) == self._num_streams:
+            loop = asyncio.get_running_loop()
+            threading.Thread(target=self._produce, args=(loop,), daemon=True).start()
+        return stream
+
+    def _produce(self, loop: asyncio.AbstractEventLoop) -> None:
+        begin_s, begin_cpu_s = time.perf_counter(), self._on_loop(loop, time.thread_time)
+        for step in range(self._num_tokens):
+            due_s = begin_s + step * self._period_s
+            time.sleep(max(0.0, due_s - time.perf_counter()))
+            finish = self._finish() if step == self._num_tokens - 1 else None
+            text = f"{time.perf_counter():.7f}"
+            loop.call_soon_threadsafe(self._deliver, Delta(0, text, (step,), finish=finish))
+            if not self._period_s:
+                while any(stream.queue.qsize() for stream in self._streams):
+                    time.sleep(20e-6)
+        self.wall_s = time.perf_counter() - begin_s
+        self.loop_cpu_s = self._on_loop(loop, time.thread_time) - begin_cpu_s
+
+    def _deliver(self, delta: Delta) -> None:
+        for stream in self._streams:
+            stream.queue.put_nowait(delta)
+
+    def _finish(self) -> Finish:
+        return Finish("length", Usage(1, self._num_tokens), Timings(0, 0, 1, 1, self._num_tokens))
+
+    @staticmethod
+    def _on_loop(loop: asyncio.AbstractEventLoop, call: object) -> float:
+        async def run() -> float:
+            return call()  # type: ignore[operator]
+
+        return asyncio.run_coroutine_threadsafe(run(), loop).result()
+
+
+async def read_stream(port: int) -> list[float]:
+    """One streaming client. Returns the seconds from each token's making to its arrival."""
+    body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
+    reader, writer = await asyncio.open_connection(HOST, port)
+    writer.write(
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n"
+        b"content-length: %d\r\n\r\n%s" % (len(body), body)
+    )
+    latencies_s = []
+    async for line in reader:
+        _, found, rest = line.partition(b'"content":"')
+        if found and rest[:1] != b'"':
+            latencies_s.append(time.perf_counter() - float(rest[: rest.index(b'"')]))
+    writer.close()
+    return latencies_s
+
+
+def run_clients(port: int, num_streams: int, results: Connection) -> None:
+    """The client process."""
+
+    async def run() -> list[list[float]]:
+        return await asyncio.gather(*(read_stream(port) for _ in range(num_streams)))
+
+    results.send([one for many in asyncio.run(run()) for one in many])
+
+
+async def measure(num_streams: int, num_tokens: int, period_s: float) -> tuple[float, ...]:
+    """Serve one run. Returns microseconds: loop CPU and wall per token, latency p50 and p99."""
+    engine = PacedEngine(num_streams, num_tokens, period_s)
+    listener, closed = listen(ServerConfig(port=0)), asyncio.Event()
+    port = listener.getsockname()[1]
+    ours, theirs = multiprocessing.Pipe()
+    clients = multiprocessing.get_context("spawn").Process(
+        target=run_clients, args=(port, num_streams, theirs)
+    )
+    async with asyncio.TaskGroup() as tasks:
+        app = create_app(engine, ServerConfig())
+        tasks.create_task(run_hypercorn(app, listener, closed))
+        clients.start()
+        latencies_s = sorted(await asyncio.to_thread(ours.recv))
+        closed.set()
+    clients.join(10)
+    num_sent = num_streams * num_tokens
+    if len(latencies_s) != num_sent:
+        raise SystemExit(f"{len(latencies_s)} tokens arrived, {num_sent} were made")
+    p99_s = latencies_s[int(0.99 * num_sent)]
+    seconds = (engine.loop_cpu_s / num_sent, engine.wall_s / num_sent)
+    return tuple(1e6 * s for s in (*seconds, statistics.median(latencies_s), p99_s))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--tokens", type=int, default=500, help="per stream")
+    parser.add_argument("--rate", type=float, default=50.0, help="steps per second when paced")
+    options = parser.parse_args()
+    table = Table(title="Server overhead per streamed token, microseconds")
+    for column in ("streams", "steps", "loop CPU", "wall", "latency p50", "latency p99"):
+        table.add_column(column, justify="right")
+    for num_streams in options.streams:
+        for period_s in (0.0, 1 / options.rate):
+            pace = f"{options.rate:g}/s" if period_s else "as fast as sent"
+            cpu, wall, p50, p99 = asyncio.run(measure(num_streams, options.tokens, period_s))
+            shown_wall = "" if period_s else f"{wall:.0f}"
+            table.add_row(
+                str(num_streams), pace, f"{cpu:.0f}", shown_wall, f"{p50:.0f}", f"{p99:.0f}"
+            )
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
