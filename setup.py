@@ -1,0 +1,23 @@
+"""Builds one import package, luceasync, from three folders, and compiles cyext/*.pyx."""
+
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+# cuda/ and cyext/ are folders of this repository, never top-level imports.
+FOLDERS = {"luceasync.cyext": "cyext", "luceasync.cuda": "cuda"}
+
+setup(
+    packages=[*find_packages(include=["luceasync", "luceasync.*"]), *FOLDERS],
+    package_dir=FOLDERS,
+    package_data={
+        "luceasync": ["py.typed", "assets/**"],
+        "luceasync.server": ["web/**"],
+        "luceasync.cyext": ["*.pxd"],
+    },
+    ext_modules=[
+        Extension(f"luceasync.cyext.{path.stem}", [str(path)])
+        for path in sorted(Path("cyext").glob("*.pyx"))
+    ],
+    options={"build_ext": {"cython_c_in_temp": True}},
+)
