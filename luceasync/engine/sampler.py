@@ -17,7 +17,7 @@ from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.
 NUM_CANDIDATES = 1024
-# More candidates than top_k asks for, so that equal logits at its border need no full sort (bf16 has many).
+# More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
 TIE_MARGIN = 64
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
@@ -26,9 +26,9 @@ _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 def uniform(seed: int, position: int) -> float:
     """A number in [0, 1) that depends on `seed` (its low 64 bits) and `position` >= 0 alone.
 
-    It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast Splittable
-    Pseudorandom Number Generators, OOPSLA 2014), which is a counter put through a finaliser. No state is
-    kept, so what else runs, batching and speculation cannot change a draw.
+    It is draw number `position` of SplitMix64 seeded with `seed` (Steele, Lea, Flood: Fast
+    Splittable Pseudorandom Number Generators, OOPSLA 2014), which is a counter put through a
+    finaliser. No state is kept, so what else runs, batching and speculation cannot change a draw.
     """
     return (_mix(seed + (position + 1) * _GOLDEN_GAMMA) >> 11) * 2.0**-53
 
@@ -55,11 +55,13 @@ def has_penalties(sampling: Sampling) -> bool:
 
 
 def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
-    """Raise RequestError for a biased token id outside `[0, vocab_size)`: a device cannot refuse it."""
+    """Raise RequestError for a biased token id outside `[0, vocab_size)`: a device cannot refuse
+    it.
+    """
     for token_id in sampling.logit_bias:
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"logit_bias names token {token_id}; this model's tokens are 0 to {vocab_size - 1}.",
+                f"logit_bias names token {token_id}; the tokens are 0 to {vocab_size - 1}.",
                 param="logit_bias",
             )
 
@@ -104,8 +106,8 @@ class TokenCounts:
 class RowSampling:
     """How the token of one row of logits is chosen.
 
-    `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has its own draw.
-    `counts` may be None when `has_penalties` says no. `top_logprobs` as in Request.
+    `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has
+    its own draw. `counts` may be None when `has_penalties` says no. `top_logprobs` as in Request.
     """
 
     sampling: Sampling
@@ -117,7 +119,9 @@ class RowSampling:
 
 @dataclass(frozen=True, slots=True)
 class RowLogprobs:
-    """Natural-log probability of the chosen token, and of the most probable ones `(token id, logprob)`."""
+    """Natural-log probability of the chosen token, and of the most probable ones `(token id,
+    logprob)`.
+    """
 
     chosen: float
     top: tuple[tuple[int, float], ...]
@@ -133,7 +137,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class _Ranking:
-    """A row's most probable tokens, by logit descending, then by id: float64 and int64 `[ranked]`."""
+    """A row's most probable tokens by logit, then by lowest id: float64 and int64 `[ranked]`."""
 
     values: np.ndarray
     ids: np.ndarray
@@ -145,14 +149,16 @@ def choose(
 ) -> Choice:
     """Choose the next token of each row of `logits` `[rows, vocab]`, any float dtype, any device.
 
-    Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL), frequency
-    and presence penalties (over generated tokens, as OpenAI defines them); temperature; top_k, top_p, min_p;
-    inverse-CDF draw over the tokens sorted by probability, equal ones by id. This is the order of transformers;
-    vLLM differs in that it applies min_p before top_k. Temperature 0 takes the highest logit after
-    the penalties, the lowest id among equals. Log-probabilities are of the raw logits, in float32.
+    Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL),
+    frequency and presence penalties (over generated tokens, as OpenAI defines them); temperature;
+    top_k, top_p, min_p; inverse-CDF draw over the tokens sorted by probability, equal ones by id.
+    This is the order of transformers; vLLM differs in that it applies min_p before top_k.
+    Temperature 0 takes the highest logit after the penalties, the lowest id among equals.
+    Log-probabilities are of the raw logits, in float32.
 
-    A row's tokens depend on nothing but that row. Only the best `num_candidates` (or top_k) go to the host, in
-    one copy; a row whose filters or draw reach further is sorted whole, with the same result as if it always were.
+    A row's tokens depend on nothing but that row. Only the best `num_candidates` (or top_k) go to
+    the host, in one copy; a row whose filters or draw reach further is sorted whole, with the same
+    result as if it always were.
     """
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     if all(_is_plain_greedy(row) for row in rows):
@@ -170,7 +176,7 @@ def _is_plain_greedy(row: RowSampling) -> bool:
 
 
 def _choose_on_host(raw: Tensor, rows: Sequence[RowSampling], num_candidates: int) -> Choice:
-    """`choose` for float32 logits: everything is queued on the device, copied once, then decided."""
+    """`choose` for float32 logits: all is queued on the device, copied once, then decided."""
     num_vocab = raw.shape[1]
     edited = _apply_edits(raw, rows)
     best = edited.argmax(-1, keepdim=True)
@@ -202,7 +208,9 @@ def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
 
 
 def _apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Bias and penalties applied to float32 `logits` `[rows, vocab]`; a copy, or `logits` when none has any."""
+    """Bias and penalties applied to float32 `logits` `[rows, vocab]`; a copy, or `logits` when none
+    has any.
+    """
     edits = np.concatenate([_edits(i, row) for i, row in enumerate(rows)], axis=1)
     if not edits.shape[1]:
         return logits
@@ -217,7 +225,9 @@ def _apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
 
 
 def _edits(index: int, row: RowSampling) -> np.ndarray:
-    """float64 `[5, edits]`: row, token id, bias, repetition penalty, what frequency and presence take away."""
+    """float64 `[5, edits]`: row, token id, bias, repetition penalty, what frequency and presence
+    take away.
+    """
     sampling = row.sampling
     counts = row.counts if has_penalties(sampling) else TokenCounts(())
     assert counts is not None, "penalties without TokenCounts"
@@ -240,7 +250,8 @@ def _edits(index: int, row: RowSampling) -> np.ndarray:
 def _totals(
     edited: Tensor, values: Tensor, rows: Sequence[RowSampling], num_candidates: int
 ) -> Tensor:
-    """float64 `[rows, 1]`: sum over the vocabulary of exp((logit - highest) / temperature), where needed.
+    """float64 `[rows, 1]`: sum over the vocabulary of exp((logit - highest) / temperature), where
+    needed.
 
     Row by row, so that the order of summation cannot depend on how many rows there are.
     """
@@ -254,7 +265,7 @@ def _totals(
 
 
 def _to_host(blocks: Sequence[Tensor]) -> list[np.ndarray]:
-    """`[rows, n]` blocks of any dtype as float64 arrays, in one copy; ids below 2**53 stay exact."""
+    """`[rows, n]` blocks of any dtype as float64 arrays, in one copy; an id stays exact in it."""
     packed = torch.cat([block.double() for block in blocks], dim=1).cpu().numpy()
     return np.split(packed, np.cumsum([block.shape[1] for block in blocks])[:-1], axis=1)
 
@@ -282,7 +293,9 @@ def _token(
 
 
 def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Ranking:
-    """The ranking that follows from a top-k selection, whose last value may have equals left outside."""
+    """The ranking that follows from a top-k selection, whose last value may have equals left
+    outside.
+    """
     order = np.lexsort((ids, -values))
     values, ids = values[order], ids[order]
     if len(values) < num_vocab:
@@ -304,8 +317,9 @@ def draw(
 ) -> int | None:
     """The rank that `u` in [0, 1) falls on, or None when these candidates do not decide it.
 
-    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending. `total`: the sum of exp((value -
-    highest) / temperature) over the vocabulary; not read with top_k, nor where it is 0 (n is everything).
+    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending. `total`: the sum of
+    exp((value - highest) / temperature) over the vocabulary; not read with top_k, nor where it is 0
+    (n is everything).
     """
     if not len(values):
         return None
@@ -345,7 +359,9 @@ def _row_logprobs(
     top_values: np.ndarray,
     top_ids: np.ndarray,
 ) -> RowLogprobs | None:
-    """`logprobs` `[vocab]` on the device; on the host those of `known_ids`, and the highest with their ids."""
+    """`logprobs` `[vocab]` on the device; on the host those of `known_ids`, and the highest with
+    their ids.
+    """
     if row.top_logprobs is None:
         return None
     known = np.flatnonzero(known_ids == token_id)

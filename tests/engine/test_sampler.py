@@ -205,7 +205,8 @@ def test_uniform_is_splitmix64_from_the_seed():
 
 def test_uniform_fills_the_unit_interval_for_neighbouring_seeds_and_positions():
     draws = np.array([[uniform(seed, position) for position in range(100)] for seed in range(100)])
-    assert 0.0 <= draws.min() and draws.max() < 1.0
+    assert draws.min() >= 0.0
+    assert draws.max() < 1.0
     counts = np.bincount((draws.ravel() * 20).astype(int), minlength=20)
     assert ((counts - 500) ** 2 / 500).sum() < 43.8  # 19 degrees of freedom, p = 0.001
     assert abs(np.corrcoef(draws[:-1].ravel(), draws[1:].ravel())[0, 1]) < 0.04

@@ -1,4 +1,5 @@
-"""Sampling as plain loops over the whole vocabulary: the slow truth beside luceasync.engine.sampler.
+"""Sampling as plain loops over the whole vocabulary: the slow truth beside
+luceasync.engine.sampler.
 
 Edits are made in float32, as there, so that both rank the same numbers; all else is float64.
 """
@@ -53,7 +54,7 @@ def kept_tokens(logits: Sequence[float], sampling: Sampling) -> list[tuple[int, 
 
 
 def choose_token(logits: Sequence[float], sampling: Sampling, u: float) -> int:
-    """The token of edited `logits` that `u` in [0, 1) falls on; the first highest at temperature 0."""
+    """The token of edited `logits` that `u` falls on; the first highest at temperature 0."""
     if sampling.temperature == 0.0:
         return max(range(len(logits)), key=lambda token: (logits[token], -token))
     kept = kept_tokens(logits, sampling)

@@ -1,0 +1,188 @@
+"""Tokens to text, one at a time, with exactly the text that decoding all of them at once gives.
+
+Owns the two families of decoders: byte-level, and pieces with byte fallback. Knows no stop strings.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from luceasync.errors import ModelError
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class TextStream(Protocol):
+    """The text of one growing sequence of tokens (special ones left out by the caller)."""
+
+    def push(self, token: str) -> str:
+        """What is certain now that `token`, as the vocabulary writes it, has come."""
+        ...
+
+    def flush(self) -> str:
+        """What was held back, decoded as it stands."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ByteLevelRules:
+    """Every character of a token stands for one byte (Radford et al. 2019, GPT-2)."""
+
+    def token_bytes(self, token: str) -> bytes:
+        """The bytes of `token`; one that is not written in the byte alphabet is its own text."""
+        values = [_BYTE_OF.get(char) for char in token]
+        known = [value for value in values if value is not None]
+        return bytes(known) if len(known) == len(values) else token.encode()
+
+    def stream(self) -> TextStream:
+        return _ByteLevelStream(self)
+
+
+@dataclass(frozen=True, slots=True)
+class PieceRules:
+    """Tokens are text (SentencePiece, Kudo and Richardson 2018), with `replaced` strings put for
+    others.
+
+    `byte_fallback`: `<0xXX>` is one byte. `strip`: this many leading spaces of the whole text go.
+    `strip_first`: the first token loses all its metaspaces instead.
+    """
+
+    replaced: tuple[tuple[str, str], ...]
+    byte_fallback: bool = False
+    strip: int = 0
+    strip_first: str = ""
+
+    def byte_of(self, token: str) -> int | None:
+        """The byte that `token` stands for; None when it is text."""
+        match = _BYTE_TOKEN.fullmatch(token) if self.byte_fallback else None
+        return int(match[1], 16) if match else None
+
+    def text(self, token: str) -> str:
+        for old, new in self.replaced:
+            token = token.replace(old, new)
+        return token
+
+    def token_bytes(self, token: str) -> bytes:
+        byte = self.byte_of(token)
+        return self.text(token).encode() if byte is None else bytes([byte])
+
+    def stream(self) -> TextStream:
+        return _PieceStream(self)
+
+
+Rules = ByteLevelRules | PieceRules
+
+
+def rules_of(decoder: dict[str, Any] | None) -> Rules:
+    """The rules that follow from tokenizer.json's `decoder`. Raises ModelError for a kind we cannot
+    stream.
+    """
+    steps = (decoder or {}).get("decoders", [decoder] if decoder else [])
+    kinds = [step["type"] for step in steps]
+    if kinds == ["ByteLevel"]:
+        return ByteLevelRules()
+    if kinds == ["Metaspace"]:
+        return _metaspace_rules(steps[0])
+    if re.fullmatch(r"(Replace )*(ByteFallback )?Fuse (Strip )?", " ".join([*kinds, ""])):
+        return _fallback_rules(steps)
+    raise ModelError(
+        f"tokenizer.json has the decoder {' + '.join(kinds) or 'none'}; "
+        "supported are ByteLevel, Metaspace, and Replace + ByteFallback + Fuse + Strip."
+    )
+
+
+def _metaspace_rules(step: dict[str, Any]) -> PieceRules:
+    metaspace = step["replacement"]
+    drops_first = step.get("prepend_scheme", "always") != "never"
+    return PieceRules(((metaspace, " "),), strip_first=metaspace if drops_first else "")
+
+
+def _fallback_rules(steps: list[dict[str, Any]]) -> PieceRules:
+    replaced, strip = [], 0
+    for step in steps:
+        if step["type"] == "Replace":
+            if "String" not in step["pattern"]:
+                raise ModelError("tokenizer.json replaces by a regex when decoding; not supported.")
+            replaced.append((step["pattern"]["String"], step["content"]))
+        if step["type"] == "Strip":
+            if step["content"] != " " or step["stop"]:
+                raise ModelError("tokenizer.json strips more than leading spaces; not supported.")
+            strip = step["start"]
+    return PieceRules(tuple(replaced), any(s["type"] == "ByteFallback" for s in steps), strip)
+
+
+class _ByteLevelStream:
+    """Invariant: the bytes held back are the beginning of one UTF-8 character."""
+
+    def __init__(self, rules: ByteLevelRules) -> None:
+        self._bytes_of = rules.token_bytes
+        # As in tokenizers, each maximal part of a character that cannot be completed is one U+FFFD.
+        self._utf8: Callable[..., str] = codecs.getincrementaldecoder("utf-8")("replace").decode
+
+    def push(self, token: str) -> str:
+        return self._utf8(self._bytes_of(token))
+
+    def flush(self) -> str:
+        return self._utf8(b"", True)
+
+
+class _PieceStream:
+    """Invariant: `_run` holds the byte tokens since the last piece of text.
+
+    A run of bytes is text as a whole or, if any part of it is not UTF-8, one U+FFFD per byte; so
+    it is certain only when it has ended.
+    """
+
+    def __init__(self, rules: PieceRules) -> None:
+        self._rules = rules
+        self._run = bytearray()
+        self._num_to_strip = rules.strip
+        self._is_first = True
+
+    def push(self, token: str) -> str:
+        if self._is_first:
+            self._is_first = False
+            if self._rules.strip_first:
+                token = token.replace(self._rules.strip_first, "")
+        byte = self._rules.byte_of(token)
+        if byte is not None:
+            self._run.append(byte)
+            return ""
+        return self._stripped(self._end_run() + self._rules.text(token))
+
+    def flush(self) -> str:
+        return self._stripped(self._end_run())
+
+    def _end_run(self) -> str:
+        run, self._run = self._run, bytearray()
+        try:
+            return run.decode()
+        except UnicodeDecodeError:
+            return _REPLACEMENT * len(run)
+
+    def _stripped(self, text: str) -> str:
+        while self._num_to_strip and text:
+            if not text.startswith(" "):
+                self._num_to_strip = 0
+                break
+            self._num_to_strip -= 1
+            text = text[1:]
+        return text
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's characters for bytes: printable Latin-1 stands for itself, the others come from 256
+    up.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    shifted = {chr(256 + i): byte for i, byte in enumerate(others)}
+    return {chr(byte): byte for byte in printable} | shifted
+
+
+_BYTE_OF = _byte_alphabet()

@@ -1,0 +1,125 @@
+"""The text of an answer while it is being made: whole characters only, cut before a stop string.
+
+Owns what is held back. Knows nothing of end tokens, of lengths or of who reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from luceasync.errors import RequestError
+from luceasync.text.tokenizer import Tokenizer
+
+
+class Piece(NamedTuple):
+    """Text that is safe to show. `stopped`: a stop string follows it, and nothing comes after."""
+
+    text: str
+    stopped: bool
+
+
+class Detokenizer:
+    """Turns the tokens of one answer into pieces, which together are `tokenizer.decode` of all of
+    them.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop: tuple[str, ...] = ()) -> None:
+        """Raises RequestError for an empty stop string."""
+        self._token = tokenizer.shown_token
+        self._stream = tokenizer.stream()
+        self._scanner = StopScanner(stop) if stop else None
+        self.stopped = False
+
+    def push(self, token_id: int) -> Piece:
+        """The text that is certain with `token_id`; never called after a stop. Amortised O(1)."""
+        assert not self.stopped, "a token after a stop string"
+        token = self._token(token_id)
+        if token is None:
+            return Piece("", False)
+        text = self._stream.push(token)
+        return Piece(text, False) if self._scanner is None else self._scan(text)
+
+    def flush(self) -> str:
+        """What is left when no token follows: empty after a stop. It may complete a stop: see
+        `stopped`.
+        """
+        if self.stopped:
+            return ""
+        text = self._stream.flush()
+        if self._scanner is None:
+            return text
+        piece = self._scan(text)
+        return piece.text if piece.stopped else piece.text + self._scanner.flush()
+
+    def _scan(self, text: str) -> Piece:
+        piece = self._scanner.push(text)
+        self.stopped = piece.stopped
+        return piece
+
+
+class StopScanner:
+    """Finds the stop string that is complete first, however the text is cut into pieces.
+
+    Where several are complete at the same character, the longest counts. The automaton is that of
+    Aho and Corasick (Efficient string matching, CACM 1975); the depth of its state is how much of
+    the text is the beginning of a stop string, and so must be held back.
+    """
+
+    def __init__(self, stop: Iterable[str]) -> None:
+        """Raises RequestError for an empty stop string."""
+        self._next: list[dict[str, int]] = [{}]  # state -> character -> deeper state
+        self._depth = [0]
+        self._match = [0]  # state -> length of the longest stop string that ends here
+        for string in stop:
+            self._add(string)
+        self._fail = self._link()
+        self._state = 0
+        self._held = ""
+
+    def push(self, text: str) -> Piece:
+        """The text before a stop string, or as much as cannot belong to one any more."""
+        buffer, num_before = self._held + text, len(self._held)
+        for i, char in enumerate(text, start=num_before + 1):
+            self._state = self._step(self._state, char)
+            length = self._match[self._state]
+            if length:
+                self._held = ""
+                return Piece(buffer[: i - length], True)
+        num_safe = len(buffer) - self._depth[self._state]
+        self._held = buffer[num_safe:]
+        return Piece(buffer[:num_safe], False)
+
+    def flush(self) -> str:
+        """What was held back, when nothing follows."""
+        held, self._held, self._state = self._held, "", 0
+        return held
+
+    def _add(self, string: str) -> None:
+        if not string:
+            raise RequestError("A stop string must not be empty.", param="stop")
+        state = 0
+        for char in string:
+            deeper = self._next[state].setdefault(char, len(self._next))
+            if deeper == len(self._next):
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._match.append(0)
+            state = deeper
+        self._match[state] = len(string)
+
+    def _link(self) -> list[int]:
+        """For each state, the deepest other one whose text ends its own; breadth first."""
+        self._fail = [0] * len(self._next)
+        queue = list(self._next[0].values())
+        for state in queue:
+            for char, deeper in self._next[state].items():
+                self._fail[deeper] = self._step(self._fail[state], char)
+                queue.append(deeper)
+            self._match[state] = self._match[state] or self._match[self._fail[state]]
+        return self._fail
+
+    def _step(self, state: int, char: str) -> int:
+        while state and char not in self._next[state]:
+            state = self._fail[state]
+        return self._next[state].get(char, 0)

@@ -1,0 +1,156 @@
+"""Text to token ids and back, from the files of a Hugging Face model directory.
+
+Owns the vocabulary: what each id stands for, which are special, which end a text. Knows no chat.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from luceasync.errors import ModelError, RequestError
+from luceasync.text import model_files
+from luceasync.text.decoding import TextStream, rules_of
+
+
+class Tokenizer:
+    """A fast tokenizer; `encode` and `decode` may be called from any thread.
+
+    `eos_ids`: the tokens after which a text is over. `vocab_size`: one more than the highest id.
+    """
+
+    def __init__(self, definition: str, eos_ids: Iterable[int] = ()) -> None:
+        """`definition`: the text of a tokenizer.json. Raises ModelError when it is none."""
+        self._definition = definition
+        self._backend = _backend(definition)
+        self._rules = rules_of(json.loads(definition).get("decoder"))
+        self._added = self._backend.get_added_tokens_decoder()
+        self._special_texts = {t.content for t in self._added.values() if t.special}
+        self._shown: dict[int, str | None] = {}
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        self.vocab_size = max(vocab.values(), default=-1) + 1
+        self.eos_ids = frozenset(eos_ids)
+
+    @classmethod
+    def load(cls, model_dir: Path) -> Tokenizer:
+        """The tokenizer of `model_dir`, with the end tokens that any of its files names.
+
+        Raises ModelError for a file that is missing, broken, or names an end token that does not
+        exist.
+        """
+        path = model_dir / "tokenizer.json"
+        definition = model_files.read_text(path)
+        if definition is None:
+            raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
+        try:
+            tokenizer = cls(definition)
+        except ModelError as error:
+            raise ModelError(f"{path}: {error}") from error
+        tokenizer.eos_ids = frozenset(_eos_ids(model_dir, tokenizer))
+        return tokenizer
+
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """The ids of `text`, nothing added. With `special`, "<|im_end|>" and the like are parsed as
+        such; without, they are ordinary text. Raises RequestError for text that is not Unicode.
+        """
+        backend = self._backend if special else self._plain_backend
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(f"The text is not valid Unicode: {error.reason}.") from error
+        return backend.encode(text, add_special_tokens=False).ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`; special tokens and ids outside the vocabulary have none."""
+        return self._backend.decode(list(ids), skip_special_tokens=True)
+
+    def stream(self) -> TextStream:
+        """Decodes one sequence token by token; see `shown_token`."""
+        return self._rules.stream()
+
+    def shown_token(self, token_id: int) -> str | None:
+        """What a stream is to be given for `token_id`; None for a token without text."""
+        try:
+            return self._shown[token_id]
+        except KeyError:
+            token = self._token(token_id)
+            shown = None if token is None or token in self._special_texts else token
+            return self._shown.setdefault(token_id, shown)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The raw bytes of one token, a special one's own text included; empty outside the
+        vocabulary.
+        """
+        token = self._token(token_id)
+        return b"" if token is None else self._rules.token_bytes(token)
+
+    def token_text(self, token_id: int) -> str:
+        """The text of one token by itself; a part of a character is U+FFFD."""
+        return self.token_bytes(token_id).decode(errors="replace")
+
+    def token_id(self, token: str) -> int | None:
+        """The id of `token` as the vocabulary writes it."""
+        return self._backend.token_to_id(token)
+
+    def is_special(self, token_id: int) -> bool:
+        """Whether `token_id` is a control token, which has no text of its own in an answer."""
+        return token_id in self._added and self._added[token_id].special
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        backend = _backend(self._definition)
+        backend.encode_special_tokens = True
+        return backend
+
+    def _token(self, token_id: int) -> str | None:
+        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+
+
+def _backend(definition: str) -> tokenizers.Tokenizer:
+    try:
+        backend = tokenizers.Tokenizer.from_str(definition)
+    except Exception as error:  # the library raises nothing narrower
+        raise ModelError(f"not a tokenizer definition: {error}") from error
+    # Some files ask for a fixed length; a prompt must be neither cut nor filled up.
+    backend.no_truncation()
+    backend.no_padding()
+    return backend
+
+
+def _eos_ids(model_dir: Path, tokenizer: Tokenizer) -> set[int]:
+    """The union of what generation_config, config and tokenizer_config call the end."""
+    config = model_files.read_json(model_dir / "config.json")
+    sources = {
+        "generation_config.json": model_files.read_json(model_dir / "generation_config.json"),
+        "config.json": config,
+        "text_config in config.json": config.get("text_config") or {},
+    }
+    found = set()
+    for source, content in sources.items():
+        found.update(_as_ids(content.get("eos_token_id"), model_dir, source))
+    tokenizer_config = model_files.read_json(model_dir / "tokenizer_config.json")
+    text = model_files.special_text(tokenizer_config.get("eos_token"))
+    if text is not None:
+        token_id = tokenizer.token_id(text)
+        if token_id is None:
+            raise ModelError(
+                f"{model_dir}: tokenizer_config.json has the eos_token {text!r}, "
+                "which tokenizer.json does not know."
+            )
+        found.add(token_id)
+    return found
+
+
+def _as_ids(value: Any, model_dir: Path, source: str) -> list[int]:
+    ids = value if isinstance(value, list) else [value] if value is not None else []
+    if not all(type(token_id) is int for token_id in ids):
+        raise ModelError(
+            f"{model_dir}: {source} has the eos_token_id {value!r}; "
+            "an int or a list of ints was expected."
+        )
+    return ids
