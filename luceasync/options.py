@@ -119,7 +119,7 @@ def _weights(value: object) -> tuple[float, ...]:
     if not isinstance(parts, list | tuple):
         raise ValueError
     weights = tuple(_number(part) for part in parts)
-    if not weights or min(weights) < 0 or sum(weights) <= 0:
+    if not weights or min(weights) <= 0:
         raise ValueError
     return weights
 
@@ -183,7 +183,7 @@ OPTIONS: tuple[Option, ...] = (
         "placement",
         "layer_split",
         _weights,
-        "one weight >= 0 for each device with commas, not all 0",
+        "one weight above 0 for each device, with commas",
         "LIST",
         "Share of the layers for each device, such as 0.3,0.7; default: by free memory.",
     ),

@@ -1,0 +1,111 @@
+"""The command line: its commands, its exit codes. What a command does is in its own file.
+
+Imports neither torch nor the engine, so that --help is quick; commands import what they need.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from luceasync import __version__
+from luceasync.cli.flags import with_config
+from luceasync.config import Config
+from luceasync.errors import LuceasyncError
+
+EXIT_BROKEN, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+
+app = typer.Typer(
+    name="luceasync",
+    help="A local LLM server that prefills a prompt once.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def main() -> None:
+    """The entry point. A setting that cannot be honoured is one line on stderr and exit code 2."""
+    try:
+        app()
+    except LuceasyncError as error:
+        print(f"luceasync: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"luceasync {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+@with_config("model", "placement", "engine", "server")
+def serve(config: Config) -> None:
+    """Serve a model over HTTP with OpenAI's API."""
+    from luceasync.cli.serve import run_server
+
+    run_server(config)
+
+
+@app.command()
+@with_config("model", "placement", "engine")
+def chat(
+    config: Config,
+    url: Annotated[
+        str | None,
+        typer.Option(help="A running server, such as http://127.0.0.1:8000; else in-process."),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(envvar="LUCEASYNC_API_KEY", help="Key of that server.", show_envvar=False),
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Longest answer; default: until the context is full.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
+) -> None:
+    """Chat in the terminal. /clear forgets, /quit ends, Ctrl-C stops an answer."""
+    from luceasync.cli.chat import run_chat
+    from luceasync.cli.talk import Manner, open_local, open_remote
+
+    manner = Manner(max_tokens, temperature)
+    voice = open_local(config, manner) if url is None else open_remote(url, api_key, manner)
+    raise typer.Exit(0 if run_chat(voice, system) else EXIT_BROKEN)
+
+
+@app.command()
+@with_config("model", "placement", "engine", "server")
+def doctor(config: Config) -> None:
+    """Say what this machine has, what would be used and what is wrong."""
+    from luceasync.cli.doctor import run_doctor
+
+    raise typer.Exit(0 if run_doctor(config) else EXIT_BROKEN)
+
+
+@app.command()
+@with_config("model", "placement", "engine")
+def plan(
+    config: Config,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show bytes per device and lane, and what fits, without loading anything."""
+    from luceasync.cli.plan import run_plan
+
+    run_plan(config, as_json)

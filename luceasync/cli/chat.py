@@ -1,0 +1,109 @@
+"""The chat command: a conversation in a terminal or through a pipe, one line a turn.
+
+Owns the loop of turns. Knows nothing of who answers.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager
+
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+from rich.console import Console
+
+from luceasync.cli.talk import Messages, Voice
+from luceasync.errors import ConfigError, LuceasyncError
+
+HELP = "/help  this text    /clear  forget the conversation    /quit  end    Ctrl-C  stop an answer"
+
+
+def run_chat(opening: AbstractAsyncContextManager[Voice], system: str | None) -> bool:
+    """Talk until the input ends or /quit; tell whether every turn was answered.
+
+    The voice lives on an event loop in another thread, so that this one can sit in input() and
+    Ctrl-C means what it means at a prompt. Raises ConfigError.
+    """
+    console, errors = Console(highlight=False), Console(stderr=True, highlight=False)
+    all_answered = True
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(opening) as voice,
+    ):
+        conversation = Conversation(portal, voice, console, system)
+        for line in _lines(console):
+            if line == "/quit":
+                break
+            try:
+                conversation.take(line)
+            except ConfigError:
+                raise
+            except LuceasyncError as error:
+                errors.print(f"error: {error}", style="red", markup=False)
+                all_answered = False
+    return all_answered
+
+
+class Conversation:
+    """The messages so far; a turn that failed leaves no trace in them."""
+
+    def __init__(
+        self, portal: BlockingPortal, voice: Voice, console: Console, system: str | None
+    ) -> None:
+        self._portal = portal
+        self._voice = voice
+        self._console = console
+        self._beginning: Messages = [{"role": "system", "content": system}] if system else []
+        self._messages = list(self._beginning)
+
+    def take(self, line: str) -> None:
+        """Act on one line: a command, or a turn that is answered. Raises LuceasyncError."""
+        if not line:
+            return
+        if line == "/clear":
+            self._messages = list(self._beginning)
+            self._console.print("(forgotten)", style="dim")
+        elif line == "/help":
+            self._console.print(HELP, style="dim", markup=False)
+        elif line.startswith("/") and " " not in line:
+            self._console.print(f"unknown command {line}; {HELP}", style="dim", markup=False)
+        else:
+            self._answer(line)
+
+    def _answer(self, line: str) -> None:
+        messages = [*self._messages, {"role": "user", "content": line}]
+        parts: list[str] = []
+        future = self._portal.start_task_soon(self._speak, messages, parts)
+        try:
+            future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            self._console.print(" (stopped)", style="dim", end="")
+        finally:
+            self._console.print()
+        self._messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
+
+    async def _speak(self, messages: Messages, parts: list[str]) -> None:
+        async for text in self._voice.reply(messages):
+            parts.append(text)
+            self._console.file.write(text)
+            self._console.file.flush()
+
+
+def _lines(console: Console) -> Iterator[str]:
+    """What is typed, or what comes through a pipe; Ctrl-C at the prompt begins a new line."""
+    if not sys.stdin.isatty():
+        for line in sys.stdin:
+            yield line.strip()
+        return
+    import readline  # noqa: F401  (input() edits lines and remembers them once this is imported)
+
+    console.print(HELP, style="dim", markup=False)
+    while True:
+        try:
+            yield console.input("[bold cyan]>[/] ").strip()
+        except KeyboardInterrupt:
+            console.print()
+        except EOFError:
+            console.print()
+            return

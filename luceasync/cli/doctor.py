@@ -1,0 +1,155 @@
+"""The doctor command: what this machine has, what would be used, what is wrong.
+
+Owns the list of checks. Each looks at one thing and changes nothing.
+"""
+
+from __future__ import annotations
+
+import platform
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from luceasync import __version__
+from luceasync.cli.plan import size_text
+from luceasync.config import Config
+from luceasync.errors import LuceasyncError
+from luceasync.server.listener import listen
+
+State = Literal["ok", "note", "broken"]
+STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "broken": "red"}
+LEAST_PYTHON = (3, 11)
+SHARED_MEMORY = Path("/dev/shm")
+LITTLE_BYTES = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check saw. "broken" keeps the server from running, "note" does not."""
+
+    subject: str
+    state: State
+    words: str
+
+
+Check = Callable[[Config], Iterator[Finding]]
+
+
+def run_doctor(config: Config) -> bool:
+    """Print all findings; tell whether nothing is broken."""
+    findings = list(examine(config))
+    table = Table(title=f"luceasync {__version__}", show_header=False)
+    for finding in findings:
+        state = f"[{STYLES[finding.state]}]{finding.state}[/]"
+        table.add_row(finding.subject, state, Text(finding.words))
+    Console(highlight=False).print(table)
+    return all(finding.state != "broken" for finding in findings)
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """Run every check. One that fails is a finding itself and keeps none of the others back."""
+    checks: tuple[tuple[str, Check], ...] = (
+        ("python", _python),
+        ("torch", _torch),
+        ("kernels", _kernels),
+        ("memory", _memory),
+        ("disk", _disk),
+        ("model", _model),
+        ("model files", _model_files),
+        ("port", _port),
+    )
+    for subject, check in checks:
+        try:
+            yield from check(config)
+        except LuceasyncError as error:
+            yield Finding(subject, "broken", str(error))
+        except Exception as error:
+            yield Finding(subject, "broken", f"{type(error).__name__}: {error}")
+
+
+def _python(config: Config) -> Iterator[Finding]:
+    fine = sys.version_info >= LEAST_PYTHON
+    words = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    yield Finding("python", "ok" if fine else "broken", words)
+
+
+def _torch(config: Config) -> Iterator[Finding]:
+    import torch
+
+    from luceasync.target.devices import default_dtype, find_devices, gpu_backend
+
+    build = torch.version.cuda or torch.version.hip or "CPU only"
+    yield Finding("torch", "ok", f"{torch.__version__} (build: {build})")
+    for index in range(torch.cuda.device_count()):
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        words = f"{torch.cuda.get_device_name(index)}, {size_text(free_bytes)} free"
+        yield Finding(f"{gpu_backend()}:{index}", "ok", f"{words} of {size_text(total_bytes)}")
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
+    bf16 = default_dtype(find_devices(("cpu",))) == "bf16"
+    words = f"{cores} cores, bf16 {'computed natively' if bf16 else 'not native: fp32 is used'}"
+    yield Finding("cpu", "ok", words)
+
+
+def _kernels(config: Config) -> Iterator[Finding]:
+    """Both matter on a GPU only; torch alone serves on a CPU."""
+    for package, purpose in (("triton", "attention kernels"), ("numba-cuda", "paging kernels")):
+        try:
+            yield Finding(package, "ok", version(package))
+        except PackageNotFoundError:
+            yield Finding(package, "note", f"not installed: no {purpose} on a GPU")
+
+
+def _memory(config: Config) -> Iterator[Finding]:
+    memory = psutil.virtual_memory()
+    words = f"{size_text(memory.available)} free of {size_text(memory.total)}"
+    yield Finding("memory", "note" if memory.available < LITTLE_BYTES else "ok", words)
+    if SHARED_MEMORY.is_dir():
+        yield _space("shared memory", SHARED_MEMORY)
+
+
+def _disk(config: Config) -> Iterator[Finding]:
+    yield _space("disk", Path.home() if Path.home().is_dir() else Path.cwd())
+
+
+def _space(subject: str, directory: Path) -> Finding:
+    usage = shutil.disk_usage(directory)
+    words = f"{size_text(usage.free)} free of {size_text(usage.total)} in {directory}"
+    return Finding(subject, "note" if usage.free < LITTLE_BYTES else "ok", words)
+
+
+def _model(config: Config) -> Iterator[Finding]:
+    """What would be used, or why it cannot be."""
+    from luceasync.target.report import plan_report
+
+    report = plan_report(config)
+    spec, plan = report.spec, report.plan
+    words = f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters"
+    yield Finding("model", "ok", f"{config.model.model_dir}: {words}")
+    where = ", ".join(shard.device for shard in plan.shards)
+    lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
+    yield Finding("plan", "ok", f"{plan.dtype} on {where}, {lanes}")
+
+
+def _model_files(config: Config) -> Iterator[Finding]:
+    """The plan needs config.json alone; serving needs these too."""
+    for pattern, purpose in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
+        files = list(config.model.model_dir.glob(pattern))
+        if files:
+            num_bytes = sum(file.stat().st_size for file in files)
+            yield Finding(purpose, "ok", f"{len(files)} files, {size_text(num_bytes)}")
+        else:
+            yield Finding(purpose, "broken", f"no {pattern} in {config.model.model_dir}")
+
+
+def _port(config: Config) -> Iterator[Finding]:
+    listen(config.server).close()
+    yield Finding("port", "ok", f"{config.server.host}:{config.server.port} is free")

@@ -1,0 +1,83 @@
+"""Gives a command the flags of the settings table, and the Config that they make.
+
+Owns the bridge between the table and typer; the only reader of os.environ. Knows no setting by
+name.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from luceasync.config import Config, load_config
+from luceasync.options import CONFIG_VARIABLE, OPTIONS, Option
+
+POSITIONAL = "model-dir"
+
+
+def with_config(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the flags of `sections`; the command gets what they make as its argument `config`.
+
+    Variables and the TOML file may set everything, whatever the command shows.
+    """
+    options = [option for option in OPTIONS if option.section in sections]
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(config_path: str | None = None, **values: Any) -> None:
+            flags = {option.name: values.pop(option.key) for option in options}
+            path = config_path or os.environ.get(CONFIG_VARIABLE)
+            config = load_config(flags, os.environ, Path(path) if path else None)
+            command(config=config, **values)
+
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = _signature(command, options)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def _signature(command: Callable[..., None], options: list[Option]) -> inspect.Signature:
+    """The command's own parameters, and one for each option in place of `config`."""
+    own = [
+        parameter
+        for parameter in inspect.signature(command, eval_str=True).parameters.values()
+        if parameter.name != "config"
+    ]
+    flags = [_parameter(option.key, *_annotation(option)) for option in options]
+    flags.append(_parameter("config_path", *_config_annotation()))
+    return inspect.Signature([*own, *flags])
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def _annotation(option: Option) -> tuple[Any, Any]:
+    """Values stay text here: the table's parsers judge flags, variables and TOML alike."""
+    about = _help(option)
+    if option.name == POSITIONAL:
+        argument = typer.Argument(help=about, metavar="MODEL_DIR", show_default=False)
+        return Annotated[str | None, argument], None
+    flag = typer.Option(option.flag, metavar=option.metavar, help=about, show_default=False)
+    kind = list[str] if option.repeatable else str
+    return Annotated[kind | None, flag], None
+
+
+def _help(option: Option) -> str:
+    """The table's sentence, and the default where the sentence does not explain it."""
+    default = getattr(getattr(Config(), option.section), option.field)
+    if default in (None, ()) or option.name == POSITIONAL:
+        return option.help
+    return f"{option.help} (default: {default})"
+
+
+def _config_annotation() -> tuple[Any, Any]:
+    about = typer.Option(
+        "--config", metavar="FILE", help="TOML file with the same settings.", show_default=False
+    )
+    return Annotated[str | None, about], None

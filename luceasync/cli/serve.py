@@ -1,0 +1,90 @@
+"""The serve command: engine, app and server put together, and a progress bar while loading.
+
+Owns what a person sees of a running server. Knows nothing of HTTP routes or tensors.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
+
+from luceasync.config import Config
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.start import build_engine
+from luceasync.server.app import create_app
+from luceasync.server.serve import serve
+
+
+def run_server(config: Config) -> None:
+    """Serve until a signal. Raises ConfigError."""
+    console = Console(stderr=True, highlight=False)
+    logging.basicConfig(
+        level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
+    )
+    with loading_bar(console) as bar:
+        engine = build_engine(config, bar.advance)
+        asyncio.run(_run(engine, config, console, bar))
+
+
+async def _run(engine: LocalEngine, config: Config, console: Console, bar: LoadingBar) -> None:
+    async def load() -> None:
+        await engine.load()
+        bar.stop()
+        console.print(f"Ready: {engine.card.name}, {engine.card.max_ctx_tokens} tokens of context")
+
+    def on_bound(url: str) -> None:
+        console.print(f"Listening on {url} (OpenAI API: {url}/v1)")
+        bar.start()
+
+    async with engine:
+        app = create_app(engine, config.server)
+        clean = await serve(app, config.server, on_bound=on_bound, load=load)
+    if not clean:
+        # A client neither reads nor leaves; waiting for its connection would never end.
+        bar.stop()
+        logging.shutdown()
+        sys.stdout.flush()
+        os._exit(0)
+
+
+class LoadingBar:
+    """A bar of bytes on a terminal, nothing elsewhere; any thread may call `advance`."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._task = progress.add_task("Loading", total=None)
+
+    def start(self) -> None:
+        self._progress.start()
+
+    def advance(self, bytes_done: int, bytes_total: int) -> None:
+        self._progress.update(self._task, completed=bytes_done, total=bytes_total)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+@contextmanager
+def loading_bar(console: Console) -> Iterator[LoadingBar]:
+    """A bar that is gone when the block ends, however it ends."""
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+    bar = LoadingBar(progress)
+    try:
+        yield bar
+    finally:
+        bar.stop()
