@@ -1,0 +1,1 @@
+"""Requests on lanes: who runs next, one step at a time, in one thread. Knows no HTTP."""

@@ -1,0 +1,175 @@
+"""The engine thread's half: generations on lanes, one step at a time.
+
+Owns the queue, the lanes and every generation. Synchronous, and knows no threads, loops or clients:
+it is told what to submit and cancel, and says which deltas came of a step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.engine.admission import Load, Step, chunk_end, next_step
+from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.sampler import choose
+from luceasync.request import Delta, FinishReason
+
+Emitted = tuple[int, Delta]  # stream id, delta
+
+
+class Target(Protocol):
+    """What the pump asks of a target; luceasync.target.backend.LayerSplitBackend is one."""
+
+    def prefill(
+        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+    ) -> Tensor | None: ...
+
+    def decode(
+        self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
+    ) -> Tensor: ...
+
+    def reset(self, lane: int) -> None: ...
+
+
+class Pump:
+    """Runs generations. `step` does one prefill chunk or one decode step for all decoding lanes."""
+
+    def __init__(self, target: Target, *, num_lanes: int, chunk_tokens: int) -> None:
+        self._target = target
+        self._chunk_tokens = chunk_tokens
+        self._free_lanes = list(range(num_lanes))
+        self._waiting: deque[Generation] = deque()
+        self._running: list[Generation] = []  # in the order in which they got their lanes
+        self._prefill_s = 0.0  # since decode had its share last
+        self._decode_s = 0.0
+        self.num_prefilled_total = 0
+        self.num_decoded_total = 0
+        self.num_steps_total = 0
+
+    def __repr__(self) -> str:
+        decoding = sum(g.is_decoding for g in self._running)
+        return (
+            f"Pump({len(self._waiting)} waiting, {len(self._running) - decoding} prefilling, "
+            f"{decoding} decoding, {len(self._free_lanes)} lanes free)"
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._waiting and not self._running
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def submit(self, prepared: Sequence[Prepared]) -> None:
+        """Queue the choices of a request."""
+        self._waiting.extend(Generation(p) for p in prepared)
+
+    def cancel(self, stream_id: int) -> list[Emitted]:
+        """End every choice of the stream, wherever it is; its lanes are free when this returns."""
+        return self._end_all(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
+
+    def fail_all(self, error: str) -> list[Emitted]:
+        """End everything with an error."""
+        return self._end_all(lambda g: True, "error", error)
+
+    def step(self) -> list[Emitted]:
+        """Give free lanes to waiting choices, then do what is due."""
+        self._assign_lanes()
+        prefilling = [g for g in self._running if not g.is_decoding]
+        decoding = [g for g in self._running if g.is_decoding]
+        load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
+        step: Step = next_step(load)
+        if step == "idle":
+            return []
+        begin = time.perf_counter()
+        emitted = self._prefill(prefilling[0]) if step == "prefill" else self._decode(decoding)
+        self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
+        return emitted
+
+    def _assign_lanes(self) -> None:
+        while self._waiting and self._free_lanes:
+            generation = self._waiting.popleft()
+            lane = self._free_lanes.pop(0)
+            self._target.reset(lane)
+            generation.start(lane)
+            self._running.append(generation)
+
+    def _prefill(self, generation: Generation) -> list[Emitted]:
+        """One chunk of one prompt; the last chunk gives the first token."""
+        prompt = generation.prepared.prompt_ids
+        begin = generation.num_prefilled
+        end = chunk_end(begin, len(prompt), self._chunk_tokens)
+        started = time.perf_counter()
+        assert generation.lane is not None
+        is_last = end == len(prompt)
+        logits = self._target.prefill(generation.lane, begin, prompt[begin:end], project=is_last)
+        generation.num_prefilled = end
+        self.num_prefilled_total += end - begin
+        emitted = self._choose([generation], logits[None]) if logits is not None else []
+        generation.prefill_s += time.perf_counter() - started
+        return emitted
+
+    def _decode(self, generations: list[Generation]) -> list[Emitted]:
+        """One token for every decoding lane."""
+        lanes, positions, tokens = [], [], []
+        for generation in generations:
+            assert generation.lane is not None and generation.last_token is not None
+            lanes.append(generation.lane)
+            positions.append(generation.position)
+            tokens.append(generation.last_token)
+        logits = self._target.decode(lanes, positions, tokens)
+        self.num_steps_total += 1
+        self.num_decoded_total += len(generations)
+        return self._choose(generations, logits)
+
+    def _choose(self, generations: list[Generation], logits: Tensor) -> list[Emitted]:
+        """Sample a token for each row, append it, let go of the lanes of those that ended."""
+        choice = choose(logits, [g.next_row for g in generations])
+        emitted = []
+        for generation, token, logprobs in zip(
+            generations, choice.token_ids, choice.logprobs, strict=True
+        ):
+            delta = generation.accept(token, logprobs)
+            if delta is None:
+                continue
+            emitted.append((generation.prepared.stream_id, delta))
+            if delta.finish is not None:
+                self._let_go(generation)
+        return emitted
+
+    def _end_all(
+        self, chosen: Callable[[Generation], bool], reason: FinishReason, error: str | None
+    ) -> list[Emitted]:
+        ending = [g for g in [*self._running, *self._waiting] if chosen(g)]
+        self._waiting = deque(g for g in self._waiting if not chosen(g))
+        emitted = []
+        for generation in ending:
+            if generation.lane is not None:
+                self._let_go(generation)
+            emitted.append((generation.prepared.stream_id, generation.finish(reason, error)))
+        return emitted
+
+    def _let_go(self, generation: Generation) -> None:
+        assert generation.lane is not None
+        self._running.remove(generation)
+        self._free_lanes.append(generation.lane)
+        self._free_lanes.sort()
+        generation.lane = None
+
+    def _account(self, step: Step, seconds: float, *, both: bool) -> None:
+        """Keep the balance of the two kinds of work while both are wanted."""
+        if not both:
+            self._prefill_s = self._decode_s = 0.0
+        elif step == "prefill":
+            self._prefill_s, self._decode_s = seconds, 0.0
+        else:
+            self._decode_s += seconds

@@ -1,0 +1,76 @@
+"""The exceptions of luceasync, each with the words that a user will read.
+
+LuceasyncError
+├── ConfigError            a flag, variable, file or model directory that cannot be honoured; exit 2
+│   ├── PlacementError     devices or weights that give no plan
+│   └── ModelError         a model directory that is not what it should be
+├── RequestError           the request is wrong; an HTTP 4xx, `param` names the field
+│   └── ContextLengthError the prompt does not fit the context
+├── QueueFull              every lane and every place in the queue is taken; 429
+└── Unavailable            not loaded yet, shutting down, or the engine died; 503
+"""
+
+
+class LuceasyncError(Exception):
+    """Base of everything that luceasync raises on purpose."""
+
+
+class ConfigError(LuceasyncError):
+    """A setting that cannot be honoured. One line: the flag, the value, what is allowed."""
+
+
+class PlacementError(ConfigError):
+    """Devices or weights from which no layer split follows."""
+
+
+class ModelError(ConfigError):
+    """A model directory that cannot be served: what was found, what was expected."""
+
+
+class RequestError(LuceasyncError):
+    """A request that can never succeed as it stands.
+
+    `param` is the JSON path of the field at fault (None: the request as a whole), `code` a stable
+    word for programs, `status` the HTTP status.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        status: int = 400,
+    ) -> None:
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class ContextLengthError(RequestError):
+    """The prompt has more tokens than a lane can hold. Worded as OpenAI words it: clients parse it."""
+
+    def __init__(self, max_ctx_tokens: int, num_tokens: int) -> None:
+        super().__init__(
+            f"This model's maximum context length is {max_ctx_tokens} tokens. "
+            f"However, your messages resulted in {num_tokens} tokens. "
+            "Please reduce the length of the messages.",
+            param="messages",
+            code="context_length_exceeded",
+        )
+
+
+class QueueFull(LuceasyncError):
+    """No lane is free and the queue is full; come back after `retry_after_s` seconds."""
+
+    def __init__(self, num_queued: int, retry_after_s: int) -> None:
+        super().__init__(
+            f"The server is busy: {num_queued} requests are queued already. "
+            f"Retry after {retry_after_s} s."
+        )
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(LuceasyncError):
+    """The engine cannot take or finish requests now; the message says why."""

@@ -1,0 +1,1 @@
+"""Where keys, values and recurrent state live: pages of lanes and the tensors behind them."""

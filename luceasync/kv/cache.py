@@ -1,0 +1,100 @@
+"""The state of every lane for the layers of one shard, in static tensors, and where its rows lie.
+
+Owns keys, values, convolution windows, recurrent states and this device's copy of the page tables.
+Knows no requests and decides nothing: pages are placed as the events of the page map say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
+
+LayerState = tuple[Tensor, Tensor]
+
+
+class LaneCache:
+    """Static state tensors, one pair a layer.
+
+    `attention_shape` = (kv_heads, head_dim): keys and values [lanes, places, kv_heads, head_dim] in
+    `dtype`. `conv_shape` = (kernel - 1, channels) in `dtype` and `delta_shape` = (heads, key_dim,
+    value_dim) in float32, both with an extra lane at the end for padding entries. `kinds` names
+    each layer's pair.
+    """
+
+    def __init__(
+        self,
+        kinds: Sequence[str],
+        *,
+        num_lanes: int,
+        num_pages: int,
+        attention_shape: tuple[int, int],
+        conv_shape: tuple[int, int],
+        delta_shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        num_places = num_pages * CHUNK_TOKENS
+
+        def attention() -> LayerState:
+            shape = (num_lanes, num_places, *attention_shape)
+            return (
+                torch.empty(shape, dtype=dtype, device=device),
+                torch.empty(shape, dtype=dtype, device=device),
+            )
+
+        def delta() -> LayerState:
+            return (
+                torch.zeros((num_lanes + 1, *conv_shape), dtype=dtype, device=device),
+                torch.zeros((num_lanes + 1, *delta_shape), device=device),
+            )
+
+        make = {"attention": attention, "delta": delta}
+        self._kinds = tuple(kinds)
+        self.layers: list[LayerState] = [make[kind]() for kind in kinds]
+        # The identity to start with: exact attention never has to change it.
+        pages = torch.arange(num_pages, dtype=torch.int32)
+        self._pages = pages.repeat(num_lanes, 1)
+        self.tables = self._pages.to(device, copy=True)  # [lanes, chunks]
+        self._num_in_order = [num_pages] * num_lanes
+        self._device = device
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the state tensors."""
+        return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
+
+    def place(self, events: Iterable[PageEvent]) -> None:
+        """Follow the page map."""
+        for lane, chunk, page in ((e.lane, e.chunk, e.page) for e in events):
+            if int(self._pages[lane, chunk]) != page:
+                self._pages[lane, chunk] = page
+                self.tables[lane, chunk] = page
+            moved = page != chunk and chunk < self._num_in_order[lane]
+            self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
+
+    def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
+        """Places of the lane's tokens `[begin, end)`: a slice while pages are in order, else
+        int64.
+        """
+        if end <= self._num_in_order[lane] * CHUNK_TOKENS:
+            return slice(begin, end)
+        tokens = torch.arange(begin, end)
+        pages = self._pages[lane, tokens // CHUNK_TOKENS].long()
+        return (pages * CHUNK_TOKENS + tokens % CHUNK_TOKENS).to(self._device)
+
+    def reset(self, lane: int) -> None:
+        """Forget the lane's recurrent state; keys and values are masked by position and may
+        stay.
+        """
+        for kind, (first, second) in zip(self._kinds, self.layers, strict=True):
+            if kind == "delta":
+                first[lane].zero_()
+                second[lane].zero_()
+
+    def close(self) -> None:
+        """Let the tensors go. May be called twice."""
+        self.layers.clear()

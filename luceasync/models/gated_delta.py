@@ -1,0 +1,75 @@
+"""The gated delta rule (Yang, Kautz, Hatamizadeh, "Gated Delta Networks", 2024), in float32.
+
+One token at a time, and chunk by chunk with the same result. Knows no weights, lanes or
+convolutions. Per head: S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;  o = S^T q.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+CHUNK_ROWS = 64
+
+
+def delta_step(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """One token for each of several sequences.
+
+    q, k: [batch, heads, key_dim]; v: [batch, heads, value_dim]; g, beta: [batch, heads];
+    state: [batch, heads, key_dim, value_dim]; all float32, q and k normalised by the caller.
+    Returns the output [batch, heads, value_dim] and the new state.
+    """
+    state = state * g.exp()[..., None, None]
+    u = beta[..., None] * (v - (k[..., None, :] @ state).squeeze(-2))
+    state = torch.addcmul(state, k[..., :, None], u[..., None, :])
+    return (q[..., None, :] @ state).squeeze(-2), state
+
+
+def delta_chunks(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Many tokens of each sequence: the WY form within chunks, the recurrence between them.
+
+    q, k: [batch, rows, heads, key_dim]; v: [batch, rows, heads, value_dim]; g, beta: [batch, rows,
+    heads]; state: [batch, heads, key_dim, value_dim]. Returns [batch, rows, heads, value_dim] and
+    the new state. Rows that fill up the last chunk have k = v = beta = g = 0 and leave the state as
+    it is.
+    """
+    num_rows = q.shape[1]
+    chunk = min(CHUNK_ROWS, num_rows)
+    q, k, v = (_chunked(x, chunk) for x in (q, k, v))  # [batch, heads, chunks, chunk, dim]
+    g, beta = (_chunked(x[..., None], chunk)[..., 0] for x in (g, beta))
+    total = g.cumsum(-1)
+    future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
+    # Masked before the exponential: towards the future the difference may be large and positive.
+    decay = (total[..., :, None] - total[..., None, :]).masked_fill(future, -torch.inf).exp()
+
+    # (I + L) u = beta v - beta e^G k S, with L strictly lower: u = u0 - w S.
+    k_beta = k * beta[..., None]
+    lower = (k_beta @ k.transpose(-1, -2) * decay).tril(-1)
+    right = torch.cat([v * beta[..., None], k_beta * total.exp()[..., None]], -1)
+    solved = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
+    u0, w = solved.split([v.shape[-1], k.shape[-1]], -1)
+
+    within = (q @ k.transpose(-1, -2)) * decay
+    q_decayed = q * total.exp()[..., None]
+    k_to_end = k * (total[..., -1:] - total).exp()[..., None]
+    to_end = total[..., -1].exp()[..., None, None]
+    outputs = []
+    for c in range(q.shape[2]):
+        u = u0[:, :, c] - w[:, :, c] @ state
+        outputs.append(q_decayed[:, :, c] @ state + within[:, :, c] @ u)
+        state = state * to_end[:, :, c] + k_to_end[:, :, c].transpose(-1, -2) @ u
+    # [batch, heads, chunks, chunk, dim] -> [batch, rows, heads, dim]
+    output = torch.stack(outputs, 2).flatten(2, 3)[:, :, :num_rows]
+    return output.transpose(1, 2), state
+
+
+def _chunked(x: Tensor, chunk: int) -> Tensor:
+    """[batch, rows, heads, dim] -> [batch, heads, chunks, chunk, dim], filled up with zeros."""
+    missing = -x.shape[1] % chunk
+    x = F.pad(x, (0, 0, 0, 0, 0, missing)).transpose(1, 2)
+    return x.unflatten(2, (-1, chunk)).contiguous()

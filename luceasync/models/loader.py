@@ -1,0 +1,150 @@
+"""Weights of a Hugging Face model directory, one tensor at a time: only what a range of layers
+needs.
+
+Checks every shape against the spec before a byte is read. Knows no families and no state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from math import prod
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from luceasync.errors import ModelError
+from luceasync.models.spec import ModelSpec, Shape
+
+
+class TensorSource(Protocol):
+    """Where tensors come from: a checkpoint, or random numbers for a benchmark."""
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        """The tensor `name` on the CPU, in the dtype it is stored in. Raises ModelError."""
+        ...
+
+
+class Checkpoint:
+    """The safetensors files of one directory. Use `open_checkpoint`."""
+
+    def __init__(self, model_dir: Path, files: Mapping[str, object]) -> None:
+        self._model_dir = model_dir
+        self._files = files  # tensor name -> open safetensors file
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        file = self._files.get(name)
+        if file is None:
+            raise ModelError(f"{self._model_dir}: the weights have no tensor {name!r}")
+        try:
+            found = tuple(file.get_slice(name).get_shape())  # type: ignore[attr-defined]
+            if found != shape:
+                raise ModelError(f"{self._model_dir}: {name!r} has shape {found}, expected {shape}")
+            return file.get_tensor(name)  # type: ignore[attr-defined]
+        except SafetensorError as error:
+            raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
+
+
+@contextmanager
+def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
+    """Open every weight file of `model_dir` (mapped, not read). Raises ModelError."""
+    with ExitStack() as stack:
+        files: dict[str, object] = {}
+        for path in weight_files(model_dir):
+            try:
+                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
+            files.update(dict.fromkeys(file.keys(), file))
+        yield Checkpoint(model_dir, files)
+
+
+def weight_files(model_dir: Path) -> list[Path]:
+    """The safetensors files of `model_dir`: those of the index, or the single one."""
+    index = model_dir / "model.safetensors.index.json"
+    if not index.exists():
+        single = model_dir / "model.safetensors"
+        if not single.exists():
+            raise ModelError(
+                f"{model_dir}: neither model.safetensors nor model.safetensors.index.json is there"
+            )
+        return [single]
+    try:
+        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ModelError(f"{index}: not an index of weight files: {error!r}") from None
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelError(f"{index}: {name!r} is not a file name in this directory")
+    return [model_dir / name for name in sorted(names)]
+
+
+class RandomSource:
+    """Random weights of the right shapes, for benchmarks of models that are not at hand.
+
+    Matrices are scaled so that activations keep their size; norms are near what real ones are.
+    """
+
+    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+        self._generator = torch.Generator(device).manual_seed(seed)
+        self._dtype = dtype
+        self._device = device
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        random = torch.randn(
+            shape, generator=self._generator, dtype=torch.float32, device=self._device
+        )
+        if len(shape) > 1:
+            return (random * shape[-1] ** -0.5).to(self._dtype)
+        return (random * 0.1).to(self._dtype)
+
+
+class TensorReader:
+    """Reads tensors to their final place: the device and dtype of one shard.
+
+    `advance` is told the bytes of every stored tensor once it has been read.
+    """
+
+    def __init__(
+        self,
+        source: TensorSource,
+        spec: ModelSpec,
+        device: torch.device,
+        dtype: torch.dtype,
+        advance: Callable[[int], None],
+    ) -> None:
+        self.spec = spec
+        self._source = source
+        self._device = device
+        self._dtype = dtype
+        self._advance = advance
+
+    def matrix(self, names: Sequence[str], shapes: Mapping[str, Shape]) -> Tensor:
+        """The matrices `names` stacked along their rows: one allocation, filled part by part."""
+        num_rows = sum(shapes[name][0] for name in names)
+        out = torch.empty((num_rows, *shapes[names[0]][1:]), dtype=self._dtype, device=self._device)
+        row = 0
+        for name in names:
+            part = self._read(name, shapes[name])
+            out[row : row + part.shape[0]] = part
+            row += part.shape[0]
+        return out
+
+    def vector(self, name: str, shapes: Mapping[str, Shape], offset: float = 0.0) -> Tensor:
+        """A small tensor in float32, `offset` added."""
+        return self._read(name, shapes[name]).float().to(self._device) + offset
+
+    def _read(self, name: str, shape: Shape) -> Tensor:
+        tensor = self._source.read(name, shape)
+        self._advance(prod(shape) * tensor.element_size())
+        return tensor
+
+
+def layer_names(spec: ModelSpec, layer: int) -> dict[str, Shape]:
+    """Full checkpoint names of one layer's tensors and their shapes."""
+    prefix = f"{spec.prefix}layers.{layer}."
+    return {prefix + name: shape for name, shape in spec.layer_shapes(layer).items()}

@@ -1,0 +1,46 @@
+"""The rows of one forward pass, as the layers of one shard see them.
+
+Owns no tensors of state: it says which lane, which positions and which places in the lane's pages.
+The same rows are told twice: for the host (entries) and for the device (tensors of fixed shape).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+NO_LANE = -1  # an entry that only fills the batch up to its fixed shape
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One lane's rows: positions `[begin, end)`.
+
+    `write` are the places of these rows in the lane's pages, `read` the places of all rows `[0,
+    end)`, in order of position; a slice where the places are consecutive (a view, nothing is
+    copied), else an int64 tensor.
+    """
+
+    lane: int
+    begin: int
+    end: int
+    write: slice | Tensor
+    read: slice | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A batch of entries with the same number of rows each.
+
+    `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `positions`
+    int32 [entries, rows], `tables` int32 [num_lanes, chunks]: the page of each chunk of each lane.
+    `cos`, `sin` float32 [entries, rows, rotary_dim / 2]: the rotation of each row.
+    """
+
+    entries: tuple[Entry, ...]
+    lanes: Tensor
+    positions: Tensor
+    tables: Tensor
+    cos: Tensor
+    sin: Tensor

@@ -1,0 +1,167 @@
+"""What the server and the engine say to each other: Request in, Deltas out, a Finish at the end.
+
+Owns the words only. Knows nothing of HTTP, of token tensors or of who is listening.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+FinishReason = Literal["stop", "length", "cancelled", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is chosen. The defaults are greedy, without penalties.
+
+    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `logit_bias`
+    maps token ids to what is added to their logits. `seed` None draws a fresh one.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One chat request, checked by the server's schema and not yet rendered.
+
+    `messages` and `tools` are what the chat template gets. `max_tokens` None means until the
+    context is full. `num_choices` answers are generated for the one prompt. `top_logprobs` None: no
+    log-probabilities; 0: those of the chosen tokens only.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+    sampling: Sampling = field(default_factory=Sampling)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    num_choices: int = 1
+    top_logprobs: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """A token's text, bytes and natural-log probability, with the most probable others of its
+    place.
+    """
+
+    token: str
+    token_bytes: bytes
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Token counts of one choice. `cached_tokens` of the prompt were not prefilled again."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where the time of one choice went, in seconds. `decode_s` starts after the first token."""
+
+    queued_s: float
+    prefill_s: float
+    decode_s: float
+    num_prefilled: int
+    num_decoded: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a choice ended. `error` holds the words when `reason` is "error"."""
+
+    reason: FinishReason
+    usage: Usage
+    timings: Timings
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of choice `index` that is safe to show, and the tokens that it came from.
+
+    `text` may be empty (a split UTF-8 character or a possible stop string is held back). `finish`
+    is set on the last delta of a choice, which may carry text too.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What `/v1/models` tells about the served model. `created` is a Unix time in seconds."""
+
+    name: str
+    created: int
+    max_ctx_tokens: int
+    num_parameters: int
+    family: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStatus:
+    """A look at the engine from outside; counts are of this moment, totals since the start."""
+
+    ready: bool
+    detail: str
+    num_lanes: int
+    num_running: int
+    num_queued: int
+    prefilled_tokens_total: int
+    decoded_tokens_total: int
+    decode_steps_total: int
+
+
+class Stream(Protocol):
+    """The answer to one admitted request: an async iterator of the deltas of all its choices.
+
+    It ends after the last choice has finished. `aclose` frees the lanes at the engine's next step,
+    wherever the request is (queued, in prefill, decoding), and may be called at any time, twice
+    too.
+    """
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    async def __anext__(self) -> Delta: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Engine(Protocol):
+    """What the server asks of an engine. All coroutines run on the server's event loop."""
+
+    @property
+    def card(self) -> ModelCard: ...
+
+    def status(self) -> EngineStatus: ...
+
+    async def open(self, request: Request) -> Stream:
+        """Render, tokenize and admit `request`.
+
+        Raises RequestError (what no retry mends), QueueFull, or Unavailable.
+        """
+        ...

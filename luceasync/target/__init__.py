@@ -1,0 +1,1 @@
+"""The target model as a chain of shards: plan, shard, group. Knows no requests and no text."""

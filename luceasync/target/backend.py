@@ -1,0 +1,97 @@
+"""The target model as the engine sees it: lanes that tokens are run on, whatever the split.
+
+Owns the page map and the shape of each pass. Knows no requests, no sampling and no text.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from luceasync.kv.pages import PageMap
+from luceasync.models.loader import TensorSource
+from luceasync.models.rows import NO_LANE
+from luceasync.models.spec import ModelSpec
+from luceasync.target.group import Group, LocalGroup
+from luceasync.target.plan import Plan
+from luceasync.target.shard import Batch
+
+
+class LayerSplitBackend:
+    """A chain of groups. One device is a chain of one. Synchronous; engine thread only."""
+
+    def __init__(
+        self, plan: Plan, groups: Sequence[Group], page_order: Sequence[int] | None = None
+    ) -> None:
+        self.plan = plan
+        self._groups = list(groups)
+        self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
+
+    @classmethod
+    def load(
+        cls,
+        spec: ModelSpec,
+        plan: Plan,
+        source: TensorSource,
+        advance: Callable[[int], None] = lambda num_bytes: None,
+    ) -> LayerSplitBackend:
+        """Load the model as planned; `advance` hears the bytes of each tensor. Raises
+        ModelError.
+        """
+        with torch.inference_mode():
+            return cls(plan, [LocalGroup(spec, plan, source, advance)])
+
+    @torch.inference_mode()
+    def prefill(
+        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+    ) -> Tensor | None:
+        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane.
+
+        Returns logits float32 [vocab] after the last token if `project`.
+        """
+        self._make_room(lane, begin + len(tokens))
+        batch = Batch((lane,), (begin,), len(tokens))
+        x: Tensor | None = torch.tensor([list(tokens)], dtype=torch.int64)
+        for group in self._groups:
+            assert x is not None
+            x = group.prefill(batch, x, project=project)
+        return None if x is None else x[0, 0]
+
+    @torch.inference_mode()
+    def decode(
+        self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
+    ) -> Tensor:
+        """Run one token on each of several lanes; logits float32 [lanes, vocab], valid until the
+        next call."""
+        for lane, position in zip(lanes, positions, strict=True):
+            self._make_room(lane, position + 1)
+        sizes = self.plan.decode_sizes
+        missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
+        batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
+        x = torch.tensor([*tokens, *[0] * missing], dtype=torch.int64)[:, None]
+        for group in self._groups:
+            x = group.decode(batch, x)
+        return x[: len(lanes), 0]
+
+    @torch.inference_mode()
+    def reset(self, lane: int) -> None:
+        """Make the lane as if no token had ever run on it."""
+        self._pages.release(lane)
+        for group in self._groups:
+            group.reset(lane)
+
+    def close(self) -> None:
+        """Free everything. May be called twice."""
+        for group in self._groups:
+            group.close()
+        self._groups.clear()
+
+    def _make_room(self, lane: int, num_tokens: int) -> None:
+        assert num_tokens <= self.plan.max_ctx_tokens, "the engine keeps lanes within the context"
+        events = self._pages.extend(lane, num_tokens)
+        if events:
+            for group in self._groups:
+                group.place(events)

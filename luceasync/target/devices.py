@@ -1,0 +1,68 @@
+"""What this machine has: compute devices, their free memory, the dtype that suits them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import psutil
+import torch
+
+from luceasync.errors import PlacementError
+from luceasync.target.plan import BACKENDS, Device, check_devices
+
+
+def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
+    """The devices that the user named, or this machine's best one. Raises PlacementError."""
+    full = check_devices(names) if names else (default_device(),)
+    num_cpus = sum(name.startswith("cpu:") for name in full)
+    return tuple(_find(name, num_cpus) for name in full)
+
+
+def default_device() -> str:
+    """The first GPU if there is one, else the CPU."""
+    gpus = gpu_backend()
+    return f"{gpus}:0" if gpus else "cpu:0"
+
+
+def gpu_backend() -> str | None:
+    """The GPU platform of this torch build, if a GPU is there: "cuda", "hip" or None."""
+    if not torch.cuda.is_available():
+        return None
+    return "hip" if torch.version.hip else "cuda"
+
+
+def torch_device(name: str) -> torch.device:
+    """The torch device of a device name: torch calls HIP devices "cuda", and the CPU has no
+    index.
+    """
+    backend, _, index = name.partition(":")
+    return torch.device("cpu") if backend == "cpu" else torch.device("cuda", int(index))
+
+
+def default_dtype(devices: Sequence[Device]) -> str:
+    """bf16 where every device computes in it natively, else fp32."""
+    on_gpu = any(device.backend != "cpu" for device in devices)
+    on_cpu = any(device.backend == "cpu" for device in devices)
+    gpu_ok = not on_gpu or torch.cuda.is_bf16_supported(including_emulation=False)
+    cpu_ok = not on_cpu or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return "bf16" if gpu_ok and cpu_ok else "fp32"
+
+
+def _find(name: str, num_cpus: int) -> Device:
+    backend, _, index = name.partition(":")
+    if backend == "cpu":
+        return Device(name, psutil.virtual_memory().available // num_cpus)
+    present = gpu_backend()
+    if backend != present:
+        here = "cpu" if present is None else f"cpu, {present}"
+        assert backend in BACKENDS
+        raise PlacementError(
+            f"--target-devices {name}: this torch build and machine offer {here}, not {backend}"
+        )
+    count = torch.cuda.device_count()
+    if int(index) >= count:
+        raise PlacementError(
+            f"--target-devices {name}: index out of range; {count} {backend} devices are there"
+        )
+    free_bytes, _ = torch.cuda.mem_get_info(int(index))
+    return Device(name, free_bytes)

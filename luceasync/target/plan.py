@@ -1,0 +1,299 @@
+"""From what the user asked and what the devices have to layer ranges and sizes. Pure: no torch.
+
+A plan says which shard holds which layers, how many lanes of which context there are, and why. It
+refuses what cannot be honoured. Knows sizes in bytes, not how they are allocated.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from luceasync.errors import PlacementError
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.spec import ModelSpec
+
+BACKENDS = ("cpu", "cuda", "hip")
+DEFAULT_PARALLEL = 4
+COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter ones
+# Of the free memory, what may be filled: by our own choice of sizes, and when the user names them.
+# RAM is shared with other programs, so there our choice is modest.
+CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
+NAMED_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """A device as it was found."""
+
+    name: str
+    free_bytes: int
+
+    @property
+    def backend(self) -> str:
+        return self.name.partition(":")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPlan:
+    """Layers `[begin, end)` on `device`, and their bytes."""
+
+    device: str
+    begin: int
+    end: int
+    is_first: bool
+    is_last: bool
+    weight_bytes: int
+    token_bytes: int  # keys and values of one token, all layers of the shard
+    lane_state_bytes: int  # recurrent and convolution state of one lane
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be built. `reasons`: a line for each choice that the user left to us."""
+
+    shards: tuple[ShardPlan, ...]
+    dtype: str
+    parallel: int
+    max_ctx_tokens: int
+    prefill_chunk_tokens: int
+    decode_sizes: tuple[int, ...]
+    reasons: tuple[str, ...]
+
+    @property
+    def num_pages(self) -> int:
+        return -(-self.max_ctx_tokens // CHUNK_TOKENS)
+
+    def lane_bytes(self, shard: ShardPlan) -> int:
+        return self.num_pages * CHUNK_TOKENS * shard.token_bytes + shard.lane_state_bytes
+
+    def device_bytes(self, shard: ShardPlan) -> int:
+        """Weights and state of the shard, without workspace."""
+        extra_lane = shard.lane_state_bytes  # what padding entries write
+        return shard.weight_bytes + self.parallel * self.lane_bytes(shard) + extra_lane
+
+
+# --- devices and layer ranges ------------------------------------------------------------------
+
+
+def check_devices(names: Sequence[str]) -> tuple[str, ...]:
+    """The device names in full ("cuda" -> "cuda:0"). Raises PlacementError."""
+    full = []
+    for name in names:
+        match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
+        if match is None or match[1] not in BACKENDS:
+            raise PlacementError(
+                f"--target-devices {','.join(names)}: {name!r} is not a device; "
+                f"expected BACKEND or BACKEND:INDEX with a backend of {', '.join(BACKENDS)}"
+            )
+        full.append(f"{match[1]}:{int(match[2] or 0)}")
+    for name in full:
+        if full.count(name) > 1:
+            raise PlacementError(f"--target-devices {','.join(names)}: {name} is named twice")
+    return tuple(full)
+
+
+def check_weights(weights: Sequence[float], num_devices: int) -> None:
+    """Raises PlacementError unless there is one positive finite weight a device."""
+    text = ",".join(f"{w:g}" for w in weights)
+    if len(weights) != num_devices:
+        raise PlacementError(
+            f"--target-layer-split {text}: {len(weights)} weights for {num_devices} devices; "
+            "one a device is expected"
+        )
+    for weight in weights:
+        if not (math.isfinite(weight) and weight > 0):
+            raise PlacementError(
+                f"--target-layer-split {text}: {weight:g} is not allowed; "
+                "every weight must be positive and finite"
+            )
+
+
+def split_layers(num_layers: int, weights: Sequence[float]) -> tuple[tuple[int, int], ...]:
+    """Half-open layer ranges by rounding the cumulative weights, at least one layer each.
+
+    Raises PlacementError if there are more shards than layers.
+    """
+    num_shards = len(weights)
+    if num_shards > num_layers:
+        raise PlacementError(
+            f"--target-devices names {num_shards} devices, but the model has {num_layers} layers; "
+            "at most one device a layer"
+        )
+    total, running, cuts = math.fsum(weights), 0.0, [0]
+    for i, weight in enumerate(weights):
+        running += weight
+        cut = round(num_layers * running / total)
+        # Leave a layer for each shard before and after this cut.
+        cuts.append(min(max(cut, cuts[-1] + 1), num_layers - (num_shards - 1 - i)))
+    return tuple(itertools.pairwise(cuts))
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+DTYPE_BYTES = {"bf16": 2, "fp32": 4}
+
+
+def plan_shard(
+    spec: ModelSpec, device: str, begin: int, end: int, dtype: str, chunk_tokens: int
+) -> ShardPlan:
+    """The bytes of layers `[begin, end)` on `device`, as they will be allocated."""
+    size = DTYPE_BYTES[dtype]
+    is_first, is_last = begin == 0, end == spec.num_layers
+    table_bytes = spec.vocab_size * spec.hidden_size * size
+    num_tables = int(is_first) + int(is_last)
+    if is_first and is_last and spec.tied_embeddings:
+        num_tables = 1
+    kinds = spec.layer_types[begin:end]
+    weights = sum(_layer_weight_bytes(spec, layer, size) for layer in range(begin, end))
+    state_bytes = 0
+    if spec.delta is not None:
+        delta = spec.delta
+        conv = (delta.conv_kernel - 1) * delta.conv_channels * size
+        recurrent = delta.num_value_heads * delta.key_dim * delta.value_dim * 4
+        state_bytes = kinds.count("delta") * (conv + recurrent)
+    widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
+    return ShardPlan(
+        device=device,
+        begin=begin,
+        end=end,
+        is_first=is_first,
+        is_last=is_last,
+        weight_bytes=weights + num_tables * table_bytes + (4 * spec.hidden_size if is_last else 0),
+        token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
+        lane_state_bytes=state_bytes,
+        workspace_bytes=chunk_tokens * widest * 4 * 4 + 256 * 2**20,
+    )
+
+
+def _layer_weight_bytes(spec: ModelSpec, layer: int, size: int) -> int:
+    """Matrices in the model's dtype; norms and Gated DeltaNet's small tensors in float32."""
+    shapes = spec.layer_shapes(layer)
+    small = [name for name, shape in shapes.items() if len(shape) != 2]
+    return sum(math.prod(s) * (4 if name in small else size) for name, s in shapes.items())
+
+
+# --- the plan -----------------------------------------------------------------------------------
+
+
+def make_plan(
+    spec: ModelSpec,
+    devices: Sequence[Device],
+    *,
+    dtype: str,
+    weights: Sequence[float] | None,
+    parallel: int | None,
+    max_ctx_tokens: int | None,
+    prefill_chunk_tokens: int | None,
+) -> Plan:
+    """Decide everything that is still open. Raises PlacementError if it does not fit."""
+    reasons = []
+    on_cpu = all(device.backend == "cpu" for device in devices)
+    chunk = prefill_chunk_tokens or (256 if on_cpu else 2048)
+    if chunk % CHUNK_TOKENS:
+        raise PlacementError(
+            f"--prefill-chunk {chunk}: a positive multiple of {CHUNK_TOKENS} is expected"
+        )
+    if weights is None:
+        weights = [max(device.free_bytes, 1) for device in devices]
+        if len(devices) > 1:
+            reasons.append("layers are split by the free memory of each device")
+    else:
+        check_weights(weights, len(devices))
+    ranges = split_layers(spec.num_layers, weights)
+    shards = tuple(
+        plan_shard(spec, device.name, begin, end, dtype, chunk)
+        for device, (begin, end) in zip(devices, ranges, strict=True)
+    )
+    pairs = list(zip(devices, shards, strict=True))
+    chosen_room = [_room(device, shard, CHOSEN_SHARE[device.backend]) for device, shard in pairs]
+    named_room = [_room(device, shard, NAMED_SHARE) for device, shard in pairs]
+    if parallel is None:
+        room = chosen_room if max_ctx_tokens is None else named_room
+        parallel, reason = _choose_parallel(spec, shards, room, max_ctx_tokens)
+        reasons.append(reason)
+    if max_ctx_tokens is None:
+        max_ctx_tokens, reason = _choose_context(spec, shards, chosen_room, parallel)
+        reasons.append(reason)
+    fits = _context_that_fits(shards, named_room, parallel)
+    if not 1 <= max_ctx_tokens <= fits:
+        raise PlacementError(
+            f"--max-ctx {max_ctx_tokens} with --parallel {parallel} does not fit: "
+            f"{fits} tokens a lane do; lower one of them or add devices"
+        )
+    return Plan(
+        shards=shards,
+        dtype=dtype,
+        parallel=parallel,
+        max_ctx_tokens=max_ctx_tokens,
+        prefill_chunk_tokens=chunk,
+        decode_sizes=decode_sizes(on_cpu, dtype, parallel),
+        reasons=tuple(reasons),
+    )
+
+
+def _room(device: Device, shard: ShardPlan, share: float) -> int:
+    """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
+
+    Raises PlacementError if the weights do not fit.
+    """
+    needed = shard.weight_bytes + shard.workspace_bytes
+    room = int((device.free_bytes - needed) * share)
+    if room <= 0:
+        raise PlacementError(
+            f"layers [{shard.begin}, {shard.end}) need {needed / 2**30:.2f} GiB on {device.name}, "
+            f"which has {device.free_bytes / 2**30:.2f} GiB free; "
+            "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
+        )
+    return room
+
+
+def _choose_parallel(
+    spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
+) -> tuple[int, str]:
+    """The most lanes, up to the default, that hold a comfortable context each."""
+    wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
+    fitting = [n for n in (4, 2, 1) if _context_that_fits(shards, room, n) >= wanted]
+    parallel = fitting[0] if fitting else 1
+    return parallel, (
+        f"--parallel {parallel}: the most lanes, up to {DEFAULT_PARALLEL}, "
+        f"that can hold {wanted} tokens each"
+    )
+
+
+def _choose_context(
+    spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], parallel: int
+) -> tuple[int, str]:
+    """All that the model can use, or all that fits."""
+    fits = _context_that_fits(shards, room, parallel)
+    if fits >= spec.max_positions:
+        return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
+    return fits, f"--max-ctx {fits}: what fits in memory beside the weights"
+
+
+def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:
+    """Tokens a lane can have on the tightest device, in whole chunks."""
+    fits = []
+    for shard, room_bytes in zip(shards, room, strict=True):
+        left = room_bytes - (parallel + 1) * shard.lane_state_bytes
+        chunk_bytes = parallel * CHUNK_TOKENS * shard.token_bytes
+        fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)
+    return max(0, min(fits))
+
+
+def decode_sizes(on_cpu: bool, dtype: str, parallel: int) -> tuple[int, ...]:
+    """The batch sizes that a decode step is run with; a step is filled up to the next one.
+
+    A row's result must not depend on how many rows run beside it. On CPUs bf16 products keep that
+    by themselves, float32 ones from four rows on. On GPUs every size is a captured graph: powers of
+    two.
+    """
+    if not on_cpu:
+        powers = [2**i for i in range(parallel.bit_length()) if 2**i < parallel]
+        return (*powers, parallel)
+    first = min(parallel, 4) if dtype == "fp32" else 1
+    return tuple(range(first, parallel + 1))

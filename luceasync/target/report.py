@@ -1,0 +1,55 @@
+"""The plan of a configured model on this machine, and the same told in numbers for a person."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luceasync.config import Config
+from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.target.devices import default_dtype, find_devices
+from luceasync.target.plan import Plan, ShardPlan, make_plan
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard's plan beside what its device has free."""
+
+    shard: ShardPlan
+    lane_bytes: int
+    device_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What would be built, before anything is loaded."""
+
+    spec: ModelSpec
+    plan: Plan
+    shards: tuple[ShardReport, ...]
+
+
+def plan_model(spec: ModelSpec, config: Config) -> Plan:
+    """The plan for `spec` on the configured devices. Raises PlacementError."""
+    return plan_report(config, spec).plan
+
+
+def plan_report(config: Config, spec: ModelSpec | None = None) -> PlanReport:
+    """Plan the configured model. Raises ModelError, PlacementError."""
+    spec = spec or read_spec(config.model.model_dir)
+    devices = find_devices(config.placement.devices)
+    dtype = default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
+    plan = make_plan(
+        spec,
+        devices,
+        dtype=dtype,
+        weights=config.placement.layer_split,
+        parallel=config.engine.parallel,
+        max_ctx_tokens=config.engine.max_ctx_tokens,
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+    )
+    shards = tuple(
+        ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)
+        for shard, device in zip(plan.shards, devices, strict=True)
+    )
+    return PlanReport(spec, plan, shards)

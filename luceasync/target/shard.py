@@ -1,0 +1,183 @@
+"""Layers [begin, end) on one device: their weights, their lanes' state, one forward pass.
+
+The first shard also embeds tokens, the last one projects to logits. Knows no other shard and no
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.kv.cache import LaneCache
+from luceasync.kv.pages import PageEvent
+from luceasync.models import qwen3, qwen3_5
+from luceasync.models.layers import Layer, Norm, Ops, rotation
+from luceasync.models.loader import TensorReader, TensorSource
+from luceasync.models.ops import TorchOps
+from luceasync.models.rows import NO_LANE, Entry, Rows
+from luceasync.models.spec import ModelSpec
+from luceasync.target.devices import torch_device
+from luceasync.target.plan import Plan, ShardPlan
+
+FAMILIES: dict[str, Callable[[TensorReader, int], Layer]] = {
+    "qwen3": qwen3.read_layer,
+    "qwen3_5": qwen3_5.read_layer,
+}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
+    lane `lanes[i]`. NO_LANE entries fill the batch up."""
+
+    lanes: tuple[int, ...]
+    begins: tuple[int, ...]
+    num_rows: int
+
+
+class Shard:
+    """One shard. Synchronous; used from the engine thread only."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        shard: ShardPlan,
+        source: TensorSource,
+        advance: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
+        """Read the shard's weights and allocate its state. Raises ModelError."""
+        self.plan = shard
+        self.device = torch_device(shard.device)
+        self._spec = spec
+        dtype = DTYPES[plan.dtype]
+        reader = TensorReader(source, spec, self.device, dtype, advance)
+        read_layer = FAMILIES[spec.family]
+        self._layers = [read_layer(reader, layer) for layer in range(shard.begin, shard.end)]
+        self._embedding, self._norm, self._head = _read_ends(reader, shard)
+        self.cache = _allocate(spec, plan, shard, dtype, self.device)
+        self._ops = _ops_for(self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens: int64 [entries, rows] on this device -> [entries, rows, hidden]. First shard
+        only.
+        """
+        assert self._embedding is not None, "only the first shard embeds"
+        return F.embedding(tokens, self._embedding)
+
+    def rows(self, batch: Batch) -> Rows:
+        """The batch in this device's terms; its pages must be placed."""
+        entries = tuple(
+            self._entry(lane, begin, batch.num_rows)
+            for lane, begin in zip(batch.lanes, batch.begins, strict=True)
+        )
+        positions = torch.tensor(batch.begins, dtype=torch.int32)[:, None]
+        positions = (positions + torch.arange(batch.num_rows, dtype=torch.int32)).to(self.device)
+        lanes = torch.tensor(batch.lanes, dtype=torch.int32).to(self.device)
+        return self.rows_from(entries, lanes, positions)
+
+    def rows_from(self, entries: tuple[Entry, ...], lanes: Tensor, positions: Tensor) -> Rows:
+        """Rows from tensors that are on this device already."""
+        cos, sin = rotation(self._spec.attention, positions)
+        return Rows(entries, lanes, positions, self.cache.tables, cos, sin)
+
+    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+        """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
+        for layer, state in zip(self._layers, self.cache.layers, strict=True):
+            x = layer.forward(self._ops, x, state, rows)
+        return x
+
+    def project(self, x: Tensor) -> Tensor:
+        """x: [..., hidden] -> logits float32 [..., vocab]. Last shard only."""
+        assert self._norm is not None and self._head is not None, "only the last shard projects"
+        return self._ops.norm_linear(x, self._norm.weight, self._norm.eps, self._head).float()
+
+    def place(self, events: Sequence[PageEvent]) -> None:
+        """Follow the page map."""
+        self.cache.place(events)
+
+    def reset(self, lane: int) -> None:
+        """Make the lane as if no token had ever run on it."""
+        self.cache.reset(lane)
+
+    def close(self) -> None:
+        """Let weights and state go. May be called twice."""
+        self._layers.clear()
+        self._embedding = self._norm = self._head = None
+        self.cache.close()
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and state that are held."""
+        tensors = list(_tensors([self._layers, self._norm]))
+        ends = {id(t): t for t in (self._embedding, self._head) if t is not None}
+        weights = sum(t.numel() * t.element_size() for t in [*tensors, *ends.values()])
+        return weights + self.cache.num_bytes
+
+    def _entry(self, lane: int, begin: int, num_rows: int) -> Entry:
+        if lane == NO_LANE:
+            return Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
+        end = begin + num_rows
+        places = self.cache.places
+        return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, end))
+
+
+def _ops_for(device: torch.device) -> Ops:
+    """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
+    if device.type == "cpu":
+        return TorchOps()
+    from luceasync.models.triton_ops import TritonOps
+
+    return TritonOps()
+
+
+def _read_ends(
+    reader: TensorReader, shard: ShardPlan
+) -> tuple[Tensor | None, Norm | None, Tensor | None]:
+    """Embedding, final norm and head, as far as this shard has them; tied ones are one tensor."""
+    spec = reader.spec
+    table = (spec.vocab_size, spec.hidden_size)
+    embedding_name, norm_name = f"{spec.prefix}embed_tokens.weight", f"{spec.prefix}norm.weight"
+    embedding = norm = head = None
+    if shard.is_first:
+        embedding = reader.matrix([embedding_name], {embedding_name: table})
+    if shard.is_last:
+        weight = reader.vector(norm_name, {norm_name: (spec.hidden_size,)}, spec.norm_offset)
+        norm = Norm(weight, spec.norm_eps)
+        head_name = embedding_name if spec.tied_embeddings else "lm_head.weight"
+        tied_here = spec.tied_embeddings and embedding is not None
+        head = embedding if tied_here else reader.matrix([head_name], {head_name: table})
+    return embedding, norm, head
+
+
+def _allocate(
+    spec: ModelSpec, plan: Plan, shard: ShardPlan, dtype: torch.dtype, device: torch.device
+) -> LaneCache:
+    attention, delta = spec.attention, spec.delta
+    return LaneCache(
+        spec.layer_types[shard.begin : shard.end],
+        num_lanes=plan.parallel,
+        num_pages=plan.num_pages,
+        attention_shape=(attention.num_kv_heads, attention.head_dim),
+        conv_shape=(delta.conv_kernel - 1, delta.conv_channels) if delta else (0, 0),
+        delta_shape=(delta.num_value_heads, delta.key_dim, delta.value_dim) if delta else (0, 0, 0),
+        dtype=dtype,
+        device=device,
+    )
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    """Every tensor inside nested lists and frozen dataclasses."""
+    match tree:
+        case Tensor():
+            return [tree]
+        case list() | tuple():
+            return [t for item in tree for t in _tensors(item)]
+    names = getattr(type(tree), "__dataclass_fields__", ())
+    return [t for name in names for t in _tensors(getattr(tree, name))]
