@@ -1,0 +1,104 @@
+"""What a checkout and its installation must keep: names, sizes, versions, docstrings.
+
+Subprocesses run at the repository's root, where the folder cuda/ is on sys.path.
+"""
+
+import ast
+import importlib.metadata
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import luceasync
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = ("luceasync", "cuda", "cyext", "scripts", "tests")
+SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+MAX_LINES = 500
+DRAWN = {ROOT / "luceasync" / "errors.py", ROOT / "luceasync" / "__init__.py"}  # a tree, a map
+
+# Hosts of package registries: a checkout must install from whichever index pip is set to.
+HOSTS = re.compile(rb"(py" rb"pi|pythonhosted|download\.pytorch)\.(org|com|io)")
+
+
+def run_python(code: str, *argv: str) -> str:
+    """What `python -c code` prints at the root; its failure is the test's."""
+    command = [sys.executable, "-c", code, *argv]
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def num_docstring_lines(path: Path) -> int:
+    """Lines with words in the module's docstring; those that draw something count as one."""
+    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    lines = [line for line in docstring.splitlines() if line]
+    return min(len(lines), 1) if path in DRAWN else len(lines)
+
+
+def tracked_files() -> list[Path]:
+    command = ["git", "ls-files", "-z"]
+    listed = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=60, check=False)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    paths = [ROOT / name for name in listed.stdout.decode().split("\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def test_the_folder_cuda_lets_other_cuda_packages_through(tmp_path: Path) -> None:
+    (tmp_path / "cuda" / "fake_binding").mkdir(parents=True)  # a namespace package, as NVIDIA's is
+    (tmp_path / "cuda" / "fake_binding" / "__init__.py").write_text("WORD = 'there'\n")
+    code = "import sys; sys.path.append(sys.argv[1]); import cuda.fake_binding as b; print(b.WORD)"
+    assert run_python(code, str(tmp_path)) == "there\n"
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda not installed")
+def test_the_folder_cuda_does_not_hide_nvidias() -> None:
+    run_python("import cuda.bindings.driver")
+
+
+def test_our_kernels_and_compiled_modules_are_importable() -> None:
+    run_python("import luceasync.cuda, luceasync.cyext.names")
+
+
+def test_help_loads_no_torch() -> None:
+    code = """
+import sys
+from luceasync.cli.app import main
+sys.argv = ["luceasync", "--help"]
+try:
+    main()
+except SystemExit as stop:
+    assert not stop.code, stop
+print(sorted({"torch", "numpy", "starlette"} & sys.modules.keys()))
+"""
+    assert run_python(code).endswith("[]\n")
+
+
+def test_there_is_one_version() -> None:
+    assert importlib.metadata.version("luceasync") == luceasync.__version__
+
+
+def test_a_module_says_in_a_few_lines_what_it_is() -> None:
+    assert [path for path in SOURCES if not 1 <= num_docstring_lines(path) <= 5] == []
+
+
+def test_a_file_stays_readable() -> None:
+    assert [path for path in SOURCES if path.read_bytes().count(b"\n") > MAX_LINES] == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    naming = [path for path in tracked_files() if HOSTS.search(path.read_bytes())]
+    assert naming == []
+
+
+def test_tests_are_no_package() -> None:
+    # A tests/cuda or an __init__.py would hide other packages of that name from the tests.
+    assert list((ROOT / "tests").rglob("__init__.py")) == []
+    assert not (ROOT / "tests" / "cuda").exists()
