@@ -26,7 +26,6 @@ class Tokenizer:
 
     def __init__(self, definition: str, eos_ids: Iterable[int] = ()) -> None:
         """`definition`: the text of a tokenizer.json. Raises ModelError when it is none."""
-        self._definition = definition
         self._backend = _backend(definition)
         self._rules = rules_of(json.loads(definition).get("decoder"))
         self._added = self._backend.get_added_tokens_decoder()
@@ -103,7 +102,7 @@ class Tokenizer:
 
     @cached_property
     def _plain_backend(self) -> tokenizers.Tokenizer:
-        backend = _backend(self._definition)
+        backend = _backend(self._backend.to_str())
         backend.encode_special_tokens = True
         return backend
 
