@@ -12,7 +12,7 @@ import pytest
 from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.listener import listen, run_hypercorn, url_of
-from luceasync.server.scripted import ScriptedEngine
+from tests.server.scripted import ScriptedEngine
 
 Clients = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 

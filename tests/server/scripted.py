@@ -1,4 +1,4 @@
-"""An engine that plays a script: the server's tests and benchmarks run without a model.
+"""An engine that plays a script, so that the server is tested without a model.
 
 Owns what a script may hold, and remembers what was asked and closed. Knows nothing of HTTP.
 """

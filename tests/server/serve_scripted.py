@@ -1,0 +1,49 @@
+"""Serves a scripted engine until a signal; the shutdown tests run this as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+
+from luceasync.config import ServerConfig
+from luceasync.errors import ModelError
+from luceasync.request import Delta
+from luceasync.server.app import create_app
+from luceasync.server.serve import serve
+from tests.server.scripted import ScriptedEngine, answer
+
+
+async def main(options: dict[str, float]) -> None:
+    """`load_s` (negative: loading fails), `answer_s`: seconds; `answer_bytes`;
+    `graceful_timeout_s`.
+    """
+    pause = asyncio.Event()
+    text = "x" * int(options.get("answer_bytes", 1))
+    engine = ScriptedEngine([Delta(0, text, (1,)), pause, *answer("late")])
+    config = ServerConfig(port=0, graceful_timeout_s=options["graceful_timeout_s"])
+
+    async def load() -> None:
+        engine.loading = True
+        await asyncio.sleep(abs(options.get("load_s", 0)))
+        if options.get("load_s", 0) < 0:
+            raise ModelError("no weights here")
+        engine.loading = False
+
+    async def finish_answers() -> None:
+        await engine.opened.wait()
+        await asyncio.sleep(options.get("answer_s", 3600))
+        pause.set()
+
+    finishing = asyncio.create_task(finish_answers())
+    app = create_app(engine, config)
+    clean = await serve(app, config, on_bound=lambda url: print(url, flush=True), load=load)
+    finishing.cancel()
+    print("clean" if clean else "stuck", all(s.closed.is_set() for s in engine.streams), flush=True)
+    if not clean:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    asyncio.run(main(json.loads(sys.argv[1])))

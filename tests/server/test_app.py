@@ -1,0 +1,143 @@
+"""Routes and errors: every answer is JSON, every failure an OpenAI error object."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.config import ServerConfig
+from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
+from luceasync.server.app import create_app
+from tests.server.scripted import ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_the_served_model_is_listed_and_found_by_name(in_memory):
+    async with in_memory(ScriptedEngine()) as client:
+        listed = (await client.get("/v1/models")).json()
+        found = (await client.get("/v1/models/tiny")).json()
+    assert listed == {"object": "list", "data": [found]}
+    assert (found["id"], found["object"], found["max_model_len"]) == ("tiny", "model", 4096)
+
+
+async def test_an_unknown_model_is_404_in_openais_words(in_memory):
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.get("/v1/models/org/other")
+    assert response.status_code == 404
+    error = response.json()["error"]
+    assert error["code"] == "model_not_found"
+    assert error["message"].startswith("The model `org/other` does not exist")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/nowhere", 404),
+        ("GET", "/health/", 404),
+        ("GET", CHAT, 405),
+        ("DELETE", "/health", 405),
+        ("PUT", "/v1/models", 405),
+    ],
+)
+async def test_unknown_routes_and_methods_get_error_objects(in_memory, method, path, status):
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.request(method, path)
+    assert response.status_code == status
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    assert ("allow" in response.headers) == (status == 405)
+
+
+async def test_head_of_the_root_is_200(in_memory):
+    async with in_memory(ScriptedEngine()) as client:
+        assert (await client.head("/")).status_code == 200
+
+
+async def test_while_the_model_loads_the_server_lives_but_is_not_ready(in_memory):
+    engine = ScriptedEngine()
+    engine.loading = True
+    async with in_memory(engine) as client:
+        assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/ready")).json() == {
+            "ready": False,
+            "detail": "loading the model",
+        }
+        for response in (await client.get("/v1/models"), await client.post(CHAT, json=BODY)):
+            assert response.status_code == 503
+            assert response.json()["error"]["message"] == "loading the model"
+
+
+async def test_ready_turns_503_when_the_server_is_closing():
+    app = create_app(ScriptedEngine(), ServerConfig())
+    app.state.drain.begin()
+    assert repr(app.state.drain) == "Drain(num_running=0, closing=True)"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (RequestError("no", param="tools", code="x"), 400, "invalid_request_error", "x"),
+        (ContextLengthError(10, 20), 400, "invalid_request_error", "context_length_exceeded"),
+        (QueueFull(64, 7), 429, "rate_limit_error", "queue_full"),
+        (Unavailable("gone"), 503, "server_error", "unavailable"),
+        (ZeroDivisionError("a secret"), 500, "server_error", None),
+    ],
+)
+async def test_what_the_engine_refuses_has_its_status(in_memory, error, status, kind, code, stream):
+    async with in_memory(ScriptedEngine(opening=error)) as client:
+        response = await client.post(CHAT, json=BODY | {"stream": stream})
+    told = response.json()["error"]
+    assert (response.status_code, told["type"], told["code"]) == (status, kind, code)
+    assert "secret" not in response.text
+    assert response.headers.get("retry-after") == {429: "7", 503: "1"}.get(status)
+
+
+async def test_a_body_over_the_limit_is_413_declared_or_chunked(in_memory):
+    async def chunks():
+        for _ in range(5):
+            yield b" " * 30
+
+    async with in_memory(ScriptedEngine(), ServerConfig(max_body_bytes=100)) as client:
+        declared = await client.post(CHAT, content=b" " * 101)
+        chunked = await client.post(CHAT, content=chunks())
+        fitting = await client.post(CHAT, json=BODY)
+    for response in (declared, chunked):
+        assert response.status_code == 413
+        assert response.json()["error"]["code"] == "body_too_large"
+    assert fitting.status_code == 200
+
+
+async def test_a_body_over_the_limit_is_413_on_the_wire(on_port):
+    async with on_port(ScriptedEngine(), ServerConfig(max_body_bytes=2**20)) as client:
+        response = await client.post(CHAT, content=b" " * 5 * 2**20)
+    assert response.status_code == 413
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 401),
+        ({"Authorization": "Bearer wrong"}, 401),
+        ({"Authorization": "Basic one"}, 401),
+        ({"Authorization": "Bearer one"}, 200),
+        ({"authorization": "bearer two"}, 200),
+        ({"x-api-key": "two"}, 200),
+        ({"x-api-key": "schlüssel".encode()}, 401),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics"])
+async def test_api_keys_guard_the_api_and_the_metrics(in_memory, headers, status, path):
+    config = ServerConfig(api_keys=("one", "two"))
+    async with in_memory(ScriptedEngine(), config) as client:
+        response = await client.get(path, headers=headers)
+    assert response.status_code == status
+    if status == 401:
+        assert response.headers["www-authenticate"] == "Bearer"
+        assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+async def test_health_and_ready_need_no_key(in_memory):
+    async with in_memory(ScriptedEngine(), ServerConfig(api_keys=("one",))) as client:
+        for path in ("/", "/health", "/ready"):
+            assert (await client.get(path)).status_code == 200

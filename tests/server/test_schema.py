@@ -1,0 +1,209 @@
+"""A body becomes a Request, or a refusal that names the field."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luceasync.errors import RequestError
+from luceasync.request import Request, Sampling
+from luceasync.server.schema import ChatCall, parse_chat
+
+USER = {"role": "user", "content": "Hi"}
+
+
+def parse(**fields: Any) -> ChatCall:
+    return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), "tiny")
+
+
+def refusal(**fields: Any) -> RequestError:
+    with pytest.raises(RequestError) as caught:
+        parse(**fields)
+    return caught.value
+
+
+def test_absent_and_null_fields_mean_openais_defaults():
+    names = ("temperature", "top_p", "max_tokens", "stop", "n", "seed", "tools", "logit_bias")
+    expected = Request([USER], sampling=Sampling(temperature=1.0))
+    assert parse().request == parse(**dict.fromkeys(names)).request == expected
+
+
+def test_every_sampling_field_reaches_the_request():
+    fields = {
+        "temperature": 0.5, "top_k": 40, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1,
+        "frequency_penalty": -2, "presence_penalty": 2, "seed": -7,
+    }  # fmt: skip
+    sampling = parse(**fields, logit_bias={"17": -100}).request.sampling
+    assert sampling == Sampling(**fields, logit_bias={17: -100.0})
+
+
+def test_the_other_fields_reach_the_request():
+    tool = {"type": "function", "function": {"name": "f"}}
+    request = parse(
+        n=2, stop="a", max_tokens=5, ignore_eos=True, tools=[tool], logprobs=True, top_logprobs=3,
+        chat_template_kwargs={"enable_thinking": False},
+    ).request  # fmt: skip
+    assert (request.num_choices, request.stop, request.max_tokens) == (2, ("a",), 5)
+    assert (request.ignore_eos, request.tools, request.top_logprobs) == (True, [tool], 3)
+    assert request.template_kwargs == {"enable_thinking": False}
+
+
+def test_max_completion_tokens_wins_over_its_old_name():
+    assert parse(max_tokens=5, max_completion_tokens=9).request.max_tokens == 9
+
+
+def test_top_k_minus_one_is_off():
+    assert parse(top_k=-1).request.sampling.top_k == 0
+
+
+def test_logprobs_alone_ask_for_the_chosen_tokens():
+    assert parse(logprobs=True).request.top_logprobs == 0
+    assert parse(logprobs=False).request.top_logprobs is None
+
+
+def test_stream_options_are_read():
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    call = parse(stream=True, stream_options=options)
+    assert (call.stream, call.include_usage, call.continuous_usage) == (True, True, True)
+
+
+def test_unknown_fields_are_ignored():
+    assert parse(prompt_cache_key="x", store=False, metadata={"a": [1]}) == parse()
+
+
+def test_text_parts_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
+    assert parse(messages=[{"role": "user", "content": parts}]).request.messages == [
+        {"role": "user", "content": "a\nb"}
+    ]
+
+
+def test_every_role_is_taken_and_developer_means_system():
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    messages = [
+        {"role": "developer", "content": "Be brief"},
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": "4", "tool_call_id": "1"},
+    ]
+    expected = [
+        {"role": "system", "content": "Be brief"},
+        USER,
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        messages[3],
+    ]
+    assert parse(messages=messages).request.messages == expected
+
+
+def test_tool_choice_none_takes_the_tools_away():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert parse(tools=tools, tool_choice="none").request.tools is None
+    assert parse(tools=tools, tool_choice="auto").request.tools == tools
+
+
+@pytest.mark.parametrize(
+    ("param", "values"),
+    [
+        ("temperature", [-0.1, 2.1, "1", [], True]),
+        ("top_p", [0, -1, 1.1]),
+        ("top_k", [-2, 1.5]),
+        ("min_p", [-0.1, 1.1]),
+        ("repetition_penalty", [0, -1]),
+        ("frequency_penalty", [-2.1, 2.1]),
+        ("presence_penalty", [-2.1, 2.1]),
+        ("seed", [2**63, 1.5, "7"]),
+        ("n", [0, 17]),
+        ("max_tokens", [0, -1, "many"]),
+        ("max_completion_tokens", [0]),
+        ("top_logprobs", [1]),
+        ("stop", [["a"] * 5, [""], 3]),
+        ("stream", ["yes", 1]),
+        ("stream_options.include_usage", [3]),
+        ("logit_bias", [[]]),
+        ("tool_choice", ["required", {"type": "function"}]),
+        ("response_format.type", ["json_object"]),
+        ("messages", [[], None, "Hi", {}]),
+    ],
+)
+def test_a_wrong_value_is_refused_under_its_name(param, values):
+    for value in values:
+        name, _, inner = param.partition(".")
+        error = refusal(**{name: {inner: value} if inner else value})
+        assert (error.param, error.status) == (param, 400), value
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"content": "Hi"}, "messages[1]"),
+        ({"role": "function", "content": "Hi"}, "messages[1].role"),
+        ({"role": "user", "content": 3}, "messages[1].content"),
+        ({"role": "user"}, "messages[1].content"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[1].content[0].type"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[1].content[0].text"),
+        ({"role": "user", "content": ["Hi"]}, "messages[1].content[0]"),
+        ("Hi", "messages[1]"),
+    ],
+)
+def test_a_wrong_message_is_refused_with_its_path(message, param):
+    assert refusal(messages=[USER, message]).param == param
+
+
+@pytest.mark.parametrize(("key", "bias"), [("x", 1), ("-1", 1), ("1.5", 1), ("5", 101)])
+def test_logit_bias_names_the_key(key, bias):
+    assert refusal(logit_bias={key: bias}).param == f"logit_bias.{key}"
+
+
+def test_top_logprobs_is_bounded():
+    assert refusal(logprobs=True, top_logprobs=21).param == "top_logprobs"
+
+
+def test_another_model_is_not_found():
+    error = refusal(model="gpt-4o")
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert parse(model="tiny").request == parse().request
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"", b"{", b"[]", b"null", b"\xff", b'{"messages": "\\ud800"}', b'{"messages": ["\xff"]}',
+        b'{"x":' + b"[" * 100_000, b'{"messages": [], "seed": ' + b"9" * 5000 + b"}",
+        b'{"messages": [], "top_p": 1e999}',
+    ],
+)  # fmt: skip
+def test_what_is_not_a_json_object_is_refused(body):
+    with pytest.raises(RequestError) as caught:
+        parse_chat(body, "tiny")
+    assert caught.value.status == 400
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = [*Request.__dataclass_fields__, "temperature", "logit_bias", "n", "stop", "top_logprobs"]
+MESSAGES = st.lists(
+    st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "tool"]), "content": JSON})
+)
+
+
+@given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.none() | MESSAGES)
+def test_any_json_is_a_request_or_a_refusal(fields, messages):
+    try:
+        call = parse_chat(json.dumps({"messages": messages} | fields).encode(), "tiny")
+    except RequestError as error:
+        assert error.status in (400, 404)
+    else:
+        assert call.request.messages
+
+
+@given(st.binary())
+def test_any_bytes_are_a_request_or_a_refusal(body):
+    with pytest.raises(RequestError):
+        parse_chat(body, "tiny")
