@@ -6,7 +6,6 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
-from luceasync.server.app import create_app
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -65,12 +64,6 @@ async def test_while_the_model_loads_the_server_lives_but_is_not_ready(in_memory
         for response in (await client.get("/v1/models"), await client.post(CHAT, json=BODY)):
             assert response.status_code == 503
             assert response.json()["error"]["message"] == "loading the model"
-
-
-async def test_ready_turns_503_when_the_server_is_closing():
-    app = create_app(ScriptedEngine(), ServerConfig())
-    app.state.drain.begin()
-    assert repr(app.state.drain) == "Drain(num_running=0, closing=True)"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,0 +1,70 @@
+"""Whoever ends first ends the others, and what is raised is raised plain."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from luceasync.server.race import race
+
+
+async def forever(log: list[str]) -> None:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        log.append("cleaned up")
+
+
+async def fail() -> None:
+    raise KeyError("stop")
+
+
+async def one() -> int:
+    return 1
+
+
+async def test_the_works_result_cancels_the_watchers():
+    log: list[str] = []
+
+    async def work() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    assert await race(work(), forever(log), forever(log)) == 1
+    assert log == ["cleaned up", "cleaned up"]
+
+
+async def test_a_watcher_cancels_the_work_and_waits_for_its_cleanup():
+    log: list[str] = []
+    with pytest.raises(KeyError, match="stop"):
+        await race(forever(log), fail())
+    assert log == ["cleaned up"]
+
+
+async def test_the_works_failure_is_raised_as_it_is():
+    with pytest.raises(KeyError, match="stop"):
+        await race(fail(), forever([]))
+
+
+async def test_two_failures_are_both_raised():
+    async def bad_cleanup() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            raise ValueError("cleanup")
+
+    with pytest.raises(ExceptionGroup) as caught:
+        await race(bad_cleanup(), fail())
+    assert {type(error) for error in caught.value.exceptions} == {KeyError, ValueError}
+
+
+async def test_cancelling_the_race_cancels_everything_in_it():
+    log: list[str] = []
+    task = asyncio.create_task(race(forever(log), forever(log)))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert log == ["cleaned up", "cleaned up"]
