@@ -1,0 +1,159 @@
+"""Flags, variables and a TOML file set the same things, in that order of strength."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from luceasync.config import BUNDLED_MODEL_DIR, Config, load_config
+from luceasync.errors import ConfigError
+from luceasync.options import OPTIONS, Option
+
+# A value other than the default for every setting, as text.
+TEXTS = {
+    "model-dir": "/models/x", "model-name": "x", "dtype": "fp32", "target-devices": "cuda:0,cpu",
+    "target-layer-split": "0.3,0.7", "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128",
+    "max-queue": "0", "host": "::", "port": "0", "api-key": "one,two", "max-body": "1M",
+    "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
+}  # fmt: skip
+TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
+
+
+def value_of(config: Config, option: Option) -> object:
+    return getattr(getattr(config, option.section), option.field)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+def refusal(flags=None, environ=None, toml: Path | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(flags or {}, environ or {}, toml)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_nothing_given_is_the_default():
+    config = load_config({}, {"PATH": "/bin", "LUCEASYNC_UNKNOWN": "x"}, None)
+    assert config == Config()
+    assert config.model.model_dir == BUNDLED_MODEL_DIR
+
+
+def test_the_test_knows_every_setting():
+    assert {option.name for option in OPTIONS} == TEXTS.keys() | {"api-key-file"}
+
+
+@pytest.mark.parametrize("option", TEXT_OPTIONS, ids=lambda option: option.name)
+def test_flag_variable_and_toml_set_the_same_thing(option, tmp_path):
+    text = TEXTS[option.name]
+    toml = write(tmp_path / "c.toml", f'[{option.section}]\n{option.key} = "{text}"\n')
+    by_flag = load_config({option.name: text}, {}, None)
+    by_variable = load_config({}, {option.variable: text}, None)
+    by_toml = load_config({}, {}, toml)
+    assert by_flag == by_variable == by_toml
+    assert value_of(by_flag, option) != value_of(Config(), option)
+
+
+def test_toml_may_use_its_own_types(tmp_path):
+    text = """
+    [placement]
+    target_devices = ["cuda:0", "cpu"]
+    target_layer_split = [3, 7.5]
+    [engine]
+    max_ctx = 4096
+    [server]
+    keep_alive = 2
+    api_key = ["one"]
+    """
+    config = load_config({}, {}, write(tmp_path / "c.toml", text))
+    assert config.placement.devices == ("cuda:0", "cpu")
+    assert config.placement.layer_split == (3.0, 7.5)
+    assert config.engine.max_ctx_tokens == 4096
+    assert (config.server.keep_alive_s, config.server.api_keys) == (2.0, ("one",))
+
+
+def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
+    toml = write(tmp_path / "c.toml", "[engine]\nparallel = 1\nmax_queue = 1\nmax_ctx = 64\n")
+    environ = {"LUCEASYNC_PARALLEL": "2", "LUCEASYNC_MAX_QUEUE": "2"}
+    engine = load_config({"parallel": "3", "max-queue": None}, environ, toml).engine
+    assert (engine.parallel, engine.max_queue, engine.max_ctx_tokens) == (3, 2, 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dtype", "fp16"), ("target-devices", "cuda:0,,cpu"), ("target-layer-split", "1,0"),
+        ("target-layer-split", "1,nan"), ("parallel", "0"), ("parallel", "1.5"), ("parallel", "K"),
+        ("max-ctx", "63"), ("prefill-chunk", "0"), ("max-queue", "-1"), ("port", "65536"),
+        ("port", "http"), ("max-body", "0"), ("keep-alive", "0"), ("keep-alive", "inf"),
+        ("graceful-timeout", "-1"), ("log-level", "loud"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_where_what_and_what_is_allowed(name, value, tmp_path):
+    [option] = [option for option in OPTIONS if option.name == name]
+    toml = write(tmp_path / "c.toml", f'[{option.section}]\n{option.key} = "{value}"\n')
+    for words, where in (
+        (refusal({name: value}), f"--{name}: "),
+        (refusal(environ={option.variable: value}), f"{option.variable}: "),
+        (refusal(toml=toml), f"{toml}: {option.section}.{option.key}: "),
+    ):
+        assert words == f"{where}{value!r} is not allowed; allowed: {option.allowed}"
+
+
+@pytest.mark.parametrize(
+    "line", ["parallel = true", "parallel = 1.5", "parallel = [1]", "parallel = {}"]
+)
+def test_toml_values_of_another_type_are_refused(line, tmp_path):
+    assert "engine.parallel: " in refusal(toml=write(tmp_path / "c.toml", f"[engine]\n{line}\n"))
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("[engine]\nparalel = 4\n", "unknown key engine.paralel; "),
+        ("[motor]\nparallel = 4\n", "'motor'"),
+        ("parallel = 4\n", "'parallel'"),
+        ("engine = 4\n", "'engine'"),
+        ("[engine\n", "is not TOML"),
+    ],
+)
+def test_a_toml_file_is_understood_or_refused(text, named, tmp_path):
+    assert named in refusal(toml=write(tmp_path / "c.toml", text))
+
+
+def test_a_missing_toml_file_is_refused(tmp_path):
+    assert refusal(toml=tmp_path / "none.toml").startswith("--config: cannot read")
+
+
+def test_keys_of_flags_and_file_add_up(tmp_path):
+    keys = write(tmp_path / "keys", "# mine\nthree\n\n  four  \n")
+    config = load_config({"api-key": ["one", "two"], "api-key-file": str(keys)}, {}, None)
+    assert set(config.server.api_keys) == {"one", "two", "three", "four"}
+
+
+@pytest.mark.parametrize("content", [None, "# only a comment\n"])
+def test_a_key_file_without_keys_is_refused(content, tmp_path):
+    path = tmp_path / "keys"
+    if content is not None:
+        write(path, content)
+    assert refusal({"api-key-file": str(path)}).startswith(f"--api-key-file: '{path}'")
+
+
+def test_a_key_file_that_others_can_read_is_used_with_a_warning(tmp_path, caplog):
+    path = write(tmp_path / "keys", "one\n")
+    path.chmod(0o644)
+    with caplog.at_level(logging.WARNING, "luceasync"):
+        assert load_config({"api-key-file": str(path)}, {}, None).server.api_keys == ("one",)
+    assert "chmod 600" in caplog.text
+
+
+def test_keys_are_never_shown(tmp_path):
+    config = load_config({"api-key": ["sesame"]}, {}, None)
+    misspelt = write(tmp_path / "c.toml", '[server]\napi_kye = "sesame"\n')
+    shown = [repr(config), refusal({"api-key": ["sesame", ""]}), refusal(toml=misspelt)]
+    assert not any("sesame" in words for words in shown)
