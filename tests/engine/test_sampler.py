@@ -231,3 +231,33 @@ def test_a_bias_outside_the_vocabulary_is_refused(token_id):
     with pytest.raises(RequestError, match=f"token {token_id}; .* 0 to 59") as refused:
         check_logit_bias(Sampling(logit_bias={token_id: 1.0}), VOCAB)
     assert refused.value.param == "logit_bias"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_gpu_chooses_the_tokens_of_the_cpu(dtype):
+    rows = [replace(row, top_logprobs=5) for row in mixed_rows()]
+    for seed in range(20):
+        logits = random_logits(len(rows), vocab=50_000, seed=seed).to(dtype)
+        on_cpu, on_gpu = choose(logits, rows), choose(logits.cuda(), rows)
+        assert on_gpu.token_ids == on_cpu.token_ids
+        for ours, theirs in zip(on_gpu.logprobs, on_cpu.logprobs, strict=True):
+            assert ours.chosen == pytest.approx(theirs.chosen, abs=1e-5)
+            assert [token for token, _ in ours.top] == [token for token, _ in theirs.top]
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("only_greedy", [True, False])
+def test_a_gpu_is_waited_for_once(only_greedy):
+    logits = random_logits(7, vocab=50_000, spread=6.0).cuda()
+    rows = [RowSampling(Sampling(), 0, 0)] * 7 if only_greedy else mixed_rows()
+    choose(logits, rows)
+    with pytest.warns(UserWarning) as warned:
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            choose(logits, rows)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    assert sum("synchronizing CUDA operation" in str(w.message) for w in warned) == 1
