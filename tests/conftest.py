@@ -1,5 +1,7 @@
 """Settings that all tests share: a test marked `gpu` is skipped where there is no CUDA device."""
 
+from pathlib import Path
+
 import pytest
 
 
@@ -13,3 +15,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in gpu_items:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture(scope="session", params=["qwen3", "qwen3_5"])
+def family(request: pytest.FixtureRequest) -> str:
+    """Each family that is served."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model of the family in a directory; tests.tiny.build makes its peer."""
+    from tests import tiny
+
+    return tiny.save(tiny.build(family), tmp_path_factory.mktemp(f"tiny_{family}"))

@@ -1,0 +1,78 @@
+"""Tiny random models in Hugging Face directories, as transformers writes them, with a tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+FAMILIES = ("qwen3", "qwen3_5")
+VOCAB_SIZE = 512
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+COMMON = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 2048,
+    "eos_token_id": 2,
+    "initializer_range": 0.1,  # logits that differ clearly: near-ties would hide mistakes
+}
+
+
+def build(
+    family: str, num_layers: int = 4, *, tied: bool = False, seed: int = 0
+) -> PreTrainedModel:
+    """The model as transformers runs it, float32."""
+    torch.manual_seed(seed)
+    common = COMMON | {"num_hidden_layers": num_layers, "tie_word_embeddings": tied}
+    if family == "qwen3":
+        return Qwen3ForCausalLM(Qwen3Config(**common)).eval()
+    kinds = ["linear_attention"] * 3 + ["full_attention"]
+    config = Qwen3_5TextConfig(
+        **common,
+        linear_conv_kernel_dim=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        layer_types=[kinds[layer % 4] for layer in range(num_layers)],
+        rope_parameters={
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+            "rope_type": "default",
+        },
+    )
+    return Qwen3_5ForCausalLM(config).eval()
+
+
+def save(model: PreTrainedModel, folder: Path) -> Path:
+    """Write the model, a byte-level tokenizer and a ChatML template."""
+    model.save_pretrained(folder)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(["to be or not to be, that is the question"], trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return folder
