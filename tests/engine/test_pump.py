@@ -1,0 +1,167 @@
+"""What a step does, with a target that counts instead of computing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.engine.generation import Prepared
+from luceasync.engine.pump import Pump
+from luceasync.request import Sampling
+from luceasync.text.detokenizer import Detokenizer
+from luceasync.text.tokenizer import Tokenizer
+
+VOCAB_SIZE = 8
+
+
+class CountingTarget:
+    """Always predicts token + 1; writes down what it was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple] = []
+
+    def prefill(
+        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+    ) -> Tensor | None:
+        self.calls.append(("prefill", lane, begin, len(tokens)))
+        return self._logits(tokens[-1:])[0] if project else None
+
+    def decode(self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):
+        self.calls.append(("decode", tuple(lanes), tuple(positions)))
+        return self._logits(tokens)
+
+    def reset(self, lane: int) -> None:
+        self.calls.append(("reset", lane))
+
+    def _logits(self, tokens: Sequence[int]) -> Tensor:
+        following = torch.tensor([(token + 1) % VOCAB_SIZE for token in tokens])
+        return torch.nn.functional.one_hot(following, VOCAB_SIZE).float()
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    vocab = {chr(ord("a") + i): i for i in range(VOCAB_SIZE)}
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models
+
+    backend = Backend(models.BPE(vocab, []))
+    backend.decoder = decoders.ByteLevel()
+    return Tokenizer(backend.to_str())
+
+
+@pytest.fixture
+def make_prepared(tokenizer: Tokenizer):
+    def make(stream_id: int, prompt: Sequence[int], max_tokens: int = 3, stop: int | None = None):
+        return Prepared(
+            stream_id=stream_id,
+            index=0,
+            prompt_ids=tuple(prompt),
+            max_tokens=max_tokens,
+            stop_ids=frozenset() if stop is None else frozenset({stop}),
+            sampling=Sampling(),
+            seed=0,
+            counts=None,
+            top_logprobs=None,
+            tokenizer=tokenizer,
+            detokenizer=Detokenizer(tokenizer),
+        )
+
+    return make
+
+
+def make_pump(target: CountingTarget, num_lanes: int = 2) -> Pump:
+    return Pump(target, num_lanes=num_lanes, chunk_tokens=64)
+
+
+def run(pump: Pump, max_steps: int = 100) -> list:
+    emitted = []
+    for _ in range(max_steps):
+        if pump.is_idle:
+            return emitted
+        emitted += pump.step()
+    raise AssertionError("the pump does not come to rest")
+
+
+def test_a_prompt_is_prefilled_in_chunks_that_end_at_fixed_positions(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0] * 150, max_tokens=1)])
+    run(pump)
+    assert target.calls == [
+        ("reset", 0),
+        ("prefill", 0, 0, 64),
+        ("prefill", 0, 64, 64),
+        ("prefill", 0, 128, 22),
+    ]
+
+
+def test_each_step_feeds_the_last_token_at_its_position(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0, 1], max_tokens=3)])
+    emitted = run(pump)
+    assert [d.token_ids for _, d in emitted] == [(2,), (3,), (4,)]
+    assert target.calls[2:] == [("decode", (0,), (2,)), ("decode", (0,), (3,))]
+
+
+def test_decoding_lanes_advance_in_one_batch(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0], max_tokens=4), make_prepared(1, [3], max_tokens=4)])
+    run(pump)
+    assert ("decode", (0, 1), (1, 1)) in target.calls
+
+
+def test_lanes_go_to_the_waiting_in_order(make_prepared):
+    pump = make_pump(CountingTarget(), num_lanes=1)
+    pump.submit([make_prepared(stream, [0], max_tokens=2) for stream in range(3)])
+    ended = [stream for stream, delta in run(pump) if delta.finish]
+    assert ended == [0, 1, 2]
+
+
+def test_a_long_prompt_does_not_starve_the_streams(make_prepared):
+    """Between two chunks of one prompt the other lane decodes, however long the prompt is."""
+    target = CountingTarget()
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0], max_tokens=5000)])
+    for _ in range(3):
+        pump.step()
+    pump.submit([make_prepared(1, [0] * 640, max_tokens=1)])
+    while any(call[:2] != ("prefill", 1) for call in target.calls[-1:]):
+        pump.step()
+    before = len(target.calls)
+    while sum(call[:2] == ("prefill", 1) for call in target.calls) < 10:
+        pump.step()
+    kinds = [call[0] for call in target.calls[before - 1 :]]
+    assert all(a != b for a, b in itertools.pairwise(kinds) if a == "prefill")
+
+
+def test_a_stop_token_ends_without_text_of_its_own(make_prepared):
+    pump = make_pump(CountingTarget())
+    pump.submit([make_prepared(0, [0], max_tokens=9, stop=3)])
+    emitted = run(pump)
+    assert "".join(delta.text for _, delta in emitted) == "bc"
+    assert emitted[-1][1].finish.reason == "stop"
+
+
+@pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
+def test_cancel_frees_the_lane_wherever_the_choice_is(make_prepared, num_steps: int):
+    pump = make_pump(CountingTarget(), num_lanes=1)
+    pump.submit([make_prepared(7, [0] * 100, max_tokens=50)])
+    for _ in range(num_steps):
+        pump.step()
+    [(stream, delta)] = pump.cancel(7)
+    assert (stream, delta.finish.reason) == (7, "cancelled")
+    assert repr(pump) == "Pump(0 waiting, 0 prefilling, 0 decoding, 1 lanes free)"
+
+
+def test_cancel_leaves_the_others_alone(make_prepared):
+    pump = make_pump(CountingTarget())
+    pump.submit([make_prepared(0, [0], max_tokens=6), make_prepared(1, [0], max_tokens=6)])
+    pump.step()
+    pump.cancel(0)
+    assert [stream for stream, delta in run(pump) if delta.finish] == [1]
