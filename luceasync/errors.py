@@ -6,6 +6,7 @@ LuceasyncError
 │   └── ModelError         a model directory that is not what it should be
 ├── RequestError           the request is wrong; an HTTP 4xx, `param` names the field
 │   └── ContextLengthError the prompt does not fit the context
+├── GenerationFailed       an answer that was begun could not be finished; 500
 ├── QueueFull              every lane and every place in the queue is taken; 429
 └── Unavailable            not loaded yet, shutting down, or the engine died; 503
 """
@@ -59,6 +60,10 @@ class ContextLengthError(RequestError):
             param="messages",
             code="context_length_exceeded",
         )
+
+
+class GenerationFailed(LuceasyncError):
+    """The engine could not finish an answer; the message says why."""
 
 
 class QueueFull(LuceasyncError):

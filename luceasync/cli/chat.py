@@ -79,8 +79,7 @@ class Conversation:
         except KeyboardInterrupt:
             future.cancel()
             self._console.print(" (stopped)", style="dim", end="")
-        finally:
-            self._console.print()
+        self._console.print()
         self._messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
 
     async def _speak(self, messages: Messages, parts: list[str]) -> None:

@@ -28,6 +28,7 @@ def run_server(config: Config) -> None:
     logging.basicConfig(
         level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
     )
+    logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it tells the URL again
     with loading_bar(console) as bar:
         engine = build_engine(config, bar.advance)
         asyncio.run(_run(engine, config, console, bar))

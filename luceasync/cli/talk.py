@@ -15,7 +15,7 @@ import msgspec
 from rich.console import Console
 
 from luceasync.config import Config
-from luceasync.errors import LuceasyncError, Unavailable
+from luceasync.errors import GenerationFailed, LuceasyncError, Unavailable
 from luceasync.request import Engine, Request, Sampling
 
 CONNECT_TIMEOUT_S = 10.0
@@ -56,7 +56,7 @@ class LocalVoice:
             async for delta in stream:
                 yield delta.text
                 if delta.finish is not None and delta.finish.error is not None:
-                    raise Unavailable(delta.finish.error)
+                    raise GenerationFailed(delta.finish.error)
         finally:
             await stream.aclose()
 

@@ -41,7 +41,8 @@ async def client_gone(receive: Receive) -> NoReturn:
 
 
 async def _read_all(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    declared_bytes = int(dict(scope["headers"]).get(b"content-length", b"0"))
+    declared = dict(scope["headers"]).get(b"content-length", b"")
+    declared_bytes = int(declared) if declared.isdigit() else 0
     if declared_bytes > max_bytes:
         await _discard(receive, declared_bytes)
         raise _too_large(max_bytes)

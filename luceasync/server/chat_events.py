@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from msgspec import UNSET, UnsetType
 
 from luceasync import __version__
-from luceasync.errors import Unavailable
+from luceasync.errors import GenerationFailed, Unavailable
 from luceasync.request import Delta, Finish, Stream, TokenLogprob
 from luceasync.server.chat_shapes import (
     AnswerChoice,
@@ -27,7 +27,6 @@ from luceasync.server.chat_shapes import (
     TimingsBody,
     UsageBody,
 )
-from luceasync.server.failures import GenerationFailed
 from luceasync.server.schema import ChatCall
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"

@@ -13,13 +13,9 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from luceasync.errors import LuceasyncError, QueueFull, RequestError, Unavailable
+from luceasync.errors import GenerationFailed, QueueFull, RequestError, Unavailable
 
 LOADING_RETRY_AFTER_S = 1
-
-
-class GenerationFailed(LuceasyncError):
-    """The engine could not finish an answer; the message says why."""
 
 
 class ErrorObject(msgspec.Struct):

@@ -1,0 +1,62 @@
+"""The commands from outside: what is quick, what is printed, how they end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from luceasync import __version__
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "luceasync", *arguments]
+    env = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "PYTHONPATH": ":".join(sys.path), **environ}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+
+
+@pytest.mark.parametrize("words", [[], ["serve"], ["chat"], ["plan"], ["doctor"]])
+def test_help_imports_no_torch(words):
+    code = (
+        "import sys; from luceasync.cli.app import app;"
+        f"app({[*words, '--help']!r}, standalone_mode=False);"
+        "sys.exit(bool({'torch', 'numpy', 'transformers', 'starlette'} & set(sys.modules)))"
+    )
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert result.returncode == 0, result.stderr
+    assert b"Usage:" in result.stdout
+
+
+def test_version():
+    assert run("--version").stdout == f"luceasync {__version__}\n"
+
+
+def test_every_setting_of_the_server_is_a_flag_of_serve():
+    text = run("serve", "--help").stdout
+    for flag in ("--host", "--port", "--parallel", "--max-ctx", "--dtype", "--api-key", "--config"):
+        assert flag in text
+    assert "(default: 8000)" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "words"),
+    [
+        (["serve", "--port", "x"], {}, "--port: 'x' is not allowed"),
+        (["serve"], {"LUCEASYNC_PARALLEL": "0"}, "LUCEASYNC_PARALLEL: '0' is not allowed"),
+        (["serve"], {"LUCEASYNC_CONFIG": "/none.toml"}, "--config: cannot read /none.toml"),
+        (["plan", "/none"], {}, "/none"),
+        (["plan", "--target-devices", "abacus"], {}, "--target-devices"),
+    ],
+)
+def test_a_bad_setting_is_one_line_and_exit_2(arguments, environ, words):
+    result = run(*arguments, **environ)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith("luceasync: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr
+
+
+def test_a_flag_that_does_not_exist_is_exit_2():
+    assert run("plan", "--port", "1").returncode == 2

@@ -1,0 +1,94 @@
+"""The conversation: what is remembered, what commands do, what Ctrl-C stops."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import signal
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from luceasync.cli.chat import run_chat
+from luceasync.cli.talk import Messages
+from luceasync.errors import Unavailable
+
+
+class ScriptedVoice:
+    """Repeats the last message; "fail" raises, "interrupt" presses Ctrl-C and never ends."""
+
+    def __init__(self) -> None:
+        self.heard: list[Messages] = []
+        self.cancelled = threading.Event()
+
+    async def reply(self, messages: Messages) -> AsyncIterator[str]:
+        self.heard.append(messages)
+        text = messages[-1]["content"]
+        if text == "fail":
+            raise Unavailable("gone")
+        yield f"<{text}>"
+        if text == "interrupt":
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+            await self._wait()
+
+    async def _wait(self) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.cancelled.set()
+
+
+@pytest.fixture
+def talk(monkeypatch):
+    def run(*lines: str, system: str | None = None) -> tuple[bool, ScriptedVoice]:
+        voice = ScriptedVoice()
+
+        @asynccontextmanager
+        async def opening() -> AsyncIterator[ScriptedVoice]:
+            yield voice
+
+        monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+        return run_chat(opening(), system), voice
+
+    return run
+
+
+def test_each_line_is_a_turn_and_earlier_ones_are_remembered(talk, capsys):
+    answered, voice = talk("a", "", "b")
+    assert answered
+    assert capsys.readouterr().out == "<a>\n<b>\n"
+    assert [m["content"] for m in voice.heard[1]] == ["a", "<a>", "b"]
+    assert [m["role"] for m in voice.heard[1]] == ["user", "assistant", "user"]
+
+
+def test_the_system_message_comes_first_and_survives_clear(talk):
+    _, voice = talk("a", "/clear", "b", system="Be brief")
+    assert voice.heard[1] == [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "b"},
+    ]
+
+
+def test_quit_ends_and_help_helps(talk, capsys):
+    _, voice = talk("/help", "/nope", "/quit", "a")
+    assert voice.heard == []
+    out = capsys.readouterr().out
+    assert "/clear  forget" in out
+    assert "unknown command /nope" in out
+
+
+def test_a_failed_turn_is_told_and_forgotten(talk, capsys):
+    answered, voice = talk("fail", "a")
+    assert not answered
+    assert capsys.readouterr().err == "error: gone\n"
+    assert [m["content"] for m in voice.heard[1]] == ["a"]
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(talk, capsys):
+    answered, voice = talk("interrupt", "a")
+    assert answered
+    assert capsys.readouterr().out == "<interrupt> (stopped)\n<a>\n"
+    assert voice.cancelled.wait(timeout=10)
+    assert voice.heard[1][1]["content"] == "<interrupt>"

@@ -1,0 +1,47 @@
+"""A command gets the Config that its flags, the environment and the file make."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from luceasync.cli.flags import with_config
+from luceasync.config import Config
+
+
+@pytest.fixture
+def app() -> typer.Typer:
+    app = typer.Typer()
+
+    @app.command()
+    @with_config("model", "engine", "server")
+    def show(config: Config, loud: bool = False) -> None:
+        """Show it."""
+        typer.echo(f"{config.model.model_dir} {config.engine.parallel} {loud}")
+        typer.echo(f"{config.server.port} {config.server.api_keys} {config.placement.devices}")
+
+    return app
+
+
+def test_flags_and_the_commands_own_options_live_side_by_side(app):
+    arguments = ["/m", "--parallel", "2", "--loud", "--api-key", "a", "--api-key", "b"]
+    result = CliRunner().invoke(app, arguments)
+    assert result.output == "/m 2 True\n8000 ('a', 'b') ()\n"
+
+
+def test_file_and_environment_set_what_the_command_does_not_show(app, tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[server]\nport = 9\n[engine]\nparallel = 3\n")
+    environ = {"LUCEASYNC_TARGET_DEVICES": "cpu", "LUCEASYNC_CONFIG": str(path)}
+    result = CliRunner().invoke(app, ["/m"], env=environ)
+    assert result.output == "/m 3 False\n9 () ('cpu',)\n"
+
+
+def test_the_config_flag_wins_over_its_variable(app, tmp_path):
+    path = tmp_path / "c.toml"
+    path.write_text("[server]\nport = 9\n")
+    result = CliRunner().invoke(
+        app, ["/m", "--config", str(path)], env={"LUCEASYNC_CONFIG": "/none"}
+    )
+    assert result.output.endswith("9 () ()\n")

@@ -1,0 +1,48 @@
+"""The plan as a table and as JSON."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from luceasync.cli.plan import run_plan, size_text
+from luceasync.config import Config, EngineConfig, PlacementConfig
+
+CONFIG = Config(
+    placement=PlacementConfig(devices=("cpu:0", "cpu:1"), layer_split=(0.5, 0.5)),
+    engine=EngineConfig(parallel=2, max_ctx_tokens=256),
+)
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (3 * 2**30, "3.0 GiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_sizes_for_a_person(num_bytes, text):
+    assert size_text(num_bytes) == text
+
+
+def test_json_tells_every_shard_in_bytes(capsys):
+    run_plan(CONFIG, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert (told["parallel"], told["max_ctx_tokens"]) == (2, 256)
+    first, last = told["shards"]
+    assert (first["begin"], first["end"], last["end"]) == (0, last["begin"], told["num_layers"])
+    lane_bytes = 256 * first["lane_bytes_per_token"] + first["state_bytes_per_lane"]
+    assert first["lane_bytes"] == lane_bytes
+    assert first["device_bytes"] < first["free_bytes"]
+
+
+def test_the_table_tells_it_to_a_person(capsys):
+    run_plan(CONFIG, as_json=False)
+    out = capsys.readouterr().out
+    assert "2 lanes of 256 tokens" in out
+    assert "cpu:0" in out
+    assert "cpu:1" in out

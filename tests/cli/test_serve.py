@@ -1,0 +1,38 @@
+"""The serve command as it is typed, with the bundled model."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import httpx
+
+DEADLINE_S = 60
+
+
+def test_serve_answers_and_ends_cleanly():
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--max-ctx", "512"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = re.search(r"http://[\d.:]+", process.stderr.readline())[0]
+            with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
+                wait_ready(client)
+                body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
+                answer = client.post("/v1/chat/completions", json=body).json()
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) == 0
+        finally:
+            process.kill()
+    assert answer["usage"]["completion_tokens"] <= 3
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def wait_ready(client: httpx.Client) -> None:
+    for _ in range(DEADLINE_S * 20):
+        if client.get("/ready").status_code == 200:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the model did not load in time")

@@ -1,0 +1,72 @@
+"""Both voices say the same, and fail in words."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from luceasync.cli.talk import LocalVoice, Manner, RemoteVoice, open_remote
+from luceasync.config import ServerConfig
+from luceasync.errors import LuceasyncError, QueueFull, Unavailable
+from luceasync.request import Delta
+from luceasync.server.app import create_app
+from tests.server.scripted import ScriptedEngine, Step, answer, finish
+
+HI = [{"role": "user", "content": "Hi"}]
+VOICES = ["local", "remote"]
+
+
+@pytest.fixture(params=VOICES)
+def voice_of(request):
+    def make(engine: ScriptedEngine, manner: Manner | None = None) -> LocalVoice | RemoteVoice:
+        if request.param == "local":
+            return LocalVoice(engine, manner or Manner())
+        transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
+        client = httpx.AsyncClient(transport=transport, base_url="http://test")
+        return RemoteVoice(client, manner or Manner())
+
+    return make
+
+
+async def said(voice: LocalVoice | RemoteVoice) -> str:
+    return "".join([text async for text in voice.reply(HI)])
+
+
+async def test_the_text_arrives(voice_of):
+    engine = ScriptedEngine()
+    assert await said(voice_of(engine)) == "Hello!"
+    assert engine.streams[0].closed.is_set()
+
+
+async def test_the_manner_is_asked_for(voice_of):
+    engine = ScriptedEngine()
+    await said(voice_of(engine, Manner(max_tokens=7, temperature=0.25)))
+    request = engine.requests[0]
+    assert (request.messages, request.max_tokens) == (HI, 7)
+    assert request.sampling.temperature == 0.25
+
+
+@pytest.mark.parametrize(
+    "step", [Unavailable("gone"), Delta(0, "", finish=finish("error", error="gone"))]
+)
+async def test_a_failure_on_the_way_is_raised_in_its_words(voice_of, step: Step):
+    with pytest.raises(LuceasyncError, match="gone"):
+        await said(voice_of(ScriptedEngine([*answer("a")[:-1], step])))
+
+
+async def test_a_refusal_is_raised_in_its_words(voice_of):
+    with pytest.raises(LuceasyncError, match="busy"):
+        await said(voice_of(ScriptedEngine(opening=QueueFull(64, 1))))
+
+
+async def test_a_server_that_is_not_there_is_named():
+    async with open_remote("http://127.0.0.1:1/v1", None, Manner()) as voice:
+        with pytest.raises(Unavailable, match=r"127\.0\.0\.1:1"):
+            await said(voice)
+
+
+async def test_the_key_is_sent_as_a_bearer_token():
+    async with open_remote("http://test/v1/", "one", Manner()) as voice:
+        client = voice._client
+        assert client.headers["authorization"] == "Bearer one"
+        assert str(client.base_url) == "http://test"
