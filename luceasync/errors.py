@@ -50,7 +50,7 @@ class RequestError(LuceasyncError):
 
 
 class ContextLengthError(RequestError):
-    """The prompt has more tokens than a lane can hold. Worded as OpenAI words it: clients parse it."""
+    """The prompt has more tokens than a lane can hold, in OpenAI's words: clients parse them."""
 
     def __init__(self, max_ctx_tokens: int, num_tokens: int) -> None:
         super().__init__(
