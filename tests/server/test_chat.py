@@ -152,6 +152,7 @@ async def test_a_failure_after_it_is_an_error_event_without_done(in_memory, fail
 async def test_an_answer_that_lacks_a_finish_is_a_failure(in_memory):
     async with in_memory(ScriptedEngine([Delta(0, "a", (1,))])) as client:
         assert (await client.post(CHAT, json=BODY)).status_code == 500
+        assert "error" in (await ask(client, STREAM))[-1]
 
 
 async def test_every_stream_is_closed_after_its_answer(in_memory):

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
@@ -193,6 +193,7 @@ MESSAGES = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.none() | MESSAGES)
 def test_any_json_is_a_request_or_a_refusal(fields, messages):
     try:
@@ -203,6 +204,7 @@ def test_any_json_is_a_request_or_a_refusal(fields, messages):
         assert call.request.messages
 
 
+@settings(deadline=None)
 @given(st.binary())
 def test_any_bytes_are_a_request_or_a_refusal(body):
     with pytest.raises(RequestError):
