@@ -1,8 +1,12 @@
 """Settings that all tests share: a test marked `gpu` is skipped where there is no CUDA device."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Before torch is imported: threads that spin at barriers take the cores that others need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
