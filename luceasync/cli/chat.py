@@ -15,7 +15,7 @@ from rich.console import Console
 from luceasync.cli.talk import Messages, Voice
 from luceasync.errors import ConfigError, LuceasyncError
 
-HELP = "/help  this text    /clear  forget the conversation    /quit  end    Ctrl-C  stop an answer"
+HELP = "/clear  forget all    /quit  end    /help  this text    Ctrl-C  stop an answer"
 
 
 def run_chat(opening: AbstractAsyncContextManager[Voice], system: str | None) -> bool:
@@ -100,7 +100,7 @@ def _lines(console: Console) -> Iterator[str]:
     console.print(HELP, style="dim", markup=False)
     while True:
         try:
-            yield console.input("[bold cyan]>[/] ").strip()
+            yield input("> ").strip()
         except KeyboardInterrupt:
             console.print()
         except EOFError:

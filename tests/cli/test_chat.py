@@ -75,7 +75,7 @@ def test_quit_ends_and_help_helps(talk, capsys):
     _, voice = talk("/help", "/nope", "/quit", "a")
     assert voice.heard == []
     out = capsys.readouterr().out
-    assert "/clear  forget" in out
+    assert "/clear  forget all" in out
     assert "unknown command /nope" in out
 
 
