@@ -1,0 +1,60 @@
+# Two images from one file: --build-arg VARIANT=cpu (the default) or cuda. See docs/docker.md.
+ARG BASE=docker.io/library/python:3.11-slim-bookworm
+ARG VARIANT=cpu
+
+# Everything that needs a compiler happens here; /opt/luceasync is what the images take.
+FROM ${BASE} AS build
+ARG VARIANT
+ARG TORCH_INDEX=""
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+
+# Dependencies first: this layer stays while only our own code changes.
+COPY pyproject.toml constraints.txt ./
+RUN python3 -m venv /opt/luceasync \
+    && python3 -c 'import sys, tomllib; \
+project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+extra = project["optional-dependencies"].get(sys.argv[1], []); \
+print(*project["dependencies"], *extra, sep="\n")' "${VARIANT}" > /tmp/requirements.txt \
+    && /opt/luceasync/bin/pip install --no-cache-dir --disable-pip-version-check \
+        --constraint constraints.txt --requirement /tmp/requirements.txt \
+        ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"}
+
+COPY setup.py LICENSE ./
+COPY cuda cuda
+COPY cyext cyext
+COPY luceasync luceasync
+RUN /opt/luceasync/bin/pip install --no-cache-dir --disable-pip-version-check --no-deps .
+
+FROM ${BASE} AS runtime-cpu
+
+# Triton compiles its launchers at run time; CUDA itself came with torch.
+FROM ${BASE} AS runtime-cuda
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends gcc libc6-dev \
+    && rm -rf /var/lib/apt/lists/*
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+
+FROM runtime-${VARIANT}
+COPY --from=build /opt/luceasync /opt/luceasync
+# Any --user works: what is written goes to /cache, and no name is looked up in /etc/passwd.
+RUN mkdir -m 1777 /cache
+ENV PATH=/opt/luceasync/bin:$PATH \
+    HOME=/cache \
+    USER=luceasync \
+    XDG_CACHE_HOME=/cache \
+    NUMBA_CACHE_DIR=/cache/numba \
+    TRITON_CACHE_DIR=/cache/triton \
+    PYTHONUNBUFFERED=1 \
+    LUCEASYNC_HOST=0.0.0.0 \
+    LUCEASYNC_PORT=8000
+USER 10001:10001
+WORKDIR /cache
+VOLUME /cache
+EXPOSE 8000
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
+    CMD ["python", "-I", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['LUCEASYNC_PORT'] + '/health', timeout=4)"]
+ENTRYPOINT ["luceasync"]
+CMD ["serve"]
