@@ -1,3 +1,21 @@
-"""luceasync: a local LLM server that prefills a prompt once."""
+"""luceasync, a local LLM server. ARCHITECTURE, below, is the map and the life of a request."""
 
 __version__ = "0.1.0"
+
+ARCHITECTURE = """
+cli      commands; builds the Config          server   HTTP: bodies in, server-sent events out
+text     strings <-> token ids                engine   requests on lanes, one step at a time
+target   the model as a chain of shards       models   networks and their weights
+kv       where lanes keep their state         kernels  Triton, beside torch twins in models.ops
+
+Imports run downwards: cli -> server, engine -> text, target -> models, kv -> kernels.
+
+1. server/chat    body -> schema -> Request; a wrong field is a 400 that names it
+2. engine/engine  template -> text -> token ids; a bounded queue, full is a 429
+3. engine/pump    a free lane; prefill chunk by chunk, decode steps of other lanes between
+4. target         tokens run through every shard; logits of the last row
+5. engine/sampler the next token, drawn from the seed and the position alone
+6. engine/generation  text that is safe to show; stop strings, end tokens, limits
+7. server/sse     Delta -> event; the plain answer is a fold of the same deltas
+8. client gone    the stream is closed, the pump frees the lane at the next step
+"""
