@@ -1,0 +1,70 @@
+"""Prefill and decode share the time, cuts lie at fixed places, waits are told within bounds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luceasync.engine.admission import Load, chunk_end, next_step, retry_after_s
+
+
+@pytest.mark.parametrize(
+    ("num_prefilling", "num_decoding", "prefill_s", "decode_s", "expected"),
+    [
+        (0, 0, 0.0, 0.0, "idle"),
+        (1, 0, 9.0, 0.0, "prefill"),
+        (0, 1, 0.0, 9.0, "decode"),
+        (1, 1, 0.0, 0.0, "prefill"),
+        (1, 1, 1.0, 0.9, "decode"),
+        (1, 1, 1.0, 1.0, "prefill"),
+        (5, 1, 1.0, 1.1, "prefill"),
+        (1, 5, 1.0, 0.9, "decode"),
+    ],
+)
+def test_next_step(num_prefilling, num_decoding, prefill_s, decode_s, expected):
+    assert next_step(Load(num_prefilling, num_decoding, prefill_s, decode_s)) == expected
+
+
+@given(chunk_s=st.floats(0.01, 2.0), token_s=st.floats(0.01, 2.0))
+def test_neither_gets_ahead_by_more_than_one_step(chunk_s: float, token_s: float):
+    spent = {"prefill": 0.0, "decode": 0.0}
+    for _ in range(100):
+        step = next_step(Load(1, 1, spent["prefill"], spent["decode"]))
+        spent[step] += chunk_s if step == "prefill" else token_s
+        ahead = spent["prefill"] - spent["decode"]
+        assert -token_s - 1e-9 <= ahead <= chunk_s + 1e-9
+
+
+@pytest.mark.parametrize(
+    ("begin", "num_tokens", "end"),
+    [
+        (0, 1, 1),
+        (0, 64, 64),
+        (0, 65, 64),
+        (64, 65, 65),
+        (10, 200, 64),
+        (63, 200, 64),
+        (64, 200, 128),
+    ],
+)
+def test_chunks_end_at_multiples(begin: int, num_tokens: int, end: int):
+    assert chunk_end(begin, num_tokens, 64) == end
+
+
+@given(st.integers(1, 2000), st.integers(1, 8).map(lambda n: 64 * n), st.data())
+def test_cuts_do_not_depend_on_where_prefill_began(num_tokens: int, chunk: int, data):
+    begin = data.draw(st.integers(0, num_tokens - 1))
+    cuts = []
+    while begin < num_tokens:
+        begin = chunk_end(begin, num_tokens, chunk)
+        cuts.append(begin)
+    assert cuts[-1] == num_tokens
+    assert all(cut % chunk == 0 for cut in cuts[:-1])
+
+
+@pytest.mark.parametrize(
+    ("num_lanes", "mean_s", "expected"), [(4, 0.0, 1), (4, 20.0, 5), (1, 20.0, 20), (1, 1e9, 60)]
+)
+def test_retry_after_is_the_time_to_a_free_lane_within_bounds(num_lanes, mean_s, expected):
+    assert retry_after_s(num_lanes, mean_s) == expected

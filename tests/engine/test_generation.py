@@ -1,0 +1,252 @@
+"""A choice from its first token to its finish: what is shown, held back, counted and timed."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from luceasync.engine import generation
+from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.sampler import RowLogprobs, TokenCounts
+from luceasync.request import Delta, Sampling
+from luceasync.text.detokenizer import Detokenizer
+from luceasync.text.tokenizer import Tokenizer
+from tests import tiny
+
+EOS = 2
+PROMPT = (5, 6, 7)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Byte-level, with the end token 2."""
+    folder = tiny.save(tiny.build("qwen3", 1), tmp_path_factory.mktemp("tiny"))
+    return Tokenizer.load(folder)
+
+
+def make(tokenizer: Tokenizer, *, stop: tuple[str, ...] = (), **fields: Any) -> Generation:
+    prepared = {
+        "stream_id": 1,
+        "index": 3,
+        "prompt_ids": PROMPT,
+        "max_tokens": 100,
+        "stop_ids": frozenset({EOS}),
+        "sampling": Sampling(),
+        "seed": 0,
+        "counts": None,
+        "top_logprobs": None,
+        "tokenizer": tokenizer,
+        "detokenizer": Detokenizer(tokenizer, stop),
+        **fields,
+    }
+    return Generation(Prepared(**prepared), submitted_at=generation.time.monotonic())
+
+
+def feed(choice: Generation, ids: list[int]) -> list[Delta | None]:
+    """Accept tokens until one of them ends the choice."""
+    deltas: list[Delta | None] = []
+    for token in ids:
+        deltas.append(choice.accept(token, None))
+        if deltas[-1] is not None and deltas[-1].finish is not None:
+            break
+    return deltas
+
+
+def letters(tokenizer: Tokenizer, text: str) -> list[int]:
+    """One token for each byte."""
+    by_bytes = {tokenizer.token_bytes(i): i for i in reversed(range(tokenizer.vocab_size))}
+    return [by_bytes[bytes([byte])] for byte in text.encode()]
+
+
+def shown(deltas: list[Delta | None]) -> str:
+    return "".join(delta.text for delta in deltas if delta is not None)
+
+
+def told_ids(deltas: list[Delta | None]) -> list[int]:
+    return [token for delta in deltas if delta is not None for token in delta.token_ids]
+
+
+# --- text ---------------------------------------------------------------------------------------
+
+
+def test_every_token_is_a_delta_of_its_choice(tokenizer: Tokenizer):
+    ids = letters(tokenizer, "abc")
+    deltas = feed(make(tokenizer), ids)
+    assert deltas == [Delta(3, c, (i,)) for c, i in zip("abc", ids, strict=True)]
+
+
+def test_half_a_character_is_held_back_with_its_tokens(tokenizer: Tokenizer):
+    ids = letters(tokenizer, "\u20ac")
+    assert feed(make(tokenizer), ids) == [None, None, Delta(3, "\u20ac", tuple(ids))]
+
+
+def test_what_may_be_a_stop_string_is_held_back_with_its_tokens(tokenizer: Tokenizer):
+    ids = letters(tokenizer, "a<>x")
+    deltas = feed(make(tokenizer, stop=("<>!",)), ids)
+    assert deltas == [Delta(3, "a", (ids[0],)), None, None, Delta(3, "<>x", tuple(ids[1:]))]
+
+
+def test_a_stop_string_ends_the_choice_and_is_not_shown(tokenizer: Tokenizer):
+    ids = letters(tokenizer, "ab<>!cd")
+    deltas = feed(make(tokenizer, stop=("<>!",)), ids)
+    assert shown(deltas) == "ab"
+    assert told_ids(deltas) == ids[:5]
+    assert deltas[-1].finish.reason == "stop"
+    assert deltas[-1].finish.usage.completion_tokens == 5
+
+
+# --- ends ---------------------------------------------------------------------------------------
+
+
+def test_the_end_token_stops_is_counted_and_has_no_text(tokenizer: Tokenizer):
+    deltas = feed(make(tokenizer), [*letters(tokenizer, "ab"), EOS, 9])
+    finish = deltas[-1].finish
+    assert (shown(deltas), finish.reason) == ("ab", "stop")
+    assert (finish.usage.prompt_tokens, finish.usage.completion_tokens) == (3, 3)
+    assert deltas[-1].token_ids == (EOS,)
+
+
+def test_the_end_token_shows_what_was_held_back(tokenizer: Tokenizer):
+    deltas = feed(make(tokenizer, stop=("<>!",)), [*letters(tokenizer, "<>"), EOS])
+    assert deltas[:2] == [None, None]
+    assert (deltas[2].text, deltas[2].finish.reason) == ("<>", "stop")
+
+
+def test_without_end_tokens_generation_goes_on(tokenizer: Tokenizer):
+    choice = make(tokenizer, stop_ids=frozenset(), max_tokens=4)
+    deltas = feed(choice, [*letters(tokenizer, "a"), EOS, *letters(tokenizer, "bcd")])
+    assert (shown(deltas), deltas[-1].finish.reason) == ("abc", "length")
+    assert deltas[-1].finish.usage.completion_tokens == 4
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 5])
+def test_the_limit_ends_the_choice_at_its_token(tokenizer: Tokenizer, max_tokens: int):
+    deltas = feed(make(tokenizer, max_tokens=max_tokens), letters(tokenizer, "abcdefg"))
+    assert len(deltas) == max_tokens == deltas[-1].finish.usage.completion_tokens
+    assert (shown(deltas), deltas[-1].finish.reason) == ("abcdefg"[:max_tokens], "length")
+
+
+def test_the_limit_shows_what_was_held_back(tokenizer: Tokenizer):
+    choice = make(tokenizer, stop=("<>!",), max_tokens=3)
+    deltas = feed(choice, letters(tokenizer, "a<>!"))
+    assert (shown(deltas), deltas[-1].finish.reason) == ("a<>", "length")
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "text", "reason"), [(3, "a<>", "length"), (4, "a", "stop"), (5, "a", "stop")]
+)
+def test_a_stop_string_wins_over_the_limit_at_the_same_token(tokenizer, max_tokens, text, reason):
+    choice = make(tokenizer, stop=("<>!",), max_tokens=max_tokens)
+    deltas = feed(choice, letters(tokenizer, "a<>!bc"))
+    assert (shown(deltas), deltas[-1].finish.reason) == (text, reason)
+
+
+def test_the_end_token_wins_over_the_limit_at_the_same_token(tokenizer: Tokenizer):
+    deltas = feed(make(tokenizer, max_tokens=2), [*letters(tokenizer, "a"), EOS])
+    assert deltas[-1].finish.reason == "stop"
+
+
+def test_a_stop_string_that_only_the_last_flush_completes_counts(tokenizer: Tokenizer):
+    """The first byte of a longer character becomes U+FFFD when nothing follows."""
+    first_byte = letters(tokenizer, "\u20ac")[0]
+    choice = make(tokenizer, stop=("\ufffd",), max_tokens=2)
+    deltas = feed(choice, [*letters(tokenizer, "a"), first_byte])
+    assert (shown(deltas), deltas[-1].finish.reason) == ("a", "stop")
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "error", "length"])
+def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer, reason):
+    choice = make(tokenizer, stop=("<>!",))
+    ids = letters(tokenizer, "<>")
+    assert feed(choice, ids) == [None, None]
+    delta = choice.finish(reason, "words")
+    assert (delta.text, delta.token_ids) == ("<>", tuple(ids))
+    assert (delta.finish.reason, delta.finish.error) == (reason, "words")
+
+
+# --- log-probabilities --------------------------------------------------------------------------
+
+
+def test_log_probabilities_travel_with_their_tokens(tokenizer: Tokenizer):
+    choice, ids = make(tokenizer, stop=("<>!",)), letters(tokenizer, "a<>x")
+    deltas = [choice.accept(token, RowLogprobs(-float(token), ())) for token in ids]
+    for delta in deltas:
+        if delta is not None:
+            assert [entry.logprob for entry in delta.logprobs] == [-t for t in delta.token_ids]
+    assert told_ids(deltas) == ids and shown(deltas) == "a<>x"
+
+
+def test_the_finish_carries_the_log_probability_of_the_end_token(tokenizer: Tokenizer):
+    delta = make(tokenizer).accept(EOS, RowLogprobs(-0.5, ()))
+    assert [(e.token, e.logprob) for e in delta.logprobs] == [("<|im_end|>", -0.5)]
+
+
+def test_log_probabilities_name_tokens_and_bytes(tokenizer: Tokenizer):
+    a, euro = letters(tokenizer, "a\u20ac")[:2]
+    delta = make(tokenizer).accept(a, RowLogprobs(-0.5, ((a, -0.5), (euro, -2.0))))
+    (entry,) = delta.logprobs
+    assert (entry.token, entry.token_bytes, entry.logprob) == ("a", b"a", -0.5)
+    top = [(e.token, e.token_bytes, e.logprob) for e in entry.top]
+    assert top == [("a", b"a", -0.5), ("\ufffd", b"\xe2", -2.0)]
+
+
+# --- places and counts --------------------------------------------------------------------------
+
+
+def test_positions_follow_the_prompt(tokenizer: Tokenizer):
+    choice = make(tokenizer, seed=11, top_logprobs=2)
+    assert not choice.is_decoding and choice.next_row.position == len(PROMPT)
+    feed(choice, [9, 10])
+    assert choice.is_decoding and choice.last_token == 10
+    assert (choice.position, choice.next_row.position) == (4, 5)
+    assert (choice.next_row.seed, choice.next_row.top_logprobs) == (11, 2)
+
+
+def test_every_token_is_counted_for_penalties(tokenizer: Tokenizer):
+    counts = TokenCounts(PROMPT)
+    feed(make(tokenizer, counts=counts), [9, 9, 5, EOS])
+    told = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
+    assert told == {5: 1, 6: 0, 7: 0, 9: 2, EOS: 1}
+
+
+# --- time ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds of the monotonic clock, in a list of one."""
+    now = [100.0]
+    monkeypatch.setattr(generation, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_times_are_those_of_queue_prefill_and_decode(tokenizer: Tokenizer, clock: list[float]):
+    choice = make(tokenizer, max_tokens=3)
+    clock[0] += 2.0
+    choice.start(1)
+    clock[0] += 5.0
+    choice.prefill_s, choice.num_prefilled = 4.0, 3
+    for _ in range(3):
+        delta = choice.accept(9, None)
+        clock[0] += 1.0
+    timings = delta.finish.timings
+    assert (timings.queued_s, timings.prefill_s, timings.decode_s) == (2.0, 4.0, 2.0)
+    assert (timings.num_prefilled, timings.num_decoded, choice.lane) == (3, 2, 1)
+
+
+def test_a_choice_that_never_got_a_lane_only_queued(tokenizer: Tokenizer, clock: list[float]):
+    choice = make(tokenizer)
+    clock[0] += 2.0
+    timings = choice.finish("cancelled").finish.timings
+    assert (timings.queued_s, timings.prefill_s, timings.decode_s) == (2.0, 0.0, 0.0)
+    assert (timings.num_prefilled, timings.num_decoded) == (0, 0)
+
+
+def test_a_choice_cancelled_in_prefill_has_not_decoded(tokenizer: Tokenizer, clock: list[float]):
+    choice = make(tokenizer)
+    choice.start(0)
+    clock[0] += 2.0
+    timings = choice.finish("cancelled").finish.timings
+    assert (timings.queued_s, timings.decode_s, timings.num_decoded) == (0.0, 0.0, 0)

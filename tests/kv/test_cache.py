@@ -1,0 +1,147 @@
+"""Where rows lie: a slice while pages are in order, exact places otherwise."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from luceasync.kv.cache import LaneCache
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, PageMap
+from luceasync.models.spec import read_spec
+from luceasync.target.plan import Device, Plan, make_plan
+
+NUM_LANES, NUM_PAGES = 3, 4
+KINDS = ("delta", "attention", "delta")
+
+
+def make_cache(dtype: torch.dtype = torch.float32) -> LaneCache:
+    return LaneCache(
+        KINDS,
+        num_lanes=NUM_LANES,
+        num_pages=NUM_PAGES,
+        attention_shape=(2, 8),
+        conv_shape=(3, 10),
+        delta_shape=(2, 4, 6),
+        dtype=dtype,
+        device=torch.device("cpu"),
+    )
+
+
+def places_by_hand(pages: list[int], begin: int, end: int) -> list[int]:
+    return [pages[t // CHUNK_TOKENS] * CHUNK_TOKENS + t % CHUNK_TOKENS for t in range(begin, end)]
+
+
+def as_list(places: slice | torch.Tensor) -> list[int]:
+    whole = range(NUM_PAGES * CHUNK_TOKENS)
+    return list(whole[places]) if isinstance(places, slice) else places.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_each_kind_has_its_tensors_and_recurrent_state_a_lane_for_padding(dtype: torch.dtype):
+    (conv, delta), (keys, values), _ = make_cache(dtype).layers
+    assert keys.shape == values.shape == (NUM_LANES, NUM_PAGES * 64, 2, 8)
+    assert (conv.shape, delta.shape) == ((NUM_LANES + 1, 3, 10), (NUM_LANES + 1, 2, 4, 6))
+    assert keys.dtype == values.dtype == conv.dtype == dtype and delta.dtype == torch.float32
+    assert not conv.any() and not delta.any()
+
+
+def test_pages_in_order_are_a_slice():
+    cache = make_cache()
+    cache.place([PageEvent(0, chunk, chunk) for chunk in range(NUM_PAGES)])
+    assert cache.places(0, 0, 256) == slice(0, 256)
+    assert cache.places(0, 63, 65) == slice(63, 65)
+
+
+def test_a_moved_page_ends_the_slice_of_its_lane_there():
+    cache = make_cache()
+    cache.place([PageEvent(1, 2, 3)])
+    assert cache.places(1, 0, 128) == slice(0, 128)
+    assert cache.places(0, 0, 256) == cache.places(2, 0, 256) == slice(0, 256)
+    places = cache.places(1, 120, 140)
+    assert places.dtype == torch.int64
+    assert places.tolist() == places_by_hand([0, 1, 3], 120, 140)
+
+
+@settings(max_examples=50, deadline=None)
+@given(order=st.permutations(range(NUM_PAGES)), ends=st.tuples(*[st.integers(0, 256)] * 2))
+def test_places_are_those_of_the_map_in_any_order(order: list[int], ends: tuple[int, int]):
+    begin, end = sorted(ends)
+    cache, pages = make_cache(), PageMap(NUM_LANES, NUM_PAGES, order)
+    cache.place(pages.extend(2, end))
+    assert as_list(cache.places(2, begin, end)) == places_by_hand(order, begin, end)
+
+
+def test_a_chunk_that_comes_back_to_its_own_page_is_where_it_should_be():
+    cache = make_cache()
+    cache.place([PageEvent(0, 1, 3), PageEvent(0, 1, 1)])
+    assert as_list(cache.places(0, 0, 200)) == list(range(200))
+
+
+def test_events_reach_the_devices_table():
+    cache = make_cache()
+    identity = list(range(NUM_PAGES))
+    assert cache.tables.dtype == torch.int32
+    assert cache.tables.tolist() == [identity] * NUM_LANES
+    cache.place([PageEvent(1, 0, 2), PageEvent(1, 2, 0), PageEvent(2, 3, 3)])
+    assert cache.tables.tolist() == [identity, [2, 1, 0, 3], identity]
+
+
+def test_the_table_stays_one_tensor():
+    """Captured graphs hold its address."""
+    cache = make_cache()
+    address = cache.tables.data_ptr()
+    cache.place([PageEvent(0, 0, 1)])
+    assert cache.tables.data_ptr() == address
+
+
+def test_reset_forgets_the_recurrent_state_of_one_lane_only():
+    cache = make_cache()
+    for state in (tensor for pair in cache.layers for tensor in pair):
+        state.fill_(1.0)
+    cache.reset(1)
+    for kind, pair in zip(KINDS, cache.layers, strict=True):
+        for state in pair:
+            zeroed = [not lane.any() for lane in state]
+            assert zeroed == [kind == "delta" and lane == 1 for lane in range(len(state))]
+            assert all(lane.any() == lane.all() for lane in state)
+
+
+def test_close_lets_the_tensors_go_and_may_be_repeated():
+    cache = make_cache()
+    cache.close()
+    cache.close()
+    assert cache.layers == [] and cache.num_bytes == 0
+
+
+def make_state_plan(model_dir: Path, dtype: str) -> Plan:
+    return make_plan(
+        read_spec(model_dir),
+        [Device("cpu:0", 2**33)],
+        dtype=dtype,
+        weights=None,
+        parallel=3,
+        max_ctx_tokens=100,
+        prefill_chunk_tokens=None,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_its_bytes_are_those_of_the_plan(tiny_dir: Path, dtype: str):
+    spec, plan = read_spec(tiny_dir), make_state_plan(tiny_dir, dtype)
+    delta = spec.delta
+    cache = LaneCache(
+        spec.layer_types,
+        num_lanes=plan.parallel,
+        num_pages=plan.num_pages,
+        attention_shape=(spec.attention.num_kv_heads, spec.attention.head_dim),
+        conv_shape=(delta.conv_kernel - 1, delta.conv_channels) if delta else (0, 0),
+        delta_shape=(delta.num_value_heads, delta.key_dim, delta.value_dim) if delta else (0, 0, 0),
+        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype],
+        device=torch.device("cpu"),
+    )
+    shard = plan.shards[0]
+    assert cache.num_bytes == plan.device_bytes(shard) - shard.weight_bytes > 0

@@ -1,0 +1,230 @@
+"""Weights are checked, read once, only where they are needed, in the dtype that was asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from luceasync.errors import ModelError
+from luceasync.models.loader import RandomSource, TensorReader, open_checkpoint, weight_files
+from luceasync.models.spec import Shape, read_spec
+from luceasync.target.plan import Device, Plan, make_plan
+from luceasync.target.shard import Shard
+
+CPU = torch.device("cpu")
+INDEX = "model.safetensors.index.json"
+
+
+class CountingSource:
+    """Reads like the source inside, and notes the names and stored bytes."""
+
+    def __init__(self, inner) -> None:
+        self.inner, self.names, self.num_bytes = inner, [], 0
+
+    def read(self, name: str, shape: Shape) -> Tensor:
+        tensor = self.inner.read(name, shape)
+        self.names.append(name)
+        self.num_bytes += tensor.numel() * tensor.element_size()
+        return tensor
+
+
+def write_index(folder: Path, weight_map: object) -> Path:
+    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.fixture
+def two_files(tmp_path: Path) -> Path:
+    """Two shards: `a` [2, 3] in the first, `b` [4] in the second."""
+    save_file({"a": torch.arange(6.0).view(2, 3)}, tmp_path / "one.safetensors")
+    save_file({"b": torch.arange(4.0)}, tmp_path / "two.safetensors")
+    return write_index(tmp_path, {"a": "one.safetensors", "b": "two.safetensors"})
+
+
+def reader_of(folder: Path, dtype: torch.dtype, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """`m0`, `m1` stacked as a matrix and `v` as a vector, from a checkpoint with `tensors`."""
+    save_file(tensors, folder / "model.safetensors")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    with open_checkpoint(folder) as checkpoint:
+        reader = TensorReader(checkpoint, None, CPU, dtype, lambda num_bytes: None)
+        return {
+            "matrix": reader.matrix(["m0", "m1"], shapes),
+            "vector": reader.vector("v", shapes, offset=1.0),
+        }
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def test_a_single_file_is_read(tmp_path: Path):
+    save_file({"a": torch.arange(6.0).view(2, 3)}, tmp_path / "model.safetensors")
+    with open_checkpoint(tmp_path) as checkpoint:
+        assert torch.equal(checkpoint.read("a", (2, 3)), torch.arange(6.0).view(2, 3))
+
+
+def test_the_files_of_an_index_are_one_checkpoint(two_files: Path):
+    with open_checkpoint(two_files) as checkpoint:
+        assert torch.equal(checkpoint.read("a", (2, 3)), torch.arange(6.0).view(2, 3))
+        assert torch.equal(checkpoint.read("b", (4,)), torch.arange(4.0))
+
+
+def test_a_sharded_model_is_the_single_one(tiny_dir: Path, tmp_path: Path):
+    whole = load_file(tiny_dir / "model.safetensors")
+    files = {name: f"part-{i % 3}.safetensors" for i, name in enumerate(sorted(whole))}
+    for file in set(files.values()):
+        save_file({n: t for n, t in whole.items() if files[n] == file}, tmp_path / file)
+    with open_checkpoint(write_index(tmp_path, files)) as checkpoint:
+        for name, tensor in whole.items():
+            assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
+
+
+def test_a_directory_without_weights_says_what_is_looked_for(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"neither model\.safetensors nor .*\.index\.json"):
+        weight_files(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "sub/x.safetensors", 7, None])
+def test_an_index_stays_inside_its_directory(tmp_path: Path, name: object):
+    write_index(tmp_path, {"a": name})
+    with pytest.raises(ModelError, match="is not a file name in this directory") as caught:
+        weight_files(tmp_path)
+    assert INDEX in str(caught.value) and repr(name) in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": [1]}'])
+def test_an_index_that_is_none_is_named(tmp_path: Path, content: str):
+    (tmp_path / INDEX).write_text(content)
+    with pytest.raises(ModelError, match="not an index of weight files"):
+        weight_files(tmp_path)
+
+
+def test_a_file_that_the_index_names_must_be_there(two_files: Path):
+    (two_files / "two.safetensors").unlink()
+    with (
+        pytest.raises(ModelError, match=r"two\.safetensors: not a readable"),
+        open_checkpoint(two_files),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("keep", [0, 4, 8, 40, -1])
+def test_a_truncated_file_is_refused(tmp_path: Path, keep: int):
+    path = tmp_path / "model.safetensors"
+    save_file({"a": torch.zeros(64)}, path)
+    path.write_bytes(path.read_bytes()[:keep])
+    with (
+        pytest.raises(ModelError, match=r"model\.safetensors: not a readable"),
+        open_checkpoint(tmp_path),
+    ):
+        pass
+
+
+def test_garbage_is_refused(tmp_path: Path):
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 500)
+    with (
+        pytest.raises(ModelError, match="not a readable safetensors file"),
+        open_checkpoint(tmp_path),
+    ):
+        pass
+
+
+# --- tensors ------------------------------------------------------------------------------------
+
+
+def test_a_missing_tensor_is_named(two_files: Path):
+    with open_checkpoint(two_files) as checkpoint, pytest.raises(ModelError, match="no tensor 'c'"):
+        checkpoint.read("c", (1,))
+
+
+@pytest.mark.parametrize("shape", [(3, 2), (6,), (2, 3, 1), ()])
+def test_a_wrong_shape_is_told_with_what_was_expected(two_files: Path, shape: Shape):
+    with open_checkpoint(two_files) as checkpoint, pytest.raises(ModelError) as caught:
+        checkpoint.read("a", shape)
+    assert f"'a' has shape (2, 3), expected {shape}" in str(caught.value)
+
+
+@pytest.mark.parametrize("stored", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("wanted", [torch.float32, torch.bfloat16])
+def test_matrices_are_stacked_in_the_wanted_dtype_and_vectors_are_float32(
+    tmp_path: Path, stored: torch.dtype, wanted: torch.dtype
+):
+    m0, m1, v = (torch.randn(*shape).to(stored) for shape in [(2, 3), (1, 3), (5,)])
+    found = reader_of(tmp_path, wanted, {"m0": m0, "m1": m1, "v": v})
+    assert found["matrix"].dtype == wanted and found["vector"].dtype == torch.float32
+    assert torch.equal(found["matrix"], torch.cat([m0, m1]).to(wanted))
+    assert torch.equal(found["vector"], v.float() + 1.0)
+
+
+# --- what a shard reads -------------------------------------------------------------------------
+
+
+def plan_of(model_dir: Path) -> Plan:
+    return make_plan(
+        read_spec(model_dir),
+        [Device(f"cpu:{i}", 2**33) for i in range(3)],
+        dtype="fp32",
+        weights=(1, 2, 1),
+        parallel=1,
+        max_ctx_tokens=64,
+        prefill_chunk_tokens=None,
+    )
+
+
+def wanted_names(model_dir: Path, layers: range, ends: tuple[str, ...]) -> list[str]:
+    prefixes = tuple(f"model.layers.{layer}." for layer in layers) + ends
+    stored = load_file(model_dir / "model.safetensors")
+    return sorted(name for name in stored if name.startswith(prefixes))
+
+
+@pytest.mark.parametrize(
+    ("index", "layers", "ends"),
+    [
+        (0, range(0, 1), ("model.embed_tokens.",)),
+        (1, range(1, 3), ()),
+        (2, range(3, 4), ("model.norm.", "lm_head.")),
+    ],
+)
+def test_only_the_tensors_of_the_range_are_read_each_once(tiny_dir: Path, index, layers, ends):
+    told: list[int] = []
+    plan = plan_of(tiny_dir)
+    with open_checkpoint(tiny_dir) as checkpoint:
+        source = CountingSource(checkpoint)
+        shard = Shard(read_spec(tiny_dir), plan, plan.shards[index], source, told.append)
+    shard.close()
+    assert sorted(source.names) == wanted_names(tiny_dir, layers, ends)
+    assert len(told) == len(source.names) and sum(told) == source.num_bytes
+
+
+def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_path: Path):
+    save_file({"m": torch.ones(3, 5, dtype=torch.float64)}, tmp_path / "model.safetensors")
+    told: list[int] = []
+    with open_checkpoint(tmp_path) as checkpoint:
+        TensorReader(checkpoint, None, CPU, torch.bfloat16, told.append).matrix(
+            ["m"], {"m": (3, 5)}
+        )
+    assert told == [3 * 5 * 8]
+
+
+# --- random weights -----------------------------------------------------------------------------
+
+
+def test_random_weights_follow_from_the_seed():
+    def read(seed: int) -> list[Tensor]:
+        source = RandomSource(torch.float32, CPU, seed)
+        return [source.read("m", (4, 6)), source.read("v", (6,))]
+
+    assert all(torch.equal(a, b) for a, b in zip(read(1), read(1), strict=True))
+    assert not torch.equal(read(1)[0], read(2)[0])
+
+
+def test_random_matrices_keep_the_size_of_what_they_multiply():
+    source = RandomSource(torch.bfloat16, CPU)
+    matrix = source.read("m", (512, 256))
+    assert matrix.dtype == torch.bfloat16
+    out = matrix.float() @ torch.ones(256)
+    assert 0.8 < out.std() < 1.2
