@@ -19,7 +19,7 @@ from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.body import client_gone, read_body
-from luceasync.server.chat_events import ChatEvents, fold
+from luceasync.server.chat_events import AnswerFold, ChatEvents
 from luceasync.server.drain import Drain
 from luceasync.server.failures import describe
 from luceasync.server.metrics import MeasuredStream, Metrics
@@ -73,8 +73,11 @@ class ChatCompletions:
     async def _plain(self, call: ChatCall) -> Response:
         async with self._open(call.request) as stream:
             answer = ChatEvents(call, self._engine.card.name, stream.num_prompt_tokens)
-            completion = fold([chunk async for chunk in answer.chunks(stream)])
-        return Response(msgspec.json.encode(completion), media_type="application/json")
+            fold = AnswerFold()
+            async with aclosing(answer.chunks(stream)) as chunks:
+                async for chunk in chunks:
+                    fold.take(chunk)
+        return Response(msgspec.json.encode(fold.completion()), media_type="application/json")
 
     async def _streamed(self, call: ChatCall, events: EventStream) -> None:
         async with self._open(call.request) as stream:

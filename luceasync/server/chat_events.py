@@ -133,37 +133,48 @@ class ChatEvents:
         )
 
 
-def fold(chunks: Iterable[ChatChunk]) -> ChatCompletion:
-    """The plain answer that says what `chunks` (all of one answer) say."""
-    choices: dict[int, AnswerChoice] = {}
-    last = None
-    for chunk in chunks:
-        last = chunk
-        for part in chunk.choices:
-            choice = choices.setdefault(
-                part.index, AnswerChoice(part.index, AnswerMessage("assistant", ""), None, None)
-            )
-            choice.message.content += part.delta.content or ""
-            choice.logprobs = _joined(choice.logprobs, part.logprobs)
-            choice.finish_reason = part.finish_reason or choice.finish_reason
-    assert last is not None, "an answer has at least the chunks of its roles"
-    return ChatCompletion(
-        last.id,
-        "chat.completion",
-        last.created,
-        last.model,
-        last.system_fingerprint,
-        [choices[index] for index in sorted(choices)],
-        last.usage,
-        last.timings,
-    )
+class AnswerFold:
+    """The plain answer that says what the chunks of one answer say, taken one by one."""
 
+    def __init__(self) -> None:
+        self._texts: dict[int, list[str]] = {}
+        self._logprobs: dict[int, list[LogprobEntry]] = {}
+        self._finish_reasons: dict[int, str] = {}
+        self._last: ChatChunk | None = None
 
-def _joined(before: ChoiceLogprobs | None, more: ChoiceLogprobs | None) -> ChoiceLogprobs | None:
-    if before is None or more is None:
-        return more or before
-    before.content.extend(more.content)
-    return before
+    def take(self, chunk: ChatChunk) -> None:
+        """Add the next chunk; every choice begins with the chunk of its role."""
+        self._last = chunk
+        for choice in chunk.choices:
+            self._texts.setdefault(choice.index, []).append(choice.delta.content or "")
+            if choice.logprobs is not None:
+                self._logprobs.setdefault(choice.index, []).extend(choice.logprobs.content)
+            if choice.finish_reason is not None:
+                self._finish_reasons[choice.index] = choice.finish_reason
+
+    def completion(self) -> ChatCompletion:
+        """The whole answer, after its last chunk."""
+        last = self._last
+        assert last is not None, "an answer has at least the chunks of its roles"
+        return ChatCompletion(
+            last.id,
+            "chat.completion",
+            last.created,
+            last.model,
+            last.system_fingerprint,
+            [self._choice(index) for index in sorted(self._texts)],
+            last.usage,
+            last.timings,
+        )
+
+    def _choice(self, index: int) -> AnswerChoice:
+        entries = self._logprobs.get(index)
+        return AnswerChoice(
+            index,
+            AnswerMessage("assistant", "".join(self._texts[index])),
+            None if entries is None else ChoiceLogprobs(entries),
+            self._finish_reasons[index],
+        )
 
 
 def _raise_failure(finish: Finish | None) -> None:

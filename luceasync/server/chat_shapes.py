@@ -87,7 +87,7 @@ class AnswerChoice(msgspec.Struct):
     index: int
     message: AnswerMessage
     logprobs: ChoiceLogprobs | None
-    finish_reason: str | None
+    finish_reason: str
 
 
 class ChatCompletion(msgspec.Struct):
