@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import Protocol
@@ -103,6 +104,23 @@ class RandomSource:
         return (random * 0.1).to(self._dtype)
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Every row of a stored matrix."""
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of the stored matrix `name`: what `select` gives, one in `divisor` of all."""
+
+    name: str
+    select: Callable[[Tensor], Tensor]
+    divisor: int = 1
+
+    def num_rows(self, shape: Shape) -> int:
+        return shape[0] // self.divisor
+
+
 class TensorReader:
     """Reads tensors to their final place: the device and dtype of one shard.
 
@@ -124,14 +142,25 @@ class TensorReader:
         self._advance = advance
 
     def matrix(self, names: Sequence[str], shapes: Mapping[str, Shape]) -> Tensor:
-        """The matrices `names` stacked along their rows: one allocation, filled part by part."""
-        num_rows = sum(shapes[name][0] for name in names)
-        out = torch.empty((num_rows, *shapes[names[0]][1:]), dtype=self._dtype, device=self._device)
-        row = 0
-        for name in names:
-            part = self._read(name, shapes[name])
-            out[row : row + part.shape[0]] = part
-            row += part.shape[0]
+        """The matrices `names` stacked along their rows."""
+        return self.stacked([Part(name, whole) for name in names], shapes)
+
+    def stacked(self, parts: Sequence[Part], shapes: Mapping[str, Shape]) -> Tensor:
+        """Parts of matrices stacked along their rows: one allocation, filled part by part, so that
+        beside it no more than one stored tensor is ever held.
+        """
+        out: Tensor | None = None
+        begin = 0
+        num_rows = sum(part.num_rows(shapes[part.name]) for part in parts)
+        for part in parts:
+            rows = part.select(self._source.read(part.name, shapes[part.name]))
+            if out is None:
+                shape = (num_rows, *rows.shape[1:])
+                out = torch.empty(shape, dtype=self._dtype, device=self._device)
+            out[begin : begin + rows.shape[0]] = rows
+            begin += rows.shape[0]
+            self._advance(rows.numel() * rows.element_size())
+        assert out is not None and begin == num_rows
         return out
 
     def vector(self, name: str, shapes: Mapping[str, Shape], offset: float = 0.0) -> Tensor:

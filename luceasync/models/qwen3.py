@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from luceasync.models.layers import AttentionLayer, Layer, Mlp, Norm
-from luceasync.models.loader import TensorReader, layer_names
+from luceasync.models.loader import Part, TensorReader, layer_names, whole
 from luceasync.models.ops import AttentionNorms
 
 
 def read_layer(reader: TensorReader, layer: int) -> Layer:
     """Read decoder layer `layer`. Raises ModelError."""
-    return read_attention_layer(
-        reader,
-        layer,
-        ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight"),
-    )
+    projections = [Part(f"{name}_proj.weight", whole) for name in ("q", "k", "v")]
+    return read_attention_layer(reader, layer, projections)
 
 
 def read_attention_layer(
-    reader: TensorReader, layer: int, projections: tuple[str, ...]
+    reader: TensorReader, layer: int, projections: Sequence[Part]
 ) -> AttentionLayer:
-    """An attention layer whose stacked projection is the matrices `projections`, as they are
-    stored.
-    """
+    """An attention layer; `projections` are stacked to query, key, value (and gate)."""
     spec, shapes = reader.spec, layer_names(reader.spec, layer)
     prefix = f"{spec.prefix}layers.{layer}."
     offset = spec.norm_offset
+    parts = [replace(part, name=f"{prefix}self_attn.{part.name}") for part in projections]
     return AttentionLayer(
         spec=spec.attention,
         norm=read_norm(reader, layer, "input_layernorm.weight"),
-        projection=reader.matrix([prefix + name for name in projections], shapes),
+        projection=reader.stacked(parts, shapes),
         head_norms=AttentionNorms(
             query=reader.vector(prefix + "self_attn.q_norm.weight", shapes, offset),
             key=reader.vector(prefix + "self_attn.k_norm.weight", shapes, offset),

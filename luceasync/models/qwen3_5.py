@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Callable
 
-import torch
 from torch import Tensor
 
 from luceasync.models.layers import DeltaLayer, Layer
-from luceasync.models.loader import TensorReader, layer_names
+from luceasync.models.loader import Part, TensorReader, layer_names, whole
 from luceasync.models.ops import DeltaParameters
 from luceasync.models.qwen3 import read_attention_layer, read_mlp, read_norm
 from luceasync.models.spec import AttentionSpec
@@ -18,18 +17,26 @@ def read_layer(reader: TensorReader, layer: int) -> Layer:
     """Read decoder layer `layer`. Raises ModelError."""
     if reader.spec.layer_types[layer] == "delta":
         return _read_delta_layer(reader, layer)
-    projections = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
-    stored = read_attention_layer(reader, layer, projections)
-    projection = _gates_last(stored.projection, reader.spec.attention)
-    return dataclasses.replace(stored, projection=projection)
+    # q_proj holds query and gate of each head side by side; ours has the gates at the end.
+    attention = reader.spec.attention
+    queries, gates = (_of_each_head(attention, which) for which in (0, 1))
+    projections = [
+        Part("q_proj.weight", queries, divisor=2),
+        Part("k_proj.weight", whole),
+        Part("v_proj.weight", whole),
+        Part("q_proj.weight", gates, divisor=2),
+    ]
+    return read_attention_layer(reader, layer, projections)
 
 
-def _gates_last(stacked: Tensor, spec: AttentionSpec) -> Tensor:
-    """Rows (query|gate) of each head, key, value -> query, key, value, gate."""
-    width = 2 * spec.query_dim
-    by_head = stacked[:width].unflatten(0, (spec.num_heads, 2, spec.head_dim))
-    queries, gates = by_head[:, 0].flatten(0, 1), by_head[:, 1].flatten(0, 1)
-    return torch.cat([queries, stacked[width:], gates])
+def _of_each_head(spec: AttentionSpec, which: int) -> Callable[[Tensor], Tensor]:
+    """Selects the query (0) or the gate (1) rows of every head."""
+
+    def select(stored: Tensor) -> Tensor:
+        by_head = stored.unflatten(0, (spec.num_heads, 2, spec.head_dim))
+        return by_head[:, which].flatten(0, 1)
+
+    return select
 
 
 def _read_delta_layer(reader: TensorReader, layer: int) -> DeltaLayer:
