@@ -31,10 +31,11 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """`--target-devices` and `--target-layer-split`. No devices: the best one of this machine."""
+    """Where the target's layers go. No devices: the best one of this machine."""
 
     devices: tuple[str, ...] = ()
     layer_split: tuple[float, ...] | None = None
+    peer_access: Literal["auto", "on", "off"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ LuceasyncError
 ├── RequestError           the request is wrong; an HTTP 4xx, `param` names the field
 │   └── ContextLengthError the prompt does not fit the context
 ├── GenerationFailed       an answer that was begun could not be finished; 500
+├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
 └── Unavailable            not loaded yet, shutting down, or the engine died; 503
 """
@@ -64,6 +65,10 @@ class ContextLengthError(RequestError):
 
 class GenerationFailed(LuceasyncError):
     """The engine could not finish an answer; the message says why."""
+
+
+class Unsupported(LuceasyncError):
+    """What was asked is sound, but not for this model's family; the message says which."""
 
 
 class QueueFull(LuceasyncError):

@@ -140,6 +140,7 @@ def _keys_in_file(value: object) -> tuple[str, ...]:
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DTYPES = ("auto", "bf16", "fp32")
+PEER_ACCESS = ("auto", "on", "off")
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -186,6 +187,15 @@ OPTIONS: tuple[Option, ...] = (
         "one weight above 0 for each device, with commas",
         "LIST",
         "Share of the layers for each device, such as 0.3,0.7; default: by free memory.",
+    ),
+    Option(
+        "peer-access",
+        "placement",
+        "peer_access",
+        _one_of(*PEER_ACCESS),
+        " | ".join(PEER_ACCESS),
+        "|".join(PEER_ACCESS),
+        "Copies from GPU to GPU: directly where they can (auto), always (on), over the host (off).",
     ),
     Option(
         "parallel",

@@ -19,7 +19,6 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from luceasync.models.loader import open_checkpoint
 from luceasync.models.spec import read_spec
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.plan import Device, make_plan
@@ -113,8 +112,7 @@ def load(folder: Path, options: argparse.Namespace, max_ctx_tokens: int) -> Laye
         max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=None,
     )
-    with open_checkpoint(folder) as checkpoint:
-        return LayerSplitBackend.load(spec, plan, checkpoint)
+    return LayerSplitBackend.open(folder, spec, plan)
 
 
 def prefill(backend: LayerSplitBackend, lane: int, prompt: torch.Tensor) -> None:

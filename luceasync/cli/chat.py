@@ -5,9 +5,12 @@ Owns the loop of turns. Knows nothing of who answers.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager
+from concurrent.futures import CancelledError, Future
+from contextlib import AbstractAsyncContextManager, contextmanager
+from types import FrameType
 
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.console import Console
@@ -73,12 +76,13 @@ class Conversation:
     def _answer(self, line: str) -> None:
         messages = [*self._messages, {"role": "user", "content": line}]
         parts: list[str] = []
-        future = self._portal.start_task_soon(self._speak, messages, parts)
-        try:
-            future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            self._console.print(" (stopped)", style="dim", end="")
+        with _ctrl_c() as pressed:
+            answer = self._portal.start_task_soon(self._speak, messages, parts)
+            pressed.add_done_callback(lambda _: answer.cancel())
+            try:
+                answer.result()
+            except CancelledError:
+                self._console.print(" (stopped)", style="dim", end="")
         self._console.print()
         self._messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
 
@@ -87,6 +91,24 @@ class Conversation:
             parts.append(text)
             self._console.file.write(text)
             self._console.file.flush()
+
+
+@contextmanager
+def _ctrl_c() -> Iterator[Future[None]]:
+    """A future that is done once Ctrl-C is pressed. An exception in its stead could arrive before
+    there is anything to stop.
+    """
+    pressed: Future[None] = Future()
+
+    def press(signum: int, frame: FrameType | None) -> None:
+        if not pressed.done():
+            pressed.set_result(None)
+
+    before = signal.signal(signal.SIGINT, press)
+    try:
+        yield pressed
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _lines(console: Console) -> Iterator[str]:

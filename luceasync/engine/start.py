@@ -11,7 +11,6 @@ from pathlib import Path
 from luceasync.config import Config
 from luceasync.engine.engine import Language, Loaded, LocalEngine
 from luceasync.engine.pump import Pump
-from luceasync.models.loader import open_checkpoint
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
@@ -63,8 +62,7 @@ def _load(
         if progress is not None:
             progress(min(done, total), total)
 
-    with open_checkpoint(model_dir) as checkpoint:
-        backend = LayerSplitBackend.load(spec, plan, checkpoint, advance)
+    backend = LayerSplitBackend.open(model_dir, spec, plan, advance)
     if progress is not None:
         progress(total, total)
     pump = Pump(backend, num_lanes=plan.parallel, chunk_tokens=plan.prefill_chunk_tokens)

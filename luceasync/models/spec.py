@@ -143,8 +143,6 @@ def _delta_shapes(spec: ModelSpec) -> dict[str, Shape]:
 
 # --- reading config.json ------------------------------------------------------------------------
 
-FAMILIES = ("qwen3", "qwen3_5")
-
 
 def read_spec(model_dir: Path) -> ModelSpec:
     """The spec of the model in `model_dir`. Raises ModelError naming the file and the field."""

@@ -5,16 +5,19 @@ Owns the page map and the shape of each pass. Knows no requests, no sampling and
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from luceasync.kv.pages import PageMap
-from luceasync.models.loader import TensorSource
+from luceasync.models.loader import TensorSource, open_checkpoint
 from luceasync.models.rows import NO_LANE
 from luceasync.models.spec import ModelSpec
+from luceasync.target.adapter import adapter_of
 from luceasync.target.group import Group, LocalGroup
 from luceasync.target.plan import Plan
 from luceasync.target.shard import Batch
@@ -24,9 +27,14 @@ class LayerSplitBackend:
     """A chain of groups. One device is a chain of one. Synchronous; engine thread only."""
 
     def __init__(
-        self, plan: Plan, groups: Sequence[Group], page_order: Sequence[int] | None = None
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        groups: Sequence[Group],
+        page_order: Sequence[int] | None = None,
     ) -> None:
         self.plan = plan
+        self._adapter = adapter_of(spec)
         self._groups = list(groups)
         self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
 
@@ -42,7 +50,19 @@ class LayerSplitBackend:
         ModelError.
         """
         with torch.inference_mode():
-            return cls(plan, [LocalGroup(spec, plan, source, advance)])
+            return cls(spec, plan, [LocalGroup(spec, plan, source, advance)])
+
+    @classmethod
+    def open(
+        cls,
+        model_dir: Path,
+        spec: ModelSpec,
+        plan: Plan,
+        advance: Callable[[int], None] = lambda num_bytes: None,
+    ) -> LayerSplitBackend:
+        """Load the model in `model_dir`; see `load`."""
+        with open_checkpoint(model_dir) as checkpoint:
+            return cls.load(spec, plan, checkpoint, advance)
 
     @torch.inference_mode()
     def prefill(
@@ -82,6 +102,15 @@ class LayerSplitBackend:
         self._pages.release(lane)
         for group in self._groups:
             group.reset(lane)
+
+    def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
+        """A shorter prompt that keeps about `keep_ratio` of the tokens.
+
+        Raises ValueError for a ratio that is none, Unsupported where the family cannot.
+        """
+        if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
+            raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
+        return self._adapter.compress(tokens, keep_ratio)
 
     def close(self) -> None:
         """Free everything. May be called twice."""

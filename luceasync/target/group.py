@@ -6,6 +6,7 @@ thread only.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -15,9 +16,11 @@ from torch import Tensor
 from luceasync.kv.pages import PageEvent
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
+from luceasync.target.devices import torch_device
 from luceasync.target.graph import GraphedShard
 from luceasync.target.plan import Plan
 from luceasync.target.shard import DTYPES, Batch, Shard
+from luceasync.target.transfer import choose_transfer
 
 
 class Group(Protocol):
@@ -55,6 +58,9 @@ class LocalGroup:
         """Load every shard of the plan. Raises ModelError; then nothing is left behind."""
         self._shards: list[Shard] = []
         self._steps: list[_DecodeStep] = []
+        self._in_flight: deque[torch.cuda.Event] = deque()
+        devices = [torch_device(shard.device) for shard in plan.shards]
+        self._transfer = choose_transfer(plan.peer_access, devices)
         try:
             for shard_plan in plan.shards:
                 self._shards.append(Shard(spec, plan, shard_plan, source, advance))
@@ -65,20 +71,34 @@ class LocalGroup:
             raise
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        """See Group. On GPUs the work is queued: while one shard runs a chunk, the shard before it
+        runs the next one. No more chunks are queued than keep every shard busy.
+        """
+        self._wait_for_room()
         x = given
         for shard in self._shards:
-            x = x.to(shard.device, non_blocking=True)
-            x = shard.embed(x) if shard.plan.is_first else x
-            x = shard.forward(x, shard.rows(batch))
-        if not self._shards[-1].plan.is_last:
-            return x
-        return self._shards[-1].project(x[:, -1:]) if project else None
+            with shard.on_device():
+                x = self._transfer(x, shard.device)
+                x = shard.embed(x) if shard.plan.is_first else x
+                x = shard.forward(x, shard.rows(batch))
+        last = self._shards[-1]
+        with last.on_device():
+            if last.plan.is_last:
+                x = last.project(x[:, -1:]) if project else None
+            if last.device.type != "cpu":
+                self._in_flight.append(torch.cuda.current_stream().record_event())
+        return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         x = given
-        for step in self._steps:
-            x = step.decode(batch, x)
+        for shard, step in zip(self._shards, self._steps, strict=True):
+            with shard.on_device():
+                x = step.decode(batch, self._transfer(x, shard.device))
         return x
+
+    def _wait_for_room(self) -> None:
+        while len(self._in_flight) > len(self._shards):
+            self._in_flight.popleft().synchronize()
 
     def place(self, events: Sequence[PageEvent]) -> None:
         for shard in self._shards:
@@ -89,6 +109,8 @@ class LocalGroup:
             shard.reset(lane)
 
     def close(self) -> None:
+        while self._in_flight:
+            self._in_flight.popleft().synchronize()
         for step in self._steps:
             step.close()
         for shard in self._shards:
@@ -119,8 +141,7 @@ class _EagerStep:
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         shard = self._shard
-        x = given.to(shard.device)
-        x = shard.embed(x) if shard.plan.is_first else x
+        x = shard.embed(given) if shard.plan.is_first else given
         x = shard.forward(x, shard.rows(batch))
         return shard.project(x) if shard.plan.is_last else x
 

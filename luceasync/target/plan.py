@@ -62,6 +62,7 @@ class Plan:
     max_ctx_tokens: int
     prefill_chunk_tokens: int
     decode_sizes: tuple[int, ...]
+    peer_access: str  # "auto", "on" or "off"
     reasons: tuple[str, ...]
 
     @property
@@ -189,6 +190,7 @@ def make_plan(
     parallel: int | None,
     max_ctx_tokens: int | None,
     prefill_chunk_tokens: int | None,
+    peer_access: str = "auto",
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit."""
     reasons = []
@@ -232,6 +234,7 @@ def make_plan(
         max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=chunk,
         decode_sizes=decode_sizes(on_cpu, dtype, parallel),
+        peer_access=peer_access,
         reasons=tuple(reasons),
     )
 

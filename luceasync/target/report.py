@@ -47,6 +47,7 @@ def plan_report(config: Config, spec: ModelSpec | None = None) -> PlanReport:
         parallel=config.engine.parallel,
         max_ctx_tokens=config.engine.max_ctx_tokens,
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+        peer_access=config.placement.peer_access,
     )
     shards = tuple(
         ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)

@@ -7,27 +7,23 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageEvent
-from luceasync.models import qwen3, qwen3_5
-from luceasync.models.layers import Layer, Norm, Ops, rotation
+from luceasync.models.layers import Norm, Ops, rotation
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
 from luceasync.models.rows import NO_LANE, Entry, Rows
 from luceasync.models.spec import ModelSpec
+from luceasync.target.adapter import adapter_of
 from luceasync.target.devices import torch_device
 from luceasync.target.plan import Plan, ShardPlan
 
-FAMILIES: dict[str, Callable[[TensorReader, int], Layer]] = {
-    "qwen3": qwen3.read_layer,
-    "qwen3_5": qwen3_5.read_layer,
-}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
@@ -58,11 +54,22 @@ class Shard:
         self._spec = spec
         dtype = DTYPES[plan.dtype]
         reader = TensorReader(source, spec, self.device, dtype, advance)
-        read_layer = FAMILIES[spec.family]
-        self._layers = [read_layer(reader, layer) for layer in range(shard.begin, shard.end)]
+        adapter, layers = adapter_of(spec), range(shard.begin, shard.end)
+        self._layers = [adapter.read_layer(reader, layer) for layer in layers]
         self._embedding, self._norm, self._head = _read_ends(reader, shard)
-        self.cache = _allocate(spec, plan, shard, dtype, self.device)
+        self.cache = adapter.allocate(
+            spec,
+            layers,
+            num_lanes=plan.parallel,
+            num_pages=plan.num_pages,
+            dtype=dtype,
+            device=self.device,
+        )
         self._ops = _ops_for(self.device)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """Inside it kernels are launched on this shard's device."""
+        return nullcontext() if self.device.type == "cpu" else torch.cuda.device(self.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens: int64 [entries, rows] on this device -> [entries, rows, hidden]. First shard
@@ -154,22 +161,6 @@ def _read_ends(
         tied_here = spec.tied_embeddings and embedding is not None
         head = embedding if tied_here else reader.matrix([head_name], {head_name: table})
     return embedding, norm, head
-
-
-def _allocate(
-    spec: ModelSpec, plan: Plan, shard: ShardPlan, dtype: torch.dtype, device: torch.device
-) -> LaneCache:
-    attention, delta = spec.attention, spec.delta
-    return LaneCache(
-        spec.layer_types[shard.begin : shard.end],
-        num_lanes=plan.parallel,
-        num_pages=plan.num_pages,
-        attention_shape=(attention.num_kv_heads, attention.head_dim),
-        conv_shape=(delta.conv_kernel - 1, delta.conv_channels) if delta else (0, 0),
-        delta_shape=(delta.num_value_heads, delta.key_dim, delta.value_dim) if delta else (0, 0, 0),
-        dtype=dtype,
-        device=device,
-    )
 
 
 def _tensors(tree: object) -> list[Tensor]:

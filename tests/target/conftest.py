@@ -42,7 +42,7 @@ def make_backend() -> Iterator[MakeBackend]:
         )
         with open_checkpoint(model_dir) as checkpoint:
             group = LocalGroup(spec, plan, checkpoint)
-        backends.append(LayerSplitBackend(plan, [group], page_order))
+        backends.append(LayerSplitBackend(spec, plan, [group], page_order))
         return backends[-1]
 
     yield make

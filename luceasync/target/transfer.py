@@ -1,0 +1,48 @@
+"""How activations cross from one device to the next: peer to peer where allowed, else over the
+host.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from luceasync.errors import PlacementError
+
+Transfer = Callable[[Tensor, torch.device], Tensor]
+
+
+def direct(x: Tensor, device: torch.device) -> Tensor:
+    """One copy, in the order of the streams; nobody waits unless the host is to read it."""
+    # To the host a copy that does not block could be read before it is complete.
+    return x.to(device, non_blocking=device.type != "cpu")
+
+
+def staged(x: Tensor, device: torch.device) -> Tensor:
+    """Through host memory, for GPUs that must not reach into each other's."""
+    crosses = x.device.type != "cpu" and device.type != "cpu" and x.device != device
+    return direct(x.cpu() if crosses else x, device)
+
+
+def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transfer:
+    """`peer_access`: "auto", "on" or "off". Raises PlacementError if "on" cannot be honoured."""
+    if peer_access == "off":
+        return staged
+    for first, second in _gpu_pairs(devices):
+        if not torch.cuda.can_device_access_peer(first, second):
+            if peer_access == "on":
+                raise PlacementError(
+                    f"--peer-access on: cuda:{first} cannot reach cuda:{second}; "
+                    "allowed here: auto, off"
+                )
+            return staged
+    return direct
+
+
+def _gpu_pairs(devices: Sequence[torch.device]) -> list[tuple[int, int]]:
+    """Indices of neighbours in the chain that are different GPUs."""
+    indices = [d.index for d in devices if d.type != "cpu"]
+    return [(a, b) for a, b in itertools.pairwise(indices) if a != b]
