@@ -149,19 +149,21 @@ class TensorReader:
         """Parts of matrices stacked along their rows: one allocation, filled part by part, so that
         beside it no more than one stored tensor is ever held.
         """
-        out: Tensor | None = None
-        begin = 0
         num_rows = sum(part.num_rows(shapes[part.name]) for part in parts)
+        shape = (num_rows, *shapes[parts[0].name][1:])
+        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        begin = 0
         for part in parts:
-            rows = part.select(self._source.read(part.name, shapes[part.name]))
-            if out is None:
-                shape = (num_rows, *rows.shape[1:])
-                out = torch.empty(shape, dtype=self._dtype, device=self._device)
-            out[begin : begin + rows.shape[0]] = rows
-            begin += rows.shape[0]
-            self._advance(rows.numel() * rows.element_size())
-        assert out is not None and begin == num_rows
+            end = begin + part.num_rows(shapes[part.name])
+            self._fill(out[begin:end], part, shapes[part.name])
+            begin = end
         return out
+
+    def _fill(self, out: Tensor, part: Part, shape: Shape) -> None:
+        """Read one part; what was read is gone when this returns."""
+        rows = part.select(self._source.read(part.name, shape))
+        out.copy_(rows)
+        self._advance(rows.numel() * rows.element_size())
 
     def vector(self, name: str, shapes: Mapping[str, Shape], offset: float = 0.0) -> Tensor:
         """A small tensor in float32, `offset` added."""
