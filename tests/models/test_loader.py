@@ -209,13 +209,14 @@ def test_only_the_tensors_of_the_range_are_read_and_each_byte_told_once(
 
 
 def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_path: Path):
-    save_file({"m": torch.ones(3, 5, dtype=torch.float64)}, tmp_path / "model.safetensors")
+    tensors = {"m": torch.ones(3, 5).double(), "v": torch.ones(7).bfloat16()}
+    save_file(tensors, tmp_path / "model.safetensors")
     told: list[int] = []
     with open_checkpoint(tmp_path) as checkpoint:
-        TensorReader(checkpoint, None, CPU, torch.bfloat16, told.append).matrix(
-            ["m"], {"m": (3, 5)}
-        )
-    assert told == [3 * 5 * 8]
+        reader = TensorReader(checkpoint, None, CPU, torch.float32, told.append)
+        reader.matrix(["m"], {"m": (3, 5)})
+        reader.vector("v", {"v": (7,)})
+    assert told == [3 * 5 * 8, 7 * 2]
 
 
 # --- random weights -----------------------------------------------------------------------------

@@ -76,7 +76,7 @@ def entry_of(lane: int, begin: int, end: int) -> Entry:
     return Entry(lane, begin, end, slice(begin, end), slice(0, end))
 
 
-PADDING = Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
+PADDING = Entry(NO_LANE, 5, 6, slice(5, 6), slice(0, 6))  # places that must not be touched
 
 
 def poisoned() -> tuple[Tensor, Tensor]:

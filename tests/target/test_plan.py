@@ -45,6 +45,15 @@ def make_spec(num_layers: int = 8, max_positions: int = 32768) -> ModelSpec:
     )
 
 
+def make_hybrid_spec() -> ModelSpec:
+    """8 layers, 6 of them Gated DeltaNet, and a context that no memory holds."""
+    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
+    return parse_spec(
+        {"model_type": "qwen3_5_text", "max_position_embeddings": 2**24, **sizes, **heads}
+    )
+
+
 def plan_of(free_mib: float | list[float] = 8192, backend: str = "cpu", **asked: Any) -> Plan:
     """A plan for `make_spec()`; what is not asked is None."""
     sizes = free_mib if isinstance(free_mib, list) else [free_mib]
@@ -207,6 +216,15 @@ def test_what_we_choose_stays_within_the_memory(free_mib: int, backend: str):
     assert plan.device_bytes(shard) + shard.workspace_bytes <= free_mib * MIB
 
 
+@pytest.mark.parametrize("free_mib", [360, 380, 400])
+def test_recurrent_state_takes_its_part_of_the_memory(free_mib: int):
+    """2 MiB a lane and Gated DeltaNet layer, for one lane more than there are."""
+    plan = plan_of(free_mib, "cuda", spec=make_hybrid_spec(), parallel=4, prefill_chunk_tokens=64)
+    shard = plan.shards[0]
+    assert shard.lane_state_bytes > 6 * 2 * MIB
+    assert plan.device_bytes(shard) + shard.workspace_bytes <= free_mib * MIB
+
+
 @pytest.mark.parametrize("max_ctx_tokens", [64, 100, 2049, 5000])
 def test_a_context_that_fits_is_given_exactly_and_needs_no_reason(max_ctx_tokens: int):
     plan = plan_of(max_ctx_tokens=max_ctx_tokens, parallel=3)
@@ -226,6 +244,11 @@ def test_a_context_that_does_not_fit_is_refused_with_the_one_that_does():
 def test_a_long_context_that_was_asked_gets_as_many_lanes_as_hold_it():
     assert plan_of(500, max_ctx_tokens=16384).parallel == 1
     assert plan_of(500, max_ctx_tokens=1024).parallel == 4
+
+
+def test_a_context_that_was_asked_may_take_more_of_the_memory_than_we_would():
+    ours = plan_of(600, parallel=4).max_ctx_tokens
+    assert plan_of(600, max_ctx_tokens=ours + ours // 2).parallel == 4
 
 
 # --- the bytes that will be held ----------------------------------------------------------------
