@@ -8,6 +8,10 @@ allocation, and transformers' generate on the same weights.
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch
+
 import argparse
 import statistics
 import tempfile

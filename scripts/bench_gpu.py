@@ -1,12 +1,9 @@
-"""Decode and prefill on GPUs, of well-known shapes with random weights, beside their physical
-limits.
+"""Decode and prefill on GPUs, of well-known shapes with random weights, beside physical limits.
 
     python scripts/bench_gpu.py [--shapes qwen3-4b,qwen3.5-4b] [--devices cuda:0,cuda:1] [--peer]
 
-The limit of a decode step is (weights + keys and values) / copy bandwidth, of prefill the rate of a
-large matrix product; both are measured first. `--peer` runs transformers' generate on the same
-shape, `--devices` with several devices compares the split model with the model on the first of
-them.
+A decode step cannot be faster than (weights + keys and values) / copy bandwidth, prefill not faster
+than a large matrix product. `--peer`: transformers' generate; several devices: beside the first.
 """
 
 from __future__ import annotations

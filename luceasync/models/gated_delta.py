@@ -42,10 +42,13 @@ def delta_chunks(
     chunk = min(CHUNK_ROWS, num_rows)
     q, k, v = (_chunked(x, chunk) for x in (q, k, v))  # [batch, heads, chunks, chunk, dim]
     g, beta = (_chunked(x[..., None], chunk)[..., 0] for x in (g, beta))
-    total = g.cumsum(-1)
+    # In float64: after a strong decay the small differences of large sums would lose their digits.
+    summed = g.double().cumsum(-1)
+    total = summed.float()
     future = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).triu(1)
     # Masked before the exponential: towards the future the difference may be large and positive.
-    decay = (total[..., :, None] - total[..., None, :]).masked_fill(future, -torch.inf).exp()
+    spans = (summed[..., :, None] - summed[..., None, :]).float()
+    decay = spans.masked_fill(future, -torch.inf).exp()
 
     # (I + L) u = beta v - beta e^G k S, with L strictly lower: u = u0 - w S.
     k_beta = k * beta[..., None]
@@ -56,7 +59,7 @@ def delta_chunks(
 
     within = (q @ k.transpose(-1, -2)) * decay
     q_decayed = q * total.exp()[..., None]
-    k_to_end = k * (total[..., -1:] - total).exp()[..., None]
+    k_to_end = k * (summed[..., -1:] - summed).float().exp()[..., None]
     to_end = total[..., -1].exp()[..., None, None]
     outputs = []
     for c in range(q.shape[2]):

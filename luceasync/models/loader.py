@@ -21,6 +21,8 @@ from torch import Tensor
 from luceasync.errors import ModelError
 from luceasync.models.spec import ModelSpec, Shape
 
+STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+
 
 class TensorSource(Protocol):
     """Where tensors come from: a checkpoint, or random numbers for a benchmark."""
@@ -45,6 +47,12 @@ class Checkpoint:
             found = tuple(file.get_slice(name).get_shape())  # type: ignore[attr-defined]
             if found != shape:
                 raise ModelError(f"{self._model_dir}: {name!r} has shape {found}, expected {shape}")
+            dtype = file.get_slice(name).get_dtype()  # type: ignore[attr-defined]
+            if dtype not in STORED_DTYPES:  # quantized values, whose scales we would not apply
+                raise ModelError(
+                    f"{self._model_dir}: {name!r} is stored as {dtype}; "
+                    f"{', '.join(STORED_DTYPES)} are supported"
+                )
             return file.get_tensor(name)  # type: ignore[attr-defined]
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None

@@ -7,6 +7,7 @@ words.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -172,7 +173,7 @@ def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
         case "qwen3_5_text":
             return _parse_qwen3_5(_Fields(config), prefix="model.")
         case "qwen3_5":  # the vision wrapper: its text part only
-            text = dict(config.get("text_config") or {})
+            text = dict(_Fields(config).mapping("text_config"))
             text.setdefault("tie_word_embeddings", config.get("tie_word_embeddings", False))
             text.setdefault("eos_token_id", config.get("eos_token_id"))
             return _parse_qwen3_5(_Fields(text), prefix="model.language_model.")
@@ -196,32 +197,51 @@ class _Fields:
 
     def number(self, name: str, default: float) -> float:
         value = self.config.get(name, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not _is_positive_number(value):
             raise ModelError(f"{name} = {value!r}: a positive number is expected")
         return float(value)
 
+    def mapping(self, name: str) -> Mapping[str, Any]:
+        value = self.config.get(name)
+        if value is None:
+            return {}
+        if not isinstance(value, Mapping):
+            raise ModelError(f"{name} = {value!r}: a JSON object is expected")
+        return value
+
     def must_be(self, name: str, expected: object) -> None:
-        value = self.config.get(name, expected)
+        value = self.config.get(name)
+        value = expected if value is None else value
         if value != expected:
             raise ModelError(f"{name} = {value!r} is not supported; expected {expected!r}")
 
     def eos_ids(self) -> frozenset[int]:
         value = self.config.get("eos_token_id")
-        ids = [] if value is None else [value] if isinstance(value, int) else value
-        if not isinstance(ids, list) or not all(isinstance(i, int) for i in ids):
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(i) is int for i in ids):
             raise ModelError(f"eos_token_id = {value!r}: an integer or a list of them is expected")
         return frozenset(ids)
 
     def rope(self) -> Mapping[str, Any]:
-        """`rope_parameters` of today's configs, or the older fields of the top level."""
-        rope = dict(self.config.get("rope_parameters") or self.config.get("rope_scaling") or {})
+        """`rope_parameters` of today's configs, or the older fields of the top level. Where both
+        are there, transformers follows `rope_scaling`.
+        """
+        rope = dict(self.mapping("rope_scaling") or self.mapping("rope_parameters"))
         rope_type = rope.get("rope_type", rope.get("type", "default"))
         if rope_type not in ("default", "mrope"):
             raise ModelError(f"rope_type {rope_type!r} is not supported; expected 'default'")
         for name in ("rope_theta", "partial_rotary_factor"):
-            if name in self.config:
+            if self.config.get(name) is not None:
                 rope.setdefault(name, self.config[name])
+        for name in ("rope_theta", "partial_rotary_factor"):
+            if name in rope and not _is_positive_number(rope[name]):
+                raise ModelError(f"{name} = {rope[name]!r}: a positive number is expected")
         return rope
+
+
+def _is_positive_number(value: object) -> bool:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and value > 0
 
 
 def _parse_attention(fields: _Fields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
@@ -233,14 +253,21 @@ def _parse_attention(fields: _Fields, *, gated: bool, rotary_factor: float) -> A
             f"num_key_value_heads = {num_kv_heads}"
         )
     fields.must_be("attention_bias", False)
+    fields.must_be("quantization_config", None)
     rope = fields.rope()
     head_dim = fields.positive("head_dim", fields.positive("hidden_size") // num_heads)
     factor = float(rope.get("partial_rotary_factor", rotary_factor))
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"partial_rotary_factor = {factor:g} rotates {rotary_dim} of head_dim = {head_dim}; "
+            "an even number of them is expected"
+        )
     return AttentionSpec(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        rotary_dim=int(head_dim * factor),
+        rotary_dim=rotary_dim,
         rope_theta=float(rope.get("rope_theta", 10000.0)),
         gated=gated,
     )
@@ -249,13 +276,15 @@ def _parse_attention(fields: _Fields, *, gated: bool, rotary_factor: float) -> A
 def _parse_qwen3(fields: _Fields) -> ModelSpec:
     fields.must_be("hidden_act", "silu")
     fields.must_be("use_sliding_window", False)
+    num_layers = fields.positive("num_hidden_layers")
+    fields.must_be("layer_types", ["full_attention"] * num_layers)
     return ModelSpec(
         family="qwen3",
         prefix="model.",
         vocab_size=fields.positive("vocab_size"),
         hidden_size=fields.positive("hidden_size"),
         intermediate_size=fields.positive("intermediate_size"),
-        layer_types=("attention",) * fields.positive("num_hidden_layers"),
+        layer_types=("attention",) * num_layers,
         norm_eps=fields.number("rms_norm_eps", 1e-6),
         norm_offset=0.0,
         attention=_parse_attention(fields, gated=False, rotary_factor=1.0),
@@ -275,7 +304,8 @@ def _parse_layer_types(fields: _Fields) -> tuple[LayerType, ...]:
         for layer in range(num_layers)
     ]
     listed = fields.config.get("layer_types") or default
-    if len(listed) != num_layers or not set(listed) <= set(names):
+    fits = isinstance(listed, list) and len(listed) == num_layers
+    if not fits or not all(isinstance(name, str) and name in names for name in listed):
         raise ModelError(
             f"layer_types = {listed!r}: {num_layers} entries of {sorted(names)} are expected"
         )

@@ -125,6 +125,8 @@ def split_layers(num_layers: int, weights: Sequence[float]) -> tuple[tuple[int, 
             f"--target-devices names {num_shards} devices, but the model has {num_layers} layers; "
             "at most one device a layer"
         )
+    largest = max(weights)
+    weights = [weight / largest for weight in weights]  # sums of huge ones would overflow
     total, running, cuts = math.fsum(weights), 0.0, [0]
     for i, weight in enumerate(weights):
         running += weight
@@ -222,7 +224,12 @@ def make_plan(
         max_ctx_tokens, reason = _choose_context(spec, shards, chosen_room, parallel)
         reasons.append(reason)
     fits = _context_that_fits(shards, named_room, parallel)
-    if not 1 <= max_ctx_tokens <= fits:
+    if max_ctx_tokens == 0:
+        raise PlacementError(
+            f"no memory is left for a lane of {CHUNK_TOKENS} tokens beside the weights; "
+            "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
+        )
+    if max_ctx_tokens > fits:
         raise PlacementError(
             f"--max-ctx {max_ctx_tokens} with --parallel {parallel} does not fit: "
             f"{fits} tokens a lane do; lower one of them or add devices"

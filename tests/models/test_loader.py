@@ -164,6 +164,15 @@ def test_matrices_are_stacked_in_the_wanted_dtype_and_vectors_are_float32(
     assert torch.equal(found["vector"], v.float() + 1.0)
 
 
+@pytest.mark.parametrize(
+    ("stored", "name"), [(torch.int8, "I8"), (torch.float8_e4m3fn, "F8_E4M3"), (torch.bool, "BOOL")]
+)
+def test_quantized_values_are_refused(tmp_path: Path, stored: torch.dtype, name: str):
+    tensors = {key: torch.ones(2, 2).to(stored) for key in ("m0", "m1", "v")}
+    with pytest.raises(ModelError, match=f"'m0' is stored as {name}; F64, .* are supported"):
+        reader_of(tmp_path, torch.float32, tensors)
+
+
 # --- what a shard reads -------------------------------------------------------------------------
 
 

@@ -212,3 +212,58 @@ def test_the_vision_wrapper_has_its_own_prefix_and_the_same_text_model():
 def test_the_wrapper_may_say_what_its_text_part_leaves_out():
     spec = wrapper(tie_word_embeddings=True, eos_token_id=9)
     assert (spec.tied_embeddings, spec.eos_ids) == (True, {9})
+
+
+# --- what would run wrongly without a word ------------------------------------------------------
+
+
+def test_an_old_scaled_rope_counts_beside_a_new_plain_one():
+    plain, scaled = {"rope_type": "default"}, {"rope_type": "yarn", "factor": 4.0}
+    words = refusal(config_of("qwen3", rope_parameters=plain, rope_scaling=scaled))
+    assert words.startswith("rope_type 'yarn' is not supported")
+
+
+def test_quantized_weights_are_refused():
+    words = refusal(config_of("qwen3", quantization_config={"quant_method": "fp8"}))
+    assert words.startswith("quantization_config = {'quant_method': 'fp8'} is not supported")
+
+
+@pytest.mark.parametrize("value", ["abc", 0, -1.0, True, float("inf")])
+@pytest.mark.parametrize("name", ["rope_theta", "partial_rotary_factor"])
+def test_the_ropes_numbers_are_positive(name: str, value: object):
+    expected = f"{name} = {value!r}: a positive number is expected"
+    assert refusal(config_of("qwen3", **{name: value})) == expected
+    assert refusal(config_of("qwen3", rope_parameters={name: value})) == expected
+
+
+@pytest.mark.parametrize("factor", [2.0, 0.19, 0.01])
+def test_an_even_part_of_the_head_is_rotated(factor: float):
+    words = refusal(config_of("qwen3", partial_rotary_factor=factor))
+    assert words.startswith(f"partial_rotary_factor = {factor:g} rotates ")
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("value", ["yarn", [1]])
+def test_the_rope_is_an_object(name: str, value: object):
+    expected = f"{name} = {value!r}: a JSON object is expected"
+    assert refusal(config_of("qwen3", **{name: value})) == expected
+
+
+def test_the_wrappers_text_part_is_an_object():
+    words = refusal({"model_type": "qwen3_5", "text_config": [1]})
+    assert words == "text_config = [1]: a JSON object is expected"
+
+
+@pytest.mark.parametrize("listed", [4, "full", {"a": 1}, [["full_attention"]] * 4])
+def test_layer_types_are_a_list_of_names(listed: object):
+    assert f"layer_types = {listed!r}" in refusal(config_of("qwen3_5_text", layer_types=listed))
+
+
+@pytest.mark.parametrize("listed", [["sliding_attention"] * 4, ["full_attention"] * 3])
+def test_qwen3_has_full_attention_in_every_layer(listed: list[str]):
+    assert f"layer_types = {listed!r}" in refusal(config_of("qwen3", layer_types=listed))
+
+
+@pytest.mark.parametrize("value", [True, [1, False]])
+def test_an_end_token_is_no_boolean(value: object):
+    assert f"eos_token_id = {value!r}" in refusal(config_of("qwen3", eos_token_id=value))

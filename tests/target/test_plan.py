@@ -82,6 +82,7 @@ def refusal(call, *args: Any, **kwargs: Any) -> str:
         (4, [1e9, 1, 1], ((0, 2), (2, 3), (3, 4))),
         (4, [1, 1, 1e9], ((0, 1), (1, 2), (2, 4))),
         (10, [3, 7], ((0, 3), (3, 10))),
+        (10, [1e308, 1e308], ((0, 5), (5, 10))),
     ],
 )
 def test_layers_are_split_by_weight(num_layers: int, weights: list[float], ranges: tuple):
