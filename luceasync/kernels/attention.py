@@ -1,0 +1,287 @@
+"""Attention of one new row per lane: head norms, rotation, the write into the lane's page, and
+flash-decoding (Dao et al., 2023) over the lane's pages.
+
+The split of the context depends on its length alone, read on the device: one captured graph serves
+every length, and a row's result does not depend on the other lanes.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.overlap import dot_precision, overlap_options, start_next, wait_for_inputs
+
+PAGE_TOKENS = 64
+NUM_SPLITS = 64  # programs that share the context of one lane and kv head
+
+
+def attend(
+    projected: Tensor,
+    norms: tuple[Tensor, Tensor, float],
+    keys: Tensor,
+    values: Tensor,
+    lanes: Tensor,
+    positions: Tensor,
+    tables: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    *,
+    num_heads: int,
+    rotary_dim: int,
+    gated: bool,
+) -> Tensor:
+    """Write each entry's key and value row and attend to positions up to its own.
+
+    projected: [entries, query_dim + 2 kv_dim (+ query_dim of gates)]; norms: query and key weight,
+    eps; keys, values: [lanes, places, kv_heads, head_dim]; lanes: int32 [entries], negative =
+    padding, which gives zeros; positions: int32 [entries]; tables: int32 [lanes, chunks];
+    rotation: cos, sin float32 [entries, rotary_dim / 2]. Returns [entries, query_dim].
+    """
+    num_entries = projected.shape[0]
+    num_kv_heads, head_dim = keys.shape[2:]
+    group = num_heads // num_kv_heads
+    shape = (num_entries, num_heads, NUM_SPLITS)
+    sums = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
+    weights = torch.empty(*shape, 2, dtype=torch.float32, device=keys.device)
+    out = projected.new_empty(num_entries, num_heads * head_dim)
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    query_norm, key_norm, eps = norms
+    options = overlap_options(projected)
+    _attend_kernel[(num_kv_heads, NUM_SPLITS, num_entries)](
+        projected,
+        query_norm,
+        key_norm,
+        keys,
+        values,
+        lanes,
+        positions,
+        tables,
+        *rotation,
+        sums,
+        weights,
+        eps,
+        projected.stride(0),
+        keys.stride(0),
+        tables.stride(0),
+        head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        BLOCK_GROUP=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        HALF=rotary_dim // 2,
+        PAGE=PAGE_TOKENS,
+        SPLITS=NUM_SPLITS,
+        PRECISION=dot_precision(keys.dtype),
+        num_warps=4,
+        num_stages=2,
+        **options,
+    )
+    _combine_kernel[(num_heads, num_entries)](
+        sums,
+        weights,
+        projected,
+        out,
+        lanes,
+        positions,
+        projected.stride(0),
+        (num_heads + 2 * num_kv_heads) * head_dim,
+        NUM_HEADS=num_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        PAGE=PAGE_TOKENS,
+        SPLITS=NUM_SPLITS,
+        GATED=gated,
+        num_warps=4,
+        **options,
+    )
+    return out
+
+
+@triton.jit
+def normed_and_rotated(
+    heads, offset, ok, dim, norm, cos, sin, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr
+):
+    """RMS norm over the last axis, then rotation, rounded to the heads' dtype after each.
+
+    `heads` + `offset` [n, 1] points to the heads; dim: [1, BLOCK_DIM]; cos, sin: pointers, one or
+    [n, 1], to HALF numbers each. Halves are paired: dimension d turns with d + HALF.
+    """
+    dtype = heads.dtype.element_ty
+    ok = ok & (dim < HEAD_DIM)
+    x = tl.load(heads + offset + dim, mask=ok, other=0.0).to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+    own = (x * inverse_rms * tl.load(norm + dim, mask=dim < HEAD_DIM, other=0.0)).to(dtype)
+    partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
+    turns = dim < 2 * HALF
+    y = tl.load(heads + offset + partner, mask=ok & turns, other=0.0).to(tl.float32)
+    y = y * inverse_rms * tl.load(norm + partner, mask=turns, other=0.0)
+    y = tl.where(dim < HALF, -1.0, 1.0) * y.to(dtype).to(tl.float32)
+    angle = tl.where(dim < HALF, dim, dim - HALF)
+    c = tl.load(cos + angle, mask=ok & turns, other=1.0)
+    s = tl.load(sin + angle, mask=ok & turns, other=0.0)
+    return tl.where(turns, (own.to(tl.float32) * c + y * s).to(dtype), own)
+
+
+@triton.jit
+def chunks_of_split(position, PAGE: tl.constexpr, SPLITS: tl.constexpr):
+    """How many chunks hold the rows before `position`, and how many of them each split takes."""
+    num_chunks = (position + PAGE - 1) // PAGE
+    return num_chunks, tl.maximum((num_chunks + SPLITS - 1) // SPLITS, 1)
+
+
+@triton.jit
+def _attend_kernel(
+    projected,
+    query_norm,
+    key_norm,
+    keys,
+    values,
+    lanes,
+    positions,
+    tables,
+    cos,
+    sin,
+    sums,
+    weights,
+    eps,
+    projected_stride,
+    lane_stride,
+    table_stride,
+    scale,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    kv_head = tl.program_id(0)
+    split = tl.program_id(1)
+    entry = tl.program_id(2)
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    lane = tl.load(lanes + entry)
+    if lane < 0:
+        return
+    position = tl.load(positions + entry)
+    num_chunks, chunks_each = chunks_of_split(position, PAGE, SPLITS)
+    begin = split * chunks_each
+    end = tl.minimum(begin + chunks_each, num_chunks)
+    if (begin >= end) & (split > 0):
+        return
+
+    g = tl.arange(0, BLOCK_GROUP)
+    g_ok = g < GROUP
+    d = tl.arange(0, BLOCK_DIM)
+    row = projected + entry.to(tl.int64) * projected_stride
+    cos += entry * HALF
+    sin += entry * HALF
+    offset = (kv_head * GROUP + g) * HEAD_DIM
+    q = normed_and_rotated(
+        row, offset[:, None], g_ok[:, None], d[None, :], query_norm, cos, sin, eps, HEAD_DIM, HALF
+    )  # [group, head_dim]
+    lane_offset = lane.to(tl.int64) * lane_stride
+    keys += lane_offset
+    values += lane_offset
+    best = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
+    weight = tl.zeros([BLOCK_GROUP], tl.float32)
+    total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
+
+    if split == 0:
+        # The new row is written here and seen from registers; the cache is read strictly below it.
+        one = tl.arange(0, 1)[:, None]
+        key_offset = (NUM_HEADS + kv_head) * HEAD_DIM + one
+        k_new = normed_and_rotated(
+            row, key_offset, one == 0, d[None, :], key_norm, cos, sin, eps, HEAD_DIM, HALF
+        )
+        v_new = tl.load(
+            row + key_offset + NUM_KV_HEADS * HEAD_DIM + d[None, :],
+            mask=d[None, :] < HEAD_DIM,
+            other=0.0,
+        )
+        page = tl.load(tables + lane * table_stride + position // PAGE)
+        place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS + kv_head
+        at = place * HEAD_DIM + d[None, :]
+        tl.store(keys + at, k_new, mask=d[None, :] < HEAD_DIM)
+        tl.store(values + at, v_new, mask=d[None, :] < HEAD_DIM)
+        best = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
+        weight = tl.full([BLOCK_GROUP], 1.0, tl.float32)
+        total += v_new.to(tl.float32)
+
+    t = tl.arange(0, PAGE)
+    for chunk in range(begin, end):
+        page = tl.load(tables + lane * table_stride + chunk)
+        t_ok = chunk * PAGE + t < position
+        at = ((page * PAGE + t).to(tl.int64) * NUM_KV_HEADS + kv_head) * HEAD_DIM
+        ok = t_ok[:, None] & (d[None, :] < HEAD_DIM)
+        k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)
+        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [group, page]
+        scores = tl.where(t_ok[None, :], scores, float("-inf"))
+        higher = tl.maximum(best, tl.max(scores, 1))
+        p = tl.exp2(scores - higher[:, None])
+        shrink = tl.exp2(best - higher)
+        weight = weight * shrink + tl.sum(p, 1)
+        v = tl.load(values + at[:, None] + d[None, :], mask=ok, other=0.0)
+        total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision=PRECISION)
+        best = higher
+
+    part = (entry * NUM_HEADS + kv_head * GROUP + g) * SPLITS + split
+    tl.store(weights + part * 2, best, mask=g_ok)
+    tl.store(weights + part * 2 + 1, weight, mask=g_ok)
+    ok = g_ok[:, None] & (d[None, :] < HEAD_DIM)
+    tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
+
+
+@triton.jit
+def _combine_kernel(
+    sums,
+    weights,
+    projected,
+    out,
+    lanes,
+    positions,
+    projected_stride,
+    gate_offset,
+    NUM_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GATED: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    head = tl.program_id(0)
+    entry = tl.program_id(1)
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    d = tl.arange(0, BLOCK_DIM)
+    d_ok = d < HEAD_DIM
+    out += (entry * NUM_HEADS + head) * HEAD_DIM
+    if tl.load(lanes + entry) < 0:
+        tl.store(out + d, tl.zeros([BLOCK_DIM], out.dtype.element_ty), mask=d_ok)
+        return
+    num_chunks, chunks_each = chunks_of_split(tl.load(positions + entry), PAGE, SPLITS)
+    num_used = tl.maximum((num_chunks + chunks_each - 1) // chunks_each, 1)
+    s = tl.arange(0, SPLITS)
+    s_ok = s < num_used
+    part = (entry * NUM_HEADS + head) * SPLITS + s
+    best = tl.load(weights + part * 2, mask=s_ok, other=float("-inf"))
+    weight = tl.load(weights + part * 2 + 1, mask=s_ok, other=0.0)
+    share = tl.exp2(best - tl.max(best, 0))
+    ok = s_ok[:, None] & d_ok[None, :]
+    total = tl.load(sums + part[:, None] * HEAD_DIM + d[None, :], mask=ok, other=0.0)
+    result = tl.sum(total * share[:, None], 0) / tl.sum(weight * share, 0)
+    if GATED:
+        at = entry.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
+        gate = tl.load(projected + at, mask=d_ok, other=0.0).to(tl.float32)
+        result *= tl.sigmoid(gate)
+    tl.store(out + d, result.to(out.dtype.element_ty), mask=d_ok)

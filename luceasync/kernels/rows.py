@@ -1,0 +1,171 @@
+"""Passes over many rows between the matrix products of prefill, each fused into one kernel.
+
+RMS norm, SwiGLU, and what comes before attention: head norms, rotation, the write into pages.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.attention import PAGE_TOKENS, normed_and_rotated
+from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / rms(x) * weight. x: [rows, dim] contiguous; weight: float32 [dim]."""
+    out = x.new_empty(x.shape)
+    dim = x.shape[1]
+    block = triton.next_power_of_2(dim)
+    warps = min(max(block // 1024, 1), 16)
+    _rms_norm_kernel[(x.shape[0],)](
+        x, weight, out, dim, eps, BLOCK=block, num_warps=warps, **overlap_options(x)
+    )
+    return out
+
+
+def swiglu(gate_up: Tensor) -> Tensor:
+    """silu(gate) * up. gate_up: [rows, 2 * inner] contiguous, gate first. -> [rows, inner]."""
+    num_rows, width = gate_up.shape
+    inner = width // 2
+    out = gate_up.new_empty(num_rows, inner)
+    _swiglu_kernel[(triton.cdiv(inner, 2048), num_rows)](
+        gate_up, out, inner, BLOCK=2048, num_warps=8
+    )
+    return out
+
+
+def write_heads(
+    projected: Tensor,
+    norms: tuple[Tensor, Tensor, float],
+    keys: Tensor,
+    values: Tensor,
+    lanes: Tensor,
+    positions: Tensor,
+    tables: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    *,
+    num_heads: int,
+    rotary_dim: int,
+) -> Tensor:
+    """Norm and rotate query and key heads; write keys and values to their pages.
+
+    projected: [entries, rows, width >= query_dim + 2 kv_dim] contiguous; keys, values: [lanes,
+    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; positions:
+    int32 [entries, rows]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2].
+    Returns the queries [entries, rows, heads, head_dim].
+    """
+    num_entries, num_rows, width = projected.shape
+    num_kv_heads, head_dim = keys.shape[2:]
+    queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
+    query_norm, key_norm, eps = norms
+    block_rows = 16
+    grid = (triton.cdiv(num_rows, block_rows), num_heads + 2 * num_kv_heads, num_entries)
+    _write_heads_kernel[grid](
+        projected,
+        query_norm,
+        key_norm,
+        keys,
+        values,
+        lanes,
+        positions,
+        tables,
+        *rotation,
+        queries,
+        eps,
+        num_rows,
+        width,
+        keys.stride(0),
+        tables.stride(0),
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        HALF=rotary_dim // 2,
+        PAGE=PAGE_TOKENS,
+        BLOCK_ROWS=block_rows,
+        num_warps=4,
+    )
+    return queries
+
+
+@triton.jit
+def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    row = tl.program_id(0).to(tl.int64) * dim
+    i = tl.arange(0, BLOCK)
+    ok = i < dim
+    exact = tl.load(x + row + i, mask=ok, other=0.0).to(tl.float32)
+    inverse_rms = tl.rsqrt(tl.sum(exact * exact, 0) / dim + eps)
+    exact *= inverse_rms * tl.load(weight + i, mask=ok, other=0.0)
+    tl.store(out + row + i, exact.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < inner
+    gate = tl.load(gate_up + row * 2 * inner + i, mask=ok, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + (row * 2 + 1) * inner + i, mask=ok, other=0.0).to(tl.float32)
+    result = gate * tl.sigmoid(gate) * up
+    tl.store(out + row * inner + i, result.to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def _write_heads_kernel(
+    projected,
+    query_norm,
+    key_norm,
+    keys,
+    values,
+    lanes,
+    positions,
+    tables,
+    cos,
+    sin,
+    queries,
+    eps,
+    num_rows,
+    width,
+    lane_stride,
+    table_stride,
+    NUM_HEADS: tl.constexpr,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PAGE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+):
+    head = tl.program_id(1)  # query heads, then key heads, then value heads
+    entry = tl.program_id(2)
+    lane = tl.load(lanes + entry)
+    if lane < 0:
+        return
+    t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
+    d = tl.arange(0, BLOCK_DIM)[None, :]
+    t_ok = t < num_rows
+    ok = t_ok & (d < HEAD_DIM)
+    row = entry.to(tl.int64) * num_rows + t
+    offset = row * width + head * HEAD_DIM
+    cos += row * HALF
+    sin += row * HALF
+    if head < NUM_HEADS:
+        q = normed_and_rotated(
+            projected, offset, t_ok, d, query_norm, cos, sin, eps, HEAD_DIM, HALF
+        )
+        tl.store(queries + (row * NUM_HEADS + head) * HEAD_DIM + d, q, mask=ok)
+        return
+    position = tl.load(positions + row, mask=t_ok, other=0)
+    page = tl.load(tables + lane * table_stride + position // PAGE)
+    place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS
+    place = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
+    if head < NUM_HEADS + NUM_KV_HEADS:
+        k = normed_and_rotated(projected, offset, t_ok, d, key_norm, cos, sin, eps, HEAD_DIM, HALF)
+        tl.store(keys + place + (head - NUM_HEADS) * HEAD_DIM, k, mask=ok)
+    else:
+        v = tl.load(projected + offset + d, mask=ok, other=0.0)
+        tl.store(values + place + (head - NUM_HEADS - NUM_KV_HEADS) * HEAD_DIM, v, mask=ok)

@@ -1,0 +1,156 @@
+"""Random inputs for kernel tests, and how far a result may be from the slow truth."""
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from luceasync.models.layers import rotation
+from luceasync.models.ops import AttentionNorms, DeltaParameters
+from luceasync.models.rows import Entry, Rows
+from luceasync.models.spec import AttentionSpec, DeltaSpec
+
+PAGE = 64
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
+
+
+def distance(found: Tensor, truth: Tensor) -> float:
+    """||found - truth|| / ||truth||; NaN stays NaN and fails every comparison."""
+    return float((found.double() - truth.double()).norm() / truth.double().norm())
+
+
+def random(*shape: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> Tensor:
+    return (torch.randn(shape) * scale).to(device=device, dtype=dtype)
+
+
+def rows_at(
+    lanes: list[int],
+    begins: list[int],
+    num_rows: int,
+    spec: AttentionSpec,
+    num_lanes: int,
+    num_pages: int,
+    device: torch.device,
+) -> Rows:
+    """Rows whose pages are shuffled, each lane its own way."""
+    generator = torch.Generator().manual_seed(7)
+    pages = [torch.randperm(num_pages, generator=generator) for _ in range(num_lanes)]
+    tables = torch.stack(pages).int()
+
+    def places(lane: int, begin: int, end: int) -> Tensor:
+        tokens = torch.arange(begin, end)
+        return (tables[lane, tokens // PAGE].long() * PAGE + tokens % PAGE).to(device)
+
+    entries = tuple(
+        Entry(
+            lane,
+            begin,
+            begin + num_rows,
+            places(lane, begin, begin + num_rows),
+            places(lane, 0, begin + num_rows),
+        )
+        for lane, begin in zip(lanes, begins, strict=True)
+    )
+    positions = torch.tensor(begins, dtype=torch.int32)[:, None]
+    positions = (positions + torch.arange(num_rows, dtype=torch.int32)).to(device)
+    cos, sin = rotation(spec, positions)
+    lane_tensor = torch.tensor(lanes, dtype=torch.int32, device=device)
+    return Rows(entries, lane_tensor, positions, tables.to(device), cos, sin)
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """Inputs of `attend`; the caches are written in place, so take a copy for each run."""
+
+    projected: Tensor
+    spec: AttentionSpec
+    norms: AttentionNorms
+    keys: Tensor
+    values: Tensor
+    rows: Rows
+
+    def copy(self) -> "AttentionCase":
+        return replace(self, keys=self.keys.clone(), values=self.values.clone())
+
+    def run(self, ops) -> Tensor:
+        return ops.attend(self.projected, self.spec, self.norms, self.keys, self.values, self.rows)
+
+
+def attention_case(
+    spec: AttentionSpec,
+    lanes: list[int],
+    begins: list[int],
+    num_rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> AttentionCase:
+    num_pages = max(begins) // PAGE + num_rows // PAGE + 2
+    num_lanes = max(lanes) + 1
+    width = spec.query_dim * (2 if spec.gated else 1) + 2 * spec.kv_dim
+    shape = (num_lanes, num_pages * PAGE, spec.num_kv_heads, spec.head_dim)
+    place = {"dtype": dtype, "device": device}
+    small = {"dtype": torch.float32, "device": device}
+    return AttentionCase(
+        random(len(lanes), num_rows, width, **place),
+        spec,
+        AttentionNorms(
+            1 + random(spec.head_dim, scale=0.1, **small),
+            1 + random(spec.head_dim, scale=0.1, **small),
+            1e-6,
+        ),
+        random(*shape, **place),
+        random(*shape, **place),
+        rows_at(lanes, begins, num_rows, spec, num_lanes, num_pages, device),
+    )
+
+
+@dataclass(frozen=True)
+class DeltaCase:
+    """Inputs of `delta`; the states move on in place, so take a copy for each run."""
+
+    projected: Tensor
+    spec: DeltaSpec
+    parameters: DeltaParameters
+    conv_state: Tensor
+    delta_state: Tensor
+    rows: Rows
+
+    def copy(self) -> "DeltaCase":
+        state = self.conv_state.clone(), self.delta_state.clone()
+        return replace(self, conv_state=state[0], delta_state=state[1])
+
+    def run(self, ops) -> Tensor:
+        return ops.delta(
+            self.projected,
+            self.spec,
+            self.parameters,
+            self.conv_state,
+            self.delta_state,
+            self.rows,
+        )
+
+
+def delta_case(
+    spec: DeltaSpec, lanes: list[int], num_rows: int, dtype: torch.dtype, device: torch.device
+) -> DeltaCase:
+    heads, num_lanes = spec.num_value_heads, max(lanes) + 1
+    width = spec.conv_channels + spec.output_dim + 2 * heads
+    place = {"dtype": dtype, "device": device}
+    small = {"dtype": torch.float32, "device": device}
+    parameters = DeltaParameters(
+        conv=random(spec.conv_channels, spec.conv_kernel, scale=0.5, **small),
+        decay_rate=-random(heads, scale=0.5, **small).exp(),
+        dt_bias=random(heads, **small),
+        norm=1 + random(spec.value_dim, scale=0.1, **small),
+        eps=1e-6,
+    )
+    state = (num_lanes + 1, heads, spec.key_dim, spec.value_dim)
+    attention = AttentionSpec(1, 1, 16, 16, 10000.0, False)
+    return DeltaCase(
+        random(len(lanes), num_rows, width, **place),
+        spec,
+        parameters,
+        random(num_lanes + 1, spec.conv_kernel - 1, spec.conv_channels, **place),
+        random(*state, scale=0.3, **small),
+        rows_at(lanes, [0] * len(lanes), num_rows, attention, num_lanes, 8, device),
+    )

@@ -1,0 +1,69 @@
+"""Attention of one row per lane: like torch's at every page border, and blind to other lanes."""
+
+import pytest
+import torch
+
+from luceasync.kernels import attention
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.ops import TorchOps
+from luceasync.models.rows import NO_LANE
+from luceasync.models.spec import AttentionSpec
+from luceasync.models.triton_ops import TritonOps
+from tests.kernels.cases import TOLERANCE, attention_case, distance
+
+SPECS = {
+    "plain": AttentionSpec(4, 2, 32, 32, 10000.0, gated=False),
+    "gated, partly rotated": AttentionSpec(6, 2, 64, 16, 10000.0, gated=True),
+    "tiny, one head": AttentionSpec(1, 1, 16, 16, 10000.0, gated=True),
+}
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS)
+def spec(request: pytest.FixtureRequest) -> AttentionSpec:
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that short contexts have splits of several chunks, and the interpreter little to do."""
+    monkeypatch.setattr(attention, "NUM_SPLITS", 4)
+
+
+def test_a_page_holds_a_chunk() -> None:
+    assert attention.PAGE_TOKENS == CHUNK_TOKENS
+
+
+@pytest.mark.parametrize("position", [0, 63, 64, 300])
+def test_one_row_attends_as_torch_computes_it(spec, position, dtype, device) -> None:
+    case = attention_case(spec, [1, 0], [position, 5], 1, dtype, device)
+    truth, found = case.copy(), case.copy()
+    expected = truth.run(TorchOps())
+    assert distance(found.run(TritonOps()), expected) < TOLERANCE[dtype]
+    assert distance(found.keys, truth.keys) < TOLERANCE[dtype] / 4
+    assert torch.equal(found.values, truth.values)
+
+
+def test_a_row_does_not_depend_on_other_lanes(dtype, device) -> None:
+    case = attention_case(SPECS["plain"], [0, 1, 2], [70, 9, 130], 1, dtype, device)
+    together = case.copy().run(TritonOps())
+    case.keys[0].zero_()
+    case.values[2].fill_(3)
+    assert torch.equal(case.run(TritonOps())[1], together[1])
+
+
+def test_padding_gives_zeros_and_writes_nothing(dtype, device) -> None:
+    case = attention_case(SPECS["plain"], [0, 1], [70, 9], 1, dtype, device)
+    case.rows.lanes[1] = NO_LANE
+    before = case.keys.clone()
+    out = case.run(TritonOps())
+    assert (out[1] == 0).all() and (out[0] != 0).any()
+    assert torch.equal(case.keys[1], before[1]) and not torch.equal(case.keys[0], before[0])
+
+
+def test_rows_of_prefill_attend_as_torch_computes_it(spec, dtype, device) -> None:
+    case = attention_case(spec, [1], [50], 37, dtype, device)
+    truth, found = case.copy(), case.copy()
+    expected = truth.run(TorchOps())
+    assert distance(found.run(TritonOps()), expected) < TOLERANCE[dtype]
+    assert distance(found.keys, truth.keys) < TOLERANCE[dtype] / 4
+    assert torch.equal(found.values, truth.values)

@@ -1,0 +1,65 @@
+"""Gated DeltaNet kernels against torch in float32: outputs and both states, one row and many."""
+
+import pytest
+import torch
+
+from luceasync.models.ops import TorchOps
+from luceasync.models.rows import NO_LANE
+from luceasync.models.spec import DeltaSpec
+from luceasync.models.triton_ops import TritonOps
+from tests.kernels.cases import TOLERANCE, DeltaCase, delta_case, distance
+
+SPECS = {
+    "heads shared": DeltaSpec(2, 4, 32, 16, 4),
+    "wide values": DeltaSpec(1, 1, 16, 64, 3),
+    "below a tile": DeltaSpec(1, 2, 8, 24, 2),
+}
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS)
+def spec(request: pytest.FixtureRequest) -> DeltaSpec:
+    return request.param
+
+
+def check_against_torch(case: DeltaCase, dtype: torch.dtype) -> None:
+    truth, found = case.copy(), case.copy()
+    expected = truth.run(TorchOps())
+    out = found.run(TritonOps())
+    assert distance(out, expected) < TOLERANCE[dtype]
+    assert distance(found.delta_state[:-1], truth.delta_state[:-1]) < TOLERANCE[dtype]
+    assert torch.equal(found.conv_state[:-1], truth.conv_state[:-1])
+
+
+def test_one_row_steps_as_torch_computes_it(spec, dtype, device) -> None:
+    check_against_torch(delta_case(spec, [1, 0], 1, dtype, device), dtype)
+
+
+@pytest.mark.parametrize("num_rows", [2, 64, 150])
+def test_many_rows_run_as_torch_computes_them(spec, num_rows, dtype, device) -> None:
+    check_against_torch(delta_case(spec, [1], num_rows, dtype, device), dtype)
+
+
+def test_keys_that_repeat_stay_exact(device) -> None:
+    case = delta_case(SPECS["heads shared"], [0], 128, torch.float32, device)
+    case.projected[:] = case.projected[:, :1]  # the same row 128 times: the hardest system to solve
+    case.parameters.decay_rate.fill_(-1e-3)
+    check_against_torch(case, torch.float32)
+
+
+@pytest.mark.parametrize("num_rows", [1, 70])
+def test_padding_gives_zeros_and_changes_no_lane(num_rows, dtype, device) -> None:
+    case = delta_case(SPECS["heads shared"], [0, 1], num_rows, dtype, device)
+    case.rows.lanes[1] = NO_LANE
+    before = case.copy()
+    out = case.run(TritonOps())
+    assert (out[1] == 0).all() and (out[0] != 0).any()
+    assert torch.equal(case.delta_state[1:], before.delta_state[1:])
+    assert torch.equal(case.conv_state[1:], before.conv_state[1:])
+
+
+def test_a_row_does_not_depend_on_other_lanes(dtype, device) -> None:
+    case = delta_case(SPECS["heads shared"], [0, 1, 2], 1, dtype, device)
+    together = case.copy().run(TritonOps())
+    case.projected[0] = 2
+    case.delta_state[2].zero_()
+    assert torch.equal(case.run(TritonOps())[1], together[1])

@@ -1,0 +1,30 @@
+"""Passes over many rows, as torch computes them."""
+
+import torch
+
+from luceasync.kernels.rows import rms_norm, swiglu
+from luceasync.models import ops
+from luceasync.models.triton_ops import TritonOps
+from tests.kernels.cases import TOLERANCE, distance, random
+
+
+def test_rms_norm_is_as_torch_computes_it(dtype, device) -> None:
+    x = random(19, 80, dtype=dtype, device=device)
+    weight = 1 + random(80, scale=0.1, dtype=torch.float32, device=device)
+    truth = ops.rms_norm(x.float(), weight, 1e-6)
+    assert distance(rms_norm(x, weight, 1e-6), truth) < TOLERANCE[dtype]
+
+
+def test_swiglu_is_as_torch_computes_it(dtype, device) -> None:
+    gate_up = random(3, 2 * 2100, dtype=dtype, device=device)
+    gate, up = gate_up.float().chunk(2, -1)
+    truth = torch.nn.functional.silu(gate) * up
+    assert distance(swiglu(gate_up), truth) < TOLERANCE[dtype]
+
+
+def test_many_rows_take_the_same_operations_as_few(dtype, device) -> None:
+    few, x = TritonOps(), random(1, 20, 48, dtype=dtype, device=device)
+    weight = random(64, 48, scale=0.1, dtype=dtype, device=device)
+    norm = torch.ones(48, device=device)
+    many = few.norm_swiglu(x, norm, 1e-6, weight)
+    assert distance(few.norm_swiglu(x[:, :16], norm, 1e-6, weight), many[:, :16]) < TOLERANCE[dtype]
