@@ -76,7 +76,7 @@ def attend(
         PAGE=PAGE_TOKENS,
         SPLITS=NUM_SPLITS,
         PRECISION=dot_precision(keys.dtype),
-        num_warps=4,
+        num_warps=8 if head_dim * keys.element_size() > 512 else 4,
         num_stages=2,
         **options,
     )
@@ -112,17 +112,20 @@ def normed_and_rotated(
     """
     dtype = heads.dtype.element_ty
     ok = ok & (dim < HEAD_DIM)
-    x = tl.load(heads + offset + dim, mask=ok, other=0.0).to(tl.float32)
-    inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-    own = (x * inverse_rms * tl.load(norm + dim, mask=dim < HEAD_DIM, other=0.0)).to(dtype)
-    partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
     turns = dim < 2 * HALF
-    y = tl.load(heads + offset + partner, mask=ok & turns, other=0.0).to(tl.float32)
-    y = y * inverse_rms * tl.load(norm + partner, mask=turns, other=0.0)
-    y = tl.where(dim < HALF, -1.0, 1.0) * y.to(dtype).to(tl.float32)
+    partner = tl.where(dim < HALF, dim + HALF, dim - HALF)
     angle = tl.where(dim < HALF, dim, dim - HALF)
+    # All loads before the first sum, which would hold them up.
+    x = tl.load(heads + offset + dim, mask=ok, other=0.0).to(tl.float32)
+    y = tl.load(heads + offset + partner, mask=ok & turns, other=0.0).to(tl.float32)
+    own_norm = tl.load(norm + dim, mask=dim < HEAD_DIM, other=0.0)
+    partner_norm = tl.load(norm + partner, mask=turns, other=0.0)
     c = tl.load(cos + angle, mask=ok & turns, other=1.0)
     s = tl.load(sin + angle, mask=ok & turns, other=0.0)
+    inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+    own = (x * inverse_rms * own_norm).to(dtype)
+    y = (y * inverse_rms * partner_norm).to(dtype).to(tl.float32)
+    y = tl.where(dim < HALF, -y, y)
     return tl.where(turns, (own.to(tl.float32) * c + y * s).to(dtype), own)
 
 
@@ -170,9 +173,9 @@ def _attend_kernel(
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     lane = tl.load(lanes + entry)
+    position = tl.load(positions + entry)
     if lane < 0:
         return
-    position = tl.load(positions + entry)
     num_chunks, chunks_each = chunks_of_split(position, PAGE, SPLITS)
     begin = split * chunks_each
     end = tl.minimum(begin + chunks_each, num_chunks)
@@ -266,22 +269,24 @@ def _combine_kernel(
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d < HEAD_DIM
     out += (entry * NUM_HEADS + head) * HEAD_DIM
+    position = tl.load(positions + entry)
+    if GATED:  # all loads before the first sum, which would hold them up
+        at = entry.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
+        gate = tl.load(projected + at, mask=d_ok, other=0.0).to(tl.float32)
     if tl.load(lanes + entry) < 0:
         tl.store(out + d, tl.zeros([BLOCK_DIM], out.dtype.element_ty), mask=d_ok)
         return
-    num_chunks, chunks_each = chunks_of_split(tl.load(positions + entry), PAGE, SPLITS)
+    num_chunks, chunks_each = chunks_of_split(position, PAGE, SPLITS)
     num_used = tl.maximum((num_chunks + chunks_each - 1) // chunks_each, 1)
     s = tl.arange(0, SPLITS)
     s_ok = s < num_used
     part = (entry * NUM_HEADS + head) * SPLITS + s
     best = tl.load(weights + part * 2, mask=s_ok, other=float("-inf"))
     weight = tl.load(weights + part * 2 + 1, mask=s_ok, other=0.0)
-    share = tl.exp2(best - tl.max(best, 0))
     ok = s_ok[:, None] & d_ok[None, :]
     total = tl.load(sums + part[:, None] * HEAD_DIM + d[None, :], mask=ok, other=0.0)
+    share = tl.exp2(best - tl.max(best, 0))
     result = tl.sum(total * share[:, None], 0) / tl.sum(weight * share, 0)
     if GATED:
-        at = entry.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
-        gate = tl.load(projected + at, mask=d_ok, other=0.0).to(tl.float32)
         result *= tl.sigmoid(gate)
     tl.store(out + d, result.to(out.dtype.element_ty), mask=d_ok)

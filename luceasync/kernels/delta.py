@@ -148,11 +148,14 @@ def _step_kernel(
     head = tl.program_id(0)
     entry = tl.program_id(1)
     start_next(OVERLAP)
-    wait_for_inputs(OVERLAP)
     i = tl.arange(0, BLOCK_KEY)
     j = tl.arange(0, BLOCK_VALUE)
     i_ok = i < KEY_DIM
     j_ok = j < VALUE_DIM
+    scale = tl.load(norm + j, mask=j_ok, other=0.0)
+    rate = tl.load(decay_rate + head)
+    bias = tl.load(dt_bias + head)
+    wait_for_inputs(OVERLAP)
     at_out = out + (entry * NUM_HEADS + head) * VALUE_DIM + j
     lane = tl.load(lanes + entry)
     if lane < 0:
@@ -169,19 +172,20 @@ def _step_kernel(
     q = tl.load(at + key_head * KEY_DIM + i, mask=i_ok, other=0.0)
     k = tl.load(at + (NUM_KEY_HEADS + key_head) * KEY_DIM + i, mask=i_ok, other=0.0)
     v = tl.load(at + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + j, mask=j_ok, other=0.0)
-    q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * query_scale
-    k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
     row = projected + entry.to(tl.int64) * projected_stride + channels
     z = tl.load(row + head * VALUE_DIM + j, mask=j_ok, other=0.0).to(tl.float32)
     row += NUM_HEADS * VALUE_DIM + head
     beta = tl.sigmoid(tl.load(row).to(tl.float32))
     a = tl.load(row + NUM_HEADS).to(tl.float32)
-    g = tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head))
+    # All loads before the first sum, which would hold them up.
+    g = rate * softplus(a + bias)
+    q *= tl.rsqrt(tl.sum(q * q, 0) + 1e-6) * query_scale
+    k *= tl.rsqrt(tl.sum(k * k, 0) + 1e-6)
 
     state *= tl.exp(g)
     u = beta * (v - tl.sum(state * k[:, None], 0))
     state += k[:, None] * u[None, :]
     tl.store(at_state, state, mask=ok)
     o = tl.sum(state * q[:, None], 0)
-    o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + eps) * tl.load(norm + j, mask=j_ok, other=0.0)
+    o *= tl.rsqrt(tl.sum(o * o, 0) / VALUE_DIM + eps) * scale
     tl.store(at_out, (o * z * tl.sigmoid(z)).to(out.dtype.element_ty), mask=j_ok)

@@ -16,13 +16,11 @@ from torch import Tensor
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
-    prefetch_rows,
     start_next,
     wait_for_inputs,
 )
 
 MAX_ROWS = 16
-PREFETCH_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Tile:
     """What a program takes at a time: `block_n` weight rows by `split` slices of `block_k` columns.
 
     Each slice has its own accumulator, so that warps work side by side and not one after another.
-    `prefetch_bytes`: of the whole weight, what is asked for in L2 before the inputs are ready.
+    The last `preload` steps of the loop take weights that were loaded before the inputs were ready.
     """
 
     block_n: int
@@ -38,18 +36,17 @@ class Tile:
     split: int
     num_warps: int
     num_stages: int
-    prefetch_bytes: int
+    preload: int
 
 
-def tile(num_outputs: int, num_rows: int, *, paired: bool, element_bytes: int) -> Tile:
+def tile(num_outputs: int, *, paired: bool, element_bytes: int) -> Tile:
     """The tile for a weight of `num_outputs` rows (twice that if paired). Measured on an H200.
 
-    Slices do not depend on `num_rows`: they set the order of the sums, and so a row's bits.
+    It must not depend on the number of rows of x: the order of the sums decides a row's bits.
     """
     block_k = 256 // element_bytes
-    block_n = 16 if num_rows <= 8 or paired else 32
-    prefetch_bytes = 0 if num_outputs >= 32768 else PREFETCH_BYTES
-    return Tile(block_n, block_k, 4, 4, 3 if paired else 4, prefetch_bytes)
+    preload = 0 if num_outputs >= 32768 else 1
+    return Tile(16, block_k, 4, 4, 3 if paired else 4, preload)
 
 
 def linear(
@@ -82,9 +79,9 @@ def _launch(
     x = x.contiguous()
     out = x.new_empty(num_rows, num_outputs)
     element_bytes = weight.element_size()
-    chosen = chosen or tile(num_outputs, num_rows, paired=paired, element_bytes=element_bytes)
-    options = overlap_options(x)
-    row_bytes = min(dim * element_bytes, chosen.prefetch_bytes // weight.shape[0] // 128 * 128)
+    chosen = chosen or tile(num_outputs, paired=paired, element_bytes=element_bytes)
+    step = chosen.block_k * chosen.split
+    preload = chosen.preload if dim % step == 0 and dim > chosen.preload * step else 0
     _linear_kernel[(triton.cdiv(num_outputs, chosen.block_n),)](
         x,
         weight,
@@ -94,19 +91,17 @@ def _launch(
         num_outputs,
         dim,
         weight.stride(0),
-        row_bytes,
         PAIRED=paired,
-        PREFETCH=options["OVERLAP"] and row_bytes > 0,
-        EVEN_K=dim % (chosen.block_k * chosen.split) == 0,
+        PRELOAD=preload,
+        EVEN_K=dim % step == 0,
         ROWS=8 if num_rows <= 8 and x.is_cuda and torch.version.hip is None else MAX_ROWS,
         BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k,
         SPLIT=chosen.split,
-        THREADS=32 * chosen.num_warps,
         PRECISION=dot_precision(weight.dtype),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
-        **options,
+        **overlap_options(x),
     )
     return out
 
@@ -121,15 +116,13 @@ def _linear_kernel(
     num_outputs,
     dim,
     weight_stride,
-    prefetch_bytes,
     PAIRED: tl.constexpr,
-    PREFETCH: tl.constexpr,
+    PRELOAD: tl.constexpr,
     EVEN_K: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
     SPLIT: tl.constexpr,
-    THREADS: tl.constexpr,
     PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
@@ -138,19 +131,31 @@ def _linear_kernel(
     # Rows past the end read row 0 instead: no mask in the loop, and nothing of them is stored.
     first = weight + tl.where(n_ok, n, 0).to(tl.int64) * weight_stride
     second = first + num_outputs.to(tl.int64) * weight_stride
-    if PREFETCH:
-        prefetch_rows(first, prefetch_bytes, BLOCK_N, THREADS)
+    TAIL: tl.constexpr = PRELOAD * SPLIT * BLOCK_K
+    main = dim - TAIL
+    if PRELOAD > 0:
+        # Weights come from before this step: they are asked for while the kernel before still runs.
+        WIDE: tl.constexpr = PRELOAD * BLOCK_K
+        k_tail = tl.arange(0, SPLIT)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
+        w_tail = tl.load(first[None, :, None] + (main + k_tail)[:, None, :])
         if PAIRED:
-            prefetch_rows(second, prefetch_bytes, BLOCK_N, THREADS)
+            w_tail_second = tl.load(second[None, :, None] + (main + k_tail)[:, None, :])
     wait_for_inputs(OVERLAP)
     start_next(OVERLAP)
 
     m = tl.arange(0, ROWS)
     m_ok = m < num_rows
+    place = m[None, :] * num_outputs + n[:, None]
+    out_ok = m_ok[None, :] & n_ok[:, None]
+    if residual is not None:
+        before = tl.load(residual + place, mask=out_ok, other=0.0).to(tl.float32)
     k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     total = tl.zeros([SPLIT, BLOCK_N, ROWS], tl.float32)  # the weight is the left operand
     other = tl.zeros([SPLIT, BLOCK_N, ROWS], tl.float32)
-    for begin in range(0, dim, SPLIT * BLOCK_K):
+    if PRELOAD > 0:
+        at_tail = x + m[None, None, :] * dim + (main + k_tail)[:, :, None]
+        x_tail = tl.load(at_tail, mask=m_ok[None, None, :], other=0.0)
+    for begin in range(0, main, SPLIT * BLOCK_K):
         at = begin + k
         at_row = x + m[None, None, :] * dim + at[:, :, None]
         if EVEN_K:
@@ -169,11 +174,13 @@ def _linear_kernel(
                 w = tl.load(at_second, mask=(at < dim)[:, None, :], other=0)
             other = tl.dot(w, columns, other, input_precision=PRECISION)
 
+    if PRELOAD > 0:
+        total = tl.dot(w_tail, x_tail, total, input_precision=PRECISION)
+        if PAIRED:
+            other = tl.dot(w_tail_second, x_tail, other, input_precision=PRECISION)
     result = tl.sum(total, 0)  # [BLOCK_N, ROWS]
     if PAIRED:
         result = result * tl.sigmoid(result) * tl.sum(other, 0)
-    place = m[None, :] * num_outputs + n[:, None]
-    ok = m_ok[None, :] & n_ok[:, None]
     if residual is not None:
-        result += tl.load(residual + place, mask=ok, other=0.0).to(tl.float32)
-    tl.store(out + place, result.to(out.dtype.element_ty), mask=ok)
+        result += before
+    tl.store(out + place, result.to(out.dtype.element_ty), mask=out_ok)

@@ -1,7 +1,7 @@
 """How decode kernels follow each other without gaps: programmatic dependent launch.
 
-A kernel may start while the one before it still runs; it may prefetch weights, which nothing
-writes, and must wait before it touches anything else. Where the hardware has no such launch, all of
+A kernel may start while the one before it still runs; it may load weights, which nothing writes,
+and must wait before it touches anything else. Where the hardware has no such launch, all of
 this is nothing. Also: which arithmetic a matrix product of each dtype uses.
 """
 
@@ -21,8 +21,8 @@ from triton.language.extra import cuda
 def start_next(OVERLAP: tl.constexpr):
     """Let the next kernel start once every program is here.
 
-    Small kernels say so at once; one that reads weights only after its own wait, so that one other
-    prefetches at a time: several would throw each other's weights out of the cache.
+    Small kernels say so at once; one that reads weights only after its own wait, so that no more
+    than one other takes bandwidth from it.
     """
     if OVERLAP:
         cuda.gdc_launch_dependents()
@@ -33,23 +33,6 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
     """Wait until all work before this kernel is done and visible."""
     if OVERLAP:
         cuda.gdc_wait()
-
-
-@triton.jit
-def prefetch_rows(pointers, row_bytes, ROWS: tl.constexpr, THREADS: tl.constexpr):
-    """Ask for the first `row_bytes` at each of `pointers` [ROWS] in the L2 cache; CUDA only."""
-    PARTS: tl.constexpr = THREADS // ROWS if THREADS > ROWS else 1
-    part = tl.arange(0, PARTS)[None, :] * 128
-    for begin in range(0, row_bytes, PARTS * 128):
-        offset = tl.where(begin + part < row_bytes, begin + part, 0)
-        tl.inline_asm_elementwise(
-            "prefetch.global.L2 [$1]; mov.u32 $0, 0;",
-            "=r,l",
-            [pointers.to(tl.int64)[:, None] + offset],
-            dtype=tl.int32,
-            is_pure=False,
-            pack=1,
-        )
 
 
 def overlap_options(tensor: Tensor) -> dict[str, Any]:

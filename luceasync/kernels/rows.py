@@ -93,14 +93,14 @@ def write_heads(
 @triton.jit
 def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     start_next(OVERLAP)
-    wait_for_inputs(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * dim
     i = tl.arange(0, BLOCK)
     ok = i < dim
+    scale = tl.load(weight + i, mask=ok, other=0.0)
+    wait_for_inputs(OVERLAP)
     exact = tl.load(x + row + i, mask=ok, other=0.0).to(tl.float32)
     inverse_rms = tl.rsqrt(tl.sum(exact * exact, 0) / dim + eps)
-    exact *= inverse_rms * tl.load(weight + i, mask=ok, other=0.0)
-    tl.store(out + row + i, exact.to(out.dtype.element_ty), mask=ok)
+    tl.store(out + row + i, (exact * inverse_rms * scale).to(out.dtype.element_ty), mask=ok)
 
 
 @triton.jit

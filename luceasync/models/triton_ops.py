@@ -25,6 +25,9 @@ class TritonOps:
     each entry, can be captured as a CUDA graph and reads `rows` from the device alone.
     """
 
+    def pack(self, weight: Tensor) -> Tensor:
+        return weight
+
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
         normed = row_kernels.rms_norm(flat, norm, eps)

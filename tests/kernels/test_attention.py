@@ -67,3 +67,16 @@ def test_rows_of_prefill_attend_as_torch_computes_it(spec, dtype, device) -> Non
     assert distance(found.run(TritonOps()), expected) < TOLERANCE[dtype]
     assert distance(found.keys, truth.keys) < TOLERANCE[dtype] / 4
     assert torch.equal(found.values, truth.values)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("gated", [True, False], ids=["head 256, gated", "head 128"])
+def test_a_long_context_is_attended_as_torch_computes_it(gated, device, monkeypatch) -> None:
+    monkeypatch.setattr(attention, "NUM_SPLITS", 64)
+    wide, narrow = (
+        AttentionSpec(16, 4, 256, 64, 1e7, True),
+        AttentionSpec(32, 8, 128, 128, 1e6, False),
+    )
+    spec = wide if gated else narrow
+    case = attention_case(spec, [1, 0], [32000, 700], 1, torch.bfloat16, device)
+    assert distance(case.copy().run(TritonOps()), case.copy().run(TorchOps())) < 1e-2

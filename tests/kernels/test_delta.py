@@ -63,3 +63,10 @@ def test_a_row_does_not_depend_on_other_lanes(dtype, device) -> None:
     case.projected[0] = 2
     case.delta_state[2].zero_()
     assert torch.equal(case.run(TritonOps())[1], together[1])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 2048])
+def test_a_layer_of_a_big_model_runs_as_torch_computes_it(num_rows, device) -> None:
+    spec = DeltaSpec(16, 32, 128, 128, 4)
+    check_against_torch(delta_case(spec, [1], num_rows, torch.bfloat16, device), torch.bfloat16)
