@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as the command line does, before torch
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does, before torch
 
 import argparse
 import statistics

@@ -132,7 +132,8 @@ class Part:
 class TensorReader:
     """Reads tensors to their final place: the device and dtype of one shard.
 
-    `advance` is told the bytes of every stored tensor once it has been read.
+    `advance` is told the bytes of every stored tensor once it has been read; `pack` brings a weight
+    into the form that the shard's operations want.
     """
 
     def __init__(
@@ -142,8 +143,10 @@ class TensorReader:
         device: torch.device,
         dtype: torch.dtype,
         advance: Callable[[int], None],
+        pack: Callable[[Tensor], Tensor],
     ) -> None:
         self.spec = spec
+        self._pack = pack
         self._source = source
         self._device = device
         self._dtype = dtype
@@ -154,8 +157,8 @@ class TensorReader:
         return self.stacked([Part(name, whole) for name in names], shapes)
 
     def stacked(self, parts: Sequence[Part], shapes: Mapping[str, Shape]) -> Tensor:
-        """Parts of matrices stacked along their rows: one allocation, filled part by part, so that
-        beside it no more than one stored tensor is ever held.
+        """Parts of matrices stacked along their rows, packed: filled part by part, so that beside
+        it no more than one stored tensor is ever held.
         """
         num_rows = sum(part.num_rows(shapes[part.name]) for part in parts)
         shape = (num_rows, *shapes[parts[0].name][1:])
@@ -165,6 +168,12 @@ class TensorReader:
             end = begin + part.num_rows(shapes[part.name])
             self._fill(out[begin:end], part, shapes[part.name])
             begin = end
+        return self._pack(out)
+
+    def table(self, name: str, shape: Shape) -> Tensor:
+        """A matrix whose rows are looked up one by one: as it is."""
+        out = torch.empty(shape, dtype=self._dtype, device=self._device)
+        self._fill(out, Part(name, whole), shape)
         return out
 
     def _fill(self, out: Tensor, part: Part, shape: Shape) -> None:

@@ -17,6 +17,9 @@ from luceasync.models.gated_delta import delta_chunks, delta_step
 from luceasync.models.rows import NO_LANE, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 
+# Up to here one batched product over all heads is fastest on CPUs, beyond it one a head.
+BATCHED_SPAN_ROWS = 2048
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionNorms:
@@ -45,19 +48,27 @@ class DeltaParameters:
 class TorchOps:
     """The operations as plain torch."""
 
+    def pack(self, weight: Tensor) -> Tensor:
+        """`weight` [out, dim] in the form that the operations here take it in."""
+        return weight
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
+        """x @ weight^T for a packed weight. x: [..., dim]."""
+        return F.linear(x, weight)
+
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
         """RMS norm (`norm` float32 [dim]), then x @ weight^T. x: [..., dim], weight: [out, dim]."""
-        return F.linear(rms_norm(x, norm, eps), weight)
+        return self.linear(rms_norm(x, norm, eps), weight)
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         """residual + x @ weight^T."""
-        return residual + F.linear(x, weight)
+        return residual + self.linear(x, weight)
 
     def norm_swiglu(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         """RMS norm, then silu(gate) * up; gate_up: [2 * inner, dim], gate first. -> [...,
         inner].
         """
-        gate, up = F.linear(rms_norm(x, norm, eps), gate_up).chunk(2, -1)
+        gate, up = self.linear(rms_norm(x, norm, eps), gate_up).chunk(2, -1)
         return F.silu(gate) * up
 
     def attend(
@@ -166,15 +177,23 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _attend_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One query row. Head by head: a batched product over this layout copies K on its way (bf16,
-    CPU).
-    """
-    num_kv_heads, head_dim = k.shape[1:]
+    """One query row. The products are written so that no CPU library copies K or V on its way."""
+    span, num_kv_heads, head_dim = k.shape
     folded = q.view(num_kv_heads, -1, head_dim) * head_dim**-0.5  # [kv_heads, group, head_dim]
-    scores = torch.stack([F.linear(folded[h], k[:, h]) for h in range(num_kv_heads)])
+    batched = span <= BATCHED_SPAN_ROWS
+    scores = _scores_batched(folded, k) if batched else _scores_by_head(folded, k)
     weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
-    out = torch.stack([weights[h] @ v[:, h] for h in range(num_kv_heads)])
-    return out.view_as(q)
+    if batched:
+        return (weights @ v.transpose(0, 1)).view_as(q)
+    return torch.stack([weights[h] @ v[:, h] for h in range(num_kv_heads)]).view_as(q)
+
+
+def _scores_batched(folded: Tensor, k: Tensor) -> Tensor:
+    return (k.transpose(0, 1) @ folded.transpose(1, 2)).transpose(1, 2)
+
+
+def _scores_by_head(folded: Tensor, k: Tensor) -> Tensor:
+    return torch.stack([F.linear(folded[h], k[:, h]) for h in range(k.shape[1])])
 
 
 def _attend_cuda(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -185,7 +204,7 @@ def _attend_cuda(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return F.rms_norm(x, weight.shape, weight, eps)
 
 
 def _attention_widths(spec: AttentionSpec) -> list[int]:

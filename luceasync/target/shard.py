@@ -18,6 +18,7 @@ from luceasync.kv.pages import PageEvent
 from luceasync.models.layers import Norm, Ops, rotation
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
+from luceasync.models.packed_ops import PackedOps, can_pack
 from luceasync.models.rows import NO_LANE, Entry, Rows
 from luceasync.models.spec import ModelSpec
 from luceasync.target.adapter import adapter_of
@@ -53,7 +54,8 @@ class Shard:
         self.device = torch_device(shard.device)
         self._spec = spec
         dtype = DTYPES[plan.dtype]
-        reader = TensorReader(source, spec, self.device, dtype, advance)
+        self._ops = _ops_for(self.device)
+        reader = TensorReader(source, spec, self.device, dtype, advance, self._ops.pack)
         adapter, layers = adapter_of(spec), range(shard.begin, shard.end)
         self._layers = [adapter.read_layer(reader, layer) for layer in layers]
         self._embedding, self._norm, self._head = _read_ends(reader, shard)
@@ -65,7 +67,6 @@ class Shard:
             dtype=dtype,
             device=self.device,
         )
-        self._ops = _ops_for(self.device)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -138,7 +139,7 @@ class Shard:
 def _ops_for(device: torch.device) -> Ops:
     """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
     if device.type == "cpu":
-        return TorchOps()
+        return PackedOps() if can_pack() else TorchOps()
     from luceasync.models.triton_ops import TritonOps
 
     return TritonOps()
@@ -149,17 +150,18 @@ def _read_ends(
 ) -> tuple[Tensor | None, Norm | None, Tensor | None]:
     """Embedding, final norm and head, as far as this shard has them; tied ones are one tensor."""
     spec = reader.spec
-    table = (spec.vocab_size, spec.hidden_size)
+    shape = (spec.vocab_size, spec.hidden_size)
     embedding_name, norm_name = f"{spec.prefix}embed_tokens.weight", f"{spec.prefix}norm.weight"
     embedding = norm = head = None
     if shard.is_first:
-        embedding = reader.matrix([embedding_name], {embedding_name: table})
+        embedding = reader.table(embedding_name, shape)
     if shard.is_last:
         weight = reader.vector(norm_name, {norm_name: (spec.hidden_size,)}, spec.norm_offset)
         norm = Norm(weight, spec.norm_eps)
-        head_name = embedding_name if spec.tied_embeddings else "lm_head.weight"
-        tied_here = spec.tied_embeddings and embedding is not None
-        head = embedding if tied_here else reader.matrix([head_name], {head_name: table})
+        if not spec.tied_embeddings:
+            head = reader.matrix(["lm_head.weight"], {"lm_head.weight": shape})
+        else:  # never packed, so that it gives the same bits where the embedding is elsewhere
+            head = reader.table(embedding_name, shape) if embedding is None else embedding
     return embedding, norm, head
 
 

@@ -17,6 +17,7 @@ from luceasync.models.loader import (
     TensorSource,
     open_checkpoint,
     weight_files,
+    whole,
 )
 from luceasync.models.spec import Shape, read_spec
 from luceasync.target.plan import Device, Plan, make_plan
@@ -55,7 +56,7 @@ def reader_of(folder: Path, dtype: torch.dtype, tensors: dict[str, Tensor]) -> d
     save_file(tensors, folder / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     with open_checkpoint(folder) as checkpoint:
-        reader = TensorReader(checkpoint, None, CPU, dtype, lambda num_bytes: None)
+        reader = TensorReader(checkpoint, None, CPU, dtype, lambda num_bytes: None, whole)
         return {
             "matrix": reader.matrix(["m0", "m1"], shapes),
             "vector": reader.vector("v", shapes, offset=1.0),
@@ -222,7 +223,7 @@ def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_pa
     save_file(tensors, tmp_path / "model.safetensors")
     told: list[int] = []
     with open_checkpoint(tmp_path) as checkpoint:
-        reader = TensorReader(checkpoint, None, CPU, torch.float32, told.append)
+        reader = TensorReader(checkpoint, None, CPU, torch.float32, told.append, whole)
         reader.matrix(["m"], {"m": (3, 5)})
         reader.vector("v", {"v": (7,)})
     assert told == [3 * 5 * 8, 7 * 2]

@@ -1,0 +1,47 @@
+"""Packed weights give the products of plain ones, and a row does not feel the rows beside it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from luceasync.models.ops import TorchOps
+from luceasync.models.packed_ops import PackedOps, can_pack
+
+pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1, 64), (3, 1, 100), (1, 70, 256)], ids=str)
+def test_products_are_those_of_plain_weights(dtype: torch.dtype, shape: tuple[int, ...]):
+    x, weight = torch.randn(shape, dtype=dtype), torch.randn(77, shape[-1], dtype=dtype)
+    packed = PackedOps()
+    found = packed.linear(x, packed.pack(weight))
+    expected = TorchOps().linear(x.double(), weight.double())
+    error = (found.double() - expected).norm() / expected.norm()
+    assert found.shape == expected.shape
+    assert error < TOLERANCE[dtype]
+
+
+def test_a_tied_head_is_taken_as_it_is():
+    x, weight = torch.randn(2, 1, 64), torch.randn(512, 64)
+    torch.testing.assert_close(PackedOps().linear(x, weight), TorchOps().linear(x, weight))
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("width", [64, 256, 1024])
+def test_from_four_rows_on_a_row_does_not_feel_the_others(dtype: torch.dtype, width: int):
+    packed = PackedOps()
+    weight = packed.pack(torch.randn(3 * width, width, dtype=dtype))
+    x = torch.randn(8, width, dtype=dtype)
+    eight = packed.linear(x, weight)
+    for num_rows in (4, 5, 7):
+        assert torch.equal(packed.linear(x[:num_rows], weight), eight[:num_rows])
+
+
+def test_in_bf16_that_holds_for_a_single_row_too():
+    packed = PackedOps()
+    weight = packed.pack(torch.randn(300, 256, dtype=torch.bfloat16))
+    x = torch.randn(4, 256, dtype=torch.bfloat16)
+    assert torch.equal(packed.linear(x[:1], weight), packed.linear(x, weight)[:1])
