@@ -8,13 +8,15 @@ import pytest
 # Before torch is imported: tiny tensors gain nothing from threads that wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import torch
+
+# Before triton is imported: where there is no GPU, kernels run in its interpreter.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if not gpu_items:
-        return
-    import torch
-
     if torch.cuda.is_available():
         return
     for item in gpu_items:

@@ -1,15 +1,7 @@
 """Kernel tests run on the GPU where there is one, else in Triton's interpreter on the CPU."""
 
-import os
-import sys
-
 import pytest
 import torch
-
-if not torch.cuda.is_available() and "TRITON_INTERPRET" not in os.environ:
-    # Triton decides when it is imported.
-    assert "triton" not in sys.modules, "triton was imported before tests/kernels could prepare it"
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,109 @@
+"""On a GPU: captured decode steps give the tokens that the CPU gives, alone, together and split."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.models.spec import read_spec
+from luceasync.target.backend import LayerSplitBackend
+from luceasync.target.devices import find_devices
+from luceasync.target.plan import Device, make_plan
+from tests import tiny
+
+pytestmark = pytest.mark.gpu
+PROMPTS = {0: 130, 1: 5, 3: 70}
+
+
+def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> LayerSplitBackend:
+    spec = read_spec(model_dir)
+    found = [Device("cpu:0", 2**33)] if devices == ["cpu"] else find_devices(devices)
+    plan = make_plan(
+        spec,
+        found,
+        dtype=dtype,
+        weights=[1.0] * len(found),
+        prefill_chunk_tokens=None,
+        **{"parallel": 4, "max_ctx_tokens": 512, **sizes},
+    )
+    return LayerSplitBackend.open(model_dir, spec, plan)
+
+
+def prompt(lane: int) -> list[int]:
+    generator = torch.Generator().manual_seed(lane)
+    return torch.randint(3, tiny.VOCAB_SIZE, (PROMPTS[lane],), generator=generator).tolist()
+
+
+def greedy(backend: LayerSplitBackend, lanes: list[int], num_tokens: int = 32) -> dict[int, list]:
+    out: dict[int, list[int]] = {}
+    for lane in lanes:
+        backend.reset(lane)
+        out[lane] = [int(backend.prefill(lane, 0, prompt(lane), project=True).argmax())]
+    for step in range(num_tokens - 1):
+        positions = [PROMPTS[lane] + step for lane in lanes]
+        logits = backend.decode(lanes, positions, [out[lane][-1] for lane in lanes])
+        for lane, token in zip(lanes, logits.argmax(-1).tolist(), strict=True):
+            out[lane].append(token)
+    return out
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+def test_greedy_tokens_are_those_of_the_cpu(tiny_dir: Path, devices: list[str]):
+    expected = greedy(load(tiny_dir, ["cpu"]), [0, 1, 3])
+    backend = load(tiny_dir, devices)
+    assert greedy(backend, [0, 1, 3]) == expected
+    backend.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("peer_access", ["auto", "off"])
+def test_two_gpus_give_the_bits_of_one(tiny_dir: Path, peer_access: str):
+    spec = read_spec(tiny_dir)
+    logits = []
+    for names in (["cuda:0"], ["cuda:0", "cuda:1"]):
+        plan = make_plan(
+            spec,
+            find_devices(names),
+            dtype="fp32",
+            weights=[1.0] * len(names),
+            parallel=2,
+            max_ctx_tokens=512,
+            prefill_chunk_tokens=64,
+            peer_access=peer_access,
+        )
+        backend = LayerSplitBackend.open(tiny_dir, spec, plan)
+        seen = [
+            backend.prefill(0, at, prompt(0)[at : at + 64], project=True).clone()
+            for at in (0, 64, 128)
+        ]
+        seen += [backend.decode([0], [130 + i], [i + 5])[0].clone() for i in range(8)]
+        logits.append(torch.stack([x.cpu() for x in seen]))
+        backend.close()
+    assert torch.equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_rows_logits_do_not_depend_on_the_rows_beside_it(tiny_dir: Path, dtype: str):
+    backend = load(tiny_dir, ["cuda:0"], dtype)
+    for lane in PROMPTS:
+        backend.prefill(lane, 0, prompt(lane), project=False)
+    together = backend.decode([0, 1, 3], [130, 5, 70], [7, 8, 9])[1].clone()
+    backend.reset(1)
+    backend.prefill(1, 0, prompt(1), project=False)
+    assert torch.equal(backend.decode([1], [5], [8])[0], together)
+    backend.close()
+
+
+def test_lives_leave_no_memory_behind(tiny_dir: Path):
+    held = []
+    for _ in range(6):
+        backend = load(tiny_dir, ["cuda:0"])
+        greedy(backend, [0], 4)
+        backend.close()
+        del backend
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[-1] == held[1]
