@@ -31,8 +31,9 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Where the target's layers go. No devices: the best one of this machine."""
+    """Where the target's layers go: `device` or `devices`; neither: the best one of this machine."""
 
+    device: str | None = None
     devices: tuple[str, ...] = ()
     layer_split: tuple[float, ...] | None = None
     peer_access: Literal["auto", "on", "off"] = "auto"

@@ -171,6 +171,15 @@ OPTIONS: tuple[Option, ...] = (
         "Precision of weights and keys/values; auto: bf16 where the device computes it, else fp32.",
     ),
     Option(
+        "target-device",
+        "placement",
+        "device",
+        _text,
+        "a device name, such as cuda:0 or cpu",
+        "DEVICE",
+        "The one device to use; the same as --target-devices with one name.",
+    ),
+    Option(
         "target-devices",
         "placement",
         "devices",

@@ -81,6 +81,21 @@ class Plan:
 # --- devices and layer ranges ------------------------------------------------------------------
 
 
+def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]:
+    """What `--target-device` or `--target-devices` names, in full; nothing if neither is given.
+
+    Raises PlacementError.
+    """
+    if device is None:
+        return check_devices(devices)
+    if devices:
+        raise PlacementError(
+            f"--target-device {device}: not allowed together with --target-devices "
+            f"{','.join(devices)}; give one of the two"
+        )
+    return check_devices([device])
+
+
 def check_devices(names: Sequence[str]) -> tuple[str, ...]:
     """The device names in full ("cuda" -> "cuda:0"). Raises PlacementError."""
     full = []

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from luceasync.config import Config
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.target.devices import default_dtype, find_devices
-from luceasync.target.plan import Plan, ShardPlan, make_plan
+from luceasync.target.plan import Plan, ShardPlan, make_plan, named_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,17 +37,18 @@ def plan_model(spec: ModelSpec, config: Config) -> Plan:
 def plan_report(config: Config, spec: ModelSpec | None = None) -> PlanReport:
     """Plan the configured model. Raises ModelError, PlacementError."""
     spec = spec or read_spec(config.model.model_dir)
-    devices = find_devices(config.placement.devices)
+    placement = config.placement
+    devices = find_devices(named_devices(placement.device, placement.devices))
     dtype = default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
     plan = make_plan(
         spec,
         devices,
         dtype=dtype,
-        weights=config.placement.layer_split,
+        weights=placement.layer_split,
         parallel=config.engine.parallel,
         max_ctx_tokens=config.engine.max_ctx_tokens,
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
-        peer_access=config.placement.peer_access,
+        peer_access=placement.peer_access,
     )
     shards = tuple(
         ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)

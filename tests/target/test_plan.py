@@ -21,6 +21,7 @@ from luceasync.target.plan import (
     check_weights,
     decode_sizes,
     make_plan,
+    named_devices,
     plan_shard,
     split_layers,
 )
@@ -303,3 +304,11 @@ def test_every_number_of_lanes_has_a_batch_size(on_cpu: bool, parallel: int):
     sizes = decode_sizes(on_cpu, "fp32", parallel)
     assert list(sizes) == sorted(set(sizes))
     assert sizes[0] >= 1 and sizes[-1] == parallel
+
+
+def test_one_device_or_a_list_but_not_both():
+    assert named_devices("cuda", ()) == ("cuda:0",)
+    assert named_devices(None, ("cpu", "cuda:1")) == ("cpu:0", "cuda:1")
+    assert named_devices(None, ()) == ()
+    with pytest.raises(PlacementError, match="--target-device cuda:0: not allowed together with"):
+        named_devices("cuda:0", ("cpu",))
