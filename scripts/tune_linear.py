@@ -61,7 +61,7 @@ def candidates(case: Case) -> list[Tile]:
     ):
         stage_bytes = 2 * block_k * split * (block_n * (2 if case.paired else 1) + 16)
         if 32 * 1024 <= stage_bytes * stages <= SHARED_BYTES:
-            found.append(Tile(block_n, block_k, split, warps, stages, 0))
+            found.append(Tile(block_n, block_k, split, warps, stages, preload=False))
     return found
 
 
@@ -125,9 +125,8 @@ def tune(case: Case, num_rows: int) -> list[tuple[float, Tile]]:
         return weight_bytes / seconds_each(case, tile, num_rows) / COPY_BYTES_PER_S
 
     ranked = sorted(((share(t), t) for t in candidates(case)), key=lambda r: -r[0])
-    best = ranked[0][1]
-    less = [replace(best, prefetch_bytes=b << 20) for b in (2, 4, 8, 16, 32)]
-    return sorted(ranked + [(share(t), t) for t in less], key=lambda r: -r[0])
+    preloading = [replace(t, preload=True) for _, t in ranked[:8]]
+    return sorted(ranked + [(share(t), t) for t in preloading], key=lambda r: -r[0])
 
 
 def main() -> None:

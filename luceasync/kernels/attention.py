@@ -12,7 +12,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from luceasync.kernels.overlap import dot_precision, overlap_options, start_next, wait_for_inputs
+from luceasync.kernels.overlap import (
+    dot_precision,
+    overlap_options,
+    shared_bytes,
+    start_next,
+    wait_for_inputs,
+)
 
 PAGE_TOKENS = 64
 NUM_SPLITS = 64  # programs that share the context of one lane and kv head
@@ -77,7 +83,7 @@ def attend(
         SPLITS=NUM_SPLITS,
         PRECISION=dot_precision(keys.dtype),
         num_warps=8 if head_dim * keys.element_size() > 512 else 4,
-        num_stages=2,
+        num_stages=2 if shared_bytes(keys) > 170 * head_dim * keys.element_size() else 1,
         **options,
     )
     _combine_kernel[(num_heads, num_entries)](

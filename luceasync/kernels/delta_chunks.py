@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.delta import softplus
-from luceasync.kernels.overlap import dot_precision
+from luceasync.kernels.overlap import dot_precision, shared_bytes
 
 CHUNK = 64
 BLOCK = 16  # of the triangular inverse
@@ -170,7 +170,7 @@ def _scan(
         CHUNK=CHUNK,
         PRECISION=precision,
         num_warps=4,
-        num_stages=2,
+        num_stages=2 if shared_bytes(mixed) >= 216 * 1024 else 1,
     )
     return out
 

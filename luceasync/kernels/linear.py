@@ -16,6 +16,7 @@ from torch import Tensor
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
+    shared_bytes,
     start_next,
     wait_for_inputs,
 )
@@ -28,7 +29,8 @@ class Tile:
     """What a program takes at a time: `block_n` weight rows by `split` slices of `block_k` columns.
 
     Each slice has its own accumulator, so that warps work side by side and not one after another.
-    The last `preload` steps of the loop take weights that were loaded before the inputs were ready.
+    `preload`: the weights of the last step are asked for before the inputs are ready, while the
+    kernel before still runs.
     """
 
     block_n: int
@@ -36,17 +38,27 @@ class Tile:
     split: int
     num_warps: int
     num_stages: int
-    preload: int
+    preload: bool
 
 
-def tile(num_outputs: int, *, paired: bool, element_bytes: int) -> Tile:
+def tile(
+    num_outputs: int, padded_rows: int, *, paired: bool, element_bytes: int, shared_bytes: int
+) -> Tile:
     """The tile for a weight of `num_outputs` rows (twice that if paired). Measured on an H200.
 
-    It must not depend on the number of rows of x: the order of the sums decides a row's bits.
+    `block_k` and `split` set the order of the sums, and so a row's bits: they must not depend on
+    `padded_rows`. The rest may, and fits `shared_bytes` of a program's shared memory.
     """
-    block_k = 256 // element_bytes
-    preload = 0 if num_outputs >= 32768 else 1
-    return Tile(16, block_k, 4, 4, 3 if paired else 4, preload)
+    block_k, split = 256 // element_bytes, 4
+    few = padded_rows < MAX_ROWS
+    block_n = 16 if few or paired else 32
+    # A weight with few rows has few programs, and each needs more loads under way.
+    num_stages = 4 if num_outputs < 4096 or (not few and not paired) else 3
+    step_rows = block_n * (2 if paired else 1) + padded_rows
+    num_buffers = shared_bytes // (step_rows * split * block_k * element_bytes)
+    # In the many programs of a big weight it would only take room.
+    preload = few and num_outputs < 32768 and num_buffers >= 3
+    return Tile(block_n, block_k, split, 4, min(num_stages, num_buffers - preload + 1), preload)
 
 
 def linear(
@@ -79,9 +91,15 @@ def _launch(
     x = x.contiguous()
     out = x.new_empty(num_rows, num_outputs)
     element_bytes = weight.element_size()
-    chosen = chosen or tile(num_outputs, paired=paired, element_bytes=element_bytes)
+    padded_rows = 8 if num_rows <= 8 and x.is_cuda and torch.version.hip is None else MAX_ROWS
+    chosen = chosen or tile(
+        num_outputs,
+        padded_rows,
+        paired=paired,
+        element_bytes=element_bytes,
+        shared_bytes=shared_bytes(x),
+    )
     step = chosen.block_k * chosen.split
-    preload = chosen.preload if dim % step == 0 and dim > chosen.preload * step else 0
     _linear_kernel[(triton.cdiv(num_outputs, chosen.block_n),)](
         x,
         weight,
@@ -92,9 +110,9 @@ def _launch(
         dim,
         weight.stride(0),
         PAIRED=paired,
-        PRELOAD=preload,
+        PRELOAD=chosen.preload and dim % step == 0,
         EVEN_K=dim % step == 0,
-        ROWS=8 if num_rows <= 8 and x.is_cuda and torch.version.hip is None else MAX_ROWS,
+        ROWS=padded_rows,
         BLOCK_N=chosen.block_n,
         BLOCK_K=chosen.block_k,
         SPLIT=chosen.split,
@@ -131,15 +149,13 @@ def _linear_kernel(
     # Rows past the end read row 0 instead: no mask in the loop, and nothing of them is stored.
     first = weight + tl.where(n_ok, n, 0).to(tl.int64) * weight_stride
     second = first + num_outputs.to(tl.int64) * weight_stride
-    TAIL: tl.constexpr = PRELOAD * SPLIT * BLOCK_K
-    main = dim - TAIL
-    if PRELOAD > 0:
-        # Weights come from before this step: they are asked for while the kernel before still runs.
-        WIDE: tl.constexpr = PRELOAD * BLOCK_K
-        k_tail = tl.arange(0, SPLIT)[:, None] * WIDE + tl.arange(0, WIDE)[None, :]
-        w_tail = tl.load(first[None, :, None] + (main + k_tail)[:, None, :])
+    k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
+    end = dim
+    if PRELOAD:
+        end = dim - SPLIT * BLOCK_K
+        last_w = tl.load(first[None, :, None] + (end + k)[:, None, :])
         if PAIRED:
-            w_tail_second = tl.load(second[None, :, None] + (main + k_tail)[:, None, :])
+            last_w_second = tl.load(second[None, :, None] + (end + k)[:, None, :])
     wait_for_inputs(OVERLAP)
     start_next(OVERLAP)
 
@@ -149,13 +165,12 @@ def _linear_kernel(
     out_ok = m_ok[None, :] & n_ok[:, None]
     if residual is not None:
         before = tl.load(residual + place, mask=out_ok, other=0.0).to(tl.float32)
-    k = tl.arange(0, SPLIT)[:, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, :]
     total = tl.zeros([SPLIT, BLOCK_N, ROWS], tl.float32)  # the weight is the left operand
     other = tl.zeros([SPLIT, BLOCK_N, ROWS], tl.float32)
-    if PRELOAD > 0:
-        at_tail = x + m[None, None, :] * dim + (main + k_tail)[:, :, None]
-        x_tail = tl.load(at_tail, mask=m_ok[None, None, :], other=0.0)
-    for begin in range(0, main, SPLIT * BLOCK_K):
+    if PRELOAD:
+        at_row = x + m[None, None, :] * dim + (end + k)[:, :, None]
+        last_columns = tl.load(at_row, mask=m_ok[None, None, :], other=0.0)
+    for begin in range(0, end, SPLIT * BLOCK_K):
         at = begin + k
         at_row = x + m[None, None, :] * dim + at[:, :, None]
         if EVEN_K:
@@ -174,10 +189,10 @@ def _linear_kernel(
                 w = tl.load(at_second, mask=(at < dim)[:, None, :], other=0)
             other = tl.dot(w, columns, other, input_precision=PRECISION)
 
-    if PRELOAD > 0:
-        total = tl.dot(w_tail, x_tail, total, input_precision=PRECISION)
+    if PRELOAD:
+        total = tl.dot(last_w, last_columns, total, input_precision=PRECISION)
         if PAIRED:
-            other = tl.dot(w_tail_second, x_tail, other, input_precision=PRECISION)
+            other = tl.dot(last_w_second, last_columns, other, input_precision=PRECISION)
     result = tl.sum(total, 0)  # [BLOCK_N, ROWS]
     if PAIRED:
         result = result * tl.sigmoid(result) * tl.sum(other, 0)

@@ -2,7 +2,7 @@
 
 A kernel may start while the one before it still runs; it may load weights, which nothing writes,
 and must wait before it touches anything else. Where the hardware has no such launch, all of
-this is nothing. Also: which arithmetic a matrix product of each dtype uses.
+this is nothing. Also: what else of the hardware decides how a kernel is compiled.
 """
 
 from __future__ import annotations
@@ -45,6 +45,17 @@ def overlap_options(tensor: Tensor) -> dict[str, Any]:
 def dot_precision(dtype: torch.dtype) -> str:
     """What tl.dot does with `dtype`: float32 is never cut to tf32 (ROCm has no tf32x3)."""
     return "tf32x3" if dtype == torch.float32 and torch.version.hip is None else "ieee"
+
+
+def shared_bytes(tensor: Tensor) -> int:
+    """Shared memory that a program can have where `tensor` lies; the interpreter has no limit."""
+    return _shared_bytes(tensor.device.index or 0) if tensor.is_cuda else 1 << 20
+
+
+@functools.cache
+def _shared_bytes(device_index: int) -> int:
+    properties = torch.cuda.get_device_properties(device_index)
+    return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
 
 
 @functools.cache

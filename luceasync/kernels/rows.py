@@ -18,7 +18,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     out = x.new_empty(x.shape)
     dim = x.shape[1]
     block = triton.next_power_of_2(dim)
-    warps = min(max(block // 1024, 1), 16)
+    warps = min(max(block // 512, 1), 16)
     _rms_norm_kernel[(x.shape[0],)](
         x, weight, out, dim, eps, BLOCK=block, num_warps=warps, **overlap_options(x)
     )

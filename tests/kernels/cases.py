@@ -146,11 +146,12 @@ def delta_case(
     )
     state = (num_lanes + 1, heads, spec.key_dim, spec.value_dim)
     attention = AttentionSpec(1, 1, 16, 16, 10000.0, False)
+    num_pages = num_rows // PAGE + 1
     return DeltaCase(
         random(len(lanes), num_rows, width, **place),
         spec,
         parameters,
         random(num_lanes + 1, spec.conv_kernel - 1, spec.conv_channels, **place),
         random(*state, scale=0.3, **small),
-        rows_at(lanes, [0] * len(lanes), num_rows, attention, num_lanes, 8, device),
+        rows_at(lanes, [0] * len(lanes), num_rows, attention, num_lanes, num_pages, device),
     )

@@ -1,10 +1,12 @@
 """Products of few rows: like torch's, and the same bits for a row in any company."""
 
+import itertools
+
 import pytest
 import torch
 import torch.nn.functional as F
 
-from luceasync.kernels.linear import MAX_ROWS, linear, swiglu
+from luceasync.kernels.linear import MAX_ROWS, linear, swiglu, tile
 from tests.kernels.cases import TOLERANCE, distance, random
 
 
@@ -48,6 +50,26 @@ def test_a_row_does_not_depend_on_the_others(together, dim, dtype, device) -> No
     last = x[-1:].contiguous()
     assert torch.equal(linear(x, weight)[-1:], linear(last, weight))
     assert torch.equal(swiglu(x, weight)[-1:], swiglu(last, weight))
+
+
+@pytest.mark.parametrize("paired", [False, True], ids=["single", "paired"])
+def test_the_order_of_sums_depends_on_the_dtype_alone(paired) -> None:
+    tiles = [
+        tile(outputs, rows, paired=paired, element_bytes=2, shared_bytes=kib * 1024)
+        for outputs in (512, 2560, 9728, 151936)
+        for rows in (8, MAX_ROWS)
+        for kib in (64, 99, 163, 227)
+    ]
+    assert len({(t.block_k, t.split) for t in tiles}) == 1
+
+
+@pytest.mark.parametrize("kib", [64, 99, 163, 227])
+@pytest.mark.parametrize("rows", [8, MAX_ROWS])
+def test_a_tile_fits_the_shared_memory(rows, kib) -> None:
+    for outputs, paired in itertools.product((512, 2560, 9728, 151936), (False, True)):
+        t = tile(outputs, rows, paired=paired, element_bytes=4, shared_bytes=kib * 1024)
+        step = (t.block_n * (1 + paired) + rows) * t.split * t.block_k * 4
+        assert t.num_stages >= 2 and (t.num_stages - 1 + t.preload) * step <= kib * 1024
 
 
 @pytest.mark.gpu
