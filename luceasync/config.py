@@ -31,12 +31,12 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Where the target's layers go: `device` or `devices`; neither: the best one of this machine."""
+    """Where the target's layers go: `devices` or `device`. Neither: this machine's best one."""
 
-    device: str | None = None
     devices: tuple[str, ...] = ()
     layer_split: tuple[float, ...] | None = None
     peer_access: Literal["auto", "on", "off"] = "auto"
+    device: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
