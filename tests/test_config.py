@@ -15,8 +15,8 @@ from luceasync.options import OPTIONS, Option
 TEXTS = {
     "model-dir": "/models/x", "model-name": "x", "dtype": "fp32", "target-device": "cpu",
     "target-devices": "cuda:0,cpu", "target-layer-split": "0.3,0.7", "peer-access": "off",
-    "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128", "max-queue": "0", "host": "::", "port": "0",
-    "api-key": "one,two", "max-body": "1M",
+    "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128", "max-queue": "0", "host": "::",
+    "port": "0", "api-key": "one,two", "max-body": "1M",
     "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
