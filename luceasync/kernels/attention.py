@@ -52,9 +52,7 @@ def attend(
     sums = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)
     weights = torch.empty(*shape, 2, dtype=torch.float32, device=keys.device)
     out = projected.new_empty(num_entries, num_heads * head_dim)
-    block_dim = max(16, triton.next_power_of_2(head_dim))
     query_norm, key_norm, eps = norms
-    options = overlap_options(projected)
     _attend_kernel[(num_kv_heads, NUM_SPLITS, num_entries)](
         projected,
         query_norm,
@@ -77,15 +75,31 @@ def attend(
         GROUP=group,
         BLOCK_GROUP=max(16, triton.next_power_of_2(group)),
         HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim,
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         HALF=rotary_dim // 2,
         PAGE=PAGE_TOKENS,
         SPLITS=NUM_SPLITS,
         PRECISION=dot_precision(keys.dtype),
         num_warps=8 if head_dim * keys.element_size() > 512 else 4,
         num_stages=2 if shared_bytes(keys) > 170 * head_dim * keys.element_size() else 1,
-        **options,
+        **overlap_options(projected),
     )
+    _combine(sums, weights, projected, out, lanes, positions, num_kv_heads, gated)
+    return out
+
+
+def _combine(
+    sums: Tensor,
+    weights: Tensor,
+    projected: Tensor,
+    out: Tensor,
+    lanes: Tensor,
+    positions: Tensor,
+    num_kv_heads: int,
+    gated: bool,
+) -> None:
+    """The softmax over all splits, and the gate, into `out`."""
+    num_entries, num_heads, _, head_dim = sums.shape
     _combine_kernel[(num_heads, num_entries)](
         sums,
         weights,
@@ -97,14 +111,13 @@ def attend(
         (num_heads + 2 * num_kv_heads) * head_dim,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=block_dim,
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         PAGE=PAGE_TOKENS,
         SPLITS=NUM_SPLITS,
         GATED=gated,
         num_warps=4,
-        **options,
+        **overlap_options(projected),
     )
-    return out
 
 
 @triton.jit
@@ -140,6 +153,51 @@ def chunks_of_split(position, PAGE: tl.constexpr, SPLITS: tl.constexpr):
     """How many chunks hold the rows before `position`, and how many of them each split takes."""
     num_chunks = (position + PAGE - 1) // PAGE
     return num_chunks, tl.maximum((num_chunks + SPLITS - 1) // SPLITS, 1)
+
+
+@triton.jit
+def _write_new_row(
+    row,
+    key_offset,
+    kv_dim,
+    keys,
+    values,
+    place,
+    dim,
+    key_norm,
+    cos,
+    sin,
+    eps,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+):
+    """Write the row's key and value and return both [1, BLOCK_DIM].
+
+    The row's own attention takes them from here and reads the cache strictly below its position.
+    """
+    ok = dim < HEAD_DIM
+    one = tl.arange(0, 1)[:, None]
+    k = normed_and_rotated(
+        row, key_offset + one, one == 0, dim, key_norm, cos, sin, eps, HEAD_DIM, HALF
+    )
+    v = tl.load(row + key_offset + one + kv_dim + dim, mask=ok, other=0.0)
+    at = place.to(tl.int64) * kv_dim + dim
+    tl.store(keys + at, k, mask=ok)
+    tl.store(values + at, v, mask=ok)
+    return k, v
+
+
+@triton.jit
+def _attend_chunk(q, k, v, t_ok, scale, best, weight, total, PRECISION: tl.constexpr):
+    """One chunk's part of an online softmax in base 2. q: [group, dim]; k, v: [page, dim]."""
+    scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [group, page]
+    scores = tl.where(t_ok[None, :], scores, float("-inf"))
+    higher = tl.maximum(best, tl.max(scores, 1))
+    p = tl.exp2(scores - higher[:, None])
+    shrink = tl.exp2(best - higher)
+    weight = weight * shrink + tl.sum(p, 1)
+    total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision=PRECISION)
+    return higher, weight, total
 
 
 @triton.jit
@@ -198,50 +256,42 @@ def _attend_kernel(
     q = normed_and_rotated(
         row, offset[:, None], g_ok[:, None], d[None, :], query_norm, cos, sin, eps, HEAD_DIM, HALF
     )  # [group, head_dim]
-    lane_offset = lane.to(tl.int64) * lane_stride
+    lane_offset = lane.to(tl.int64) * lane_stride + kv_head * HEAD_DIM
     keys += lane_offset
     values += lane_offset
+    table = tables + lane * table_stride
     best = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_GROUP], tl.float32)
     total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
 
     if split == 0:
-        # The new row is written here and seen from registers; the cache is read strictly below it.
-        one = tl.arange(0, 1)[:, None]
-        key_offset = (NUM_HEADS + kv_head) * HEAD_DIM + one
-        k_new = normed_and_rotated(
-            row, key_offset, one == 0, d[None, :], key_norm, cos, sin, eps, HEAD_DIM, HALF
+        k_new, v_new = _write_new_row(
+            row,
+            (NUM_HEADS + kv_head) * HEAD_DIM,
+            NUM_KV_HEADS * HEAD_DIM,
+            keys,
+            values,
+            tl.load(table + position // PAGE) * PAGE + position % PAGE,
+            d[None, :],
+            key_norm,
+            cos,
+            sin,
+            eps,
+            HEAD_DIM,
+            HALF,
         )
-        v_new = tl.load(
-            row + key_offset + NUM_KV_HEADS * HEAD_DIM + d[None, :],
-            mask=d[None, :] < HEAD_DIM,
-            other=0.0,
-        )
-        page = tl.load(tables + lane * table_stride + position // PAGE)
-        place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS + kv_head
-        at = place * HEAD_DIM + d[None, :]
-        tl.store(keys + at, k_new, mask=d[None, :] < HEAD_DIM)
-        tl.store(values + at, v_new, mask=d[None, :] < HEAD_DIM)
         best = tl.sum(q.to(tl.float32) * k_new.to(tl.float32), 1) * scale
         weight = tl.full([BLOCK_GROUP], 1.0, tl.float32)
         total += v_new.to(tl.float32)
 
     t = tl.arange(0, PAGE)
     for chunk in range(begin, end):
-        page = tl.load(tables + lane * table_stride + chunk)
         t_ok = chunk * PAGE + t < position
-        at = ((page * PAGE + t).to(tl.int64) * NUM_KV_HEADS + kv_head) * HEAD_DIM
+        at = (tl.load(table + chunk) * PAGE + t).to(tl.int64) * NUM_KV_HEADS * HEAD_DIM
         ok = t_ok[:, None] & (d[None, :] < HEAD_DIM)
         k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)
-        scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [group, page]
-        scores = tl.where(t_ok[None, :], scores, float("-inf"))
-        higher = tl.maximum(best, tl.max(scores, 1))
-        p = tl.exp2(scores - higher[:, None])
-        shrink = tl.exp2(best - higher)
-        weight = weight * shrink + tl.sum(p, 1)
         v = tl.load(values + at[:, None] + d[None, :], mask=ok, other=0.0)
-        total = tl.dot(p.to(v.dtype), v, total * shrink[:, None], input_precision=PRECISION)
-        best = higher
+        best, weight, total = _attend_chunk(q, k, v, t_ok, scale, best, weight, total, PRECISION)
 
     part = (entry * NUM_HEADS + kv_head * GROUP + g) * SPLITS + split
     tl.store(weights + part * 2, best, mask=g_ok)
