@@ -7,6 +7,7 @@ LuceasyncError
 ├── RequestError           the request is wrong; an HTTP 4xx, `param` names the field
 │   └── ContextLengthError the prompt does not fit the context
 ├── GenerationFailed       an answer that was begun could not be finished; 500
+├── SnapshotMismatch       saved state that is not what this model and split would have saved
 ├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
 └── Unavailable            not loaded yet, shutting down, or the engine died; 503
@@ -65,6 +66,10 @@ class ContextLengthError(RequestError):
 
 class GenerationFailed(LuceasyncError):
     """The engine could not finish an answer; the message says why."""
+
+
+class SnapshotMismatch(LuceasyncError):
+    """Saved state that cannot be taken up: which tensor, what it is, what was expected."""
 
 
 class Unsupported(LuceasyncError):

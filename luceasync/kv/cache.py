@@ -6,7 +6,7 @@ Knows no requests and decides nothing: pages are placed as the events of the pag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 
 LayerState = tuple[Tensor, Tensor]
+TensorKey = tuple[str, int]  # kind of the snapshot's tensor, the model's layer
 
 
 class LaneCache:
@@ -22,13 +23,14 @@ class LaneCache:
     `attention_shape` = (kv_heads, head_dim): keys and values [lanes, places, kv_heads, head_dim] in
     `dtype`. `conv_shape` = (kernel - 1, channels) in `dtype` and `delta_shape` = (heads, key_dim,
     value_dim) in float32, both with an extra lane at the end for padding entries. `kinds` names
-    each layer's pair.
+    each layer's pair, beginning with the model's layer `first_layer`.
     """
 
     def __init__(
         self,
         kinds: Sequence[str],
         *,
+        first_layer: int = 0,
         num_lanes: int,
         num_pages: int,
         attention_shape: tuple[int, int],
@@ -54,6 +56,7 @@ class LaneCache:
 
         make = {"attention": attention, "delta": delta}
         self._kinds = tuple(kinds)
+        self._first_layer = first_layer
         self.layers: list[LayerState] = [make[kind]() for kind in kinds]
         # The identity to start with: exact attention never has to change it.
         pages = torch.arange(num_pages, dtype=torch.int32)
@@ -85,6 +88,48 @@ class LaneCache:
         tokens = torch.arange(begin, end)
         pages = self._pages[lane, tokens // CHUNK_TOKENS].long()
         return (pages * CHUNK_TOKENS + tokens % CHUNK_TOKENS).to(self._device)
+
+    def views(
+        self, lane: int, begin: int, end: int, *, with_state: bool
+    ) -> dict[TensorKey, Tensor]:
+        """What the lane holds of tokens `[begin, end)`, by kind and the model's layer: keys and
+        values [end - begin, kv_heads, head_dim], and its recurrent state if `with_state`. Views of
+        the lane where its pages are in order, copies where they are not.
+        """
+        places = self.places(lane, begin, end)
+        found: dict[TensorKey, Tensor] = {}
+        for layer, (kind, pair) in enumerate(
+            zip(self._kinds, self.layers, strict=True), self._first_layer
+        ):
+            if kind == "attention":
+                found["attn_k", layer], found["attn_v", layer] = (t[lane, places] for t in pair)
+            elif with_state:
+                found["conv", layer], found["delta", layer] = (t[lane] for t in pair)
+        return found
+
+    def write(self, lane: int, begin: int, end: int, tensors: Mapping[TensorKey, Tensor]) -> None:
+        """Put what `views` gave, of this lane or another, into the lane."""
+        places = self.places(lane, begin, end)
+        for (kind, layer), tensor in tensors.items():
+            target = self.layers[layer - self._first_layer][kind in ("attn_v", "delta")]
+            target[lane, places if kind.startswith("attn") else ...] = tensor.to(
+                self._device, non_blocking=True
+            )
+
+    def shapes(
+        self, begin: int, end: int, *, with_state: bool
+    ) -> dict[TensorKey, tuple[tuple[int, ...], torch.dtype]]:
+        """Shape and dtype of everything that `views` gives for such a span."""
+        found: dict[TensorKey, tuple[tuple[int, ...], torch.dtype]] = {}
+        for layer, (kind, pair) in enumerate(
+            zip(self._kinds, self.layers, strict=True), self._first_layer
+        ):
+            names = ("attn_k", "attn_v") if kind == "attention" else ("conv", "delta")
+            if kind == "attention" or with_state:
+                for name, tensor in zip(names, pair, strict=True):
+                    rows = (end - begin, *tensor.shape[2:]) if kind == "attention" else None
+                    found[name, layer] = (rows or tuple(tensor.shape[1:]), tensor.dtype)
+        return found
 
     def reset(self, lane: int) -> None:
         """Forget the lane's recurrent state; keys and values are masked by position and may

@@ -44,6 +44,7 @@ class LayerSplitAdapter:
         attention, delta = spec.attention, spec.delta
         return LaneCache(
             [spec.layer_types[layer] for layer in layers],
+            first_layer=layers.start,
             num_lanes=num_lanes,
             num_pages=num_pages,
             attention_shape=(attention.num_kv_heads, attention.head_dim),

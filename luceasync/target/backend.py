@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from luceasync.errors import SnapshotMismatch
+from luceasync.kv.node import Span, renamed, shares_of
 from luceasync.kv.pages import PageMap
 from luceasync.models.loader import TensorSource, open_checkpoint
 from luceasync.models.rows import NO_LANE
@@ -102,6 +104,48 @@ class LayerSplitBackend:
         self._pages.release(lane)
         for group in self._groups:
             group.reset(lane)
+
+    @torch.inference_mode()
+    def save(self, lane: int, node: str, span: Span) -> None:
+        """Keep what the tokens of `span` left behind in the lane, as `node`. The recurrent state is
+        that of now: `span.end` must be where the lane stands if it is wanted.
+        """
+        for group in self._groups:
+            group.save(lane, node, span)
+
+    @torch.inference_mode()
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        """Make the lane stand after `num_tokens` tokens: a chain of nodes that begins at 0 and ends
+        there, the last one with its state.
+        """
+        self.reset(lane)
+        self._make_room(lane, num_tokens)
+        for node in nodes:
+            for group in self._groups:
+                group.restore(lane, node)
+
+    def drop(self, node: str) -> None:
+        """Forget a node."""
+        for group in self._groups:
+            group.drop(node)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        """The node's tensors in host memory, named for this split. They belong to the node."""
+        return {name: t for group in self._groups for name, t in group.export(node).items()}
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors that any split of this model has exported: all of them, or none.
+
+        Raises SnapshotMismatch; the caller still owns its tensors then.
+        """
+        named = renamed(tensors, [shard.begin for shard in self.plan.shards])
+        shares = shares_of(named, [group.layers for group in self._groups])
+        try:
+            for group, share in zip(self._groups, shares, strict=True):
+                group.adopt(node, span, share)
+        except SnapshotMismatch:
+            self.drop(node)
+            raise
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
         """A shorter prompt that keeps about `keep_ratio` of the tokens.

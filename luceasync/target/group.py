@@ -7,12 +7,13 @@ thread only.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from luceasync.kv.node import Span, shares_of
 from luceasync.kv.pages import PageEvent
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
@@ -25,6 +26,11 @@ from luceasync.target.transfer import choose_transfer
 
 class Group(Protocol):
     """The layers of one process."""
+
+    @property
+    def layers(self) -> range:
+        """The model's layers that the group holds."""
+        ...
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """Run many rows of one lane. `given`: tokens int64 [1, rows] if the group holds the first
@@ -41,6 +47,26 @@ class Group(Protocol):
     def place(self, events: Sequence[PageEvent]) -> None: ...
 
     def reset(self, lane: int) -> None: ...
+
+    def save(self, lane: int, node: str, span: Span) -> None:
+        """Keep what `span` left behind in the lane, as `node`."""
+        ...
+
+    def restore(self, lane: int, node: str) -> None:
+        """Put the node into the lane; its pages must be placed."""
+        ...
+
+    def drop(self, node: str) -> None:
+        """Forget the node, if it is here."""
+        ...
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        """The node's tensors in host memory, by name: `ls<shard>_<kind>.<layer>`."""
+        ...
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own the tensors as `node`: all of them, or none and SnapshotMismatch."""
+        ...
 
     def close(self) -> None: ...
 
@@ -69,6 +95,10 @@ class LocalGroup:
         except BaseException:
             self.close()
             raise
+
+    @property
+    def layers(self) -> range:
+        return range(self._shards[0].layers.start, self._shards[-1].layers.stop)
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """See Group. On GPUs the work is queued: while one shard runs a chunk, the shard before it
@@ -107,6 +137,30 @@ class LocalGroup:
     def reset(self, lane: int) -> None:
         for shard in self._shards:
             shard.reset(lane)
+
+    def save(self, lane: int, node: str, span: Span) -> None:
+        for shard in self._shards:
+            with shard.on_device():
+                shard.nodes.save(lane, node, span)
+
+    def restore(self, lane: int, node: str) -> None:
+        for shard in self._shards:
+            with shard.on_device():
+                shard.nodes.restore(lane, node)
+
+    def drop(self, node: str) -> None:
+        for shard in self._shards:
+            shard.nodes.drop(node)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        return {k: t for shard in self._shards for k, t in shard.nodes.export(node).items()}
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        shares = shares_of(tensors, [shard.layers for shard in self._shards])
+        for shard, share in zip(self._shards, shares, strict=True):
+            shard.nodes.check(span, share)
+        for shard, share in zip(self._shards, shares, strict=True):
+            shard.nodes.adopt(node, span, share)
 
     def close(self) -> None:
         while self._in_flight:

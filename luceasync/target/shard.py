@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.kv.node import NodeStore
 from luceasync.kv.pages import PageEvent
 from luceasync.models.layers import Norm, Ops, rotation
 from luceasync.models.loader import TensorReader, TensorSource
@@ -56,17 +57,18 @@ class Shard:
         dtype = DTYPES[plan.dtype]
         self._ops = _ops_for(self.device)
         reader = TensorReader(source, spec, self.device, dtype, advance, self._ops.pack)
-        adapter, layers = adapter_of(spec), range(shard.begin, shard.end)
-        self._layers = [adapter.read_layer(reader, layer) for layer in layers]
+        adapter, self.layers = adapter_of(spec), range(shard.begin, shard.end)
+        self._layers = [adapter.read_layer(reader, layer) for layer in self.layers]
         self._embedding, self._norm, self._head = _read_ends(reader, shard)
         self.cache = adapter.allocate(
             spec,
-            layers,
+            self.layers,
             num_lanes=plan.parallel,
             num_pages=plan.num_pages,
             dtype=dtype,
             device=self.device,
         )
+        self.nodes = NodeStore(self.cache, plan.shards.index(shard))
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -118,6 +120,7 @@ class Shard:
         """Let weights and state go. May be called twice."""
         self._layers.clear()
         self._embedding = self._norm = self._head = None
+        self.nodes.close()
         self.cache.close()
 
     @property
