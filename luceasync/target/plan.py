@@ -23,6 +23,7 @@ COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter 
 # RAM is shared with other programs, so there our choice is modest.
 CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
 NAMED_SHARE = 0.95
+SMALL_ON_CPU_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +69,12 @@ class Plan:
     @property
     def num_pages(self) -> int:
         return -(-self.max_ctx_tokens // CHUNK_TOKENS)
+
+    @property
+    def is_small_on_cpu(self) -> bool:
+        """Whether threads would wait for each other longer than they compute."""
+        on_cpu = [s.weight_bytes for s in self.shards if s.device.startswith("cpu")]
+        return sum(on_cpu) < SMALL_ON_CPU_BYTES
 
     def lane_bytes(self, shard: ShardPlan) -> int:
         return self.num_pages * CHUNK_TOKENS * shard.token_bytes + shard.lane_state_bytes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -312,3 +313,20 @@ def test_one_device_or_a_list_but_not_both():
     assert named_devices(None, ()) == ()
     with pytest.raises(PlacementError, match="--target-device cuda:0: not allowed together with"):
         named_devices("cuda:0", ("cpu",))
+
+
+@pytest.mark.parametrize(("device", "small"), [("cpu:0", True), ("cuda:0", True)])
+def test_a_tiny_model_needs_no_threads_on_the_cpu(device: str, small: bool):
+    plan = make_plan(
+        make_spec(),
+        [Device(device, 2**34)],
+        dtype="bf16",
+        weights=None,
+        parallel=1,
+        max_ctx_tokens=64,
+        prefill_chunk_tokens=None,
+    )
+    assert plan.is_small_on_cpu is small
+    large = dataclasses.replace(plan.shards[0], weight_bytes=2**30)
+    heavy = dataclasses.replace(plan, shards=(large,))
+    assert heavy.is_small_on_cpu is (device != "cpu:0")
