@@ -71,6 +71,44 @@ def delta_chunks(
     return output.transpose(1, 2), state
 
 
+def delta_tree(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor, ancestors: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens that form trees, each rooted at its sequence's state, which stays as it is.
+
+    Shapes as in `delta_chunks`; ancestors: bool [batch, rows, rows], ancestor or self, rows in
+    topological order. With G the sum of g along the path from the root, A the strict ancestors:
+        u_t = beta_t (v_t - e^{G_t} S^T k_t - sum_{j in A} e^{G_t - G_j} (k_j . k_t) u_j)
+        o_t = e^{G_t} S^T q_t + sum_{j in A or t} e^{G_t - G_j} (k_j . q_t) u_j
+    Per row and head that keeps key_dim + value_dim + 1 numbers instead of a state.
+    Returns o [batch, rows, heads, value_dim], and u [batch, heads, rows, value_dim] and G
+    [batch, heads, rows] for `delta_path`.
+    """
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))  # [batch, heads, rows, dim]
+    g, beta = g.transpose(1, 2), beta.transpose(1, 2)[..., None]
+    on_path = ancestors[:, None]
+    total = (on_path.double() @ g.double()[..., None])[..., 0]
+    # Masked before the exponential: off the path the difference may be large and positive.
+    spans = (total[..., :, None] - total[..., None, :]).masked_fill(~on_path, -torch.inf)
+    decay, total = spans.float().exp(), total.float()
+    from_root = total.exp()[..., None]
+    lower = (k @ k.transpose(-1, -2) * decay * beta).tril(-1)
+    right = beta * (v - from_root * (k @ state))
+    u = torch.linalg.solve_triangular(lower, right, upper=False, unitriangular=True)
+    out = from_root * (q @ state) + (q @ k.transpose(-1, -2) * decay) @ u
+    return out.transpose(1, 2), u, total
+
+
+def delta_path(state: Tensor, k: Tensor, u: Tensor, total: Tensor) -> Tensor:
+    """The state after the rows of one path of `delta_tree`.
+
+    state: [heads, key_dim, value_dim]; k: [heads, rows, key_dim]; u: [heads, rows, value_dim];
+    total: [heads, rows]; the rows of the path in order.
+    """
+    to_end = (total[:, -1:] - total).exp()[..., None]
+    return state * total[:, -1].exp()[:, None, None] + (k * to_end).transpose(-1, -2) @ u
+
+
 def _chunked(x: Tensor, chunk: int) -> Tensor:
     """[batch, rows, heads, dim] -> [batch, heads, chunks, chunk, dim], filled up with zeros."""
     missing = -x.shape[1] % chunk

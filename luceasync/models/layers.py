@@ -7,14 +7,24 @@ use. Knows no devices, no other layers and no checkpoint names.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from luceasync.models.ops import AttentionNorms, DeltaParameters
-from luceasync.models.rows import Rows
+from luceasync.models.rows import Entry, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
+from luceasync.models.trees import (
+    AttentionScratch,
+    DeltaScratch,
+    Scratch,
+    Trees,
+    attend_trees,
+    commit_attention,
+    commit_delta,
+    delta_trees,
+)
 
 LayerState = tuple[Tensor, Tensor]  # (keys, values) or (conv, delta): all lanes of one layer
 
@@ -58,6 +68,20 @@ class Layer(Protocol):
         """x: [entries, rows, hidden], the residual stream; `state` moves on in place."""
         ...
 
+    def verify(
+        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, trees: Trees
+    ) -> tuple[Tensor, Scratch]:
+        """As `forward`, for rows that form trees; `state` stays as it is."""
+        ...
+
+    def commit(
+        self, scratch: Any, state: LayerState, entry: int, path: Tensor, placed: Entry
+    ) -> None:
+        """Move the state on along `path` (rows of `entry` of a verify pass); `placed` says where
+        its tokens go.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Norm:
@@ -96,6 +120,18 @@ class AttentionLayer:
         mixed = ops.attend(projected, self.spec, self.head_norms, *state, rows)
         return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x))
 
+    def verify(
+        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, trees: Trees
+    ) -> tuple[Tensor, AttentionScratch]:
+        projected = ops.norm_linear(x, self.norm.weight, self.norm.eps, self.projection)
+        mixed, scratch = attend_trees(projected, self.spec, self.head_norms, *state, rows, trees)
+        return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x)), scratch
+
+    def commit(
+        self, scratch: AttentionScratch, state: LayerState, entry: int, path: Tensor, placed: Entry
+    ) -> None:
+        commit_attention(scratch, *state, entry, placed.lane, path, placed.write)
+
 
 @dataclass(frozen=True, slots=True)
 class DeltaLayer:
@@ -114,6 +150,18 @@ class DeltaLayer:
         projected = ops.norm_linear(x, self.norm.weight, self.norm.eps, self.projection)
         mixed = ops.delta(projected, self.spec, self.parameters, *state, rows)
         return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x))
+
+    def verify(
+        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, trees: Trees
+    ) -> tuple[Tensor, DeltaScratch]:
+        projected = ops.norm_linear(x, self.norm.weight, self.norm.eps, self.projection)
+        mixed, scratch = delta_trees(projected, self.spec, self.parameters, *state, rows, trees)
+        return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x)), scratch
+
+    def commit(
+        self, scratch: DeltaScratch, state: LayerState, entry: int, path: Tensor, placed: Entry
+    ) -> None:
+        commit_delta(scratch, *state, entry, placed.lane, path)
 
 
 def rotation(spec: AttentionSpec, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -86,9 +86,9 @@ class TorchOps:
         keys, values: [lanes, places, kv_heads, head_dim], written in place.
         Returns [entries, rows, query_dim], multiplied by sigmoid(gate) where the family is gated.
         """
-        q, k, v, *gates = projected.split(_attention_widths(spec), -1)
-        q = _rotate(_heads_norm(q, spec.head_dim, norms.query, norms.eps), spec, rows)
-        k = _rotate(_heads_norm(k, spec.head_dim, norms.key, norms.eps), spec, rows)
+        q, k, v, *gates = projected.split(attention_widths(spec), -1)
+        q = rotate(heads_norm(q, spec.head_dim, norms.query, norms.eps), spec, rows)
+        k = rotate(heads_norm(k, spec.head_dim, norms.key, norms.eps), spec, rows)
         v = v.unflatten(-1, (-1, spec.head_dim))
         out = torch.zeros_like(q)  # [entries, rows, heads, head_dim]
         for i, entry in enumerate(rows.entries):
@@ -119,18 +119,10 @@ class TorchOps:
         end, which index NO_LANE means, takes what padding entries write. Returns [entries, rows,
         output_dim].
         """
-        heads = spec.num_value_heads
-        mixed, z, b, a = projected.split([spec.conv_channels, spec.output_dim, heads, heads], -1)
+        mixed, z, b, a = projected.split(delta_widths(spec), -1)
         lanes = rows.lanes.long()
-        mixed = _convolve(mixed, parameters.conv, conv_state, lanes)
-        key_width = spec.num_key_heads * spec.key_dim
-        q, k, v = mixed.split([key_width, key_width, spec.output_dim], -1)
-        q = _key_heads(q, spec) * spec.key_dim**-0.5
-        k = _key_heads(k, spec)
-        v = v.unflatten(-1, (heads, spec.value_dim))
-        g = parameters.decay_rate * F.softplus(a.float() + parameters.dt_bias)
-        beta = b.float().sigmoid()
-
+        q, k, v = delta_heads(_convolve(mixed, parameters.conv, conv_state, lanes), spec)
+        g, beta = delta_gates(a, b, parameters)
         state = delta_state[lanes]
         if q.shape[1] == 1:
             out, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
@@ -139,14 +131,12 @@ class TorchOps:
             out, state = delta_chunks(q, k, v, g, beta, state)
         delta_state[lanes] = state
 
-        out = _norm(out, parameters.norm, parameters.eps)
-        out = out * F.silu(z.float().unflatten(-1, (heads, spec.value_dim)))
-        return out.flatten(2).to(projected.dtype)
+        return gated_norm(out, z, parameters)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension, computed in float32, in x's dtype."""
-    return _norm(x.float(), weight, eps).to(x.dtype)
+    return F.rms_norm(x.float(), weight.shape, weight, eps).to(x.dtype)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -161,14 +151,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return _attend_one(q, k, v)
     if q.is_cuda:
         return _attend_cuda(q, k, v)
-    num_rows, span, group = q.shape[0], k.shape[0], q.shape[1] // k.shape[1]
+    num_rows, span = q.shape[0], k.shape[0]
     place = torch.arange(span, device=q.device)
-    mask = place[None, :] <= place[span - num_rows :, None]  # [rows, span]
-    folded = (
-        q.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
-    )  # [kv_heads, group*rows, dim]
+    return masked_attention(q, k, v, place[None, :] <= place[span - num_rows :, None])
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Attention of rows to those places that `mask` [rows, span] allows; shapes as in
+    `attention`.
+    """
+    num_rows, group = q.shape[0], q.shape[1] // k.shape[1]
+    folded = q.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
     out = F.scaled_dot_product_attention(
-        folded[None],
+        folded[None],  # [1, kv_heads, group * rows, head_dim]
         k.transpose(0, 1)[None],
         v.transpose(0, 1)[None],
         attn_mask=mask.repeat(group, 1),
@@ -203,20 +198,18 @@ def _attend_cuda(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    return F.rms_norm(x, weight.shape, weight, eps)
-
-
-def _attention_widths(spec: AttentionSpec) -> list[int]:
+def attention_widths(spec: AttentionSpec) -> list[int]:
+    """Widths of query, key, value (and gate) in the projection of attention."""
     gates = [spec.query_dim] if spec.gated else []
     return [spec.query_dim, spec.kv_dim, spec.kv_dim, *gates]
 
 
-def _heads_norm(x: Tensor, head_dim: int, weight: Tensor, eps: float) -> Tensor:
+def heads_norm(x: Tensor, head_dim: int, weight: Tensor, eps: float) -> Tensor:
+    """RMS norm of each head. x: [..., heads * head_dim] -> [..., heads, head_dim]."""
     return rms_norm(x.unflatten(-1, (-1, head_dim)), weight, eps)
 
 
-def _rotate(x: Tensor, spec: AttentionSpec, rows: Rows) -> Tensor:
+def rotate(x: Tensor, spec: AttentionSpec, rows: Rows) -> Tensor:
     """Rotary position embedding, halves paired (neox). x: [entries, rows, heads, head_dim]."""
     half = spec.rotary_dim // 2
     first, second, rest = x.split([half, half, spec.head_dim - 2 * half], -1)
@@ -235,6 +228,33 @@ def _convolve(x: Tensor, weight: Tensor, state: Tensor, lanes: Tensor) -> Tensor
     window = window.float()
     out = sum(window[:, i : i + num_rows] * weight[:, i] for i in range(kernel))
     return F.silu(out)
+
+
+def delta_widths(spec: DeltaSpec) -> list[int]:
+    """Widths of query|key|value, z, b and a in the projection of Gated DeltaNet."""
+    return [spec.conv_channels, spec.output_dim, spec.num_value_heads, spec.num_value_heads]
+
+
+def delta_heads(mixed: Tensor, spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value heads, float32 [entries, rows, value_heads, dim] each, of what the
+    convolution gave; query and key L2-normalised and shared by groups of value heads.
+    """
+    width = spec.num_key_heads * spec.key_dim
+    q, k, v = mixed.split([width, width, spec.output_dim], -1)
+    q, k = _key_heads(q, spec) * spec.key_dim**-0.5, _key_heads(k, spec)
+    return q, k, v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+
+
+def delta_gates(a: Tensor, b: Tensor, parameters: DeltaParameters) -> tuple[Tensor, Tensor]:
+    """Log decay g and write strength beta, float32 [entries, rows, value_heads]."""
+    g = parameters.decay_rate * F.softplus(a.float() + parameters.dt_bias)
+    return g, b.float().sigmoid()
+
+
+def gated_norm(out: Tensor, z: Tensor, parameters: DeltaParameters) -> Tensor:
+    """RMS norm of each head, times silu(z); [entries, rows, output_dim] in z's dtype."""
+    out = F.rms_norm(out, parameters.norm.shape, parameters.norm, parameters.eps)
+    return (out * F.silu(z.float().view_as(out))).flatten(2).to(z.dtype)
 
 
 def _key_heads(x: Tensor, spec: DeltaSpec) -> Tensor:

@@ -22,7 +22,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.target.adapter import adapter_of
 from luceasync.target.group import Group, LocalGroup
 from luceasync.target.plan import Plan
-from luceasync.target.shard import Batch
+from luceasync.target.shard import Batch, Proposal
 
 
 class LayerSplitBackend:
@@ -38,6 +38,7 @@ class LayerSplitBackend:
         self.plan = plan
         self._adapter = adapter_of(spec)
         self._groups = list(groups)
+        self._proposal: Proposal | None = None
         self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
 
     @classmethod
@@ -97,6 +98,30 @@ class LayerSplitBackend:
         for group in self._groups:
             x = group.decode(batch, x)
         return x[: len(lanes), 0]
+
+    @torch.inference_mode()
+    def verify(self, proposal: Proposal, tokens: Sequence[Sequence[int]]) -> Tensor:
+        """Run trees of tokens after what their lanes have committed, and write nothing.
+
+        `tokens[i]` are those of entry i, as many for each. Returns logits float32 [entries, rows,
+        vocab]: row r predicts what follows on the path to r. `commit` then takes a path.
+        """
+        x = torch.tensor([list(entry) for entry in tokens], dtype=torch.int64)
+        for group in self._groups:
+            x = group.verify(proposal, x)
+        self._proposal = proposal
+        return x
+
+    @torch.inference_mode()
+    def commit(self, entry: int, path: Sequence[int]) -> None:
+        """Keep the rows of `path`, from row 0 on, of entry `entry` of the last `verify`: the lane
+        then stands after them. Each entry may be committed once; one that is not costs nothing.
+        """
+        assert self._proposal is not None, "commit follows verify"
+        lane, begin = self._proposal.lanes[entry], self._proposal.begins[entry]
+        self._make_room(lane, begin + len(path))
+        for group in self._groups:
+            group.commit(entry, lane, begin, path)
 
     @torch.inference_mode()
     def reset(self, lane: int) -> None:

@@ -20,7 +20,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.target.devices import torch_device
 from luceasync.target.graph import GraphedShard
 from luceasync.target.plan import Plan
-from luceasync.target.shard import DTYPES, Batch, Shard
+from luceasync.target.shard import DTYPES, Batch, Proposal, Shard
 from luceasync.target.transfer import choose_transfer
 
 
@@ -42,6 +42,16 @@ class Group(Protocol):
         """Run one row for each entry; as above, logits for every entry: float32 [entries, 1,
         vocab].
         """
+        ...
+
+    def verify(self, proposal: Proposal, given: Tensor) -> Tensor:
+        """Run trees of rows and write nothing; as above, logits of every row: float32 [entries,
+        rows, vocab].
+        """
+        ...
+
+    def commit(self, entry: int, lane: int, begin: int, path: Sequence[int]) -> None:
+        """Keep a path of the last `verify`; its pages must be placed."""
         ...
 
     def place(self, events: Sequence[PageEvent]) -> None: ...
@@ -125,6 +135,21 @@ class LocalGroup:
             with shard.on_device():
                 x = step.decode(batch, self._transfer(x, shard.device))
         return x
+
+    def verify(self, proposal: Proposal, given: Tensor) -> Tensor:
+        x = given
+        for shard in self._shards:
+            with shard.on_device():
+                x = self._transfer(x, shard.device)
+                x = shard.embed(x) if shard.plan.is_first else x
+                x = shard.verify(x, proposal)
+                x = shard.project(x) if shard.plan.is_last else x
+        return x
+
+    def commit(self, entry: int, lane: int, begin: int, path: Sequence[int]) -> None:
+        for shard in self._shards:
+            with shard.on_device():
+                shard.commit(entry, lane, begin, path)
 
     def _wait_for_room(self) -> None:
         while len(self._in_flight) > len(self._shards):

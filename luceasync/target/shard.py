@@ -22,6 +22,7 @@ from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack
 from luceasync.models.rows import NO_LANE, Entry, Rows
 from luceasync.models.spec import ModelSpec
+from luceasync.models.trees import Scratch, Trees, ancestry
 from luceasync.target.adapter import adapter_of
 from luceasync.target.devices import torch_device
 from luceasync.target.plan import Plan, ShardPlan
@@ -37,6 +38,17 @@ class Batch:
     lanes: tuple[int, ...]
     begins: tuple[int, ...]
     num_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Rows to verify: entry i hangs a tree of rows on lane `lanes[i]`, which stands after
+    `begins[i]` tokens. `parents[i]` names each row's parent, trees.ROOT for row 0.
+    """
+
+    lanes: tuple[int, ...]
+    begins: tuple[int, ...]
+    parents: tuple[tuple[int, ...], ...]
 
 
 class Shard:
@@ -69,6 +81,7 @@ class Shard:
             device=self.device,
         )
         self.nodes = NodeStore(self.cache, plan.shards.index(shard))
+        self._scratch: list[Scratch] = []  # of the last verify pass, a layer each
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -103,6 +116,39 @@ class Shard:
             x = layer.forward(self._ops, x, state, rows)
         return x
 
+    def verify(self, x: Tensor, proposal: Proposal) -> Tensor:
+        """Run the layers over trees of rows and write nothing; `commit` then takes a path.
+
+        x: [entries, rows, hidden] on this device.
+        """
+        depths = [[len(line) - 1 for line in ancestry(parents)] for parents in proposal.parents]
+        positions = torch.tensor(proposal.begins)[:, None] + torch.tensor(depths)
+        entries = tuple(
+            Entry(lane, begin, begin, slice(0, 0), self.cache.places(lane, 0, begin))
+            for lane, begin in zip(proposal.lanes, proposal.begins, strict=True)
+        )
+        lanes = torch.tensor(proposal.lanes, dtype=torch.int32).to(self.device)
+        rows = self.rows_from(entries, lanes, positions.int().to(self.device))
+        reach = self._spec.delta.conv_kernel if self._spec.delta else 1
+        trees = Trees.of(proposal.parents, reach, self.device)
+        self._scratch.clear()
+        for layer, state in zip(self._layers, self.cache.layers, strict=True):
+            x, scratch = layer.verify(self._ops, x, state, rows, trees)
+            self._scratch.append(scratch)
+        return x
+
+    def commit(self, entry: int, lane: int, begin: int, path: Sequence[int]) -> None:
+        """Keep the rows of `path` of the last `verify`: they become the lane's tokens from `begin`
+        on; their pages must be placed.
+        """
+        assert path and path[0] == 0, f"a path begins at row 0, got {list(path)}"
+        end = begin + len(path)
+        placed = Entry(lane, begin, end, self.cache.places(lane, begin, end), slice(0, 0))
+        index = torch.tensor(list(path), device=self.device)
+        pairs = zip(self._layers, self._scratch, self.cache.layers, strict=True)
+        for layer, scratch, state in pairs:
+            layer.commit(scratch, state, entry, index, placed)
+
     def project(self, x: Tensor) -> Tensor:
         """x: [..., hidden] -> logits float32 [..., vocab]. Last shard only."""
         assert self._norm is not None and self._head is not None, "only the last shard projects"
@@ -120,6 +166,7 @@ class Shard:
         """Let weights and state go. May be called twice."""
         self._layers.clear()
         self._embedding = self._norm = self._head = None
+        self._scratch.clear()
         self.nodes.close()
         self.cache.close()
 
