@@ -100,12 +100,11 @@ def _torch(config: Config) -> Iterator[Finding]:
 
 
 def _kernels(config: Config) -> Iterator[Finding]:
-    """Both matter on a GPU only; torch alone serves on a CPU."""
-    for package, purpose in (("triton", "attention kernels"), ("numba-cuda", "paging kernels")):
-        try:
-            yield Finding(package, "ok", version(package))
-        except PackageNotFoundError:
-            yield Finding(package, "note", f"not installed: no {purpose} on a GPU")
+    """It matters on a GPU only; torch alone serves on a CPU."""
+    try:
+        yield Finding("triton", "ok", version("triton"))
+    except PackageNotFoundError:
+        yield Finding("triton", "note", "not installed: no kernels for a GPU")
 
 
 def _memory(config: Config) -> Iterator[Finding]:

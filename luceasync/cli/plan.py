@@ -81,7 +81,7 @@ def _row(report: ShardReport, num_lanes: int) -> tuple[str, ...]:
         report.device_bytes + shard.workspace_bytes,
         report.free_bytes,
     )
-    return (shard.device, f"{shard.begin}-{shard.end - 1}", *map(size_text, sizes_bytes))
+    return (shard.device, f"[{shard.begin}, {shard.end})", *map(size_text, sizes_bytes))
 
 
 def size_text(num_bytes: int) -> str:
