@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.engine.admission import Load, Step, chunk_end, next_step
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.sampler import choose
+from luceasync.engine.sampler import NO_TOKEN, choose
 from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta
@@ -138,7 +138,10 @@ class Pump:
         for generation, token, logprobs in zip(
             generations, choice.token_ids, choice.logprobs, strict=True
         ):
-            delta = generation.accept(token, logprobs)
+            if token == NO_TOKEN:
+                delta = generation.finish("error", "the model's logits are not numbers")
+            else:
+                delta = generation.accept(token, logprobs)
             if delta is None:
                 continue
             emitted.append((generation.prepared.stream_id, delta))

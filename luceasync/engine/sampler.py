@@ -19,6 +19,7 @@ from luceasync.request import Sampling
 NUM_CANDIDATES = 1024
 # More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
 TIE_MARGIN = 64
+NO_TOKEN = -1
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -129,7 +130,9 @@ class RowLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One token id for each row; log-probabilities for the rows that asked, None for the others."""
+    """One token id for each row, NO_TOKEN where the logits are no numbers; log-probabilities for
+    the rows that asked and have a token, None for the others.
+    """
 
     token_ids: list[int]
     logprobs: list[RowLogprobs | None]
@@ -162,7 +165,10 @@ def choose(
     """
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     if all(_is_plain_greedy(row) for row in rows):
-        return Choice(logits.argmax(-1).tolist(), [None] * len(rows))
+        peaks, ids = logits.max(-1)  # a peak is NaN where any logit is
+        best, peak = (block[:, 0] for block in _to_host([ids[:, None], peaks[:, None]]))
+        token_ids = np.where(np.isnan(peak), NO_TOKEN, best).astype(int).tolist()
+        return Choice(token_ids, [None] * len(rows))
     return _choose_on_host(logits.float(), rows, num_candidates)
 
 
@@ -179,10 +185,10 @@ def _choose_on_host(raw: Tensor, rows: Sequence[RowSampling], num_candidates: in
     """`choose` for float32 logits: all is queued on the device, copied once, then decided."""
     num_vocab = raw.shape[1]
     edited = _apply_edits(raw, rows)
-    best = edited.argmax(-1, keepdim=True)
+    peaks, best = edited.max(-1, keepdim=True)
     num_ranked = max(_num_ranked(row.sampling, num_candidates) for row in rows)
     values, ids = edited.topk(min(num_vocab, num_ranked))
-    blocks = [best, values, ids, _totals(edited, values, rows, num_candidates)]
+    blocks = [best, values, ids, _totals(edited, values, rows, num_candidates), peaks]
     logprobs = None
     if any(row.top_logprobs is not None for row in rows):
         logprobs = raw.log_softmax(-1)
@@ -190,12 +196,14 @@ def _choose_on_host(raw: Tensor, rows: Sequence[RowSampling], num_candidates: in
         blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
         blocks.extend(logprobs.topk(min(num_vocab, num_top)))
     host = _to_host(blocks)
-    token_ids = [_token(edited[i], row, *(b[i] for b in host[:4])) for i, row in enumerate(rows)]
+    token_ids = [_token(edited[i], row, *(b[i] for b in host[:5])) for i, row in enumerate(rows)]
     if logprobs is None:
         return Choice(token_ids, [None] * len(rows))
     known_ids = np.concatenate([host[0], host[2]], 1)
     found = [
-        _row_logprobs(logprobs[i], row, token_ids[i], known_ids[i], *(b[i] for b in host[4:]))
+        None
+        if token_ids[i] == NO_TOKEN
+        else _row_logprobs(logprobs[i], row, token_ids[i], known_ids[i], *(b[i] for b in host[5:]))
         for i, row in enumerate(rows)
     ]
     return Choice(token_ids, found)
@@ -277,8 +285,11 @@ def _token(
     values: np.ndarray,
     ids: np.ndarray,
     total: np.ndarray,
+    peak: np.ndarray,
 ) -> int:
     """The token of one row: `edited` `[vocab]` on the device, the others its blocks on the host."""
+    if np.isnan(peak[0]):
+        return NO_TOKEN
     if row.sampling.temperature == 0.0:
         return int(best[0])
     num_vocab = edited.shape[0]

@@ -165,3 +165,18 @@ def test_cancel_leaves_the_others_alone(make_prepared):
     pump.step()
     pump.cancel(0)
     assert [stream for stream, delta in run(pump) if delta.finish] == [1]
+
+
+def test_a_row_without_numbers_ends_with_an_error_and_the_others_go_on(make_prepared):
+    class Sick(CountingTarget):
+        def decode(self, lanes, positions, tokens):
+            logits = super().decode(lanes, positions, tokens)
+            if len(lanes) == 2:
+                logits[0, 3] = float("nan")
+            return logits
+
+    pump = make_pump(Sick())
+    pump.submit([make_prepared(0, [0], max_tokens=4), make_prepared(1, [0], max_tokens=4)])
+    ended = {stream: delta.finish for stream, delta in run(pump) if delta.finish}
+    assert (ended[0].reason, ended[1].reason) == ("error", "length")
+    assert "not numbers" in ended[0].error

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.sampler import (
+    NO_TOKEN,
     RowSampling,
     TokenCounts,
     check_logit_bias,
@@ -261,3 +262,16 @@ def test_a_gpu_is_waited_for_once(only_greedy):
         finally:
             torch.cuda.set_sync_debug_mode("default")
     assert sum("synchronizing CUDA operation" in str(w.message) for w in warned) == 1
+
+
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=5)], ids=str
+)
+@pytest.mark.parametrize("top_logprobs", [None, 2])
+def test_logits_that_are_no_numbers_give_no_token(sampling: Sampling, top_logprobs: int | None):
+    logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(0))
+    logits[1, 7] = float("nan")
+    rows = [RowSampling(sampling, 1, i, top_logprobs=top_logprobs) for i in range(3)]
+    choice = choose(logits, rows)
+    assert [token == NO_TOKEN for token in choice.token_ids] == [False, True, False]
+    assert choice.logprobs[1] is None
