@@ -1,0 +1,1 @@
+"""Which prefix of a prompt is kept, and where. Never touches the model."""

@@ -1,0 +1,290 @@
+"""The index of what has been saved, and the longest prefix of a prompt that it can give.
+
+Owns the nodes of one namespace and tenant, and is the only one that changes them; one thread calls
+it. Knows no tensors, files or clocks.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
+
+from luceasync.prefix.node import TIERS, Match, MissReason, Node, Tier, pack_tokens
+from luceasync.prefix.siblings import Siblings
+
+
+class Tree:
+    """Nodes by key. A node is never split: branches that part inside one are siblings which share
+    a beginning, and the match takes the better one.
+    """
+
+    def __init__(self) -> None:
+        self._nodes: dict[bytes, Node] = {}
+        self._children: dict[bytes | None, Siblings] = {}
+        self._num_bytes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+
+    def __repr__(self) -> str:
+        leaves = sum(key not in self._children for key in self._nodes)
+        held = ", ".join(
+            f"{tier}: {sum(tier in n.tiers for n in self)} nodes {self._num_bytes[tier]} bytes"
+            for tier in sorted(TIERS, reverse=True)
+        )
+        return f"Tree({len(self)} nodes, {leaves} leaves; {held})"
+
+    def __len__(self) -> int:
+        return len(self._nodes)
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self._nodes.values())
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._nodes
+
+    def __getitem__(self, key: bytes) -> Node:
+        return self._nodes[key]
+
+    def num_bytes(self, tier: Tier) -> int:
+        """What all nodes take up in `tier`."""
+        return self._num_bytes[tier]
+
+    def chain(self, key: bytes | None) -> tuple[Node, ...]:
+        """The nodes from the root to `key`, it included."""
+        nodes = []
+        while key is not None:
+            nodes.append(self._nodes[key])
+            key = nodes[-1].parent
+        return tuple(reversed(nodes))
+
+    def children(self, key: bytes | None) -> list[Node]:
+        """The nodes that continue `key` (None: those that begin at the first token)."""
+        return [self._nodes[child] for child in self._keys_below(key)]
+
+    def match(
+        self,
+        tokens: Sequence[int],
+        *,
+        recurrent: bool,
+        chunk_tokens: int = 64,
+        tiers: AbstractSet[Tier] = TIERS,
+    ) -> Match:
+        """The longest prefix of `tokens` that nodes in `tiers` can give.
+
+        Attention alone can use whole nodes and, of the next one, the tokens up to a multiple of
+        `chunk_tokens`. A recurrent model can only go on where a state is held. Unless the match is
+        exact, the last token is left over: running it gives the logits. Tokens are compared, so no
+        collision of keys can give a wrong prefix.
+        """
+        need = _Need(pack_tokens(tokens), recurrent, chunk_tokens)
+        best, num_shared = self._search(need, tiers)
+        if best.num_tokens == 0:
+            return Match((), None, 0, False, num_shared, self._why_nothing(num_shared, recurrent))
+        part = None if best.part is None else self._nodes[best.part]
+        nodes = self.chain(best.last)
+        return Match(nodes, part, best.num_tokens, best.exact, num_shared, None)
+
+    def insert(self, node: Node) -> Node:
+        """Take in a node whose parent is here. A key that is here already gains tiers, hits and a
+        later last use. Returns the node as it is now.
+
+        Raises ValueError for a node that is inconsistent in itself, with its parent, or with the
+        node that has its key or its tokens; the tree is unchanged then.
+        """
+        _check(node)
+        known = self._nodes.get(node.key)
+        if known is not None:
+            node = _merged(known, node)
+        else:
+            self._check_parent(node)
+            siblings = self._children.get(node.parent, Siblings())
+            siblings.add(node.tokens, node.key)
+            self._children[node.parent] = siblings
+        return self._put(node)
+
+    def touch(self, keys: Iterable[bytes], now_s: float) -> None:
+        """Count a hit on each of the nodes."""
+        for key in keys:
+            node = self._nodes[key]
+            used_s = max(node.last_used_s, now_s)
+            self._put(replace(node, hits=node.hits + 1, last_used_s=used_s))
+
+    def drop_state(self, key: bytes, tier: Tier) -> Node:
+        """Forget what `tier` holds for the end of the node: the state, and the logits with it."""
+        node = self._nodes[key]
+        gone = frozenset((tier,))
+        return self._put(
+            replace(
+                node, state_tiers=node.state_tiers - gone, logits_tiers=node.logits_tiers - gone
+            )
+        )
+
+    def remove(self, key: bytes, tier: Tier) -> list[Node]:
+        """Forget that `tier` holds the node. Once no tier does, the node goes, and with it all that
+        continues it, in any tier: no prompt could reach that again.
+
+        Returns the nodes that are gone, as they were: what other tiers hold of them is to be
+        freed.
+        """
+        node = self._nodes[key]
+        if node.tiers - {tier}:
+            self.drop_state(key, tier)
+            self._put(replace(self._nodes[key], tiers=node.tiers - {tier}))
+            return []
+        gone = [node]
+        for above in gone:  # grows while it is walked
+            gone.extend(self.children(above.key))
+        for node in gone:
+            self._forget(node)
+        return gone
+
+    def _search(self, need: _Need, tiers: AbstractSet[Tier]) -> tuple[_Candidate, int]:
+        """The best candidate, and how many tokens any node shares with the prompt."""
+        best, num_shared = _Candidate(), 0
+        walk: list[tuple[bytes | None, int, int]] = [(None, 0, 0)]
+        while walk:
+            parent, begin, in_memory = walk.pop()
+            siblings = self._children.get(parent)
+            if siblings is None:
+                continue
+            rest = need.prompt[begin : begin + siblings.longest]
+            for node in map(self._nodes.__getitem__, siblings.whole(rest)):
+                if node.tiers & tiers:
+                    held = in_memory + ("memory" in node.tiers) * len(node.tokens)
+                    walk.append((node.key, node.end, held))
+                    best = max(best, need.whole(node, held, tiers), key=_Candidate.rank)
+            key, shared = siblings.longest_part(rest, lambda k: bool(self._nodes[k].tiers & tiers))
+            num_shared = max(num_shared, begin + shared)
+            if key is not None:
+                part = need.part(self._nodes[key], begin + shared, in_memory)
+                best = max(best, part, key=_Candidate.rank)
+        return best, num_shared
+
+    def _why_nothing(self, num_shared: int, recurrent: bool) -> MissReason:
+        if not self._nodes:
+            return "empty"
+        if num_shared == 0:
+            return "no_common_prefix"
+        return "no_state" if recurrent else "too_short"
+
+    def _keys_below(self, key: bytes | None) -> list[bytes]:
+        siblings = self._children.get(key)
+        return [] if siblings is None else siblings.keys
+
+    def _check_parent(self, node: Node) -> None:
+        if node.parent is None:
+            expected = 0
+        elif node.parent in self._nodes:
+            expected = self._nodes[node.parent].end
+        else:
+            raise ValueError(f"node {node.key.hex()}: its parent {node.parent.hex()} is not here")
+        if node.begin != expected:
+            raise ValueError(
+                f"node {node.key.hex()}: begins at {node.begin}, its parent ends at {expected}"
+            )
+
+    def _put(self, node: Node) -> Node:
+        known = self._nodes.get(node.key)
+        for tier in TIERS:
+            self._num_bytes[tier] += node.bytes_in(tier) - (known.bytes_in(tier) if known else 0)
+        self._nodes[node.key] = node
+        return node
+
+    def _forget(self, node: Node) -> None:
+        del self._nodes[node.key]
+        for tier in TIERS:
+            self._num_bytes[tier] -= node.bytes_in(tier)
+        siblings = self._children[node.parent]
+        siblings.discard(node.tokens)
+        if not siblings.keys:
+            del self._children[node.parent]
+
+
+def parents_first(nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
+    """The nodes in an order in which a tree can take them in, and those that have no chain to the
+    root.
+    """
+    rooted, orphans = [], []
+    ends: dict[bytes | None, int] = {None: 0}
+    for node in sorted(nodes, key=lambda node: node.begin):
+        if ends.get(node.parent) == node.begin:
+            ends[node.key] = node.end
+            rooted.append(node)
+        else:
+            orphans.append(node)
+    return rooted, orphans
+
+
+@dataclass(frozen=True, slots=True)
+class _Candidate:
+    """Whole nodes up to the key `last`, then `part`; `in_memory` of the tokens need no disk."""
+
+    num_tokens: int = 0
+    exact: bool = False
+    in_memory: int = 0
+    last: bytes | None = None
+    part: bytes | None = None
+
+    def rank(self) -> tuple[bool, int, int]:
+        return self.exact, self.num_tokens, self.in_memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A prompt, and what its model can take up."""
+
+    prompt: array[int]
+    recurrent: bool
+    chunk_tokens: int
+
+    def whole(self, node: Node, in_memory: int, tiers: AbstractSet[Tier]) -> _Candidate:
+        """The chain that ends with `node`, if the model can go on from there."""
+        exact = node.end == len(self.prompt)
+        if (self.recurrent and not node.state_tiers & tiers) or (
+            exact and not node.logits_tiers & tiers
+        ):
+            return _Candidate()
+        return _Candidate(node.end, exact, in_memory, node.key)
+
+    def part(self, node: Node, shared_end: int, in_memory: int) -> _Candidate:
+        """The chain before `node`, and its tokens up to a multiple of the chunk."""
+        end = min(shared_end, len(self.prompt) - 1) // self.chunk_tokens * self.chunk_tokens
+        if self.recurrent or end <= node.begin:
+            return _Candidate()
+        held = in_memory + ("memory" in node.tiers) * (end - node.begin)
+        return _Candidate(end, False, held, node.parent, node.key)
+
+
+def _check(node: Node) -> None:
+    """Raise ValueError for a node that contradicts itself."""
+    name = f"node {node.key.hex()}"
+    if (node.parent is None) != (node.begin == 0) or node.begin < 0 or not node.tokens:
+        raise ValueError(
+            f"{name}: {len(node.tokens)} tokens from {node.begin} on below {node.parent!r}; "
+            "a span begins at 0 without a parent and later with one, and is not empty"
+        )
+    if not node.tiers or not node.state_tiers | node.logits_tiers <= node.tiers <= TIERS:
+        raise ValueError(
+            f"{name}: tiers {set(node.tiers)}, state in {set(node.state_tiers)}, "
+            f"logits in {set(node.logits_tiers)}; the first must hold the others"
+        )
+
+
+def _merged(known: Node, node: Node) -> Node:
+    """`known`, now held in the tiers of `node` too. Raises ValueError where their tokens differ."""
+    if (known.parent, known.begin, known.tokens) != (node.parent, node.begin, node.tokens):
+        raise ValueError(
+            f"node {node.key.hex()}: {node.begin} to {node.end} are not the tokens that have this "
+            f"key, {known.begin} to {known.end}"
+        )
+    return replace(
+        known,
+        tiers=known.tiers | node.tiers,
+        state_tiers=known.state_tiers | node.state_tiers,
+        logits_tiers=known.logits_tiers | node.logits_tiers,
+        state_bytes=max(known.state_bytes, node.state_bytes),
+        is_turn_end=known.is_turn_end or node.is_turn_end,
+        hits=max(known.hits, node.hits),
+        last_used_s=max(known.last_used_s, node.last_used_s),
+        saved_at_s=max(known.saved_at_s, node.saved_at_s),
+    )

@@ -1,0 +1,67 @@
+"""What is restored and what is run again follows from what was measured."""
+
+import pytest
+
+from luceasync.prefix.cost import Rates, restore_or_prefill
+
+RATES = Rates(disk_bytes_per_s=1e9, bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0, fixed_s=0.01)
+
+
+def decide(num_tokens: int, memory_bytes: int, disk_bytes: int, rates: Rates = RATES):
+    return restore_or_prefill(
+        num_tokens, memory_bytes=memory_bytes, disk_bytes=disk_bytes, rates=rates
+    )
+
+
+def test_files_are_read_and_all_bytes_cross_the_bus():
+    decision = decide(1000, 10**9, 10**9)
+    assert decision.restore_s == pytest.approx(0.01 + 1.0 + 0.2)
+    assert decision.prefill_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "memory_bytes", "disk_bytes", "restore", "reason"),
+    [
+        (1000, 10**9, 0, True, "restore_is_faster"),
+        (1000, 0, 10**9, False, "prefill_is_faster"),
+        (5, 0, 1000, False, "prefill_is_faster"),
+        (5000, 0, 10**9, True, "restore_is_faster"),
+    ],
+)
+def test_the_faster_way_is_taken(num_tokens, memory_bytes, disk_bytes, restore, reason):
+    decision = decide(num_tokens, memory_bytes, disk_bytes)
+    assert (decision.restore, decision.reason) == (restore, reason)
+
+
+def test_what_was_never_measured_is_restored():
+    assert decide(1, 10**12, 10**12, Rates()).reason == "not_measured"
+    assert decide(1, 10**12, 10**12, Rates()).restore
+
+
+def test_memory_needs_no_disk_to_have_been_measured():
+    rates = Rates(bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0)
+    assert decide(1000, 10**6, 0, rates).reason == "restore_is_faster"
+    assert decide(1000, 0, 10**6, rates).reason == "not_measured"
+
+
+def test_the_first_observation_is_the_rate():
+    assert Rates().observed("disk_bytes_per_s", 3000, 2.0).disk_bytes_per_s == 1500.0
+
+
+def test_the_average_is_of_seconds_per_unit_and_moves_towards_the_newest():
+    once = Rates(bus_bytes_per_s=100.0).observed("bus_bytes_per_s", 100, 5.0)
+    assert 1 / once.bus_bytes_per_s == pytest.approx(0.75 * 0.01 + 0.25 * 0.05)
+    for _ in range(60):
+        once = once.observed("bus_bytes_per_s", 100, 5.0)
+    assert once.bus_bytes_per_s == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("amount", "elapsed_s"), [(0, 1.0), (10, 0.0), (10, -1.0)])
+def test_nothing_observed_nothing_learnt(amount, elapsed_s):
+    assert RATES.observed("prefill_tokens_per_s", amount, elapsed_s) is RATES
+
+
+def test_the_fixed_part_is_averaged_and_never_negative():
+    rates = Rates(fixed_s=0.1)
+    assert rates.observed_fixed(0.5).fixed_s == pytest.approx(0.2)
+    assert rates.observed_fixed(-9.0).fixed_s == pytest.approx(0.075)
