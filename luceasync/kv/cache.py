@@ -78,6 +78,17 @@ class LaneCache:
                 self.tables[lane, chunk] = page
             moved = page != chunk and chunk < self._num_in_order[lane]
             self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
+            self._clear(lane, page)
+
+    def _clear(self, lane: int, page: int) -> None:
+        """On CPUs a decode step reads whole pages and gives what is not written yet no weight,
+        which undoes any value but NaN. GPU kernels do not read it.
+        """
+        if self._device.type == "cpu":
+            rows = slice(page * CHUNK_TOKENS, (page + 1) * CHUNK_TOKENS)
+            for kind, (_, values) in zip(self._kinds, self.layers, strict=True):
+                if kind == "attention":
+                    values[lane, rows].zero_()
 
     def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
         """Places of the lane's tokens `[begin, end)`: a slice while pages are in order, else

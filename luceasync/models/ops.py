@@ -17,8 +17,7 @@ from luceasync.models.gated_delta import delta_chunks, delta_step
 from luceasync.models.rows import NO_LANE, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 
-# Up to here one batched product over all heads is fastest on CPUs, beyond it one a head.
-BATCHED_SPAN_ROWS = 2048
+BLOCK_ROWS = 2048  # of keys and values in one product of a decode step
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +95,11 @@ class TorchOps:
                 continue
             keys[entry.lane, entry.write] = k[i]
             values[entry.lane, entry.write] = v[i]
-            out[i] = attention(q[i], keys[entry.lane, entry.read], values[entry.lane, entry.read])
+            k_seen, v_seen = keys[entry.lane, entry.read], values[entry.lane, entry.read]
+            if q.shape[1] == 1:
+                out[i] = attend_one(q[i], k_seen, v_seen, entry.end)
+            else:
+                out[i] = attention(q[i], k_seen, v_seen)
         out = out.flatten(2)
         for gate in gates:
             out = out * torch.sigmoid(gate)
@@ -148,7 +151,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     faster than plain SDPA.
     """
     if q.shape[0] == 1:
-        return _attend_one(q, k, v)
+        return attend_one(q, k, v, k.shape[0])
     if q.is_cuda:
         return _attend_cuda(q, k, v)
     num_rows, span = q.shape[0], k.shape[0]
@@ -171,24 +174,27 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
     return out.unflatten(1, (group, num_rows)).permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def _attend_one(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """One query row. The products are written so that no CPU library copies K or V on its way."""
-    span, num_kv_heads, head_dim = k.shape
+def attend_one(q: Tensor, k: Tensor, v: Tensor, num_seen: int) -> Tensor:
+    """Attention of one query row to the first `num_seen` rows of k and v; those behind them may
+    hold anything finite. Shapes as in `attention`.
+
+    CPU libraries compile a product anew for every shape and keep it: rows come in blocks, and in
+    whole chunks of 64, so that there are few shapes however long a sequence grows. The products
+    are written so that neither K nor V is copied on its way.
+    """
+    num_kv_heads, head_dim = k.shape[1:]
     folded = q.view(num_kv_heads, -1, head_dim) * head_dim**-0.5  # [kv_heads, group, head_dim]
-    batched = span <= BATCHED_SPAN_ROWS
-    scores = _scores_batched(folded, k) if batched else _scores_by_head(folded, k)
+    scores = torch.cat(
+        [
+            (block.transpose(0, 1) @ folded.transpose(1, 2)).transpose(1, 2)
+            for block in k.split(BLOCK_ROWS)
+        ],
+        -1,
+    )
+    scores[..., num_seen:] = -torch.inf
     weights = scores.softmax(-1, dtype=torch.float32).to(v.dtype)
-    if batched:
-        return (weights @ v.transpose(0, 1)).view_as(q)
-    return torch.stack([weights[h] @ v[:, h] for h in range(num_kv_heads)]).view_as(q)
-
-
-def _scores_batched(folded: Tensor, k: Tensor) -> Tensor:
-    return (k.transpose(0, 1) @ folded.transpose(1, 2)).transpose(1, 2)
-
-
-def _scores_by_head(folded: Tensor, k: Tensor) -> Tensor:
-    return torch.stack([F.linear(folded[h], k[:, h]) for h in range(k.shape[1])])
+    blocks = zip(weights.split(BLOCK_ROWS, -1), v.split(BLOCK_ROWS), strict=True)
+    return sum(share @ block.transpose(0, 1) for share, block in blocks).view_as(q)
 
 
 def _attend_cuda(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ class Entry:
     """One lane's rows: positions `[begin, end)`.
 
     `write` are the places of these rows in the lane's pages, `read` the places of all rows `[0,
-    end)`, in order of position; a slice where the places are consecutive (a view, nothing is
-    copied), else an int64 tensor.
+    end)`, in order of position, and for a single row those of the rest of its chunk; a slice where
+    the places are consecutive (a view, nothing is copied), else an int64 tensor.
     """
 
     lane: int

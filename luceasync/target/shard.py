@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kv.node import NodeStore
-from luceasync.kv.pages import PageEvent
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.layers import Norm, Ops, rotation
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
@@ -183,7 +183,9 @@ class Shard:
             return Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
         end = begin + num_rows
         places = self.cache.places
-        return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, end))
+        # A decode step reads whole chunks: see models.ops.attend_one.
+        read_end = end if num_rows > 1 else num_chunks(end) * CHUNK_TOKENS
+        return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
 
 
 def _ops_for(device: torch.device) -> Ops:

@@ -145,3 +145,16 @@ def test_its_bytes_are_those_of_the_plan(tiny_dir: Path, dtype: str):
     )
     shard = plan.shards[0]
     assert cache.num_bytes == plan.device_bytes(shard) - shard.weight_bytes > 0
+
+
+def test_a_placed_page_holds_no_values_of_before():
+    """A decode step reads whole pages: NaN of an earlier sequence would get through any weight."""
+    cache = make_cache()
+    for kind, (_, values) in zip(KINDS, cache.layers, strict=True):
+        if kind == "attention":
+            values.fill_(float("nan"))
+    cache.place([PageEvent(lane=1, chunk=0, page=2)])
+    for kind, (_, values) in zip(KINDS, cache.layers, strict=True):
+        if kind == "attention":
+            assert (values[1, 128:192] == 0).all()
+            assert values[1, :128].isnan().all() and values[0].isnan().all()

@@ -7,7 +7,14 @@ import torch
 from torch import Tensor
 
 from luceasync.models.layers import rotation
-from luceasync.models.ops import AttentionNorms, DeltaParameters, TorchOps, attention, rms_norm
+from luceasync.models.ops import (
+    AttentionNorms,
+    DeltaParameters,
+    TorchOps,
+    attend_one,
+    attention,
+    rms_norm,
+)
 from luceasync.models.rows import NO_LANE, Entry, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 from tests.reference import attention as truth
@@ -35,6 +42,16 @@ def test_attention_is_the_loop(dtype: torch.dtype, group: int, rows: int, before
     out = attention(q, k, v)
     assert out.dtype == dtype
     torch.testing.assert_close(out.double(), truth.attend(q, k, v), rtol=0, atol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("num_seen", [1, 63, 64, 65, 2047, 2048, 2049, 5000])
+def test_a_single_row_sees_what_is_written_and_not_what_stands_behind(num_seen: int):
+    q = randn(1, 4, 16, seed=1)
+    k, v = (randn(num_seen + 63, 2, 16, seed=seed) for seed in (2, 3))
+    k[num_seen:], v[num_seen:] = float("nan"), 1e6  # keys are masked, values get no weight
+    out = attend_one(q, k, v, num_seen)
+    expected = truth.attend(q, k[:num_seen], v[:num_seen])
+    torch.testing.assert_close(out.double(), expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("rows", range(1, 71, 3))
