@@ -82,7 +82,8 @@ class Tree:
             return Match((), None, 0, False, num_shared, self._why_nothing(num_shared, recurrent))
         part = None if best.part is None else self._nodes[best.part]
         nodes = self.chain(best.last)
-        return Match(nodes, part, best.num_tokens, best.exact, num_shared, None)
+        exact = best.num_tokens == len(tokens)
+        return Match(nodes, part, best.num_tokens, exact, num_shared, None)
 
     def insert(self, node: Node) -> Node:
         """Take in a node whose parent is here. A key that is here already gains tiers, hits and a
@@ -220,13 +221,12 @@ class _Candidate:
     """Whole nodes up to the key `last`, then `part`; `in_memory` of the tokens need no disk."""
 
     num_tokens: int = 0
-    exact: bool = False
     in_memory: int = 0
     last: bytes | None = None
     part: bytes | None = None
 
-    def rank(self) -> tuple[bool, int, int]:
-        return self.exact, self.num_tokens, self.in_memory
+    def rank(self) -> tuple[int, int]:
+        return self.num_tokens, self.in_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,12 +239,11 @@ class _Need:
 
     def whole(self, node: Node, in_memory: int, tiers: AbstractSet[Tier]) -> _Candidate:
         """The chain that ends with `node`, if the model can go on from there."""
-        exact = node.end == len(self.prompt)
-        if (self.recurrent and not node.state_tiers & tiers) or (
-            exact and not node.logits_tiers & tiers
-        ):
+        if self.recurrent and not node.state_tiers & tiers:
             return _Candidate()
-        return _Candidate(node.end, exact, in_memory, node.key)
+        if node.end == len(self.prompt) and not node.logits_tiers & tiers:
+            return _Candidate()
+        return _Candidate(node.end, in_memory, node.key)
 
     def part(self, node: Node, shared_end: int, in_memory: int) -> _Candidate:
         """The chain before `node`, and its tokens up to a multiple of the chunk."""
@@ -252,7 +251,7 @@ class _Need:
         if self.recurrent or end <= node.begin:
             return _Candidate()
         held = in_memory + ("memory" in node.tiers) * (end - node.begin)
-        return _Candidate(end, False, held, node.parent, node.key)
+        return _Candidate(end, held, node.parent, node.key)
 
 
 def _check(node: Node) -> None:

@@ -161,6 +161,18 @@ def test_what_was_just_saved_stays(saved_at_s):
     assert evict([node], 50) == Eviction((), 0, 50)
 
 
+def test_a_clock_that_was_set_back_protects_nothing_for_ever():
+    node = make(None, [1] * 10, saved_at_s=9999.0)
+    assert evict([node], 50).keys == (node.key,)
+
+
+def test_the_chain_is_kept_in_a_tier_that_its_tip_has_not_reached():
+    first = make(None, [1] * 10, tiers=BOTH)
+    tip = make(first, [2] * 10)
+    assert evict([first, tip], 50, tier="disk").keys == (first.key,)
+    assert evict([first, tip], 50, tier="disk", protected={tip.key}).keys == ()
+
+
 def test_a_node_that_memory_alone_holds_is_kept_for_what_continues_it_on_disk():
     first = make(None, [1] * 10)
     second = make(first, [2] * 10, tiers=DISK)
@@ -204,6 +216,15 @@ def test_a_state_saves_all_tokens_since_the_state_before_it():
     by_key = {n.key: n for n in (replace(first, state_tiers=MEMORY), second, third)}
     value = value_per_byte(third, by_key, "memory", 0.0, recurrent=True)
     assert value == 90 / third.bytes_in("memory")
+
+
+def test_a_tier_is_judged_by_the_states_that_it_holds():
+    first = make(None, [1] * 30, tiers=BOTH, state_tiers=DISK)
+    second = make(first, [2] * 40, tiers=BOTH, state_tiers=MEMORY)
+    by_key = {n.key: n for n in (first, second)}
+    value = value_per_byte(second, by_key, "memory", 0.0, recurrent=True)
+    assert value == 70 / second.bytes_in("memory")
+    assert value_per_byte(first, by_key, "memory", 0.0, recurrent=True) == 0
 
 
 @st.composite

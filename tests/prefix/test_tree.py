@@ -92,11 +92,12 @@ def test_branches_that_part_inside_a_node_are_siblings_and_the_better_one_wins()
     assert tree.match([*range(70), *[3] * 9], recurrent=False).part in (short, longer)
 
 
-def test_of_two_ways_to_the_same_place_the_one_in_memory_is_taken():
+@pytest.mark.parametrize(("halves", "whole"), [(DISK, MEMORY), (MEMORY, DISK)])
+def test_of_two_ways_to_the_same_place_the_one_in_memory_is_taken(halves, whole):
     tree = Tree()
-    grow(tree, range(64), range(64, 128), tiers=DISK)
-    (whole,) = grow(tree, range(128), tiers=MEMORY)
-    assert tree.match([*range(128), 7], recurrent=False).nodes == (whole,)
+    grow(tree, range(64), range(64, 128), tiers=halves)
+    grow(tree, range(128), tiers=whole)
+    assert all(n.tiers == MEMORY for n in tree.match([*range(128), 7], recurrent=False).nodes)
 
 
 def test_memory_alone_is_searched_where_the_disk_is_not_to_be_asked():
@@ -105,6 +106,15 @@ def test_memory_alone_is_searched_where_the_disk_is_not_to_be_asked():
     grow(tree, range(64), range(64, 128), tiers=DISK)
     match = tree.match(range(200), recurrent=False, tiers=MEMORY)
     assert (match.nodes[0].key, match.num_tokens) == (first.key, 64)
+
+
+@pytest.mark.parametrize("field", ["state_tiers", "logits_tiers"])
+def test_what_only_the_disk_holds_is_no_use_without_it(field):
+    tree = Tree()
+    held = {"state_tiers": BOTH, "logits_tiers": BOTH, field: DISK}
+    grow(tree, range(64), tiers=BOTH, **held)
+    assert tree.match(range(64), recurrent=True).exact
+    assert tree.match(range(64), recurrent=True, tiers=MEMORY).num_tokens == 0
 
 
 @pytest.mark.parametrize("chunk_tokens", [None, 256])
@@ -212,6 +222,13 @@ def test_what_continues_a_lost_node_goes_with_it():
     assert tree.remove(chain[0].key, "disk") == chain
     assert list(tree) == [other]
     assert (tree.num_bytes("disk"), tree.num_bytes("memory")) == (0, 10)
+
+
+def test_a_parent_that_loses_its_only_child_is_a_leaf():
+    tree = Tree()
+    first, second = grow(tree, [1], [2])
+    tree.remove(second.key, "memory")
+    assert tree.children(first.key) == [] and "1 nodes, 1 leaves" in repr(tree)
 
 
 @settings(deadline=None)
