@@ -8,6 +8,8 @@ LuceasyncError
 │   └── ContextLengthError the prompt does not fit the context
 ├── GenerationFailed       an answer that was begun could not be finished; 500
 ├── SnapshotMismatch       saved state that is not what this model and split would have saved
+│   ├── CorruptNode        a node file that is damaged
+│   └── ForeignNode        a sound file that is no node of this namespace
 ├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
 └── Unavailable            not loaded yet, shutting down, or the engine died; 503
@@ -70,6 +72,14 @@ class GenerationFailed(LuceasyncError):
 
 class SnapshotMismatch(LuceasyncError):
     """Saved state that cannot be taken up: which tensor, what it is, what was expected."""
+
+
+class CorruptNode(SnapshotMismatch):
+    """A node file that is not as it was written: what was found, what was expected."""
+
+
+class ForeignNode(SnapshotMismatch):
+    """A file that is nobody's damage, but holds no node of this schema and namespace."""
 
 
 class Unsupported(LuceasyncError):
