@@ -207,6 +207,12 @@ def test_no_room_for_a_header_is_damage(content: bytes) -> None:
         decode(content)
 
 
+def test_a_header_that_was_not_read_whole_is_damage() -> None:
+    content = file_of(contents_of())
+    with pytest.raises(CorruptNode, match="found 100"):
+        decode_header(content[:100], len(content), namespace=NAMESPACE, key=KEY)
+
+
 def test_a_header_longer_than_allowed_is_not_read() -> None:
     length = (codec.MAX_HEADER_BYTES - 7).to_bytes(8, "little")
     with pytest.raises(CorruptNode, match="are allowed"):
