@@ -30,6 +30,7 @@ from luceasync.target.shard import DTYPES
 
 NUM_TOKENS = 24  # decoded in each measurement
 NUM_WARMUP_TOKENS = 4
+NUM_PAIRS = 12
 
 
 def main() -> None:
@@ -59,8 +60,9 @@ def main() -> None:
         for lane in range(4):
             prefill(backend, lane, prompt)
     rates: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(options.rounds):
-        for name, run in runs.items():
+    for i in range(options.rounds):
+        # There and back: what ran before a measurement is not the same in every round.
+        for name, run in (runs if i % 2 == 0 else dict(reversed(runs.items()))).items():
             rates[name].append(run())
     medians = {name: statistics.median(values) for name, values in rates.items()}
     table = Table(
@@ -78,7 +80,20 @@ def main() -> None:
     for name, rate in medians.items():
         ratio = f"{rate / medians[base[name]]:.2f} x {base[name]}" if name in base else ""
         table.add_row(name, f"{rate:.1f}", ratio)
+    names = ("decode, 1 lane, --max-ctx 128K", "decode, 1 lane, --max-ctx 2K")
+    ratio = paired_ratio(runs[names[0]], runs[names[1]])
+    table.add_row("the same two, alone", "", f"{ratio:.2f} (median of {NUM_PAIRS} pairs)")
     Console(width=110).print(table)
+
+
+def paired_ratio(first: Callable[[], float], second: Callable[[], float]) -> float:
+    """Median of first / second over pairs that are run back to back, in alternating order."""
+    ratios = []
+    for i in range(NUM_PAIRS):
+        a, b = (first, second) if i % 2 == 0 else (second, first)
+        one, other = a(), b()
+        ratios.append(one / other if i % 2 == 0 else other / one)
+    return statistics.median(ratios)
 
 
 def save_random_model(folder: Path, dtype: torch.dtype) -> torch.nn.Module:
