@@ -5,7 +5,7 @@ Owns the words only. Knows nothing of HTTP, of token tensors or of who is listen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -37,7 +37,9 @@ class Request:
 
     `messages` and `tools` are what the chat template gets. `max_tokens` None means until the
     context is full. `num_choices` answers are generated for the one prompt. `top_logprobs` None: no
-    log-probabilities; 0: those of the chosen tokens only.
+    log-probabilities; 0: those of the chosen tokens only. What was computed for a `tenant` (an API
+    key, or a salt that the server trusts; "" is shared) is never seen by another. `keep_prefix`:
+    somebody asked for the prompt to be kept, whether or not an answer follows.
     """
 
     messages: list[dict[str, Any]]
@@ -49,6 +51,8 @@ class Request:
     ignore_eos: bool = False
     num_choices: int = 1
     top_logprobs: int | None = None
+    tenant: str = field(default="", repr=False)
+    keep_prefix: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +88,55 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class Restore:
+    """What was taken up instead of being prefilled: `prefix_tokens` of the prompt, the furthest
+    from `tier`, in `restore_s` seconds; `tier` None: nothing was.
+
+    `decision` says why it was restored or run again, `miss_reason` why no more could be restored;
+    the words are those of luceasync.prefix.
+    """
+
+    tier: Literal["memory", "disk"] | None = None
+    prefix_tokens: int = 0
+    restore_s: float = 0.0
+    decision: str | None = None
+    miss_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Speculation:
+    """What speculation did for one choice: `accepted` of `proposed` draft tokens in `rounds` verify
+    steps. `off_reason`: why it was given up or never began.
+    """
+
+    rounds: int = 0
+    proposed: int = 0
+    accepted: int = 0
+    off_reason: str | None = None
+
+    @property
+    def tau(self) -> float:
+        """Tokens per verify step, bonus included; 0 before the first."""
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    @property
+    def accept_rate(self) -> float:
+        """Share of the draft's tokens that were accepted."""
+        return self.accepted / self.proposed if self.proposed else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a choice ended. `error` holds the words when `reason` is "error"."""
+    """Why a choice ended. `error` holds the words when `reason` is "error". `speculation` None: the
+    server has no draft.
+    """
 
     reason: FinishReason
     usage: Usage
     timings: Timings
     error: str | None = None
+    restore: Restore = Restore()
+    speculation: Speculation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +166,47 @@ class ModelCard:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheStatus:
+    """The prefix cache: bytes and nodes by tier, and what became of requests since the start.
+
+    `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
+    tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `degraded` is not empty
+    while a fault of the disk keeps nodes from being written or read.
+    """
+
+    num_bytes: Mapping[str, int] = field(default_factory=dict)
+    num_nodes: Mapping[str, int] = field(default_factory=dict)
+    restored_total: Mapping[str, int] = field(default_factory=dict)
+    restored_tokens_total: Mapping[str, int] = field(default_factory=dict)
+    missed_total: Mapping[str, int] = field(default_factory=dict)
+    saved_total: Mapping[str, int] = field(default_factory=dict)
+    evicted_total: Mapping[str, int] = field(default_factory=dict)
+    written_bytes_total: int = 0
+    read_bytes_total: int = 0
+    quarantined_total: int = 0
+    degraded: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStatus:
+    """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
+    of the draft's block were accepted; seconds by part of a round.
+    """
+
+    rounds_total: int = 0
+    proposed_by_slot: tuple[int, ...] = ()
+    accepted_by_slot: tuple[int, ...] = ()
+    draft_s_total: float = 0.0
+    verify_s_total: float = 0.0
+    host_s_total: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start."""
+    """A look at the engine from outside; counts are of this moment, totals since the start.
+
+    `cache`, `speculation` None: there is none.
+    """
 
     ready: bool
     detail: str
@@ -131,6 +216,8 @@ class EngineStatus:
     prefilled_tokens_total: int
     decoded_tokens_total: int
     decode_steps_total: int
+    cache: CacheStatus | None = None
+    speculation: SpeculationStatus | None = None
 
 
 class Stream(Protocol):
