@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +16,7 @@ from luceasync.errors import ConfigError
 from luceasync.options import OPTIONS, Option
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
+BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"
 
 DtypeName = Literal["auto", "bf16", "fp32"]
 
@@ -52,6 +53,33 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class CacheConfig:
+    """Which computed prefixes are kept, and where. `memory_bytes` None: a quarter of free RAM, 0:
+    none. `cache_dir` None: not on disk. `budget_bytes` None: half of that disk's free space.
+    """
+
+    memory_bytes: int | None = None
+    cache_dir: Path | None = None
+    budget_bytes: int | None = None
+    min_tokens: int = 256
+    interval_tokens: int = 2048
+    trust_cache_salt: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DraftConfig:
+    """Speculation. `draft_dir` None: see `Config.drafter_dir`. Other None: by drafter and model."""
+
+    draft_dir: Path | Literal["none"] | None = None
+    device: str | None = None
+    ctx_max_tokens: int | None = None
+    swa_window_tokens: int | None = None
+    block: int | None = None
+    ddtree: bool = False
+    ddtree_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side. No API keys: everybody who reaches the port is served."""
 
@@ -71,7 +99,17 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     placement: PlacementConfig = field(default_factory=PlacementConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
+    cache: CacheConfig = field(default_factory=CacheConfig)
+    draft: DraftConfig = field(default_factory=DraftConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
+
+    @property
+    def drafter_dir(self) -> Path | None:
+        """The drafter to load: the one asked for, else the bundled model's own; None: none."""
+        if self.draft.draft_dir == "none":
+            return None
+        own = BUNDLED_DRAFT_DIR if self.model.model_dir == BUNDLED_MODEL_DIR else None
+        return self.draft.draft_dir or own
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,13 +133,17 @@ def load_config(
     settings: dict[str, Setting] = {}
     for source in (_from_toml(toml_path), _from_environ(environ), _from_flags(flags)):
         settings.update({setting.option.name: setting for setting in source})
-    values: dict[str, dict[str, Any]] = {"model": {}, "placement": {}, "engine": {}, "server": {}}
+    values: dict[str, dict[str, Any]] = {section.name: {} for section in fields(Config)}
     for setting in settings.values():
         _place(values[setting.option.section], setting.option.field, _parse(setting))
+    for setting in settings.values():
+        _refuse_alone(setting, values)
     return Config(
         model=ModelConfig(**values["model"]),
         placement=PlacementConfig(**values["placement"]),
         engine=EngineConfig(**values["engine"]),
+        cache=CacheConfig(**values["cache"]),
+        draft=DraftConfig(**values["draft"]),
         server=ServerConfig(**values["server"]),
     )
 
@@ -121,6 +163,15 @@ def _parse(setting: Setting) -> Any:
         raise ConfigError(
             f"{setting.origin}: {shown} is not allowed{reason}; allowed: {option.allowed}"
         ) from None
+
+
+def _refuse_alone(setting: Setting, values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a setting that means nothing without another one."""
+    for other in OPTIONS:
+        if other.name == setting.option.needs and not values[other.section].get(other.field):
+            raise ConfigError(
+                f"{setting.origin}: {setting.value!r} is not allowed without {other.flag}"
+            )
 
 
 def _from_flags(flags: Mapping[str, object]) -> Iterable[Setting]:

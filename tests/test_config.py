@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.config import BUNDLED_MODEL_DIR, Config, load_config
+from luceasync.config import (
+    BUNDLED_DRAFT_DIR,
+    BUNDLED_MODEL_DIR,
+    CacheConfig,
+    Config,
+    DraftConfig,
+    load_config,
+)
 from luceasync.errors import ConfigError
 from luceasync.options import OPTIONS, Option
 
@@ -16,8 +23,11 @@ TEXTS = {
     "model-dir": "/models/x", "model-name": "x", "dtype": "fp32", "target-device": "cpu",
     "target-devices": "cuda:0,cpu", "target-layer-split": "0.3,0.7", "peer-access": "off",
     "parallel": "2", "max-ctx": "8K", "prefill-chunk": "128", "max-queue": "0", "host": "::",
-    "port": "0", "api-key": "one,two", "max-body": "1M",
-    "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
+    "prefix-cache-memory": "0", "kv-cache-dir": "/cache", "kv-cache-budget": "1M",
+    "kv-cache-min-tokens": "0", "snapshot-interval": "64", "trust-cache-salt": "on",
+    "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
+    "draft-block": "2", "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
+    "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
 
@@ -53,9 +63,10 @@ def test_the_test_knows_every_setting():
 def test_flag_variable_and_toml_set_the_same_thing(option, tmp_path):
     text = TEXTS[option.name]
     toml = write(tmp_path / "c.toml", f'[{option.section}]\n{option.key} = "{text}"\n')
-    by_flag = load_config({option.name: text}, {}, None)
-    by_variable = load_config({}, {option.variable: text}, None)
-    by_toml = load_config({}, {}, toml)
+    rest = {option.needs: TEXTS[option.needs]} if option.needs else {}
+    by_flag = load_config(rest | {option.name: text}, {}, None)
+    by_variable = load_config(rest, {option.variable: text}, None)
+    by_toml = load_config(rest, {}, toml)
     assert by_flag == by_variable == by_toml
     assert value_of(by_flag, option) != value_of(Config(), option)
 
@@ -92,7 +103,10 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
         ("target-layer-split", "1,nan"), ("parallel", "0"), ("parallel", "1.5"), ("parallel", "K"),
         ("max-ctx", "63"), ("prefill-chunk", "0"), ("max-queue", "-1"), ("port", "65536"),
         ("port", "http"), ("max-body", "0"), ("keep-alive", "0"), ("keep-alive", "inf"),
-        ("graceful-timeout", "-1"), ("log-level", "loud"),
+        ("graceful-timeout", "-1"), ("log-level", "loud"), ("prefix-cache-memory", "-1"),
+        ("kv-cache-budget", "1K"), ("snapshot-interval", "63"), ("trust-cache-salt", "maybe"),
+        ("draft-ctx-max", "0"), ("draft-block", "1"), ("draft-block", "65"), ("ddtree", "2"),
+        ("ddtree-budget", "0"), ("ddtree-budget", "257"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_where_what_and_what_is_allowed(name, value, tmp_path):
@@ -158,3 +172,38 @@ def test_keys_are_never_shown(tmp_path):
     misspelt = write(tmp_path / "c.toml", '[server]\napi_kye = "sesame"\n')
     shown = [repr(config), refusal({"api-key": ["sesame", ""]}), refusal(toml=misspelt)]
     assert not any("sesame" in words for words in shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "needed"),
+    [
+        ("kv-cache-budget", "1G", "--kv-cache-dir"),
+        ("kv-cache-min-tokens", "9", "--kv-cache-dir"),
+        ("ddtree-budget", "8", "--ddtree"),
+    ],
+)
+def test_what_means_nothing_alone_is_refused(name, value, needed):
+    assert refusal({name: value}) == f"--{name}: {value!r} is not allowed without {needed}"
+
+
+def test_a_switch_that_is_off_does_not_count_as_given():
+    assert "without --ddtree" in refusal({"ddtree": False, "ddtree-budget": "8"})
+
+
+def test_a_switch_is_true_or_false_in_toml_and_a_flag_turns_it_off(tmp_path):
+    toml = write(tmp_path / "c.toml", "[draft]\nddtree = true\n[cache]\ntrust_cache_salt = false\n")
+    config = load_config({}, {}, toml)
+    assert (config.draft.ddtree, config.cache.trust_cache_salt) == (True, False)
+    assert load_config({"ddtree": False}, {}, toml).draft == DraftConfig()
+
+
+def test_the_bundled_model_brings_its_drafter_and_others_bring_none():
+    assert Config().drafter_dir == BUNDLED_DRAFT_DIR
+    assert load_config({"model-dir": "/m"}, {}, None).drafter_dir is None
+    assert load_config({"model-dir": "/m", "draft": "/d"}, {}, None).drafter_dir == Path("/d")
+    assert load_config({"draft": "none"}, {}, None).drafter_dir is None
+    assert load_config({"draft": "./none"}, {}, None).drafter_dir == Path("none")
+
+
+def test_a_cache_directory_alone_is_enough():
+    assert load_config({"kv-cache-dir": "/c"}, {}, None).cache == CacheConfig(cache_dir=Path("/c"))

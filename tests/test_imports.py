@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "luceasync"}
 
 # Open to all but the leaves; they import the standard library and each other.
-OPEN = {"config", "errors", "request", "options"}
+OPEN = {"config", "errors", "request", "options", "parsers"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.

@@ -60,7 +60,7 @@ def _root(
 
 
 @app.command()
-@with_config("model", "placement", "engine", "server")
+@with_config("model", "placement", "engine", "cache", "draft", "server")
 def serve(config: Config) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     from luceasync.cli.serve import run_server
@@ -69,7 +69,7 @@ def serve(config: Config) -> None:
 
 
 @app.command()
-@with_config("model", "placement", "engine")
+@with_config("model", "placement", "engine", "cache", "draft")
 def chat(
     config: Config,
     url: Annotated[
@@ -96,7 +96,7 @@ def chat(
 
 
 @app.command()
-@with_config("model", "placement", "engine", "server")
+@with_config("model", "placement", "engine", "cache", "draft", "server")
 def doctor(config: Config) -> None:
     """Say what this machine has, what would be used and what is wrong."""
     from luceasync.cli.doctor import run_doctor

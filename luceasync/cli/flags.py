@@ -58,11 +58,16 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option) -> tuple[Any, Any]:
-    """Values stay text here: the table's parsers judge flags, variables and TOML alike."""
+    """Values stay text here, but for switches: the table's parsers judge flags, variables and TOML
+    alike.
+    """
     about = _help(option)
     if option.name == POSITIONAL:
         argument = typer.Argument(help=about, metavar="MODEL_DIR", show_default=False)
         return Annotated[str | None, argument], None
+    if option.switch:
+        both = f"{option.flag}/--no-{option.name}"
+        return Annotated[bool | None, typer.Option(both, help=about, show_default=False)], None
     flag = typer.Option(option.flag, metavar=option.metavar, help=about, show_default=False)
     kind = list[str] if option.repeatable else str
     return Annotated[kind | None, flag], None
@@ -71,7 +76,7 @@ def _annotation(option: Option) -> tuple[Any, Any]:
 def _help(option: Option) -> str:
     """The table's sentence, and the default where the sentence does not explain it."""
     default = getattr(getattr(Config(), option.section), option.field)
-    if default in (None, ()) or option.name == POSITIONAL:
+    if default in (None, ()) or option.switch or option.name == POSITIONAL:
         return option.help
     return f"{option.help} (default: {default})"
 

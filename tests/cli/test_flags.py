@@ -45,3 +45,16 @@ def test_the_config_flag_wins_over_its_variable(app, tmp_path):
         app, ["/m", "--config", str(path)], env={"LUCEASYNC_CONFIG": "/none"}
     )
     assert result.output.endswith("9 () ()\n")
+
+
+@pytest.mark.parametrize(("flags", "ddtree"), [([], True), (["--no-ddtree"], False)])
+def test_a_switch_may_be_turned_off_by_a_flag(flags, ddtree):
+    app = typer.Typer()
+
+    @app.command()
+    @with_config("draft")
+    def show(config: Config) -> None:
+        typer.echo(config.draft.ddtree)
+
+    result = CliRunner().invoke(app, flags, env={"LUCEASYNC_DDTREE": "1"})
+    assert result.output == f"{ddtree}\n"

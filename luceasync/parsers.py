@@ -1,0 +1,129 @@
+"""How settings may be written: text (flag, variable) or a TOML value to the value that is meant.
+
+Every parser raises ValueError for what it does not take. Knows no setting by name.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+Parser = Callable[[object], Any]
+
+SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True}
+SWITCH_WORDS |= {"off": False, "false": False, "no": False, "0": False}
+
+
+def text(value: object) -> str:
+    """Text that is not empty."""
+    if not isinstance(value, str) or not value:
+        raise ValueError
+    return value
+
+
+def path(value: object) -> Path:
+    """A path, `~` expanded; whether it exists is not asked."""
+    return Path(text(value)).expanduser()
+
+
+def path_or_none(value: object) -> Path | Literal["none"]:
+    """The word "none", or a path; a directory of that name is `./none`."""
+    return "none" if value == "none" else path(value)
+
+
+def switch(value: object) -> bool:
+    """true or false as TOML has them, or a word for them."""
+    if isinstance(value, bool):
+        return value
+    word = text(value).strip().lower()
+    if word not in SWITCH_WORDS:
+        raise ValueError
+    return SWITCH_WORDS[word]
+
+
+def one_of(*choices: str) -> Parser:
+    """One of these words."""
+
+    def parse(value: object) -> str:
+        if value not in choices:
+            raise ValueError
+        return text(value)
+
+    return parse
+
+
+def whole(least: int, most: int = 2**48) -> Parser:
+    """An integer; text may end in K, M or G (powers of 1024)."""
+
+    def parse(value: object) -> int:
+        if isinstance(value, str):
+            digits = value.strip().upper()
+            power = {"K": 1, "M": 2, "G": 3}.get(digits[-1:], 0)
+            value = int(digits[:-1] if power else digits) * 1024**power
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError
+        return value
+
+    return parse
+
+
+def seconds(least: float) -> Parser:
+    """Seconds from `least` to a day."""
+
+    def parse(value: object) -> float:
+        given = number(value)
+        if not least <= given <= 86400:
+            raise ValueError
+        return given
+
+    return parse
+
+
+def number(value: object) -> float:
+    """A finite number."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError
+    given = float(value)
+    if not math.isfinite(given):
+        raise ValueError
+    return given
+
+
+def words(value: object) -> tuple[str, ...]:
+    """Words from a list, or from text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise ValueError
+    given = tuple(text(part).strip() for part in parts)
+    if not given or not all(given):
+        raise ValueError
+    return given
+
+
+def weights(value: object) -> tuple[float, ...]:
+    """Numbers above 0 from a list, or from text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple):
+        raise ValueError
+    given = tuple(number(part) for part in parts)
+    if not given or min(given) <= 0:
+        raise ValueError
+    return given
+
+
+def keys_in_file(value: object) -> tuple[str, ...]:
+    """API keys of a file: one a line, `#` starts a comment line."""
+    file = path(value)
+    if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        logging.getLogger("luceasync").warning(
+            "%s can be read by other users: chmod 600 it, it holds API keys", file
+        )
+    lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
+    keys = tuple(line for line in lines if line and not line.startswith("#"))
+    if not keys:
+        raise ValueError
+    return keys
