@@ -1,0 +1,101 @@
+"""Proposals: the rows that one verify pass is to check, from one pass of the draft.
+
+All of it is tensors of fixed shape on the device: nothing here waits for it. Knows no lanes, and
+not which rows will be accepted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROOT = -1  # the parent of row 0
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Tokens to verify, row 0 the lane's last one. `tokens` int64 [entries, rows]; `parents` int32
+    [entries, rows] names each row's parent, an earlier row, ROOT for row 0; None: every row follows
+    the one before it.
+    """
+
+    tokens: Tensor
+    parents: Tensor | None
+
+
+def propose_chain(anchors: Tensor, logits: Tensor) -> Proposal:
+    """The most probable token of each slot, one after the other.
+
+    anchors: int64 [entries]; logits: [entries, slots, vocab], slot 0 right after the anchor.
+    """
+    return Proposal(torch.cat([anchors[:, None], logits.argmax(-1)], 1), None)
+
+
+class TreeProposer:
+    """Trees of `budget` rows after the anchor, with the longest expected accepted path if the
+    draft's slots were independent (DDTree, L. Ringel 2026).
+
+    The published algorithm takes nodes off a heap in order of probability. Here every depth keeps
+    its `budget` best paths, among which are all nodes that the heap would take, and one stable sort
+    of these puts a parent before a child of equal probability: the same tree, without a host.
+    """
+
+    def __init__(self, budget: int, num_vocab: int, device: torch.device) -> None:
+        self.budget = budget
+        self._num_ranked = min(budget, num_vocab)
+        # The i-th best path with the r-th best next token has (i + 1) (r + 1) - 1 others that are
+        # no worse: only these pairs can be among the best `budget` of their depth.
+        pairs = [
+            (i, r)
+            for i in range(budget)
+            for r in range(self._num_ranked)
+            if (i + 1) * (r + 1) <= budget
+        ]
+        self._paths, self._ranks = torch.tensor(pairs, device=device).unbind(1)
+
+    def __call__(self, anchors: Tensor, logits: Tensor) -> Proposal:
+        """anchors: int64 [entries]; logits: [entries, slots, vocab], slot 0 right after the anchor.
+
+        Rows come in order of falling probability. Where slots and vocabulary have fewer paths than
+        the budget, the last rows repeat some.
+        """
+        scores, ids = logits.float().log_softmax(-1).topk(self._num_ranked)
+        # A draft whose logits are no numbers proposes badly; the order needs numbers all the same.
+        scores = scores.nan_to_num(nan=-torch.inf, neginf=-torch.inf).clamp(max=0)
+        sums, ranks, parents = self._grow(scores)
+        tokens = ids.gather(2, ranks).flatten(1)  # [entries, slots * budget]
+        order = sums.flatten(1).sort(descending=True, stable=True).indices
+        places = torch.empty_like(order).scatter_(1, order, _count_up(order))
+        order = order[:, : self.budget]
+        above = parents.flatten(1).gather(1, order)
+        rows = torch.where(above < 0, 0, places.gather(1, above.clamp(min=0)) + 1)
+        root = torch.full_like(anchors, ROOT)
+        return Proposal(
+            torch.cat([anchors[:, None], tokens.gather(1, order)], 1),
+            torch.cat([root[:, None], rows], 1).int(),
+        )
+
+    def _grow(self, scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The best paths of every depth: log-probability, rank of the last token in its slot, and
+        the path before it, counted through all depths. Each [entries, slots, budget].
+
+        scores: float32 [entries, slots, ranked], descending.
+        """
+        missing = (0, self.budget - self._num_ranked)
+        best = torch.nn.functional.pad(scores[:, 0], missing, value=-torch.inf)
+        rank = _count_up(best) % self._num_ranked
+        sums, ranks, parents = [best], [rank], [torch.full_like(rank, ROOT)]
+        for slot in range(1, scores.shape[1]):
+            joined = best[:, self._paths] + scores[:, slot, self._ranks]
+            best, chosen = joined.topk(self.budget)
+            sums.append(best)
+            ranks.append(self._ranks[chosen])
+            parents.append(self._paths[chosen] + (slot - 1) * self.budget)
+        return torch.stack(sums, 1), torch.stack(ranks, 1), torch.stack(parents, 1)
+
+
+def _count_up(like: Tensor) -> Tensor:
+    """int64 [entries, n]: 0, 1, 2 and so on in each entry of `like` [entries, n]."""
+    return torch.arange(like.shape[1], device=like.device).expand(like.shape[0], -1)
