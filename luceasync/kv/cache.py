@@ -18,7 +18,8 @@ TensorKey = tuple[str, int]  # kind of the snapshot's tensor, the model's layer
 
 
 class LaneCache:
-    """Static state tensors, one pair a layer.
+    """Static state tensors, one pair a layer: `layers` are views of `stacked`, the pair of each
+    kind with the layers of that kind in front.
 
     `attention_shape` = (kv_heads, head_dim): keys and values [lanes, places, kv_heads, head_dim] in
     `dtype`. `conv_shape` = (kernel - 1, channels) in `dtype` and `delta_shape` = (heads, key_dim,
@@ -39,25 +40,24 @@ class LaneCache:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        num_places = num_pages * CHUNK_TOKENS
-
-        def attention() -> LayerState:
-            shape = (num_lanes, num_places, *attention_shape)
-            return (
-                torch.empty(shape, dtype=dtype, device=device),
-                torch.empty(shape, dtype=dtype, device=device),
-            )
-
-        def delta() -> LayerState:
-            return (
-                torch.zeros((num_lanes + 1, *conv_shape), dtype=dtype, device=device),
-                torch.zeros((num_lanes + 1, *delta_shape), device=device),
-            )
-
-        make = {"attention": attention, "delta": delta}
         self._kinds = tuple(kinds)
         self._first_layer = first_layer
-        self.layers: list[LayerState] = [make[kind]() for kind in kinds]
+        num_attention, num_delta = self._kinds.count("attention"), self._kinds.count("delta")
+        places = (num_attention, num_lanes, num_pages * CHUNK_TOKENS, *attention_shape)
+        states = (num_delta, num_lanes + 1)
+        # All layers of a kind in one tensor: what concerns every layer is then one operation.
+        self.stacked: dict[str, LayerState] = {
+            "attention": (
+                torch.empty(places, dtype=dtype, device=device),
+                torch.empty(places, dtype=dtype, device=device),
+            ),
+            "delta": (
+                torch.zeros((*states, *conv_shape), dtype=dtype, device=device),
+                torch.zeros((*states, *delta_shape), device=device),
+            ),
+        }
+        layers = {kind: zip(*pair, strict=True) for kind, pair in self.stacked.items()}
+        self.layers: list[LayerState] = [next(layers[kind]) for kind in kinds]
         # The identity to start with: exact attention never has to change it.
         pages = torch.arange(num_pages, dtype=torch.int32)
         self._pages = pages.repeat(num_lanes, 1)
@@ -154,3 +154,4 @@ class LaneCache:
     def close(self) -> None:
         """Let the tensors go. May be called twice."""
         self.layers.clear()
+        self.stacked.clear()
