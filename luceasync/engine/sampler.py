@@ -5,8 +5,10 @@ Owns the mathematics of choosing. Knows nothing of lanes, of text, or of why a r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import ChainMap
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -55,6 +57,11 @@ def has_penalties(sampling: Sampling) -> bool:
     )
 
 
+def is_edited(sampling: Sampling) -> bool:
+    """Whether logits are changed before they are ranked."""
+    return bool(sampling.logit_bias) or has_penalties(sampling)
+
+
 def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
     """Raise RequestError for a biased token id outside `[0, vocab_size)`: a device cannot refuse
     it.
@@ -76,17 +83,19 @@ class TokenCounts:
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
         self._counts = np.zeros(len(self._ids), dtype=np.int64)
+        self._slots: MutableMapping[int, int]
         self._slots = {token_id: slot for slot, token_id in enumerate(self._ids.tolist())}
+        self._num_distinct = len(self._slots)
 
     @property
     def ids(self) -> np.ndarray:
         """int64 `[distinct]`, in no order that means anything."""
-        return self._ids[: len(self._slots)]
+        return self._ids[: self._num_distinct]
 
     @property
     def counts(self) -> np.ndarray:
         """int64 `[distinct]`, how often each of `ids` was generated."""
-        return self._counts[: len(self._slots)]
+        return self._counts[: self._num_distinct]
 
     def slot(self, token_id: int) -> int | None:
         """The index of `token_id` in `ids`; None when the sequence does not hold it."""
@@ -94,13 +103,24 @@ class TokenCounts:
 
     def add(self, token_id: int) -> None:
         """Count one generated token. Amortised O(1)."""
-        slot = self._slots.setdefault(token_id, len(self._slots))
+        slot = self._slots.setdefault(token_id, self._num_distinct)
         if slot == len(self._ids):
             grown = max(64, 2 * slot)
             self._ids = np.concatenate([self._ids, np.zeros(grown - slot, dtype=np.int64)])
             self._counts = np.concatenate([self._counts, np.zeros(grown - slot, dtype=np.int64)])
+        self._num_distinct = max(self._num_distinct, slot + 1)
         self._ids[slot] = token_id
         self._counts[slot] += 1
+
+    def followed_by(self, token_ids: Sequence[int]) -> TokenCounts:
+        """The counts if these were generated next; good until this one counts another token."""
+        later = TokenCounts(())
+        later._ids, later._counts = self._ids.copy(), self._counts.copy()
+        later._slots = ChainMap({}, self._slots)  # the prompt may be long: not copied
+        later._num_distinct = self._num_distinct
+        for token_id in token_ids:
+            later.add(token_id)
+        return later
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,11 +166,39 @@ class _Ranking:
     ids: np.ndarray
 
 
-@torch.inference_mode()
+class Ranked(Protocol):
+    """Rows of logits of which everything that a choice needs is on the host. A row costs its draw
+    only when it is chosen.
+    """
+
+    carried: np.ndarray  # int64 [rows, n]
+
+    def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
+        """The token of row `index` at `position` of its sequence; NO_TOKEN where the logits are no
+        numbers. Log-probabilities if the row asked for them and has a token.
+        """
+        ...
+
+
 def choose(
     logits: Tensor, rows: Sequence[RowSampling], *, num_candidates: int = NUM_CANDIDATES
 ) -> Choice:
-    """Choose the next token of each row of `logits` `[rows, vocab]`, any float dtype, any device.
+    """Choose the next token of each row of `logits`; see `rank`."""
+    ranked = rank(logits, rows, num_candidates=num_candidates)
+    chosen = [ranked.choose(i, row.position) for i, row in enumerate(rows)]
+    return Choice([token for token, _ in chosen], [logprobs for _, logprobs in chosen])
+
+
+@torch.inference_mode()
+def rank(
+    logits: Tensor,
+    rows: Sequence[RowSampling],
+    *,
+    carry: Tensor | None = None,
+    num_candidates: int = NUM_CANDIDATES,
+) -> Ranked:
+    """Make the rows of `logits` `[rows, vocab]`, any float dtype, any device, ready to be chosen
+    from. `carry` int `[rows, n]`, on the same device, comes to the host in the same copy.
 
     Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL),
     frequency and presence penalties (over generated tokens, as OpenAI defines them); temperature;
@@ -164,25 +212,59 @@ def choose(
     result as if it always were.
     """
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
+    if carry is None:
+        carry = torch.empty(len(rows), 0, dtype=torch.int64, device=logits.device)
     if all(_is_plain_greedy(row) for row in rows):
-        peaks, ids = logits.max(-1)  # a peak is NaN where any logit is
-        best, peak = (block[:, 0] for block in _to_host([ids[:, None], peaks[:, None]]))
-        token_ids = np.where(np.isnan(peak), NO_TOKEN, best).astype(int).tolist()
-        return Choice(token_ids, [None] * len(rows))
-    return _choose_on_host(logits.float(), rows, num_candidates)
+        peaks, ids = logits.max(-1, keepdim=True)  # a peak is NaN where any logit is
+        carried, best, peak = _to_host([carry, ids, peaks])
+        tokens = np.where(np.isnan(peak), NO_TOKEN, best)[:, 0]
+        return _GreedyRows(carried.astype(np.int64), tokens.astype(np.int64))
+    return _rank_on_host(logits.float(), rows, carry, num_candidates)
+
+
+@dataclass(frozen=True, slots=True)
+class _GreedyRows:
+    """Rows that take their highest logit."""
+
+    carried: np.ndarray
+    tokens: np.ndarray
+
+    def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
+        return int(self.tokens[index]), None
+
+
+@dataclass(frozen=True, slots=True)
+class _RankedRows:
+    """`edited` and `logprobs` float32 `[rows, vocab]` on the device, `logprobs` None where nobody
+    wants them; `blocks` are the host's, see `_token` and `_row_logprobs`.
+    """
+
+    carried: np.ndarray
+    rows: Sequence[RowSampling]
+    edited: Tensor
+    logprobs: Tensor | None
+    blocks: list[np.ndarray]
+
+    def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
+        row = replace(self.rows[index], position=position)
+        block = [b[index] for b in self.blocks]
+        token = _token(self.edited[index], row, *block[:5])
+        if self.logprobs is None or token == NO_TOKEN:
+            return token, None
+        known_ids = np.concatenate([block[0], block[2]])
+        return token, _row_logprobs(self.logprobs[index], row, token, known_ids, *block[5:])
 
 
 def _is_plain_greedy(row: RowSampling) -> bool:
     return (
-        row.sampling.temperature == 0.0
-        and not row.sampling.logit_bias
-        and not has_penalties(row.sampling)
-        and row.top_logprobs is None
+        row.sampling.temperature == 0.0 and not is_edited(row.sampling) and row.top_logprobs is None
     )
 
 
-def _choose_on_host(raw: Tensor, rows: Sequence[RowSampling], num_candidates: int) -> Choice:
-    """`choose` for float32 logits: all is queued on the device, copied once, then decided."""
+def _rank_on_host(
+    raw: Tensor, rows: Sequence[RowSampling], carry: Tensor, num_candidates: int
+) -> _RankedRows:
+    """`rank` for float32 logits: all is queued on the device, then copied once."""
     num_vocab = raw.shape[1]
     edited = _apply_edits(raw, rows)
     peaks, best = edited.max(-1, keepdim=True)
@@ -195,18 +277,8 @@ def _choose_on_host(raw: Tensor, rows: Sequence[RowSampling], num_candidates: in
         num_top = max(row.top_logprobs or 0 for row in rows) + TIE_MARGIN
         blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
         blocks.extend(logprobs.topk(min(num_vocab, num_top)))
-    host = _to_host(blocks)
-    token_ids = [_token(edited[i], row, *(b[i] for b in host[:5])) for i, row in enumerate(rows)]
-    if logprobs is None:
-        return Choice(token_ids, [None] * len(rows))
-    known_ids = np.concatenate([host[0], host[2]], 1)
-    found = [
-        None
-        if token_ids[i] == NO_TOKEN
-        else _row_logprobs(logprobs[i], row, token_ids[i], known_ids[i], *(b[i] for b in host[5:]))
-        for i, row in enumerate(rows)
-    ]
-    return Choice(token_ids, found)
+    carried, *host = _to_host([carry, *blocks])
+    return _RankedRows(carried.astype(np.int64), rows, edited, logprobs, host)
 
 
 def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
@@ -219,7 +291,8 @@ def _apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
     """Bias and penalties applied to float32 `logits` `[rows, vocab]`; a copy, or `logits` when none
     has any.
     """
-    edits = np.concatenate([_edits(i, row) for i, row in enumerate(rows)], axis=1)
+    found = [_edits(i, row) for i, row in enumerate(rows) if is_edited(row.sampling)]
+    edits = np.concatenate(found, axis=1) if found else np.zeros((5, 0))
     if not edits.shape[1]:
         return logits
     assert edits[1].max() < logits.shape[1], "token id outside the vocabulary"

@@ -18,6 +18,7 @@ from luceasync.engine.sampler import (
     check_logit_bias,
     choice_seed,
     choose,
+    rank,
     uniform,
 )
 from luceasync.errors import RequestError
@@ -275,3 +276,38 @@ def test_logits_that_are_no_numbers_give_no_token(sampling: Sampling, top_logpro
     choice = choose(logits, rows)
     assert [token == NO_TOKEN for token in choice.token_ids] == [False, True, False]
     assert choice.logprobs[1] is None
+
+
+# --- rows that are chosen one by one --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top_logprobs", [None, 3])
+def test_a_ranked_row_chosen_at_a_position_is_the_row_that_asked_for_it(top_logprobs):
+    rows = [replace(row, top_logprobs=top_logprobs) for row in mixed_rows()]
+    logits = random_logits(len(rows), vocab=2011, seed=5)
+    ranked = rank(logits, [replace(row, position=0) for row in rows])
+    for i, row in reversed(list(enumerate(rows))):
+        alone = choose(logits[i : i + 1], [row])
+        assert ranked.choose(i, row.position) == (alone.token_ids[0], alone.logprobs[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_what_is_carried_comes_to_the_host_with_the_rows(temperature):
+    carry = torch.tensor([[2**40, -1], [7, 8]])
+    rows = [row_of(Sampling(temperature=temperature))] * 2
+    ranked = rank(random_logits(2), rows, carry=carry)
+    assert ranked.carried.tolist() == carry.tolist()
+
+
+def test_counts_of_what_may_follow_leave_the_counts_alone():
+    counts = TokenCounts(PROMPT_IDS)
+    counts.add(7)
+    later = counts.followed_by([7, 50, 50, 3])
+    found = dict(zip(later.ids.tolist(), later.counts.tolist(), strict=True))
+    assert found == {3: 1, 7: 2, 11: 0, 50: 2}
+    assert (later.slot(50), counts.slot(50)) == (3, None)
+    assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == {
+        3: 0,
+        7: 1,
+        11: 0,
+    }
