@@ -45,7 +45,8 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
         bar.start()
 
     async with engine:
-        app = create_app(engine, config.server)
+        trusted = config.cache.trust_cache_salt
+        app = create_app(engine, config.server, trust_cache_salt=trusted)
         clean = await serve(app, config.server, on_bound=on_bound, load=load)
     if not clean:
         # A client neither reads nor leaves; waiting for its connection would never end.

@@ -29,8 +29,13 @@ from luceasync.server.metrics import CONTENT_TYPE, CountRequests, Metrics
 from luceasync.server.schema import unknown_model
 
 
-def create_app(engine: Engine, config: ServerConfig) -> Starlette:
-    """Build the app around `engine`; its Drain is `app.state.drain`, for whoever shuts it down."""
+def create_app(
+    engine: Engine, config: ServerConfig, *, trust_cache_salt: bool = False
+) -> Starlette:
+    """Build the app around `engine`; its Drain is `app.state.drain`, for whoever shuts it down.
+
+    `trust_cache_salt`: a request's `cache_salt` narrows what it shares; else it is refused.
+    """
     drain, metrics = Drain(), Metrics(engine)
     status = StatusPages(engine, drain, metrics)
     middleware = [Middleware(CountRequests, metrics=metrics)]
@@ -44,7 +49,7 @@ def create_app(engine: Engine, config: ServerConfig) -> Starlette:
             yield
             lag.cancel()
 
-    chat = ChatCompletions(engine, config, drain, metrics)
+    chat = ChatCompletions(engine, config, drain, metrics, trust_cache_salt)
     app = Starlette(
         routes=[
             Route("/", status.root),
@@ -80,8 +85,13 @@ class StatusPages:
         return _json({"name": "luceasync", "version": __version__})
 
     async def health(self, request: Request) -> Response:
-        """Live: the process answers, whether or not the model is loaded."""
-        return _json({"status": "ok", "detail": self._engine.status().detail})
+        """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but
+        a fault of the disk keeps prefixes from being kept.
+        """
+        status = self._engine.status()
+        if status.cache is not None and status.cache.degraded:
+            return _json({"status": "degraded", "detail": status.cache.degraded})
+        return _json({"status": "ok", "detail": status.detail})
 
     async def ready(self, request: Request) -> Response:
         """503 while the model loads and from the moment the server shuts down."""

@@ -1,6 +1,6 @@
 """Who may come in: API keys as Bearer tokens or `x-api-key`.
 
-Owns the comparison of keys. Knows nothing of tenants or rights: a key opens everything.
+Owns the comparison of keys. Knows nothing of tenants or rights: every key opens everything.
 """
 
 from __future__ import annotations
@@ -14,17 +14,28 @@ from luceasync.errors import RequestError
 from luceasync.server.failures import describe
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+_ACCEPTED_KEY = "luceasync.accepted_key"
+
+
+def accepted_key(scope: Scope) -> str:
+    """The key that let this request in; "" where none was asked for."""
+    return scope.get(_ACCEPTED_KEY, "")
 
 
 class RequireApiKey:
-    """Middleware: everything but OPEN_PATHS needs one of `keys`."""
+    """Middleware: all but OPEN_PATHS needs one of `keys`; `accepted_key` tells which it was."""
 
     def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
         self._app = app
-        self._keys = tuple(key.encode() for key in keys)
+        self._keys = tuple(keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS or self._knows(_key_in(scope)):
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        key = self._find(_key_in(scope))
+        if key is not None:
+            scope[_ACCEPTED_KEY] = key
             await self._app(scope, receive, send)
             return
         error = RequestError(
@@ -34,9 +45,10 @@ class RequireApiKey:
         )
         await describe(error).response()(scope, receive, send)
 
-    def _knows(self, key: bytes) -> bool:
+    def _find(self, sent: bytes) -> str | None:
         # Every key is compared, so that the time tells nothing of which one was near.
-        return sum(hmac.compare_digest(key, known) for known in self._keys) > 0
+        found = [key for key in self._keys if hmac.compare_digest(sent, key.encode())]
+        return found[0] if found else None
 
 
 def _key_in(scope: Scope) -> bytes:

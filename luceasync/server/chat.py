@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Engine, Request, Stream
+from luceasync.server.auth import accepted_key
 from luceasync.server.body import client_gone, read_body
 from luceasync.server.chat_events import AnswerFold, ChatEvents
 from luceasync.server.drain import Drain
@@ -26,6 +27,7 @@ from luceasync.server.metrics import MeasuredStream, Metrics
 from luceasync.server.race import race
 from luceasync.server.schema import ChatCall, parse_chat
 from luceasync.server.sse import DONE, EventStream, encode_event
+from luceasync.server.tenant import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -34,12 +36,18 @@ class ChatCompletions:
     """The ASGI endpoint; a client that leaves, or a shutdown, closes the Stream at once."""
 
     def __init__(
-        self, engine: Engine, config: ServerConfig, drain: Drain, metrics: Metrics
+        self,
+        engine: Engine,
+        config: ServerConfig,
+        drain: Drain,
+        metrics: Metrics,
+        trust_cache_salt: bool,
     ) -> None:
         self._engine = engine
         self._config = config
         self._drain = drain
         self._metrics = metrics
+        self._trust_cache_salt = trust_cache_salt
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._drain.admit():
@@ -52,7 +60,8 @@ class ChatCompletions:
         reading = read_body(scope, receive, self._config.max_body_bytes)
         body = await race(reading, self._drain.expired())
         require_ready(self._engine)
-        call = parse_chat(body, self._engine.card.name)
+        caller = Caller(accepted_key(scope), self._trust_cache_salt)
+        call = parse_chat(body, self._engine.card.name, caller)
         # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
         endings = (client_gone(receive), self._drain.expired())
         if not call.stream:

@@ -23,11 +23,10 @@ from luceasync.server.chat_shapes import (
     ChunkChoice,
     DeltaMessage,
     LogprobEntry,
-    PromptTokensDetails,
-    TimingsBody,
     UsageBody,
 )
 from luceasync.server.schema import ChatCall
+from luceasync.server.work import luceasync_of, timings_of, usage_of
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
@@ -36,8 +35,8 @@ LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cann
 class ChatEvents:
     """Turns the deltas of one Stream into chunks, in the order in which they have to be sent.
 
-    Every choice begins with its role and ends with its finish reason. The last chunk carries the
-    timings; with `include_usage` it is the chunk without choices that carries the usage too.
+    Every choice begins with its role and ends with its finish reason. The last chunk tells of the
+    work; with `include_usage` it is the chunk without choices that carries the usage too.
     """
 
     def __init__(self, call: ChatCall, model: str, num_prompt_tokens: int) -> None:
@@ -63,7 +62,7 @@ class ChatEvents:
         if len(self._finishes) < self._call.request.num_choices:
             raise GenerationFailed("The generation ended before every choice was finished.")
         if self._call.include_usage:
-            yield self._chunk([], self._usage(), self._timings())
+            yield self._last_chunk([], usage_of(self._finishes))
 
     def _roles(self) -> Iterator[ChatChunk]:
         for index in range(self._call.request.num_choices):
@@ -79,17 +78,20 @@ class ChatEvents:
             )
         if delta.finish is not None:
             self._finishes[delta.index] = delta.finish
-            last = len(self._finishes) == self._call.request.num_choices
-            timings = self._timings() if last and not self._call.include_usage else UNSET
+            all_finished = len(self._finishes) == self._call.request.num_choices
+            is_last = all_finished and not self._call.include_usage
             choice = ChunkChoice(delta.index, DeltaMessage(), None, delta.finish.reason)
-            yield self._chunk([choice], timings=timings)
+            yield self._last_chunk([choice]) if is_last else self._chunk([choice])
 
-    def _chunk(
-        self,
-        choices: list[ChunkChoice],
-        usage: UsageBody | UnsetType = UNSET,
-        timings: TimingsBody | UnsetType = UNSET,
+    def _last_chunk(
+        self, choices: list[ChunkChoice], usage: UsageBody | UnsetType = UNSET
     ) -> ChatChunk:
+        chunk = self._chunk(choices, usage)
+        chunk.timings = timings_of(self._finishes)
+        chunk.luceasync = luceasync_of(self._finishes)
+        return chunk
+
+    def _chunk(self, choices: list[ChunkChoice], usage: UsageBody | UnsetType = UNSET) -> ChatChunk:
         shown: UsageBody | UnsetType | None = usage
         if usage is UNSET and self._call.include_usage:
             shown = self._running_usage() if self._call.continuous_usage else None
@@ -101,36 +103,11 @@ class ChatEvents:
             SYSTEM_FINGERPRINT,
             choices,
             shown,
-            timings,
         )
 
     def _running_usage(self) -> UsageBody:
         prompt, completion = self._num_prompt_tokens, self._num_completion_tokens
         return UsageBody(prompt, completion, prompt + completion)
-
-    def _usage(self) -> UsageBody:
-        usages = [finish.usage for finish in self._finishes.values()]
-        prompt = usages[0].prompt_tokens
-        completion = sum(usage.completion_tokens for usage in usages)
-        cached = usages[0].cached_tokens
-        return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
-
-    def _timings(self) -> TimingsBody:
-        """Choices run side by side: their tokens add up, the longest time counts."""
-        timings = [finish.timings for finish in self._finishes.values()]
-        prefill_s = max(timing.prefill_s for timing in timings)
-        decode_s = max(timing.decode_s for timing in timings)
-        num_prefilled = sum(timing.num_prefilled for timing in timings)
-        num_decoded = sum(timing.num_decoded for timing in timings)
-        return TimingsBody(
-            queued_ms=_ms(max(timing.queued_s for timing in timings)),
-            prompt_n=num_prefilled,
-            prompt_ms=_ms(prefill_s),
-            prompt_per_second=_rate(num_prefilled, prefill_s),
-            predicted_n=num_decoded,
-            predicted_ms=_ms(decode_s),
-            predicted_per_second=_rate(num_decoded, decode_s),
-        )
 
 
 class AnswerFold:
@@ -165,6 +142,7 @@ class AnswerFold:
             [self._choice(index) for index in sorted(self._texts)],
             last.usage,
             last.timings,
+            last.luceasync,
         )
 
     def _choice(self, index: int) -> AnswerChoice:
@@ -192,11 +170,3 @@ def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
 
 def _entry(one: TokenLogprob, top: list[LogprobEntry] | UnsetType = UNSET) -> LogprobEntry:
     return LogprobEntry(one.token, max(one.logprob, LEAST_LOGPROB), list(one.token_bytes), top)
-
-
-def _ms(seconds: float) -> float:
-    return round(seconds * 1000, 3)
-
-
-def _rate(num_tokens: int, seconds: float) -> float:
-    return round(num_tokens / seconds, 3) if seconds > 0 else 0.0

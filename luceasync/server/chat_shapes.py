@@ -64,6 +64,30 @@ class TimingsBody(msgspec.Struct):
     predicted_per_second: float
 
 
+class SpeculationBody(msgspec.Struct):
+    """Draft tokens of all choices together; `tau` is tokens per verify step."""
+
+    rounds: int
+    proposed: int
+    accepted: int
+    tau: float
+    accept_rate: float
+    off_reason: str | UnsetType = UNSET
+
+
+class LuceasyncBody(msgspec.Struct):
+    """What OpenAI has no field for: what was restored instead of computed, what speculation did."""
+
+    restore: bool
+    tier: Literal["memory", "disk"] | None
+    disk_hit: bool
+    prefix_tokens: int
+    restore_ms: float
+    decision: str | None
+    miss_reason: str | None
+    speculation: SpeculationBody | UnsetType = UNSET
+
+
 class ChatChunk(msgspec.Struct):
     """One event of a streamed answer."""
 
@@ -75,6 +99,7 @@ class ChatChunk(msgspec.Struct):
     choices: list[ChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
     timings: TimingsBody | UnsetType = UNSET
+    luceasync: LuceasyncBody | UnsetType = UNSET
 
 
 class AnswerMessage(msgspec.Struct):
@@ -101,3 +126,4 @@ class ChatCompletion(msgspec.Struct):
     choices: list[AnswerChoice]
     usage: UsageBody | UnsetType | None
     timings: TimingsBody | UnsetType
+    luceasync: LuceasyncBody | UnsetType

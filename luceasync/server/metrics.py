@@ -1,51 +1,27 @@
-"""Prometheus metrics of one app: requests, latencies, the event loop's lag, and the engine's
-counters.
+"""Prometheus metrics of one app: requests, latencies, the event loop's lag.
 
-Owns an own registry, so that two apps in a process never share one. Knows nothing of routes.
+Owns an own registry, so that two apps in a process never share one. Knows nothing of routes, nor
+of what the engine counts.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from luceasync.request import Delta, Engine, Stream
+from luceasync.server.engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LAG_INTERVAL_S = 0.1
 TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 TOKEN_BUCKETS_S = (0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1, 2.5)
 LAG_BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 1)
-
-
-class EngineCollector(Collector):
-    """Reads `engine.status()` when somebody scrapes; nothing is counted twice."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-
-    def collect(self) -> Iterable[Metric]:
-        status = self._engine.status()
-        for name, words, value in (
-            ("ready", "1 when the model is loaded.", float(status.ready)),
-            ("lanes", "Sequences that can be decoded together.", status.num_lanes),
-            ("running_lanes", "Lanes that hold a sequence.", status.num_running),
-            ("queued_requests", "Requests waiting for a lane.", status.num_queued),
-        ):
-            yield GaugeMetricFamily(f"luceasync_{name}", words, value=value)
-        for name, words, value in (
-            ("prefilled_tokens", "Prompt tokens computed.", status.prefilled_tokens_total),
-            ("decoded_tokens", "Tokens generated.", status.decoded_tokens_total),
-            ("decode_steps", "Steps of the decode batch.", status.decode_steps_total),
-        ):
-            yield CounterMetricFamily(f"luceasync_{name}", words, value=value)
 
 
 class AnswerClock:

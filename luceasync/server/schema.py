@@ -13,6 +13,7 @@ import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.request import Request, Sampling
+from luceasync.server.tenant import Caller
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -75,6 +76,8 @@ class ChatBody(msgspec.Struct):
     tool_choice: str | dict[str, Any] | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None
+    keep_prefix: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +93,8 @@ class ChatCall:
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-def parse_chat(body: bytes, model_name: str) -> ChatCall:
-    """Check a JSON body and turn it into a ChatCall.
+def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
+    """Check a JSON body and turn it into a ChatCall of the tenant that `caller` is.
 
     Raises RequestError with the field's path as `param`: status 400, or 404 for a model that is not
     the one served.
@@ -112,6 +115,8 @@ def parse_chat(body: bytes, model_name: str) -> ChatCall:
             ignore_eos=bool(chat.ignore_eos),
             num_choices=_in_range("n", chat.n, 1, MAX_CHOICES, default=1),
             top_logprobs=_top_logprobs(chat),
+            tenant=caller.tenant(chat.cache_salt),
+            keep_prefix=bool(chat.keep_prefix),
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),
@@ -226,11 +231,15 @@ def _in_range(
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
-    """`max_completion_tokens` is the newer name and wins over `max_tokens`."""
+    """`max_completion_tokens` is the newer name and wins over `max_tokens`.
+
+    None at all are enough where the prompt is to be kept: then it is computed, and that is all.
+    """
+    least = 0 if chat.keep_prefix else 1
     for param in ("max_completion_tokens", "max_tokens"):
         value = getattr(chat, param)
         if value is not None:
-            return _in_range(param, value, 1, 2**31 - 1)
+            return _in_range(param, value, least, 2**31 - 1)
     return None
 
 

@@ -23,9 +23,9 @@ def in_memory() -> Clients:
 
     @asynccontextmanager
     async def open_client(
-        engine: ScriptedEngine, config: ServerConfig | None = None
+        engine: ScriptedEngine, config: ServerConfig | None = None, **options: bool
     ) -> AsyncIterator[httpx.AsyncClient]:
-        app = create_app(engine, config or ServerConfig())
+        app = create_app(engine, config or ServerConfig(), **options)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             yield client

@@ -9,11 +9,15 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from luceasync.request import (
+    CacheStatus,
     Delta,
     EngineStatus,
     Finish,
     ModelCard,
     Request,
+    Restore,
+    Speculation,
+    SpeculationStatus,
     Timings,
     Usage,
 )
@@ -23,8 +27,15 @@ Step = Delta | Exception | asyncio.Event
 TIMINGS = Timings(queued_s=0.001, prefill_s=0.1, decode_s=0.5, num_prefilled=6, num_decoded=10)
 
 
-def finish(reason: str = "stop", num_tokens: int = 3, error: str | None = None) -> Finish:
-    return Finish(reason, Usage(10, num_tokens, cached_tokens=4), TIMINGS, error)
+def finish(
+    reason: str = "stop",
+    num_tokens: int = 3,
+    error: str | None = None,
+    restore: Restore = Restore(),  # noqa: B008 - frozen
+    speculation: Speculation | None = None,
+) -> Finish:
+    usage = Usage(10, num_tokens, cached_tokens=4)
+    return Finish(reason, usage, TIMINGS, error, restore, speculation)
 
 
 def answer(*texts: str, index: int = 0, reason: str = "stop") -> list[Step]:
@@ -66,6 +77,8 @@ class ScriptedEngine:
         self.script = script or answer("Hel", "lo", "!")
         self.opening = opening
         self.loading = False
+        self.cache: CacheStatus | None = None
+        self.speculation: SpeculationStatus | None = None
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.opened = asyncio.Event()
@@ -73,7 +86,8 @@ class ScriptedEngine:
 
     def status(self) -> EngineStatus:
         detail = "loading the model" if self.loading else "ready"
-        return EngineStatus(not self.loading, detail, 4, len(self.streams), 0, 6, 3, 3)
+        counts = (4, len(self.streams), 0, 6, 3, 3)
+        return EngineStatus(not self.loading, detail, *counts, self.cache, self.speculation)
 
     async def open(self, request: Request) -> ScriptedStream:
         self.requests.append(request)

@@ -78,6 +78,7 @@ async def test_the_plain_answer_says_what_the_stream_says(in_memory):
     assert plain["usage"] == usage["usage"]
     assert plain["usage"]["completion_tokens"] == 3
     assert plain["timings"] == usage["timings"]
+    assert plain["luceasync"] == usage["luceasync"]
     assert plain["object"] == "chat.completion"
 
 
@@ -89,12 +90,26 @@ async def test_every_choice_begins_with_its_role_and_ends_once(in_memory):
     assert [i for i, choice in told if "role" in choice["delta"]] == [0, 1]
     assert [i for i, choice in told if choice["finish_reason"]] == [1, 0]
     assert ["timings" in chunk for chunk in chunks] == [False] * 5 + [True]
+    assert ["luceasync" in chunk for chunk in chunks] == [False] * 5 + [True]
 
 
 async def test_text_and_finish_in_one_delta_become_two_chunks(in_memory):
     async with in_memory(ScriptedEngine([Delta(0, "end", (1,), finish=finish())])) as client:
         *chunks, _ = await ask(client, STREAM)
     assert [chunk["choices"][0]["delta"] for chunk in chunks][1:] == [{"content": "end"}, {}]
+
+
+async def test_a_prompt_kept_without_an_answer_ends_at_its_length(in_memory):
+    script = [Delta(0, "", finish=finish("length", num_tokens=0))]
+    body = BODY | {"max_tokens": 0, "keep_prefix": True}
+    async with in_memory(ScriptedEngine(script)) as client:
+        plain = (await client.post(CHAT, json=body)).json()
+        role, end, _ = await ask(client, body | {"stream": True})
+    [choice] = plain["choices"]
+    assert (choice["message"]["content"], choice["finish_reason"]) == ("", "length")
+    assert plain["usage"]["completion_tokens"] == 0
+    assert role["choices"][0]["delta"]["role"] == "assistant"
+    assert end["choices"][0]["finish_reason"] == "length"
 
 
 async def test_held_back_text_sends_no_event(in_memory):

@@ -41,6 +41,7 @@ async def test_a_plain_answer(connect):
         )
     assert completion.choices[0].message.content == "Hello!"
     assert completion.usage.prompt_tokens_details.cached_tokens == 4
+    assert completion.luceasync["restore"] is False
     request = engine.requests[0]
     assert (request.stop, request.sampling.seed, request.max_tokens) == (("END",), 7, 5)
 
@@ -53,6 +54,17 @@ async def test_a_streamed_answer_with_usage(connect):
         chunks = [chunk async for chunk in stream]
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
     assert (text, chunks[-1].usage.total_tokens) == ("Hello!", 13)
+    assert chunks[-1].luceasync["tier"] is None
+
+
+async def test_our_own_fields_go_in_its_extra_body(connect):
+    engine = ScriptedEngine()
+    async with connect(engine) as client:
+        await client.chat.completions.create(
+            model="tiny", messages=HI, max_tokens=0, extra_body={"keep_prefix": True}
+        )
+    request = engine.requests[0]
+    assert (request.keep_prefix, request.max_tokens, request.tenant) == (True, 0, "one")
 
 
 async def test_two_choices(connect):

@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 from luceasync.errors import RequestError
 from luceasync.request import Request, Sampling
 from luceasync.server.schema import ChatCall, parse_chat
+from luceasync.server.tenant import Caller
 
 USER = {"role": "user", "content": "Hi"}
+TRUSTED = Caller("key", may_salt=True)
 
 
 def parse(**fields: Any) -> ChatCall:
-    return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), "tiny")
+    return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), "tiny", TRUSTED)
 
 
 def refusal(**fields: Any) -> RequestError:
@@ -27,8 +29,8 @@ def refusal(**fields: Any) -> RequestError:
 
 
 def test_absent_and_null_fields_mean_openais_defaults():
-    names = ("temperature", "top_p", "max_tokens", "stop", "n", "seed", "tools", "logit_bias")
-    expected = Request([USER], sampling=Sampling(temperature=1.0))
+    names = ("temperature", "top_p", "max_tokens", "stop", "n", "seed", "tools", "cache_salt")
+    expected = Request([USER], sampling=Sampling(temperature=1.0), tenant="key")
     assert parse().request == parse(**dict.fromkeys(names)).request == expected
 
 
@@ -54,6 +56,18 @@ def test_the_other_fields_reach_the_request():
 
 def test_max_completion_tokens_wins_over_its_old_name():
     assert parse(max_tokens=5, max_completion_tokens=9).request.max_tokens == 9
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
+def test_a_prompt_may_be_kept_without_an_answer(name):
+    request = parse(keep_prefix=True, **{name: 0}).request
+    assert (request.keep_prefix, request.max_tokens) == (True, 0)
+    assert refusal(keep_prefix=False, **{name: 0}).param == name
+
+
+def test_a_salt_narrows_the_tenant():
+    assert parse().request.tenant == "key"
+    assert parse(cache_salt="a").request.tenant not in ("key", parse(cache_salt="b").request.tenant)
 
 
 def test_top_k_minus_one_is_off():
@@ -127,6 +141,8 @@ def test_tool_choice_none_takes_the_tools_away():
         ("tool_choice", ["required", {"type": "function"}]),
         ("response_format.type", ["json_object"]),
         ("messages", [[], None, "Hi", {}]),
+        ("cache_salt", ["", "x" * 257, 7]),
+        ("keep_prefix", ["yes", 1]),
     ],
 )
 def test_a_wrong_value_is_refused_under_its_name(param, values):
@@ -178,7 +194,7 @@ def test_another_model_is_not_found():
 )  # fmt: skip
 def test_what_is_not_a_json_object_is_refused(body):
     with pytest.raises(RequestError) as caught:
-        parse_chat(body, "tiny")
+        parse_chat(body, "tiny", TRUSTED)
     assert caught.value.status == 400
 
 
@@ -197,7 +213,7 @@ MESSAGES = st.lists(
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.none() | MESSAGES)
 def test_any_json_is_a_request_or_a_refusal(fields, messages):
     try:
-        call = parse_chat(json.dumps({"messages": messages} | fields).encode(), "tiny")
+        call = parse_chat(json.dumps({"messages": messages} | fields).encode(), "tiny", TRUSTED)
     except RequestError as error:
         assert error.status in (400, 404)
     else:
@@ -208,4 +224,4 @@ def test_any_json_is_a_request_or_a_refusal(fields, messages):
 @given(st.binary())
 def test_any_bytes_are_a_request_or_a_refusal(body):
     with pytest.raises(RequestError):
-        parse_chat(body, "tiny")
+        parse_chat(body, "tiny", TRUSTED)

@@ -1,0 +1,105 @@
+"""Prometheus metrics of what the engine counts: lanes, tokens, the prefix cache, speculation.
+
+Owns their names. Knows nothing of requests, and counts nothing itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from luceasync.request import CacheStatus, Engine, EngineStatus, Speculation, SpeculationStatus
+
+CACHE = "luceasync_prefix_cache"
+SPECULATION = "luceasync_speculation"
+
+
+class EngineCollector(Collector):
+    """Reads `engine.status()` when somebody scrapes; nothing is counted twice."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def collect(self) -> Iterable[Metric]:
+        status = self._engine.status()
+        yield from _engine(status)
+        if status.cache is not None:
+            yield from _cache(status.cache)
+        if status.speculation is not None:
+            yield from _speculation(status.speculation)
+
+
+def _engine(status: EngineStatus) -> Iterator[Metric]:
+    for name, words, value in (
+        ("ready", "1 when the model is loaded.", float(status.ready)),
+        ("lanes", "Sequences that can be decoded together.", status.num_lanes),
+        ("running_lanes", "Lanes that hold a sequence.", status.num_running),
+        ("queued_requests", "Requests waiting for a lane.", status.num_queued),
+    ):
+        yield GaugeMetricFamily(f"luceasync_{name}", words, value=value)
+    for name, words, value in (
+        ("prefilled_tokens", "Prompt tokens computed.", status.prefilled_tokens_total),
+        ("decoded_tokens", "Tokens generated.", status.decoded_tokens_total),
+        ("decode_steps", "Steps of the decode batch.", status.decode_steps_total),
+    ):
+        yield CounterMetricFamily(f"luceasync_{name}", words, value=value)
+
+
+def _cache(cache: CacheStatus) -> Iterator[Metric]:
+    yield _gauges(f"{CACHE}_bytes", "Bytes of the nodes kept.", "tier", cache.num_bytes)
+    yield _gauges(f"{CACHE}_nodes", "Nodes kept.", "tier", cache.num_nodes)
+    for name, words, label, values in (
+        ("hits", "Requests that took up a prefix.", "tier", cache.restored_total),
+        ("misses", "Requests that could take up no more.", "reason", cache.missed_total),
+        ("restored_tokens", "Prompt tokens taken up.", "tier", cache.restored_tokens_total),
+        ("saved_nodes", "Nodes saved.", "tier", cache.saved_total),
+        ("evicted_nodes", "Nodes given up for others.", "tier", cache.evicted_total),
+    ):
+        yield _counters(f"{CACHE}_{name}", words, label, values)
+    for name, words, value in (
+        ("written_bytes", "Bytes written to disk.", cache.written_bytes_total),
+        ("read_bytes", "Bytes read from disk.", cache.read_bytes_total),
+        ("quarantined_nodes", "Damaged files put aside.", cache.quarantined_total),
+    ):
+        yield CounterMetricFamily(f"{CACHE}_{name}", words, value=value)
+    words = "1 while a fault of the disk keeps nodes from being written or read."
+    yield GaugeMetricFamily(f"{CACHE}_degraded", words, value=float(bool(cache.degraded)))
+
+
+def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
+    yield CounterMetricFamily(
+        f"{SPECULATION}_rounds", "Verify steps that had a proposal.", value=status.rounds_total
+    )
+    for name, words, by_slot in (
+        ("proposed_tokens", "Draft tokens by place in the block.", status.proposed_by_slot),
+        ("accepted_tokens", "Those of them that the target chose too.", status.accepted_by_slot),
+    ):
+        values = {str(slot): value for slot, value in enumerate(by_slot)}
+        yield _counters(f"{SPECULATION}_{name}", words, "slot", values)
+    whole = Speculation(
+        status.rounds_total, sum(status.proposed_by_slot), sum(status.accepted_by_slot)
+    )
+    words = "Tokens per verify step since the start, bonus included."
+    yield GaugeMetricFamily(f"{SPECULATION}_tau", words, value=whole.tau)
+    seconds = {
+        "draft": status.draft_s_total,
+        "verify": status.verify_s_total,
+        "host": status.host_s_total,
+    }
+    yield _counters(f"{SPECULATION}_seconds", "Time of the parts of a round.", "part", seconds)
+
+
+def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = GaugeMetricFamily(name, words, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
+
+
+def _counters(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:
+    family = CounterMetricFamily(name, words, labels=[label])
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family

@@ -1,0 +1,70 @@
+"""Callers share what was computed within their tenant, and a salt only ever makes it smaller."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luceasync.config import ServerConfig
+from luceasync.errors import RequestError
+from luceasync.server.tenant import Caller
+from tests.server.scripted import ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+# Few characters, so that one caller's key with its salt reads like another's; a header holds no NUL.
+KEYS = st.text("a-", max_size=3)
+SALTS = st.none() | st.text("a-\0", min_size=1, max_size=3)
+
+
+@given(KEYS, SALTS, KEYS, SALTS)
+def test_two_callers_share_only_with_equal_keys_and_equal_salts(key, salt, other_key, other_salt):
+    one = Caller(key, may_salt=True).tenant(salt)
+    other = Caller(other_key, may_salt=True).tenant(other_salt)
+    assert (one == other) == ((key, salt) == (other_key, other_salt))
+
+
+def test_without_keys_all_share():
+    assert Caller().tenant(None) == ""
+
+
+def test_a_salt_that_is_not_trusted_is_refused_with_the_flag():
+    with pytest.raises(RequestError, match="--trust-cache-salt") as caught:
+        Caller("key").tenant("salt")
+    assert caught.value.param == "cache_salt"
+
+
+def test_a_key_is_never_shown():
+    assert "sesame" not in repr(Caller("sesame"))
+
+
+@pytest.mark.parametrize(
+    ("headers", "key"),
+    [
+        ({"Authorization": "Bearer sch\u00fcssel".encode()}, "sch\u00fcssel"),
+        ({"x-api-key": "two"}, "two"),
+    ],
+)
+async def test_the_key_that_let_a_request_in_is_its_tenant(in_memory, headers, key):
+    engine, config = ScriptedEngine(), ServerConfig(api_keys=("one", "sch\u00fcssel", "two"))
+    async with in_memory(engine, config) as client:
+        await client.post(CHAT, json=BODY, headers=headers)
+    assert engine.requests[0].tenant == key
+
+
+async def test_a_header_sent_to_a_server_without_keys_is_no_tenant(in_memory):
+    engine = ScriptedEngine()
+    async with in_memory(engine) as client:
+        await client.post(CHAT, json=BODY, headers={"Authorization": "Bearer mine"})
+    assert engine.requests[0].tenant == ""
+
+
+async def test_salts_are_taken_where_the_server_trusts_them_and_refused_elsewhere(in_memory):
+    engine = ScriptedEngine()
+    async with in_memory(engine, trust_cache_salt=True) as client:
+        await client.post(CHAT, json=BODY | {"cache_salt": "a"})
+    async with in_memory(ScriptedEngine()) as client:
+        refused = await client.post(CHAT, json=BODY | {"cache_salt": "a"})
+    assert engine.requests[0].tenant == Caller(may_salt=True).tenant("a")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")

@@ -1,0 +1,57 @@
+"""What answers tell of restored prefixes and of speculation."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.request import Delta, Restore, Speculation
+from tests.server.scripted import ScriptedEngine, finish
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+NOTHING = {
+    "restore": False, "tier": None, "disk_hit": False, "prefix_tokens": 0, "restore_ms": 0.0,
+    "decision": None, "miss_reason": None,
+}  # fmt: skip
+
+
+async def told(in_memory, *finishes) -> dict:
+    script = [Delta(index, "", finish=one) for index, one in enumerate(finishes)]
+    async with in_memory(ScriptedEngine(script[::-1])) as client:
+        response = await client.post(CHAT, json=BODY | {"n": len(finishes)})
+    return response.json()["luceasync"]
+
+
+async def test_an_engine_without_cache_or_draft_says_so(in_memory):
+    assert await told(in_memory, finish()) == NOTHING
+
+
+@pytest.mark.parametrize("tier", ["memory", "disk"])
+async def test_what_was_restored_is_told_with_its_tier(in_memory, tier):
+    restore = Restore(tier, 64, 0.0123456, "restored: faster", "diverges")
+    assert await told(in_memory, finish(restore=restore)) == {
+        "restore": True, "tier": tier, "disk_hit": tier == "disk", "prefix_tokens": 64,
+        "restore_ms": 12.346, "decision": "restored: faster", "miss_reason": "diverges",
+    }  # fmt: skip
+
+
+async def test_of_several_choices_the_first_tells_what_was_restored(in_memory):
+    restores = Restore("disk", 64), Restore("memory", 128)
+    account = await told(in_memory, *(finish(restore=restore) for restore in restores))
+    assert (account["tier"], account["prefix_tokens"]) == ("disk", 64)
+
+
+async def test_speculation_of_all_choices_adds_up(in_memory):
+    parts = Speculation(2, 14, 6), None, Speculation(1, 7, 1, "tau under break-even")
+    account = await told(in_memory, *(finish(speculation=part) for part in parts))
+    assert account["speculation"] == {
+        "rounds": 3, "proposed": 21, "accepted": 7, "tau": 3.3333, "accept_rate": 0.3333,
+        "off_reason": "tau under break-even",
+    }  # fmt: skip
+
+
+async def test_speculation_that_ran_to_the_end_has_no_reason(in_memory):
+    account = await told(in_memory, finish(speculation=Speculation()))
+    assert account["speculation"] == {
+        "rounds": 0, "proposed": 0, "accepted": 0, "tau": 0.0, "accept_rate": 0.0,
+    }  # fmt: skip
