@@ -1,0 +1,185 @@
+"""One kernel that gathers the tap rows of every lane into the ring of features.
+
+Numbers cross as bits: bfloat16 has no Numba type, and so one code runs on the GPU and in the
+simulator. Narrowing rounds to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luceasync.cuda.launch import MAX_BLOCKS, Launcher
+
+Convert = Callable[[Any], Any]
+
+BLOCK_THREADS = 256
+FP32_INF = 0x7F800000
+
+
+class FeatureKernel:
+    """Writes tap rows into a ring's store on one device, converting them to its dtype.
+
+    Called as luceasync.dflash.scatter describes. The first call for a pair of dtypes or a number
+    of taps compiles.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        """Raises ValueError for a device that runs no CUDA kernels."""
+        self._launcher = Launcher(device)
+        self._kernels: dict[tuple[torch.dtype, torch.dtype], Any] = {}
+
+    def __call__(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Tensor,
+        begins: Tensor,
+        counts: Tensor,
+        paths: Tensor,
+        store: Tensor,
+        capacity_tokens: int,
+    ) -> None:
+        dtypes = (taps[0].dtype, store.dtype)
+        kernel = self._kernels.get(dtypes) or self._built(dtypes)
+        source, target = _typestrs(taps, store)
+        view = self._launcher.view
+        views = tuple(view(tap, source) for tap in taps)
+        num_entries, max_rows = paths.shape
+        num_rows = min(max_rows, capacity_tokens, MAX_BLOCKS)
+        width = views[0].shape[2]
+        threads = min(-(-width // 32) * 32, BLOCK_THREADS)
+        grid = (-(-width // threads), num_rows, num_entries * len(taps))
+        if 0 in grid:
+            return
+        self._launcher.launch(
+            kernel,
+            grid,
+            threads,
+            views,
+            view(lanes, "<i4"),
+            view(begins, "<i8"),
+            view(counts, "<i4"),
+            view(paths, "<i4"),
+            view(store, target),
+            capacity_tokens,
+        )
+
+    def _built(self, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
+        source, target = dtypes
+        same = source == target
+        widen, narrow = (_same, _same) if same else (TO_FP32[source], FROM_FP32[target])
+        self._kernels[dtypes] = build_kernel(widen, narrow)
+        return self._kernels[dtypes]
+
+
+def _typestrs(taps: Sequence[Tensor], store: Tensor) -> tuple[str, str]:
+    """The items that a thread reads and writes: numbers, or, if they stay as they are, the widest
+    words that every row consists of and begins at.
+    """
+    source_bytes, target_bytes = taps[0].element_size(), store.element_size()
+    if taps[0].dtype != store.dtype:
+        return f"<u{source_bytes}", f"<u{target_bytes}"
+    spans = taps[0].shape[2] * source_bytes | store.data_ptr()
+    for tap in taps:
+        spans |= tap.data_ptr()
+    word_bytes = min(spans & -spans, 8)
+    return f"<u{word_bytes}", f"<u{word_bytes}"
+
+
+def build_kernel(widen: Convert, narrow: Convert) -> Any:
+    """The kernel whose numbers become `narrow(widen(bits))`.
+
+    Its arguments: taps, a tuple of [entries, rows, words]; lanes, begins, counts [entries]; paths
+    [entries, max_rows]; store [places + 1, taps * words]; capacity. Blocks: (words, rows, entry and
+    tap). Loops over rows, so that the grid depends on shapes alone.
+    """
+    from numba import cuda
+
+    to_fp32, from_fp32 = (cuda.jit(device=True)(convert) for convert in (widen, narrow))
+
+    @cuda.jit
+    def scatter(taps, lanes, begins, counts, paths, store, capacity):
+        entry = cuda.blockIdx.z // len(taps)
+        tap = cuda.blockIdx.z % len(taps)
+        lane = lanes[entry]
+        source = taps[tap]
+        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        if lane < 0 or i >= source.shape[2]:
+            return
+        column = tap * source.shape[2] + i
+        # Rows that later ones of this call would overwrite: nobody says in which order.
+        j = max(counts[entry] - capacity, 0) + cuda.blockIdx.y
+        while j < counts[entry]:
+            place = lane * capacity + (begins[entry] + j) % capacity
+            store[place, column] = from_fp32(to_fp32(source[entry, paths[entry, j], i]))
+            j += cuda.gridDim.y
+
+    return scatter
+
+
+def _same(bits):
+    return bits
+
+
+def _fp32_to_fp32(bits):
+    return np.int64(bits)
+
+
+def _bf16_to_fp32(bits):
+    return np.int64(bits) << 16
+
+
+def _fp16_to_fp32(bits):
+    bits = np.int64(bits)
+    sign, exponent, mantissa = (bits & 0x8000) << 16, (bits >> 10) & 0x1F, bits & 0x3FF
+    if exponent == 0x1F:
+        return sign | FP32_INF | (mantissa << 13)
+    if exponent == 0:
+        if mantissa == 0:
+            return sign
+        exponent = np.int64(1)
+        while mantissa < 0x400:  # a subnormal: bring its leading bit to where it is implied
+            mantissa <<= 1
+            exponent -= 1
+    return sign | ((exponent + 112) << 23) | ((mantissa & 0x3FF) << 13)
+
+
+def _fp32_to_bf16(bits):
+    if bits & 0x7FFFFFFF > FP32_INF:
+        return np.int64(0x7FC0)  # a NaN stays one: rounding could make it infinite
+    return (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+
+
+def _fp32_to_fp16(bits):
+    sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
+    if size > FP32_INF:
+        return np.int64(0x7E00)
+    if size >= 0x477FF000:  # 65520 and more round to infinity
+        return sign | 0x7C00
+    if size >= 0x38800000:  # 2^-14: the smallest that is not subnormal
+        return sign | ((size + 0xFFF + ((size >> 13) & 1) - (112 << 23)) >> 13)
+    if size < 0x33000000:  # less than 2^-25, half of the smallest subnormal
+        return sign
+    shift = 126 - (size >> 23)
+    mantissa = (size & 0x7FFFFF) | 0x800000
+    half = np.int64(1) << (shift - 1)
+    quotient, rest = mantissa >> shift, mantissa & (2 * half - 1)
+    if rest > half or (rest == half and quotient & 1):
+        quotient += 1
+    return sign | quotient
+
+
+TO_FP32 = {
+    torch.float32: _fp32_to_fp32,
+    torch.bfloat16: _bf16_to_fp32,
+    torch.float16: _fp16_to_fp32,
+}
+FROM_FP32 = {
+    torch.float32: _same,
+    torch.bfloat16: _fp32_to_bf16,
+    torch.float16: _fp32_to_fp16,
+}

@@ -1,0 +1,319 @@
+"""The ring of features: the target's tap rows of every lane's last tokens, on the draft's device.
+
+Owns the rows and which positions of a lane they belong to. A position's row lies at `position %
+capacity`. Knows neither network, nor how a commit was decided, nor where snapshots are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from luceasync.dflash.scatter import choose_scatter
+from luceasync.target.transfer import Transfer, direct
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureSpec:
+    """What one row holds: the residual stream after each of the target's layers `taps`, side by
+    side. Raises ValueError for taps or a hidden size that cannot be.
+    """
+
+    taps: tuple[int, ...]
+    hidden_size: int
+
+    def __post_init__(self) -> None:
+        if not self.taps or min(self.taps) < 0 or len(set(self.taps)) != len(self.taps):
+            raise ValueError(f"taps {list(self.taps)}: different layers, 0 or more, are expected")
+        if self.hidden_size < 1:
+            raise ValueError(f"hidden size {self.hidden_size}: a positive number is expected")
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row."""
+        return len(self.taps) * self.hidden_size
+
+
+def ring_bytes(
+    spec: FeatureSpec, *, num_lanes: int, capacity_tokens: int, dtype: torch.dtype
+) -> int:
+    """What a FeatureRing of these sizes allocates; its last row takes what must go nowhere."""
+    return (num_lanes * capacity_tokens + 1) * spec.width * dtype.itemsize
+
+
+class FeatureRing:
+    """Features of the last `capacity_tokens` positions of each lane, contiguous up to its end.
+
+    `store` [num_lanes * capacity + 1, taps * hidden] is static: its address never changes, so that
+    CUDA graphs may hold it; the last row belongs to nobody. `dtype` is one of FLOATS.
+    """
+
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        *,
+        num_lanes: int,
+        capacity_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        transfer: Transfer = direct,
+    ) -> None:
+        """Raises ValueError for sizes under 1 or a dtype that no row can have."""
+        if num_lanes < 1 or capacity_tokens < 1:
+            raise ValueError(
+                f"{num_lanes} lanes of {capacity_tokens} features: at least 1 of each is expected"
+            )
+        _check_dtype("the ring", dtype)
+        self.spec = spec
+        self.num_lanes = num_lanes
+        self.capacity_tokens = capacity_tokens
+        num_rows = num_lanes * capacity_tokens + 1
+        self.store = torch.zeros((num_rows, spec.width), dtype=dtype, device=device)
+        self.device = self.store.device
+        self._transfer = transfer
+        self._scatter = choose_scatter(self.device)
+        self._spans = [range(0)] * num_lanes  # written without a gap, also what is overwritten now
+
+    def __repr__(self) -> str:
+        held = ", ".join(f"{lane}: {self.valid(lane)}" for lane in range(self.num_lanes))
+        return f"FeatureRing({self.capacity_tokens} rows a lane on {self.device}; {held})"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the store."""
+        return self.store.numel() * self.store.element_size()
+
+    @property
+    def lanes(self) -> Tensor:
+        """The rows by lane and place, a view [num_lanes, capacity, taps * hidden]."""
+        return self.store[:-1].view(self.num_lanes, self.capacity_tokens, self.spec.width)
+
+    def valid(self, lane: int) -> range:
+        """Positions whose rows the lane holds. Raises ValueError for a lane that is not there."""
+        self._check_lane(lane)
+        span = self._spans[lane]
+        return range(max(span.start, span.stop - self.capacity_tokens), span.stop)
+
+    def held(self, lane: int, begin: int, end: int) -> range:
+        """The positions of `[begin, end)` that the lane holds: what a node of this span can
+        carry. Empty unless they reach `end`, since the draft needs a context without a gap.
+        """
+        valid = self.valid(lane)
+        first = max(begin, valid.start)
+        return range(first, end) if first < end <= valid.stop else range(end, end)
+
+    def append(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+    ) -> None:
+        """Write rows that the host knows: prefill chunks and eager commits.
+
+        `taps`: for each tap [entries, rows, hidden] of a dtype of FLOATS, on any device. Entry e
+        is lane `lanes[e]` (negative: padding, skipped); its position `begins[e] + j` takes row
+        `paths[e][j]`, so that `range(n)` means its first n rows. A lane whose `begin` is not its
+        end starts anew there. Raises ValueError before anything is written.
+        """
+        self._check_append(taps, lanes, begins, paths)
+        skips = [max(len(path) - self.capacity_tokens, 0) for path in paths]
+        kept = [
+            path[skip:] if lane >= 0 else ()
+            for lane, path, skip in zip(lanes, paths, skips, strict=True)
+        ]
+        if any(kept):
+            taps, kept = self._brought_here(taps, kept)
+            first = [begin + skip for begin, skip in zip(begins, skips, strict=True)]
+            self.scatter(taps, *self._indices(lanes, first, kept))
+        for lane, begin, path in zip(lanes, begins, paths, strict=True):
+            if lane >= 0:
+                self.advance(lane, begin, len(path))
+
+    def scatter(
+        self, taps: Sequence[Tensor], lanes: Tensor, begins: Tensor, counts: Tensor, paths: Tensor
+    ) -> None:
+        """Write rows that the device knows, without asking it: may be captured in a CUDA graph.
+
+        `taps` as for `append`, but contiguous and on the ring's device; `lanes` int32 [entries],
+        `begins` int64 [entries], `counts` int32 [entries], `paths` int32 [entries, max_rows]: the
+        first `counts[e]` of a path count. The caller answers for lanes, positions and rows, and
+        for each lane coming once, and says afterwards what was written with `advance`. Raises
+        ValueError for shapes, dtypes and devices that do not fit.
+        """
+        self._check_taps(taps)
+        num_entries = taps[0].shape[0]
+        self._check_index("lanes", lanes, torch.int32, (num_entries,))
+        self._check_index("begins", begins, torch.int64, (num_entries,))
+        self._check_index("counts", counts, torch.int32, (num_entries,))
+        num_rows = paths.numel() // max(num_entries, 1)
+        self._check_index("paths", paths, torch.int32, (num_entries, num_rows))
+        for number, tap in enumerate(taps):
+            if tap.device != self.device or not tap.is_contiguous():
+                raise ValueError(
+                    f"tap {number} lies on {tap.device} with strides {tap.stride()}; "
+                    f"a contiguous tensor on {self.device} is expected"
+                )
+        self._scatter(taps, lanes, begins, counts, paths, self.store, self.capacity_tokens)
+
+    def advance(self, lane: int, begin: int, num_tokens: int) -> None:
+        """Take note that rows of positions `[begin, begin + num_tokens)` were written.
+
+        A `begin` that is not the lane's end starts its range anew. Raises ValueError.
+        """
+        self._check_lane(lane)
+        if begin < 0 or num_tokens < 0:
+            raise ValueError(f"{num_tokens} rows from position {begin}: 0 or more are expected")
+        span = self._spans[lane]
+        self._spans[lane] = range(span.start if span.stop == begin else begin, begin + num_tokens)
+
+    def rows(self, lane: int, begin: int, end: int) -> Tensor:
+        """Rows of positions `[begin, end)`, [end - begin, taps * hidden] on the ring's device: a
+        view unless they wrap around. Raises ValueError for positions that are not held.
+        """
+        pieces = self._pieces(lane, begin, end)
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+    def export(self, lane: int, begin: int, end: int) -> Tensor:
+        """A copy in host memory of what `rows` gives, complete when it returns."""
+        pieces = self._pieces(lane, begin, end)
+        host = torch.empty(
+            (end - begin, self.spec.width),
+            dtype=self.store.dtype,
+            pin_memory=self.device.type != "cpu",
+        )
+        for part, piece in zip(host.split([len(p) for p in pieces]), pieces, strict=True):
+            part.copy_(piece, non_blocking=True)
+        if self.device.type != "cpu":
+            torch.cuda.current_stream(self.device).synchronize()
+        return host
+
+    def restore(self, lane: int, begin: int, rows: Tensor) -> None:
+        """Write rows of positions from `begin` on, as `export` gave them, of this ring or one of
+        another capacity. `rows`: [tokens, taps * hidden] of a dtype of FLOATS, on any device.
+        A `begin` that is not the lane's end starts its range anew. Raises ValueError.
+        """
+        self._check_lane(lane)
+        _check_dtype("rows", rows.dtype)
+        if rows.ndim != 2 or rows.shape[1] != self.spec.width:
+            raise ValueError(f"rows {tuple(rows.shape)}: [tokens, {self.spec.width}] is expected")
+        self.advance(lane, begin, len(rows))
+        end = begin + len(rows)
+        first = max(begin, end - self.capacity_tokens)
+        pieces = self._pieces(lane, first, end)
+        for part, piece in zip(
+            rows[first - begin :].split([len(p) for p in pieces]), pieces, strict=True
+        ):
+            piece.copy_(part, non_blocking=True)
+
+    def reset(self, lane: int) -> None:
+        """Forget the lane's rows."""
+        self._check_lane(lane)
+        self._spans[lane] = range(0)
+
+    def _pieces(self, lane: int, begin: int, end: int) -> list[Tensor]:
+        """The rows of held positions `[begin, end)` as one view, or two where they wrap around."""
+        valid = self.valid(lane)
+        if not valid.start <= begin <= end <= valid.stop:
+            raise ValueError(
+                f"positions [{begin}, {end}) of lane {lane}: [{valid.start}, {valid.stop}) are held"
+            )
+        place = begin % self.capacity_tokens
+        rest = place + (end - begin) - self.capacity_tokens
+        lane_rows = self.lanes[lane]
+        if rest <= 0:
+            return [lane_rows[place : place + end - begin]]
+        return [lane_rows[place:], lane_rows[:rest]]
+
+    def _brought_here(
+        self, taps: Sequence[Tensor], paths: Sequence[Sequence[int]]
+    ) -> tuple[list[Tensor], Sequence[Sequence[int]]]:
+        """Taps on the ring's device and the paths in them; of others' only what paths need."""
+        if all(tap.device == self.device for tap in taps):
+            return [tap.contiguous() for tap in taps], paths
+        begin = min(min(path) for path in paths if path)
+        end = max(max(path) for path in paths if path) + 1
+        moved = [self._transfer(tap[:, begin:end], self.device).contiguous() for tap in taps]
+        return moved, [[row - begin for row in path] for path in paths]
+
+    def _indices(
+        self, lanes: Sequence[int], begins: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """lanes, begins, counts and paths as `scatter` takes them."""
+        num_rows = max(len(path) for path in paths)
+        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
+        counts = [len(path) for path in paths]
+        dtypes = (torch.int32, torch.int64, torch.int32, torch.int32)
+        values = (lanes, begins, counts, padded)
+        lanes_, begins_, counts_, paths_ = (
+            torch.tensor(value, dtype=dtype).to(self.device, non_blocking=True)
+            for value, dtype in zip(values, dtypes, strict=True)
+        )
+        return lanes_, begins_, counts_, paths_
+
+    def _check_append(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+    ) -> None:
+        self._check_taps(taps)
+        num_entries, num_rows, _ = taps[0].shape
+        if not len(lanes) == len(begins) == len(paths) == num_entries:
+            raise ValueError(
+                f"{len(lanes)} lanes, {len(begins)} begins and {len(paths)} paths for "
+                f"{num_entries} entries of the taps"
+            )
+        real = [lane for lane in lanes if lane >= 0]
+        if len(set(real)) != len(real):
+            raise ValueError(f"lanes {list(lanes)}: each may come once")
+        for lane, begin, path in zip(lanes, begins, paths, strict=True):
+            if lane < 0:
+                continue
+            self._check_lane(lane)
+            if begin < 0:
+                raise ValueError(f"lane {lane} begins at position {begin}: 0 or more is expected")
+            if path and not 0 <= min(path) <= max(path) < num_rows:
+                raise ValueError(
+                    f"lane {lane} takes rows {min(path)} to {max(path)} of taps with {num_rows}"
+                )
+
+    def _check_taps(self, taps: Sequence[Tensor]) -> None:
+        if len(taps) != len(self.spec.taps):
+            raise ValueError(
+                f"{len(taps)} taps came; layers {list(self.spec.taps)} are expected, a tap each"
+            )
+        shape = (*taps[0].shape[:2], self.spec.hidden_size)
+        for number, tap in enumerate(taps):
+            _check_dtype(f"tap {number}", tap.dtype)
+            if tap.ndim != 3 or tap.shape != shape or tap.dtype != taps[0].dtype:
+                raise ValueError(
+                    f"tap {number} is {tap.dtype} {tuple(tap.shape)}; "
+                    f"{taps[0].dtype} {shape} is expected"
+                )
+
+    def _check_index(
+        self, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+    ) -> None:
+        found = (tensor.dtype, tuple(tensor.shape), tensor.device)
+        if found != (dtype, shape, self.device) or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name}: {found[0]} {found[1]} on {found[2]}; "
+                f"contiguous {dtype} {shape} on {self.device} is expected"
+            )
+
+    def _check_lane(self, lane: int) -> None:
+        if not 0 <= lane < self.num_lanes:
+            raise ValueError(f"lane {lane}: 0 to {self.num_lanes - 1} are there")
+
+
+def _check_dtype(name: str, dtype: torch.dtype) -> None:
+    if dtype not in FLOATS:
+        names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
+        raise ValueError(f"{name}: {dtype}; one of {names} is expected")
