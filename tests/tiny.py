@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     PreTrainedModel,
@@ -76,3 +79,67 @@ def save(model: PreTrainedModel, folder: Path) -> Path:
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(CHATML)
     return folder
+
+
+MASK_TOKEN = 3
+DRAFT = {
+    "architectures": ["DFlashDraftModel"],
+    "model_type": "qwen3",
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "block_size": 8,
+    "dflash_config": {"mask_token_id": MASK_TOKEN, "target_layer_ids": [0, 1, 2]},
+}
+
+
+def draft_config(**fields: Any) -> dict[str, Any]:
+    """config.json of a tiny drafter for a target of four layers; `fields` replace or add."""
+    return DRAFT | fields
+
+
+def save_draft(folder: Path, config: dict[str, Any], seed: int = 0) -> Path:
+    """Write a drafter with random float32 weights, as published ones are written."""
+    generator = torch.Generator().manual_seed(seed)
+    tensors = {
+        name: 1 + 0.1 * torch.randn(shape, generator=generator)
+        if len(shape) == 1
+        else torch.randn(shape, generator=generator) * 2 * shape[-1] ** -0.5
+        for name, shape in _draft_shapes(config).items()
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def _draft_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    hidden, inner, head = (config[n] for n in ("hidden_size", "intermediate_size", "head_dim"))
+    query, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
+    num_taps = len(config["dflash_config"]["target_layer_ids"])
+    layer = {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (query, hidden),
+        "self_attn.k_proj.weight": (kv, hidden),
+        "self_attn.v_proj.weight": (kv, hidden),
+        "self_attn.o_proj.weight": (hidden, query),
+        "self_attn.q_norm.weight": (head,),
+        "self_attn.k_norm.weight": (head,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+    ends = {
+        "fc.weight": (hidden, num_taps * hidden),
+        "hidden_norm.weight": (hidden,),
+        "norm.weight": (hidden,),
+    }
+    layers = range(config["num_hidden_layers"])
+    return ends | {f"layers.{i}.{name}": shape for i in layers for name, shape in layer.items()}

@@ -1,0 +1,132 @@
+"""Where a drafter's context lives: keys and values of each lane, in rings of fixed size.
+
+Owns the places and the masks: position p lies at place p % capacity, and which position a place
+holds follows from where the lane stands. Knows no weights. Everything is read from device tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from luceasync.dflash.spec import DraftLayerSpec, DraftSpec
+
+
+@dataclass(frozen=True, slots=True)
+class ContextRows:
+    """Rows to write: `positions` int64 [entries, rows]; `kept` bool likewise; `ends` int64
+    [entries], where the lanes stand after them; `lanes` int64 [entries].
+    """
+
+    lanes: Tensor
+    positions: Tensor
+    kept: Tensor
+    ends: Tensor
+
+    @classmethod
+    def of(cls, lanes: Tensor, begins: Tensor, counts: Tensor, num_rows: int) -> ContextRows:
+        """Rows `[begins, begins + counts)` of `num_rows` that are at hand."""
+        row = torch.arange(num_rows, device=begins.device)
+        kept = row < counts[:, None]
+        return cls(lanes.long(), begins[:, None] + row, kept, begins + counts)
+
+
+def places(rows: ContextRows, capacity: int) -> Tensor:
+    """int64 [entries, rows]: where rows go. What is not kept, or would be overwritten by a later
+    row of the same write, goes to the place behind the ring, which nobody reads.
+    """
+    stays = rows.kept & (rows.positions >= (rows.ends - capacity)[:, None])
+    return torch.where(stays, rows.positions % capacity, capacity)
+
+
+def held_positions(begins: Tensor, capacity: int, num_places: int) -> Tensor:
+    """int64 [entries, num_places]: the newest position before `begins` that a place can hold;
+    negative where there is none yet.
+    """
+    last = begins[:, None] - 1
+    place = torch.arange(num_places, device=begins.device)
+    return last - (last - place) % capacity
+
+
+def visible(
+    layer: DraftLayerSpec, held: Tensor, floors: Tensor, begins: Tensor, num_rows: int
+) -> Tensor:
+    """bool [entries, num_rows, places + num_rows]: what each row of a block sees, context first.
+
+    `held` as `held_positions` gives it; `floors` int64 [entries]: context below them is not there,
+    or not to be seen. Row r stands at position begins + r.
+    """
+    row = torch.arange(num_rows, device=begins.device)
+    context = (held >= floors[:, None])[:, None].expand(-1, num_rows, -1)
+    apart = row[:, None] - row
+    block = torch.ones_like(apart, dtype=torch.bool)
+    if layer.is_causal:
+        block = apart >= 0
+    if layer.window is not None:
+        oldest = begins[:, None] + row - layer.window  # the newest position out of sight
+        context = context & (held[:, None] > oldest[:, :, None])
+        block = block & (apart.abs() < layer.window)
+    return torch.cat([context, block.expand(begins.shape[0], -1, -1)], 2)
+
+
+class ContextRing:
+    """Keys and values of those layers whose rings are equally large.
+
+    `keys`, `values`: [layers, lanes + 1, capacity + 1, kv_heads, head_dim]; the extra lane, which
+    index -1 means, and the extra place take what is to be dropped.
+    """
+
+    def __init__(
+        self,
+        spec: DraftSpec,
+        layers: list[int],
+        *,
+        num_lanes: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.layers = layers
+        self.capacity = capacity
+        self._index = torch.tensor(layers, device=device)
+        heads = (spec.attention.num_kv_heads, spec.attention.head_dim)
+        shape = (len(layers), num_lanes + 1, capacity + 1, *heads)
+        self.keys = torch.zeros(shape, dtype=dtype, device=device)
+        self.values = torch.zeros(shape, dtype=dtype, device=device)
+
+    def write(self, keys: Tensor, values: Tensor, rows: ContextRows) -> None:
+        """keys, values: [model's layers, entries, rows, kv_heads, head_dim]; ours are kept."""
+        where = (slice(None), rows.lanes[:, None], places(rows, self.capacity))
+        self.keys[where] = keys.index_select(0, self._index)
+        self.values[where] = values.index_select(0, self._index)
+
+    def read(self, layer: int, lanes: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the model's `layer`, [entries, num_places, kv_heads, head_dim]."""
+        index = self.layers.index(layer)
+        return self.keys[index, lanes, :num_places], self.values[index, lanes, :num_places]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.keys.nbytes + self.values.nbytes
+
+
+def rings_of(
+    spec: DraftSpec,
+    *,
+    num_lanes: int,
+    max_ctx_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> list[ContextRing]:
+    """A ring for each size that the layers want: full layers keep the context, sliding ones their
+    window.
+    """
+    layers_of: dict[int, list[int]] = {}
+    for layer in range(spec.num_layers):
+        layers_of.setdefault(spec.capacity(layer, max_ctx_tokens), []).append(layer)
+    return [
+        ContextRing(spec, layers, num_lanes=num_lanes, capacity=size, dtype=dtype, device=device)
+        for size, layers in layers_of.items()
+    ]

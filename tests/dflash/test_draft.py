@@ -1,0 +1,195 @@
+"""The draft network against its slow truth: same weights, same hidden rows and proposals.
+
+The usual mistakes, put into the slow truth, must each be caught by the same comparison.
+"""
+
+import pytest
+import torch
+
+from luceasync.dflash import context
+from luceasync.dflash.draft import open_network
+from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.models.ops import TorchOps
+from luceasync.models.spec import read_spec
+from tests import tiny
+from tests.reference.dflash import Mistake, SlowDrafter, greedy_loop
+
+NUM_LANES, MAX_CTX = 3, 256
+SLIDING = {
+    "num_hidden_layers": 3,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 24,
+}
+TOLERANCE = {"atol": 2e-4, "rtol": 2e-4}
+
+
+@pytest.fixture(scope="module", params=tiny.FAMILIES)
+def target(request, tmp_path_factory):
+    model = tiny.build(request.param)
+    folder = tiny.save(model, tmp_path_factory.mktemp(request.param))
+    return model, read_spec(folder)
+
+
+@pytest.fixture
+def ids():
+    return torch.randint(4, tiny.VOCAB_SIZE, (150,), generator=torch.manual_seed(1)).tolist()
+
+
+class Pair:
+    """A drafter twice: as the engine runs it, and slow."""
+
+    def __init__(self, target, folder, fields, adjustments=None):
+        self.model, spec = target
+        self.folder = tiny.save_draft(folder, tiny.draft_config(**fields), seed=5)
+        self.spec = adjusted(read_draft_spec(self.folder, spec), **adjustments or {})
+        embedding = self.model.get_input_embeddings()
+        sizes = {"num_lanes": NUM_LANES, "max_ctx_tokens": MAX_CTX}
+        place = {"dtype": torch.float32, "device": torch.device("cpu")}
+        self.fast = open_network(self.folder, self.spec, TorchOps(), embedding, **sizes, **place)
+
+    @torch.no_grad()
+    def write(self, ids, lane, begin, end, num_rows):
+        """Features of positions [begin, end), in writes of `num_rows` rows."""
+        states = self.model(torch.tensor([ids[:end]]), output_hidden_states=True).hidden_states
+        features = torch.cat([states[tap + 1][0] for tap in self.spec.taps], -1)
+        for at in range(begin, end, num_rows):
+            rows = features[at : min(at + num_rows, end)]
+            filled = torch.full((1, num_rows, rows.shape[1]), 99.0)
+            filled[0, : len(rows)] = rows
+            self.fast.write_context(filled, *ints([lane], [at], [len(rows)]))
+
+    @torch.no_grad()
+    def hidden(self, ids, lane, begin, block=8, **options):
+        lanes, begins = ints([lane], [begin])
+        return self.fast.propose(torch.tensor([ids[begin]]), lanes, begins, block, **options)[0]
+
+    @torch.no_grad()
+    def truth(self, ids, begin, block=8, mistake=Mistake()):  # noqa: B008
+        return SlowDrafter(self.folder, self.model, mistake).hidden(ids, begin, block)
+
+
+def ints(lanes, *columns):
+    return torch.tensor(lanes, dtype=torch.int32), *map(torch.tensor, columns)
+
+
+@pytest.mark.parametrize("fields", [{}, SLIDING, SLIDING | {"is_causal": False}])
+@pytest.mark.parametrize("begin", [1, 20, 140])
+def test_hidden_rows_are_the_slow_truths(target, ids, tmp_path, fields, begin):
+    pair = Pair(target, tmp_path, fields)
+    pair.write(ids, 1, 0, begin, num_rows=16)
+    torch.testing.assert_close(pair.hidden(ids, 1, begin), pair.truth(ids, begin), **TOLERANCE)
+
+
+def test_proposals_of_a_whole_greedy_answer_are_the_slow_truths(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, SLIDING)
+    slow = SlowDrafter(pair.folder, pair.model)
+    answer, rounds = greedy_loop(slow, ids[:30], 24, block=8)
+    told, begin = ids[:30] + answer, 30
+    pair.write(told, 0, 0, begin, num_rows=16)
+    for emitted in rounds:
+        drafts = pair.model.get_output_embeddings()(pair.hidden(told, 0, begin)).argmax(-1)
+        with torch.no_grad():
+            assert drafts.tolist() == slow.propose(told[: begin + 1], begin, 8)
+        pair.write(told, 0, begin, begin + emitted, num_rows=8)
+        begin += emitted
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        Mistake(tap_shift=1),
+        Mistake(tap_shift=-1),
+        Mistake(anchor_seen=True),
+        Mistake(flip_causal=True),
+        Mistake(relative=True),
+        Mistake(window_shift=1),
+        Mistake(window_shift=-1),
+    ],
+    ids=repr,
+)
+def test_a_mistake_would_be_caught(target, ids, tmp_path, mistake):
+    pair = Pair(target, tmp_path, SLIDING)
+    pair.write(ids, 0, 0, 100, num_rows=16)
+    wrong = pair.truth(ids, 100, mistake=mistake)
+    assert (pair.hidden(ids, 0, 100) - wrong).abs().max() > 50 * TOLERANCE["atol"]
+
+
+def test_a_ring_that_did_not_wrap_would_be_caught(target, ids, tmp_path, monkeypatch):
+    def clamped(rows, capacity):
+        return torch.where(rows.kept & (rows.positions < capacity), rows.positions, capacity)
+
+    monkeypatch.setattr(context, "places", clamped)
+    pair = Pair(target, tmp_path, SLIDING)
+    pair.write(ids, 0, 0, 140, num_rows=16)
+    assert (pair.hidden(ids, 0, 140) - pair.truth(ids, 140)).abs().max() > 0.01
+
+
+def test_one_write_may_bring_more_rows_than_a_ring_holds(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, SLIDING)
+    pair.write(ids, 2, 0, 140, num_rows=140)
+    assert {ring.capacity for ring in pair.fast.rings} == {64, MAX_CTX}
+    torch.testing.assert_close(pair.hidden(ids, 2, 140), pair.truth(ids, 140), **TOLERANCE)
+
+
+def test_lanes_do_not_mix_and_padding_does_nothing(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, {})
+    other = ids[::-1]
+    pair.write(ids, 0, 0, 40, num_rows=16)
+    pair.write(other, 2, 0, 70, num_rows=16)
+    lanes, begins, anchors = ints([2, -1, 0], [70, 0, 40], [other[70], 0, ids[40]])
+    with torch.no_grad():
+        pair.fast.write_context(torch.full((1, 4, 192), 7.0), *ints([-1], [0], [4]))
+        both = pair.fast.propose(anchors, lanes, begins, 8)
+    assert both.isfinite().all()
+    torch.testing.assert_close(both[0], pair.truth(other, 70), **TOLERANCE)
+    torch.testing.assert_close(both[2], pair.truth(ids, 40), **TOLERANCE)
+
+
+def test_rows_beyond_the_count_are_not_kept(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, {})
+    pair.write(ids, 0, 0, 40, num_rows=16)
+    before = pair.hidden(ids, 0, 40)
+    with torch.no_grad():
+        pair.fast.write_context(torch.full((1, 8, 192), 7.0), *ints([0], [38], [0]))
+    torch.testing.assert_close(pair.hidden(ids, 0, 40), before)
+
+
+@pytest.mark.parametrize("fields", [{}, SLIDING])
+def test_reading_fewer_places_changes_nothing(target, ids, tmp_path, fields):
+    pair = Pair(target, tmp_path, fields)
+    pair.write(ids, 0, 0, 100, num_rows=16)
+    torch.testing.assert_close(pair.hidden(ids, 0, 100, reach=128), pair.hidden(ids, 0, 100))
+
+
+def test_context_that_was_never_written_is_not_seen(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, {})
+    pair.write(ids, 0, 0, 90, num_rows=16)
+    pair.fast.set_valid_from(0, 60)
+    limited = Pair(target, tmp_path, {}, {"ctx_max_tokens": 30})
+    limited.write(ids, 0, 0, 90, num_rows=16)
+    torch.testing.assert_close(pair.hidden(ids, 0, 90), limited.hidden(ids, 0, 90), **TOLERANCE)
+    assert (pair.hidden(ids, 0, 90) - pair.truth(ids, 90)).abs().max() > 0.01
+
+
+def test_a_window_from_a_flag_is_that_of_a_drafter_with_it(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, SLIDING, {"swa_window_tokens": 12})
+    pair.write(ids, 0, 0, 100, num_rows=16)
+    narrow = Mistake(window_shift=12 - SLIDING["sliding_window"])
+    truth = pair.truth(ids, 100, mistake=narrow)
+    torch.testing.assert_close(pair.hidden(ids, 0, 100), truth, **TOLERANCE)
+
+
+def test_fewer_rows_see_fewer_masks(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, {}, {"block": 4})
+    pair.write(ids, 0, 0, 50, num_rows=16)
+    short = pair.hidden(ids, 0, 50, block=pair.spec.block)
+    torch.testing.assert_close(short, pair.truth(ids, 50, block=4), **TOLERANCE)
+
+
+def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path):
+    pair = Pair(target, tmp_path, SLIDING)
+    spec, fast = pair.spec, pair.fast
+    assert fast.num_bytes == spec.weight_bytes(4) + spec.context_bytes(NUM_LANES, MAX_CTX, 4)
+    fast.close()
+    fast.close()
+    assert fast.num_bytes == 0
