@@ -11,79 +11,33 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TypeGuard
 
 import xxhash
 
 from luceasync.errors import CorruptNode, ForeignNode
+from luceasync.prefix import metadata as node_metadata
+from luceasync.prefix.layout import (
+    ITEM_BYTES,
+    TOKEN_DTYPE,
+    TOKENS,
+    Part,
+    TensorEntry,
+    TensorSlot,
+    part_of,
+)
+from luceasync.prefix.metadata import NodeMetadata
 
-SCHEMA = "luceasync.node.1"
-PAGE_BYTES = 4096  # data begins on a multiple, so that it may be read past the page cache
+SCHEMA = "luceasync.node.2"
+PAGE_BYTES = 4096  # what follows the tokens begins on a multiple: it may be read past the cache
 MAX_HEADER_BYTES = 4 << 20
-MAX_TOKENS = 1 << 40
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
 
 Buffer = bytes | bytearray | memoryview
 
-ITEM_BYTES = {  # the dtypes of safetensors whose items are whole bytes
-    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
-    **dict.fromkeys(("F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
-    **dict.fromkeys(("U16", "I16", "F16", "BF16"), 2),
-    **dict.fromkeys(("U32", "I32", "F32"), 4),
-    **dict.fromkeys(("U64", "I64", "F64", "C64"), 8),
-}
-KEY = re.compile(r"[0-9a-f]{8,128}")
 CHECKSUM = re.compile(r"[0-9a-f]{32}")
-NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 SEAL = "header_xxh3_128"
-FIELDS = frozenset(
-    ("schema", "namespace", "key", "parent", "begin", "end", "split", "created", "xxh3_128", SEAL)
-)
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """A tensor to be written: dtype as safetensors spells it, `checksum` of its bytes."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    xxh3_128: str
-
-    @property
-    def num_bytes(self) -> int:
-        """Size of the tensor's bytes."""
-        return ITEM_BYTES[self.dtype] * math.prod(self.shape)
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMetadata:
-    """What a node says of itself.
-
-    `key` and `parent` are lower-case hex, `parent` is empty under the root; tokens `[begin, end)`;
-    `split`: the first layer of each shard that saved it; `created_s`: seconds since 1970.
-    """
-
-    namespace: str
-    key: str
-    parent: str
-    begin: int
-    end: int
-    split: tuple[int, ...]
-    created_s: int
-
-
-@dataclass(frozen=True, slots=True)
-class TensorSlot:
-    """A tensor and the bytes `[begin, end)` of the file that hold it."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    begin: int
-    end: int
-    xxh3_128: str
+FIELDS = node_metadata.FIELDS | {"schema", "xxh3_128", SEAL}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,32 +49,38 @@ class Header:
     data_begin: int
     file_bytes: int
 
+    @property
+    def parts(self) -> frozenset[Part]:
+        """What the file holds."""
+        return frozenset(part_of(slot.name) for slot in self.slots)
+
+    @property
+    def end_bytes(self) -> int:
+        """Size of the tensors that belong to the node's end alone."""
+        return sum(s.end - s.begin for s in self.slots if part_of(s.name) is not Part.SPAN)
+
+    @property
+    def tokens_slot(self) -> TensorSlot:
+        """Where the tokens are."""
+        return next(slot for slot in self.slots if slot.name == TOKENS)
+
+    def held(self, *, with_end: bool) -> tuple[TensorSlot, ...]:
+        """The slots of the whole node, or of its span alone."""
+        if with_end:
+            return self.slots
+        return tuple(slot for slot in self.slots if part_of(slot.name) is Part.SPAN)
+
 
 def checksum(content: Buffer) -> str:
     """xxh3_128 of the bytes, in hex. Threads may run meanwhile."""
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
-    """The entries in an order in which each is aligned as well as its size allows.
-
-    safetensors allows no holes. Where sizes fall by the power of two that divides them, at most
-    64, each begins at a multiple of its own.
-    """
-    return sorted(entries, key=lambda entry: -math.gcd(entry.num_bytes, 64))
-
-
 def metadata_strings(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> dict[str, str]:
     """The safetensors metadata of a node; the last of them seals the others and the table."""
     strings = {
         "schema": SCHEMA,
-        "namespace": metadata.namespace,
-        "key": metadata.key,
-        "parent": metadata.parent,
-        "begin": str(metadata.begin),
-        "end": str(metadata.end),
-        "split": ",".join(map(str, metadata.split)),
-        "created": str(metadata.created_s),
+        **node_metadata.to_strings(metadata),
         "xxh3_128": json.dumps({entry.name: entry.xxh3_128 for entry in entries}),
     }
     table = {entry.name: [entry.dtype, list(entry.shape)] for entry in entries}
@@ -130,13 +90,18 @@ def metadata_strings(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> 
 def encode_header(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> bytes:
     """The bytes before the tensors, which follow in this order without holes.
 
-    Raises ValueError where a tensor would not be aligned to its items; `file_order` never does.
+    What comes after the tokens, where they come first, begins on a page. Raises ValueError where a
+    tensor would not be aligned to its items; in `file_order`, with a span of multiples of 64 bytes
+    beside the tokens, none is.
     """
     table: dict[str, object] = {"__metadata__": metadata_strings(entries, metadata)}
+    lead_bytes = entries[0].num_bytes if entries[0].name == TOKENS else 0
     begin = 0
     for entry in entries:
-        if begin % ITEM_BYTES[entry.dtype]:
-            raise ValueError(f"{entry.name}: {entry.dtype} would begin at byte {begin} of the data")
+        if (begin - lead_bytes) % ITEM_BYTES[entry.dtype]:
+            raise ValueError(
+                f"{entry.name}: {entry.dtype} would begin {begin - lead_bytes} bytes after a page"
+            )
         end = begin + entry.num_bytes
         table[entry.name] = {
             "dtype": entry.dtype,
@@ -145,7 +110,7 @@ def encode_header(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> byt
         }
         begin = end
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(LENGTH_BYTES + len(text)) % PAGE_BYTES)
+    text += b" " * (-(LENGTH_BYTES + len(text) + lead_bytes) % PAGE_BYTES)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
@@ -183,13 +148,18 @@ def decode_header(first_bytes: Buffer, file_bytes: int, *, namespace: str, key: 
     slots = [_slot(name, table[name], checksums[name], extent) for name in table]
     slots.sort(key=lambda slot: (slot.begin, slot.end))
     _expect_no_holes(slots, extent, file_bytes)
-    return Header(_metadata(strings), tuple(slots), extent, file_bytes)
+    metadata = node_metadata.from_strings(strings)
+    _expect_tokens(slots, metadata)
+    return Header(metadata, tuple(slots), extent, file_bytes)
 
 
-def verify(header: Header, content: memoryview) -> None:
-    """Raise CorruptNode unless every tensor in the whole file's content has its checksum."""
-    for slot in header.slots:
-        if checksum(content[slot.begin : slot.end]) != slot.xxh3_128:
+def verify(slots: Iterable[TensorSlot], content: Buffer) -> None:
+    """Raise CorruptNode unless each of the tensors has its checksum; `content` begins as the file
+    does.
+    """
+    view = memoryview(content)
+    for slot in slots:
+        if checksum(view[slot.begin : slot.end]) != slot.xxh3_128:
             raise CorruptNode(f"{slot.name}: expected checksum {slot.xxh3_128}")
 
 
@@ -280,24 +250,8 @@ def _expect_no_holes(slots: list[TensorSlot], data_begin: int, file_bytes: int) 
             raise CorruptNode(f"a tensor ends at byte {end}, the next or the file's end is {begin}")
 
 
-def _metadata(strings: dict[str, str]) -> NodeMetadata:
-    begin, end = _number(strings, "begin"), _number(strings, "end")
-    if not begin < end <= MAX_TOKENS:
-        raise CorruptNode(f"tokens [{begin}, {end}): expected begin < end <= {MAX_TOKENS}")
-    parent = strings["parent"]
-    if bool(parent) != (begin > 0) or (parent and not KEY.fullmatch(parent)):
-        raise CorruptNode(f"parent {parent[:128]!r} of a node at token {begin}")
-    split = strings["split"].split(",")
-    if not all(NUMBER.fullmatch(number) for number in split):
-        raise CorruptNode(f"split {strings['split'][:128]!r}: expected the shards' first layers")
-    layers = tuple(map(int, split))
-    if layers[0] != 0 or any(a >= b for a, b in pairwise(layers)):
-        raise CorruptNode(f"split {layers}: expected 0, then strictly rising layers")
-    created_s = _number(strings, "created")
-    return NodeMetadata(strings["namespace"], strings["key"], parent, begin, end, layers, created_s)
-
-
-def _number(strings: dict[str, str], field: str) -> int:
-    if not NUMBER.fullmatch(strings[field]):
-        raise CorruptNode(f"{field} {strings[field][:128]!r}: expected a number")
-    return int(strings[field])
+def _expect_tokens(slots: list[TensorSlot], metadata: NodeMetadata) -> None:
+    num_tokens = metadata.end - metadata.begin
+    found = [(slot.dtype, slot.shape) for slot in slots if slot.name == TOKENS]
+    if found != [(TOKEN_DTYPE, (num_tokens,))]:
+        raise CorruptNode(f"{TOKENS}: expected {TOKEN_DTYPE} [{num_tokens}]")

@@ -1,45 +1,39 @@
-"""The directory of node files: what its names mean, and its upkeep. Its calls block.
+"""The directory of node files and its upkeep. Its calls block.
 
-Owns `<root>/<namespace>/<key>.safetensors`, the temporary files beside them and the quarantine.
-Knows no deadline, no event loop and no tensor.
+Owns what is created, moved and removed: `<root>/<namespace>/<key>.safetensors`, the temporary files
+beside them and the quarantine. Knows no deadline, no event loop and no tensor.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
-import stat
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from io import FileIO
 from pathlib import Path
 
-from luceasync.errors import CorruptNode, ForeignNode
-from luceasync.prefix.codec import KEY, NodeMetadata, decode_header
-from luceasync.prefix.files import FileSystem, read_head
+from luceasync.errors import CorruptNode
+from luceasync.prefix.files import FileSystem
+from luceasync.prefix.listing import (
+    NAMESPACE,
+    NOTHING,
+    SUFFIX,
+    TEMPORARY,
+    Listing,
+    look_into,
+    namespaces,
+)
+from luceasync.prefix.metadata import KEY
 
-SUFFIX = ".safetensors"
 QUARANTINE = "quarantine"
 NUM_QUARANTINED = 16  # what is set aside to be looked at must not fill the disk
 ORPHAN_AGE_S = 3600
-TEMPORARY = re.compile(r"\.[0-9a-f]+\.([0-9]{1,9})\.[0-9a-f]+\.tmp")
-NAMESPACE = re.compile(r"[0-9A-Za-z_-]{1,128}")
 
 
 class BelowFloor(Exception):
     """A write would leave the file system with less free space than must stay."""
-
-
-@dataclass(frozen=True, slots=True)
-class NodeMeta:
-    """A file found by a scan; `metadata` is None where it is another namespace's."""
-
-    namespace: str
-    key: str
-    num_bytes: int
-    last_used_s: float
-    metadata: NodeMetadata | None
 
 
 class NodeDirectory:
@@ -78,35 +72,37 @@ class NodeDirectory:
             )
         return self._files.create(temporary)
 
-    def scan(self, now_s: float) -> tuple[list[NodeMeta], int, list[str]]:
-        """The nodes, how many files were set aside, and what could not be looked at.
+    def scan(self, now_s: float, known: Mapping[str, Listing]) -> tuple[dict[str, Listing], int]:
+        """What lies in the directories, by namespace, and how many files were set aside.
 
-        Temporary files that nobody writes any more are removed, unknown names left alone.
+        Only this namespace's files are opened, and none that is `known`. Temporary files that
+        nobody writes any more are removed, damaged files set aside, unknown names left alone.
+        Raises OSError where not even the namespaces can be listed.
         """
-        nodes: list[NodeMeta] = []
-        num_set_aside = 0
-        faults: list[str] = []
-        for path in sorted(self._root.glob("*/*")):
-            namespace = path.parent.name
-            if path.parent.is_symlink() or not NAMESPACE.fullmatch(namespace):
-                continue
-            try:
-                if path.suffix == SUFFIX and KEY.fullmatch(path.stem):
-                    nodes.append(self._look_at(path, namespace))
-                elif match := TEMPORARY.fullmatch(path.name):
-                    self._collect(path, int(match[1]), now_s)
-            except (FileNotFoundError, ForeignNode):  # another process's to remove, or to own
-                continue
-            except CorruptNode:
-                num_set_aside += self.set_aside(path)
-            except OSError as error:
-                faults.append(str(error))
-        return nodes, num_set_aside, faults
+        listings = {}
+        for directory in namespaces(self._files, self._root):
+            name = directory.name
+            is_own = name == self._namespace
+            seen = look_into(self._files, directory, known.get(name, NOTHING), opening=is_own)
+            faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
+            listings[name] = replace(seen, faults=(*seen.faults, *faults))
+        own = listings.get(self._namespace, NOTHING)
+        return listings, sum(map(self.set_aside, own.damaged))
+
+    def remove(self, key: str, namespace: str | None = None) -> int:
+        """Remove a node; the bytes that it took up, 0 where there is none. Raises OSError."""
+        path = self.path(key, namespace)
+        try:
+            num_bytes = path.lstat().st_size
+        except FileNotFoundError:
+            return 0
+        return num_bytes if self._files.remove(path) else 0
 
     def set_aside(self, path: Path) -> int:
         """Move what is there to the quarantine and drop the oldest there; how many were moved."""
         quarantine = path.parent / QUARANTINE
         try:
+            quarantine.mkdir(mode=0o700, exist_ok=True)
             self._files.rename(path, quarantine / f"{path.stem}.{secrets.token_hex(4)}")
         except OSError:  # another process was faster, or the disk cannot be written to
             return 0
@@ -116,27 +112,23 @@ class NodeDirectory:
                 self._files.remove(entry)
         return 1
 
-    def _look_at(self, path: Path, namespace: str) -> NodeMeta:
-        metadata = None
-        status = path.lstat()
-        if namespace == self._namespace:
-            with self._files.open(path) as raw:
-                head, file_bytes = read_head(raw)
-            header = decode_header(head, file_bytes, namespace=namespace, key=path.stem)
-            metadata = header.metadata
-        elif not stat.S_ISREG(status.st_mode):
-            raise ForeignNode(f"{path.name}: expected a regular file")
-        return NodeMeta(namespace, path.stem, status.st_size, status.st_mtime, metadata)
-
-    def _collect(self, path: Path, process_id: int, now_s: float) -> None:
-        """Remove a temporary file if nobody writes it any more.
+    def _collect(self, path: Path, now_s: float) -> list[str]:
+        """Remove a temporary file if nobody writes it any more; what went wrong.
 
         The id may be of another container: there the lock still tells. A file that was created
         just now may not be locked yet: there the id tells.
         """
-        is_old = now_s - path.lstat().st_mtime > ORPHAN_AGE_S
-        if is_old or not (_is_alive(process_id) or self._files.is_locked(path)):
-            self._files.remove(path)
+        match = TEMPORARY.fullmatch(path.name)
+        assert match is not None, path
+        try:
+            is_old = now_s - path.lstat().st_mtime > ORPHAN_AGE_S
+            if is_old or not (_is_alive(int(match[1])) or self._files.is_locked(path)):
+                self._files.remove(path)
+        except (FileNotFoundError, CorruptNode):  # it is gone, or was never a writer's
+            return []
+        except OSError as error:
+            return [str(error)]
+        return []
 
 
 def _is_alive(process_id: int) -> bool:

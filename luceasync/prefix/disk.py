@@ -9,91 +9,35 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
-from luceasync.prefix.codec import Buffer, Header, decode_header, verify
-from luceasync.prefix.directory import BelowFloor, NodeDirectory, NodeMeta
+from luceasync.prefix.codec import Buffer, decode_header
+from luceasync.prefix.directory import BelowFloor, NodeDirectory
 from luceasync.prefix.file_threads import FileThreads, ThreadedFile, pieces
-from luceasync.prefix.files import FileSystem, allocate, read_head
+from luceasync.prefix.files import FileSystem, allocate
+from luceasync.prefix.listing import Listing, Scan, changes
+from luceasync.prefix.outcomes import DiskCounters, Miss, MissReason, WriteOutcome, WriteResult
+from luceasync.prefix.reader import Allocate, NodeFile, read_node
 
 CLOSE_TIMEOUT_S = 30.0
+NUM_READERS = 8
 
-
-class MissReason(StrEnum):
-    """Why a node could not be read."""
-
-    ABSENT = "absent"
-    CORRUPT = "corrupt"
-    FOREIGN = "foreign"
-    IO_ERROR = "io_error"
-    TIMEOUT = "timeout"
-
-
-class WriteOutcome(StrEnum):
-    """What became of a write."""
-
-    WRITTEN = "written"
-    BUSY = "busy"
-    BELOW_FLOOR = "below_floor"
-    NO_SPACE = "no_space"
-    IO_ERROR = "io_error"
-    TIMEOUT = "timeout"
-
-
-@dataclass(frozen=True, slots=True)
-class Miss:
-    """A node that is not to be had; `detail` says what came and what was expected."""
-
-    reason: MissReason
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class NodeFile:
-    """A node as it was written: its bytes by tensor name, views of one buffer."""
-
-    header: Header
-    tensors: Mapping[str, memoryview]
-
-
-@dataclass(frozen=True, slots=True)
-class WriteResult:
-    """What a write came to. Under any outcome but WRITTEN the node is not to be counted on.
-
-    `detail` says what went wrong; with WRITTEN, that a power cut may still lose the file.
-    """
-
-    outcome: WriteOutcome
-    num_bytes: int
-    detail: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class DiskCounters:
-    """What the tier has done since it was opened."""
-
-    writes: Mapping[WriteOutcome, int]
-    bytes_written: int
-    reads: int
-    hits: int
-    misses: Mapping[MissReason, int]
-    bytes_read: int
-    quarantined: int
+T = TypeVar("T")
 
 
 class DiskTier:
     """The node files of one namespace under `root`; entered with `async with`.
 
     Other processes may use the same directory. `max_pending_bytes` bounds what waits to be
-    written; less than `min_free_bytes` of free space is never left by a write.
+    written; less than `min_free_bytes` of free space is never left by a write. Nodes are read into
+    what `allocate(num_bytes)` gives, called from several threads; it may raise MemoryError.
     """
 
     def __init__(
@@ -104,7 +48,9 @@ class DiskTier:
         min_free_bytes: int = 1 << 30,
         max_pending_bytes: int = 2 << 30,
         read_timeout_s: float = 30.0,
+        scan_timeout_s: float = 120.0,
         write_timeout_s: float = 120.0,
+        allocate: Allocate = allocate,
         files: FileSystem | None = None,
     ) -> None:
         self._root = root
@@ -113,9 +59,15 @@ class DiskTier:
         self._directory = NodeDirectory(self._files, root, namespace, min_free_bytes)
         self._max_pending_bytes = max_pending_bytes
         self._read_timeout_s = read_timeout_s
+        self._scan_timeout_s = scan_timeout_s
         self._write_timeout_s = write_timeout_s
+        self._allocate = allocate
         self._threads = FileThreads()
+        self._readers = FileThreads(NUM_READERS)  # no read waits for a disk that syncs
         self._writing = asyncio.Lock()
+        self._reading = asyncio.Semaphore(NUM_READERS)
+        self._scanning = asyncio.Lock()
+        self._listings: dict[str, Listing] = {}
         self._pending_bytes = 0
         self._degraded = ""
         self._outcomes: Counter[WriteOutcome] = Counter()
@@ -137,6 +89,7 @@ class DiskTier:
 
     async def __aexit__(self, *_: object) -> None:
         """Wait until what was given up has left no temporary file, unless the disk hangs."""
+        await self._readers.close(CLOSE_TIMEOUT_S)
         await self._threads.close(CLOSE_TIMEOUT_S)
 
     @property
@@ -184,14 +137,16 @@ class DiskTier:
         self._degraded = detail
         return WriteResult(outcome, num_bytes, detail)
 
-    async def read(self, key: str) -> NodeFile | Miss:
-        """The node, checked to the last byte, or why not. Raises nothing but cancellation.
+    async def read(self, key: str, *, with_end: bool = True) -> NodeFile | Miss:
+        """The node, or without its end only the span, checked to the last byte of that; or why not.
+        Raises nothing but cancellation.
 
-        What is damaged, or no regular file, is moved to the quarantine; nothing else is touched.
+        Up to NUM_READERS nodes are read at a time. What is damaged, or no regular file, is moved to
+        the quarantine; nothing else is touched.
         """
         try:
             async with asyncio.timeout(self._read_timeout_s):
-                node = await self._read_or_set_aside(key)
+                node = await self._read_or_set_aside(key, with_end)
         except TimeoutError:
             self._degraded = f"node {key} was not read within {self._read_timeout_s} s"
             return self._miss(MissReason.TIMEOUT, self._degraded)
@@ -201,31 +156,47 @@ class DiskTier:
             return self._miss(MissReason.FOREIGN, str(error))
         except CorruptNode as error:
             return self._miss(MissReason.CORRUPT, str(error))
-        except (OSError, MemoryError) as error:
-            self._degraded = str(error) or "out of memory"
+        except MemoryError as error:
+            return self._miss(MissReason.NO_MEMORY, str(error) or "out of memory")
+        except OSError as error:
+            self._degraded = str(error)
             return self._miss(MissReason.IO_ERROR, self._degraded)
         self._hits += 1
-        self._bytes_read += node.header.file_bytes
+        self._bytes_read += node.num_bytes
         return node
 
-    async def scan(self) -> list[NodeMeta]:
-        """The nodes under `root`, of this namespace by their headers, of others by their names.
+    async def scan(self) -> Scan:
+        """The nodes under `root`, those of other namespaces by their names, and what is new or gone
+        since the scan before, by whomever. Only what is new in this namespace is opened.
 
-        Temporary files that no process writes any more are removed, damaged headers quarantined.
+        Temporary files that no process writes any more are removed, damaged headers and tokens
+        quarantined. A disk that cannot be looked at now leaves all as it was.
         """
-        nodes, num_corrupt, faults = await self._threads.submit(self._directory.scan, time.time())
+        async with self._scanning:
+            before = self._listings
+            try:
+                async with asyncio.timeout(self._scan_timeout_s):
+                    self._listings, num_corrupt = await self._threads.submit(
+                        self._directory.scan, time.time(), before
+                    )
+            except OSError as error:
+                self._degraded = str(error) or f"no scan within {self._scan_timeout_s} s"
+                return changes(before, before)
         self._quarantined += num_corrupt
+        faults = [fault for listing in self._listings.values() for fault in listing.faults]
         self._degraded = faults[-1] if faults else self._degraded
-        return nodes
+        return changes(before, self._listings)
 
     async def touch(self, key: str) -> bool:
         """The node was used now, also for other processes; False where there is none."""
         path = self._directory.path(key)
-        return await self._try(lambda: os.utime(path, follow_symlinks=False) is None)
+        return await self._try(lambda: os.utime(path, follow_symlinks=False) is None, False)
 
-    async def remove(self, key: str, namespace: str | None = None) -> bool:
-        """Remove a node, of another namespace if it is named; False where there is none."""
-        return await self._try(partial(self._files.remove, self._directory.path(key, namespace)))
+    async def remove(self, key: str, namespace: str | None = None) -> int:
+        """Remove a node, of another namespace if it is named; the bytes that are free now, 0 where
+        there was none.
+        """
+        return await self._try(partial(self._directory.remove, key, namespace), 0)
 
     async def _try_write(
         self, key: str, num_bytes: int, buffers: list[Buffer]
@@ -257,41 +228,37 @@ class DiskTier:
                 return str(error)
         return ""
 
-    async def _read_or_set_aside(self, key: str) -> NodeFile:
+    async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
+        path = self._directory.path(key)
+        given_up = threading.Event()
+        read = partial(
+            read_node,
+            self._files,
+            path,
+            self._namespace,
+            with_end=with_end,
+            allocate=self._allocate,
+            is_given_up=given_up.is_set,
+        )
         try:
-            return await self._read_file(key)
+            async with self._reading:
+                return await self._readers.submit(read)
         except CorruptNode:
-            self._quarantined += await self._threads.submit(
-                self._directory.set_aside, self._directory.path(key)
-            )
+            self._quarantined += await self._threads.submit(self._directory.set_aside, path)
             raise
-
-    async def _read_file(self, key: str) -> NodeFile:
-        async with ThreadedFile(
-            self._threads, partial(self._files.open, self._directory.path(key))
-        ) as file:
-            head, file_bytes = await file.call(read_head, file.raw)
-            decode = partial(decode_header, namespace=self._namespace, key=key)
-            header = await file.call(decode, head, file_bytes)
-            content = await file.call(allocate, file_bytes)
-            content[: len(head)] = head
-            num_bytes = len(head) + await file.read_into(content[len(head) :])
-            if num_bytes != file_bytes:
-                raise CorruptNode(f"{num_bytes} bytes: expected {file_bytes}")
-            await file.call(verify, header, content)
-        tensors = {slot.name: content[slot.begin : slot.end] for slot in header.slots}
-        return NodeFile(header, tensors)
+        finally:
+            given_up.set()
 
     def _miss(self, reason: MissReason, detail: str) -> Miss:
         self._misses[reason] += 1
         return Miss(reason, detail)
 
-    async def _try(self, function: Callable[[], bool]) -> bool:
+    async def _try(self, function: Callable[[], T], otherwise: T) -> T:
         try:
             async with asyncio.timeout(self._read_timeout_s):
                 return await self._threads.submit(function)
         except FileNotFoundError:
-            return False
+            return otherwise
         except OSError as error:
             self._degraded = str(error) or f"the disk did not answer in {self._read_timeout_s} s"
-            return False
+            return otherwise

@@ -1,4 +1,4 @@
-"""Files that are written and read in pieces by threads, while the event loop goes on.
+"""Files that are written in pieces by threads, while the event loop goes on.
 
 Owns the threads, open files, and what becomes of a call for which nobody waits any more. Knows no
 node and no directory.
@@ -28,8 +28,8 @@ T = TypeVar("T")
 class FileThreads:
     """A few threads for calls that block, and the calls that were left to them."""
 
-    def __init__(self) -> None:
-        self.executor = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="disk")
+    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+        self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix="disk")
         self._left: set[asyncio.Task[None]] = set()
 
     def submit(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
@@ -111,17 +111,6 @@ class ThreadedFile:
             view, written = memoryview(piece), 0
             while written < len(view):  # a call may take less than it was given
                 written += await self._step(file.write(view[written:]))
-
-    async def read_into(self, view: memoryview) -> int:
-        """Fill the view as far as the file goes; the number of bytes. Raises OSError."""
-        file = wrap(self.raw, executor=self._threads.executor)
-        filled = 0
-        while filled < len(view):
-            num_bytes = await self._step(file.readinto(view[filled : filled + PIECE_BYTES]))
-            if not num_bytes:
-                break
-            filled += num_bytes
-        return filled
 
     async def _step(self, call: Awaitable[T]) -> T:
         step = asyncio.ensure_future(call)

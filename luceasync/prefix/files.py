@@ -72,6 +72,11 @@ class FileSystem:
             return False
         return True
 
+    def entries(self, path: Path) -> list[os.DirEntry[str]]:
+        """What the directory holds, by name."""
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+
     def free_bytes(self, path: Path) -> int:
         """Bytes that we may still write to the file system of `path`."""
         status = os.statvfs(path)
@@ -109,8 +114,14 @@ def read_head(raw: FileIO) -> tuple[bytes, int]:
 
 
 def allocate(num_bytes: int) -> memoryview:
-    """Fresh page-aligned memory, in huge pages where there are any: faults cost more than reads."""
-    area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """Fresh page-aligned memory, in huge pages where there are any: faults cost more than reads.
+
+    Raises MemoryError.
+    """
+    try:
+        area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes} bytes: {error}") from None
     with contextlib.suppress(OSError, AttributeError):
         area.madvise(mmap.MADV_HUGEPAGE)
     return memoryview(area)

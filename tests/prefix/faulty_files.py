@@ -17,9 +17,9 @@ from pathlib import Path
 
 from luceasync.prefix.disk import DiskTier
 from luceasync.prefix.files import FileSystem
-from tests.prefix.node_files import NAMESPACE, contents_of, node
+from tests.prefix.node_files import NAMESPACE, TOKENS, contents_of, node
 
-BIG = {"a": ("U8", (9 << 20,)), "b": ("F32", (1 << 18,)), "c": ("U8", (5,))}
+BIG = TOKENS | {"a": ("U8", (9 << 20,)), "b": ("F32", (1 << 18,)), "c": ("U8", (5,))}
 STEPS = "create write sync rename sync_directory".split()
 
 

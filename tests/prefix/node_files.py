@@ -5,22 +5,26 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from luceasync.prefix.codec import (
-    NodeMetadata,
-    TensorEntry,
-    checksum,
-    encode_header,
-    file_order,
-)
+from luceasync.prefix.codec import checksum, encode_header
+from luceasync.prefix.layout import TensorEntry, file_order
+from luceasync.prefix.metadata import NodeMetadata
 
 NAMESPACE = "feed0123"
 KEY = "ab" * 32
 METADATA = NodeMetadata(
-    namespace=NAMESPACE, key=KEY, parent="cd" * 32, begin=64, end=80, split=(0, 2), created_s=7
+    namespace=NAMESPACE,
+    key=KEY,
+    parent="cd" * 32,
+    begin=64,
+    end=81,
+    split=(0, 2),
+    created_s=7,
+    generated=True,
+    turn_end=False,
 )
-SHAPES = {
-    "tokens": ("I32", (16,)),
-    "ls0_attn_k.0": ("BF16", (16, 2, 8)),
+TOKENS = {"tokens": ("I32", (17,))}
+SHAPES = TOKENS | {
+    "ls0_attn_k.0": ("BF16", (17, 2, 16)),
     "ls0_conv.1": ("F32", (3, 5)),
     "ls1_delta.2": ("F32", (2, 4, 4)),
     "dflash_feature_meta": ("U8", (13,)),

@@ -15,7 +15,8 @@ from safetensors.numpy import save_file
 
 from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.prefix import codec
-from luceasync.prefix.codec import ITEM_BYTES, TensorEntry, decode_header, encode_header
+from luceasync.prefix.codec import decode_header, encode_header
+from luceasync.prefix.layout import ITEM_BYTES, TensorEntry, file_order
 from tests.prefix.node_files import (
     KEY,
     METADATA,
@@ -24,10 +25,19 @@ from tests.prefix.node_files import (
     contents_of,
     entries_of,
     file_of,
+    node,
 )
 
 NUMPY = {"F32": np.float32, "I32": np.int32, "U8": np.uint8, "F16": np.float16}
 TABLE_OF_ONE = {"dtype": "U8", "shape": [2], "data_offsets": [0, 2]}
+NAMES = {  # in the span, then at the end: dtype and items of a row; the span's are 64 bytes
+    "ls0_attn_k.": ("BF16", 32),
+    "more": ("U8", 64),
+    "ls0_conv.": ("BF16", 3),
+    "ls0_delta.": ("F32", 1),
+    "dflash_feature_": ("F64", 1),
+}
+TOKENS_ROW = {"dtype": "I32", "shape": [17], "data_offsets": [2, 70]}
 
 
 def decode(content: bytes, **expected: str) -> codec.Header:
@@ -38,10 +48,15 @@ def raw_file(text: str, content: bytes = b"") -> bytes:
     return len(text.encode()).to_bytes(8, "little") + text.encode() + content
 
 
-def sealed_file(rows: dict, strings: dict | None = None, content: bytes = b"ab") -> bytes:
-    """A file with rows and strings that a writer of nonsense has sealed correctly."""
-    sealed = codec.metadata_strings([TensorEntry("t", "U8", (2,), codec.checksum(b"ab"))], METADATA)
-    sealed |= strings or {}
+def sealed_file(rows: dict, strings: dict | None = None) -> bytes:
+    """A file with tokens, rows and strings that a writer of nonsense has sealed correctly."""
+    content = b"ab" + contents_of()["tokens"]
+    rows = {"tokens": TOKENS_ROW, **rows}
+    entries = [
+        TensorEntry("t", "U8", (2,), codec.checksum(content[:2])),
+        TensorEntry("tokens", "I32", (17,), codec.checksum(content[2:])),
+    ]
+    sealed = codec.metadata_strings(entries, METADATA) | (strings or {})
     del sealed[codec.SEAL]
     columns = {name: codec._column(row) for name, row in rows.items()}
     sealed[codec.SEAL] = codec._seal(sealed, columns)
@@ -53,7 +68,8 @@ def test_what_is_encoded_is_decoded() -> None:
     header = decode(content)
     assert header.metadata == METADATA
     assert {s.name: content[s.begin : s.end] for s in header.slots} == contents_of()
-    assert header.data_begin % codec.PAGE_BYTES == 0
+    assert header.slots[0].name == "tokens"
+    assert header.slots[1].begin % codec.PAGE_BYTES == 0
 
 
 @pytest.mark.parametrize("framework", ["numpy", "torch"])
@@ -88,25 +104,44 @@ def test_a_file_that_safetensors_itself_has_saved_is_taken(tmp_path: Path) -> No
     save_file(arrays, tmp_path / "node", strings)
     content = (tmp_path / "node").read_bytes()
     header = decode(content)
-    codec.verify(header, memoryview(content))
+    codec.verify(header.slots, content)
     assert {s.name: content[s.begin : s.end] for s in header.slots} == contents
 
 
-@given(st.lists(st.tuples(st.sampled_from(sorted(ITEM_BYTES)), st.integers(0, 300)), max_size=12))
-def test_tensors_in_file_order_are_aligned_as_well_as_their_sizes_allow(sizes) -> None:
-    named = [TensorEntry(f"t{i}", dtype, (n,), "0" * 32) for i, (dtype, n) in enumerate(sizes)]
-    header = encode_header(codec.file_order(named), METADATA)
-    content = header + bytes(sum(entry.num_bytes for entry in named))
-    for slot in decode(content).slots:
+@given(st.integers(1, 99), st.lists(st.tuples(st.sampled_from(sorted(NAMES)), st.integers(0, 300))))
+def test_tensors_in_file_order_are_aligned_as_well_as_their_sizes_allow(num_tokens, found) -> None:
+    named = {f"{prefix}{i}": (*NAMES[prefix], n) for i, (prefix, n) in enumerate(found)}
+    entries = [TensorEntry(name, d, (n, i), "0" * 32) for name, (d, i, n) in named.items()]
+    entries.append(TensorEntry("tokens", "I32", (num_tokens,), "0" * 32))
+    header = encode_header(file_order(entries), replace(METADATA, end=64 + num_tokens))
+    for slot in decode(header + bytes(sum(entry.num_bytes for entry in entries))).slots[1:]:
         size = slot.end - slot.begin
-        wanted = min(64, size & -size) if size else ITEM_BYTES[slot.dtype]
-        assert slot.begin % wanted == 0
+        assert slot.begin % (min(64, size & -size) if size else ITEM_BYTES[slot.dtype]) == 0
 
 
 def test_an_order_that_would_break_alignment_is_refused() -> None:
     entries = [TensorEntry("a", "U8", (3,), "0" * 32), TensorEntry("b", "F32", (1,), "0" * 32)]
-    with pytest.raises(ValueError, match="b: F32 would begin at byte 3"):
+    with pytest.raises(ValueError, match="b: F32 would begin 3 bytes after a page"):
         encode_header(entries, METADATA)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {**TOKENS_ROW, "dtype": "U32"},
+        {**TOKENS_ROW, "shape": [17, 1]},
+        {"dtype": "U8", "shape": [68], "data_offsets": [2, 70]},
+    ],
+)
+def test_tokens_that_are_not_one_for_each_position_are_damage(row) -> None:
+    with pytest.raises(CorruptNode, match=r"tokens: expected I32 \[17\]"):
+        decode(sealed_file({"t": TABLE_OF_ONE, "tokens": row}))
+
+
+def test_a_node_without_tokens_is_damage() -> None:
+    content = b"".join(node({"t": b"ab"}, {"t": ("U8", (2,))})[:1]) + b"ab"
+    with pytest.raises(CorruptNode, match="tokens: expected"):
+        decode(content)
 
 
 def test_another_namespace_is_foreign_and_another_key_is_damage() -> None:
@@ -117,10 +152,10 @@ def test_another_namespace_is_foreign_and_another_key_is_damage() -> None:
 
 
 def test_another_schema_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codec, "SCHEMA", "luceasync.node.2")
+    monkeypatch.setattr(codec, "SCHEMA", "luceasync.node.3")
     content = file_of(contents_of())
     monkeypatch.undo()
-    with pytest.raises(ForeignNode, match=r"luceasync\.node\.2"):
+    with pytest.raises(ForeignNode, match=r"luceasync\.node\.3"):
         decode(content)
 
 
@@ -139,7 +174,7 @@ def test_weights_of_some_model_are_foreign() -> None:
         ('{"a":1,"a":1}', "twice"),
         ('{"a":{"dtype":1,"dtype":2}}', "twice"),
         ('{"__metadata__":{"schema":1}}', "expected strings"),
-        ('{"__metadata__":{"schema":"luceasync.node.1"}}', "expected header_xxh3_128"),
+        ('{"__metadata__":{"schema":"luceasync.node.2"}}', "expected header_xxh3_128"),
         ('{"__metadata__":{"header_xxh3_128":"0"}}', "expected that of the header"),
     ],
 )
@@ -175,7 +210,7 @@ def test_a_row_that_describes_no_tensor_is_damage_even_if_sealed(row, words: str
 @pytest.mark.parametrize(
     ("strings", "words"),
     [
-        ({"begin": "80"}, "begin < end"),
+        ({"begin": "81"}, "begin < end"),
         ({"begin": "-1"}, "expected a number"),
         ({"begin": "064"}, "expected a number"),
         ({"end": str(1 << 41)}, "begin < end"),
@@ -188,7 +223,9 @@ def test_a_row_that_describes_no_tensor_is_damage_even_if_sealed(row, words: str
         ({"split": "0,2,2"}, "rising"),
         ({"xxh3_128": "\ud800"}, "expected JSON"),
         ({"xxh3_128": "{}"}, "different names"),
-        ({"xxh3_128": '{"t":"0"}'}, "32 hex digits"),
+        ({"xxh3_128": '{"t":"0","tokens":"0"}'}, "32 hex digits"),
+        ({"generated": "true"}, "generated 'true': expected yes or no"),
+        ({"turn_end": ""}, "turn_end '': expected yes or no"),
         ({"more": ""}, "unexpected: more"),
     ],
 )
@@ -238,5 +275,6 @@ def test_any_bytes_are_a_node_or_one_of_two_errors(text: bytes) -> None:
 def test_each_field_is_sealed() -> None:
     entries = entries_of(contents_of())
     sealed = codec.metadata_strings(entries, METADATA)[codec.SEAL]
-    others = [replace(METADATA, end=81), replace(METADATA, split=(0, 3))]
+    changes = ({"end": 82}, {"split": (0, 3)}, {"generated": False}, {"turn_end": True})
+    others = [replace(METADATA, **change) for change in changes]
     assert all(codec.metadata_strings(entries, m)[codec.SEAL] != sealed for m in others)

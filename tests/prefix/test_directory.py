@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from luceasync.prefix.directory import NUM_QUARANTINED
-from luceasync.prefix.disk import DiskTier, MissReason, WriteOutcome
+from luceasync.prefix.disk import DiskTier
+from luceasync.prefix.outcomes import MissReason, WriteOutcome
 from tests.prefix.faulty_files import FaultyFiles
 from tests.prefix.node_files import KEY, METADATA, NAMESPACE, contents_of, file_of, node
 from tests.prefix.tiers import quarantined, reason_of, temporaries, tier_of
@@ -27,21 +28,21 @@ async def test_the_quarantine_keeps_the_newest_only(tier: DiskTier, path: Path) 
 async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path: Path) -> None:
     await tier.write(KEY, *node(contents_of()))
     os.utime(path, (1000, 1000))
-    (found,) = await tier.scan()
+    (found,) = (await tier.scan()).nodes
     assert (found.namespace, found.key, found.metadata) == (NAMESPACE, KEY, METADATA)
     assert (found.num_bytes, found.last_used_s) == (path.stat().st_size, 1000)
     assert await tier.touch(KEY)
-    assert (await tier.scan())[0].last_used_s > 1000
+    assert (await tier.scan()).nodes[0].last_used_s > 1000
 
 
 async def test_a_scan_lists_other_namespaces_for_the_budget(tmp_path: Path, tier: DiskTier) -> None:
     async with DiskTier(tmp_path, "beef", min_free_bytes=0) as other:
         result = await other.write(KEY, *node(contents_of(), namespace="beef"))
-    (found,) = await tier.scan()
+    (found,) = (await tier.scan()).nodes
     assert (found.namespace, found.metadata) == ("beef", None)
     assert found.num_bytes == result.num_bytes
-    assert await tier.remove(KEY, "beef")
-    assert await tier.scan() == []
+    assert await tier.remove(KEY, "beef") == result.num_bytes
+    assert (await tier.scan()).nodes == ()
 
 
 async def test_a_scan_follows_no_link(tmp_path: Path, tier: DiskTier, path: Path) -> None:
@@ -50,7 +51,7 @@ async def test_a_scan_follows_no_link(tmp_path: Path, tier: DiskTier, path: Path
     for link in (path, tmp_path / "beef" / path.name):
         link.symlink_to(tmp_path / "elsewhere")
     (tmp_path / "link").symlink_to(tmp_path / "beef")
-    assert await tier.scan() == []
+    assert (await tier.scan()).nodes == ()
     assert len(quarantined(path.parent)) == 1
 
 
@@ -60,14 +61,14 @@ async def test_a_scan_leaves_unknown_files_alone(tier: DiskTier, directory: Path
         (directory / name).write_bytes(b"mine")
     (directory.parent / "notes").mkdir()
     (directory.parent / "notes" / "today").touch()
-    assert await tier.scan() == []
+    assert (await tier.scan()).nodes == ()
     assert {entry.name for entry in directory.iterdir()} == {*names, "quarantine"}
     assert (directory.parent / "notes" / "today").exists()
 
 
 async def test_a_scan_sets_damaged_headers_aside(tier: DiskTier, path: Path) -> None:
     path.write_bytes(file_of(contents_of())[:-1])
-    assert await tier.scan() == []
+    assert (await tier.scan()).nodes == ()
     assert len(quarantined(path.parent)) == 1
 
 

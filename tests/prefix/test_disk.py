@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import ConfigError, CorruptNode
-from luceasync.prefix.disk import DiskTier, MissReason, WriteOutcome
+from luceasync.prefix.disk import NUM_READERS, DiskTier
+from luceasync.prefix.outcomes import MissReason, WriteOutcome
 from tests.prefix.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
-from tests.prefix.node_files import KEY, METADATA, contents_of, file_of, node
+from tests.prefix.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
 from tests.prefix.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of
 
 OTHER_KEY = "ef" * 32
@@ -34,7 +35,7 @@ async def test_what_is_written_is_read(tier: DiskTier, path: Path) -> None:
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 3 << 20), max_size=6))
 async def test_tensors_of_any_sizes_are_read_as_written(sizes: list[int]) -> None:
-    shapes = {f"t{i}": ("U8", (size,)) for i, size in enumerate(sizes)}
+    shapes = TOKENS | {f"t{i}": ("U8", (size,)) for i, size in enumerate(sizes)}
     contents = contents_of(1, shapes)
     with tempfile.TemporaryDirectory() as root:
         async with tier_of(Path(root)) as tier:
@@ -53,7 +54,7 @@ async def test_nobody_else_may_look(tmp_path: Path, path: Path) -> None:
 async def test_what_was_never_written_is_absent(tier: DiskTier) -> None:
     assert await reason_of(tier) == MissReason.ABSENT
     assert not await tier.touch(KEY)
-    assert not await tier.remove(KEY)
+    assert await tier.remove(KEY) == 0
 
 
 async def test_a_directory_removed_under_the_server_is_made_again(
@@ -115,6 +116,45 @@ async def test_a_disk_that_hangs_is_a_miss_that_keeps_the_file(
         assert await reason_of(tier) == MissReason.TIMEOUT
         until.set()
     assert path.exists()
+
+
+async def test_memory_that_is_refused_is_a_miss_of_its_own(tmp_path: Path, path: Path) -> None:
+    def refuse(num_bytes: int) -> memoryview:
+        raise MemoryError(f"{num_bytes} bytes: the arena is full")
+
+    async with tier_of(tmp_path, allocate=refuse) as tier:
+        await tier.write(KEY, *node(contents_of()))
+        found = await tier.read(KEY)
+        assert (found.reason, tier.degraded) == (MissReason.NO_MEMORY, "")
+        assert found.detail == f"{path.stat().st_size} bytes: the arena is full"
+        assert tier.counters().misses == {"no_memory": 1}
+    assert path.exists()
+
+
+async def test_nodes_are_read_into_the_memory_that_was_asked_for(tmp_path: Path) -> None:
+    given: list[memoryview] = []
+
+    def allocate(num_bytes: int) -> memoryview:
+        given.append(memoryview(bytearray(num_bytes)))
+        return given[-1]
+
+    async with tier_of(tmp_path, allocate=allocate) as tier:
+        await tier.write(KEY, *node(contents_of()))
+        found = await tier.read(KEY, with_end=False)
+    assert all(view.obj is given[0].obj for view in found.tensors.values())
+    assert [len(view) for view in given] == [found.num_bytes]
+
+
+async def test_nodes_are_read_in_several_threads(tmp_path: Path) -> None:
+    together = threading.Barrier(NUM_READERS)
+    files = FaultyFiles(lambda: together.wait(60), before="readinto")
+    shapes = TOKENS | {"a": ("U8", (1 << 20,))}
+    keys = [f"{i:08x}" for i in range(2 * NUM_READERS)]
+    async with tier_of(tmp_path, files) as tier:
+        for key in keys:
+            await tier.write(key, *node(contents_of(1, shapes), shapes, key=key))
+        found = await asyncio.gather(*map(tier.read, keys))
+    assert [as_bytes(each) for each in found] == [contents_of(1, shapes)] * len(keys)
 
 
 async def test_what_cannot_be_removed_is_told(tier: DiskTier, path: Path) -> None:
@@ -217,12 +257,13 @@ async def test_two_tiers_write_and_remove_the_same_node(tmp_path: Path) -> None:
             results = await asyncio.gather(*(t.write(KEY, header, buffers) for t in (one, two)))
             assert {result.outcome for result in results} == {WriteOutcome.WRITTEN}
             assert as_bytes(await two.read(KEY)) == contents_of()
-            assert sorted(await asyncio.gather(one.remove(KEY), two.remove(KEY))) == [False, True]
+            freed = await asyncio.gather(one.remove(KEY), two.remove(KEY))
+            assert sorted(freed) == [0, results[0].num_bytes]
 
 
 async def test_the_event_loop_goes_on_during_a_large_write(tier: DiskTier) -> None:
-    shapes = {"a": ("U8", (200 << 20,))}
-    header, buffers = node({"a": bytes(200 << 20)}, shapes)
+    shapes = TOKENS | {"a": ("U8", (200 << 20,))}
+    header, buffers = node(contents_of(0, TOKENS) | {"a": bytes(200 << 20)}, shapes)
     num_ticks = 0
     async with asyncio.TaskGroup() as group:
         writing = group.create_task(tier.write(KEY, header, buffers))

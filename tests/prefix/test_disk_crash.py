@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.prefix.disk import Miss, MissReason
+from luceasync.prefix.outcomes import Miss, MissReason
 from tests.prefix.faulty_files import BIG, STEPS
 from tests.prefix.node_files import NAMESPACE, contents_of
 from tests.prefix.tiers import as_bytes, quarantined, temporaries, tier_of
@@ -26,7 +26,7 @@ def child(root: Path, when: str, step: str) -> subprocess.Popen:
 async def expect_whole_nodes_or_none(root: Path) -> int:
     """How many of the child's nodes are there, each as it was written."""
     async with tier_of(root) as tier:
-        keys = {found.key for found in await tier.scan()}
+        keys = {found.key for found in (await tier.scan()).nodes}
         for number in range(4):
             found = await tier.read(f"{number:08x}")
             if f"{number:08x}" in keys:

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.prefix.disk import DiskTier, MissReason
-from tests.prefix.node_files import KEY, NAMESPACE, contents_of, file_of, node
-from tests.prefix.tiers import quarantined, reason_of, tier_of
+from luceasync.prefix.codec import encode_header
+from luceasync.prefix.disk import DiskTier
+from luceasync.prefix.outcomes import MissReason
+from tests.prefix.node_files import KEY, METADATA, NAMESPACE, contents_of, entries_of, file_of, node
+from tests.prefix.tiers import as_bytes, quarantined, reason_of, tier_of
 
 OTHER_KEY = "ef" * 32
+SPAN = ("tokens", "ls0_attn_k.0", "empty")
 
 
 def flip(content: bytes, at: int, bit: int = 0) -> bytes:
@@ -116,3 +119,34 @@ async def test_what_is_no_regular_file_is_set_aside_and_not_followed(
     assert not os.path.lexists(path)
     elsewhere = path.parents[1] / "elsewhere"
     assert not elsewhere.exists() or elsewhere.read_bytes() == file_of(contents_of())
+
+
+def in_state(content: bytes) -> bytes:
+    """The file with one bit of its recurrent state flipped."""
+    return flip(content, content.index(contents_of()["ls1_delta.2"]))
+
+
+async def test_damage_in_the_end_is_seen_by_who_reads_it(tier: DiskTier, path: Path) -> None:
+    path.write_bytes(in_state(file_of(contents_of())))
+    found = await tier.read(KEY, with_end=False)
+    assert as_bytes(found) == {name: contents_of()[name] for name in found.tensors}
+    assert path.exists()
+    assert await reason_of(tier) == MissReason.CORRUPT
+    assert not path.exists()
+
+
+async def test_damage_in_the_span_is_seen_without_the_end(tier: DiskTier, path: Path) -> None:
+    content = file_of(contents_of())
+    path.write_bytes(flip(content, content.index(contents_of()["ls0_attn_k.0"])))
+    assert (await tier.read(KEY, with_end=False)).reason == MissReason.CORRUPT
+    assert len(quarantined(path.parent)) == 1
+
+
+async def test_an_order_of_another_writer_gives_the_same_span(tier: DiskTier, path: Path) -> None:
+    contents, entries = contents_of(), entries_of(contents_of())[::-1]
+    entries.sort(key=lambda entry: entry.num_bytes % 4)
+    header = encode_header(entries, METADATA)
+    path.write_bytes(b"".join((header, *(contents[entry.name] for entry in entries))))
+    found = await tier.read(KEY, with_end=False)
+    assert as_bytes(found) == {name: contents[name] for name in SPAN}
+    assert as_bytes(await tier.read(KEY)) == contents

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from luceasync.prefix.disk import DiskTier, Miss, NodeFile
+from luceasync.prefix.disk import DiskTier
 from luceasync.prefix.files import FileSystem
+from luceasync.prefix.outcomes import Miss
+from luceasync.prefix.reader import NodeFile
 from tests.prefix.node_files import KEY, NAMESPACE
 
 
-def tier_of(root: Path, files: FileSystem | None = None, **limits: float) -> DiskTier:
-    return DiskTier(root, NAMESPACE, files=files, **{"min_free_bytes": 0, **limits})
+def tier_of(root: Path, files: FileSystem | None = None, **settings: object) -> DiskTier:
+    return DiskTier(root, NAMESPACE, files=files, **{"min_free_bytes": 0, **settings})
 
 
 def quarantined(directory: Path) -> list[Path]:
