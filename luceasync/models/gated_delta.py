@@ -102,11 +102,12 @@ def delta_tree(
 def delta_path(state: Tensor, k: Tensor, u: Tensor, total: Tensor) -> Tensor:
     """The state after the rows of one path of `delta_tree`.
 
-    state: [heads, key_dim, value_dim]; k: [heads, rows, key_dim]; u: [heads, rows, value_dim];
-    total: [heads, rows]; the rows of the path in order.
+    state: [..., heads, key_dim, value_dim]; k: [..., heads, rows, key_dim]; u: [..., heads, rows,
+    value_dim]; total: [..., heads, rows]; the rows of the path in order.
     """
-    to_end = (total[:, -1:] - total).exp()[..., None]
-    return state * total[:, -1].exp()[:, None, None] + (k * to_end).transpose(-1, -2) @ u
+    to_end = (total[..., -1:] - total).exp()[..., None]
+    kept = state * total[..., -1].exp()[..., None, None]
+    return kept + (k * to_end).transpose(-1, -2) @ u
 
 
 def _chunked(x: Tensor, chunk: int) -> Tensor:

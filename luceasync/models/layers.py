@@ -13,18 +13,10 @@ import torch
 from torch import Tensor
 
 from luceasync.models.ops import AttentionNorms, DeltaParameters
-from luceasync.models.rows import Entry, Rows
+from luceasync.models.rows import Paths, Rows
+from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.spec import AttentionSpec, DeltaSpec
-from luceasync.models.trees import (
-    AttentionScratch,
-    DeltaScratch,
-    Scratch,
-    Trees,
-    attend_trees,
-    commit_attention,
-    commit_delta,
-    delta_trees,
-)
+from luceasync.models.trees import Trees
 
 LayerState = tuple[Tensor, Tensor]  # (keys, values) or (conv, delta): all lanes of one layer
 
@@ -33,6 +25,8 @@ class Ops(Protocol):
     """The operations of luceasync.models.ops.TorchOps, which says what each means."""
 
     def pack(self, weight: Tensor) -> Tensor: ...
+
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor: ...
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor: ...
 
@@ -61,6 +55,52 @@ class Ops(Protocol):
     ) -> Tensor: ...
 
 
+class TreeOps(Protocol):
+    """The operations of luceasync.models.trees.TorchTrees, which says what each means."""
+
+    def trees(self, parents: Tensor, reach: int) -> Trees: ...
+
+    def attend(
+        self,
+        projected: Tensor,
+        spec: AttentionSpec,
+        norms: AttentionNorms,
+        keys: Tensor,
+        values: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: AttentionScratch,
+    ) -> Tensor: ...
+
+    def delta(
+        self,
+        projected: Tensor,
+        spec: DeltaSpec,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: DeltaScratch,
+    ) -> Tensor: ...
+
+    def commit_attention(
+        self, scratch: AttentionScratch, keys: Tensor, values: Tensor, paths: Paths
+    ) -> None: ...
+
+    def commit_delta(
+        self, scratch: DeltaScratch, conv_state: Tensor, delta_state: Tensor, paths: Paths
+    ) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyPass:
+    """What a verify pass is besides its rows: how to run it, and the trees that the rows form."""
+
+    ops: TreeOps
+    trees: Trees
+
+
 class Layer(Protocol):
     """One decoder layer."""
 
@@ -69,16 +109,10 @@ class Layer(Protocol):
         ...
 
     def verify(
-        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, trees: Trees
-    ) -> tuple[Tensor, Scratch]:
-        """As `forward`, for rows that form trees; `state` stays as it is."""
-        ...
-
-    def commit(
-        self, scratch: Any, state: LayerState, entry: int, path: Tensor, placed: Entry
-    ) -> None:
-        """Move the state on along `path` (rows of `entry` of a verify pass); `placed` says where
-        its tokens go.
+        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, step: VerifyPass, scratch: Any
+    ) -> Tensor:
+        """As `forward`, for rows that form trees; `state` stays as it is, and `scratch`, of the
+        layer's kind, takes what a path of the rows would change.
         """
         ...
 
@@ -121,16 +155,19 @@ class AttentionLayer:
         return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x))
 
     def verify(
-        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, trees: Trees
-    ) -> tuple[Tensor, AttentionScratch]:
+        self,
+        ops: Ops,
+        x: Tensor,
+        state: LayerState,
+        rows: Rows,
+        step: VerifyPass,
+        scratch: AttentionScratch,
+    ) -> Tensor:
         projected = ops.norm_linear(x, self.norm.weight, self.norm.eps, self.projection)
-        mixed, scratch = attend_trees(projected, self.spec, self.head_norms, *state, rows, trees)
-        return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x)), scratch
-
-    def commit(
-        self, scratch: AttentionScratch, state: LayerState, entry: int, path: Tensor, placed: Entry
-    ) -> None:
-        commit_attention(scratch, *state, entry, placed.lane, path, placed.write)
+        mixed = step.ops.attend(
+            projected, self.spec, self.head_norms, *state, rows, step.trees, scratch
+        )
+        return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,16 +189,19 @@ class DeltaLayer:
         return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x))
 
     def verify(
-        self, ops: Ops, x: Tensor, state: LayerState, rows: Rows, trees: Trees
-    ) -> tuple[Tensor, DeltaScratch]:
+        self,
+        ops: Ops,
+        x: Tensor,
+        state: LayerState,
+        rows: Rows,
+        step: VerifyPass,
+        scratch: DeltaScratch,
+    ) -> Tensor:
         projected = ops.norm_linear(x, self.norm.weight, self.norm.eps, self.projection)
-        mixed, scratch = delta_trees(projected, self.spec, self.parameters, *state, rows, trees)
-        return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x)), scratch
-
-    def commit(
-        self, scratch: DeltaScratch, state: LayerState, entry: int, path: Tensor, placed: Entry
-    ) -> None:
-        commit_delta(scratch, *state, entry, placed.lane, path)
+        mixed = step.ops.delta(
+            projected, self.spec, self.parameters, *state, rows, step.trees, scratch
+        )
+        return self.mlp.forward(ops, ops.linear_add(mixed, self.output, x))
 
 
 def rotation(spec: AttentionSpec, positions: Tensor) -> tuple[Tensor, Tensor]:

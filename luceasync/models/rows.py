@@ -44,3 +44,30 @@ class Rows:
     tables: Tensor
     cos: Tensor
     sin: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Of entry `entry` of a verify pass the rows `rows`, int64, go to `places` of `lane`."""
+
+    entry: int
+    lane: int
+    places: slice | Tensor
+    rows: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """What is accepted of a verify pass, told twice as Rows are: `kept` for the host, without the
+    entries of which nothing is.
+
+    For the device int32: `lanes`, `begins` [entries] as verified, `rows` [entries, num_rows] of
+    which the first `counts` [entries] are accepted, and `tables` [num_lanes, chunks].
+    """
+
+    kept: tuple[Kept, ...]
+    lanes: Tensor
+    begins: Tensor
+    rows: Tensor
+    counts: Tensor
+    tables: Tensor

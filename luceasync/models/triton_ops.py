@@ -28,12 +28,14 @@ class TritonOps:
     def pack(self, weight: Tensor) -> Tensor:
         return weight
 
-    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
         flat = x.reshape(-1, x.shape[-1])
-        normed = row_kernels.rms_norm(flat, norm, eps)
-        few = flat.shape[0] <= MAX_ROWS
-        out = linear(normed, weight) if few else F.linear(normed, weight)
+        out = linear(flat, weight) if flat.shape[0] <= MAX_ROWS else F.linear(flat, weight)
         return out.view(*x.shape[:-1], -1)
+
+    def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
+        normed = row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), norm, eps)
+        return self.linear(normed, weight).view(*x.shape[:-1], -1)
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         flat, flat_residual = x.reshape(-1, x.shape[-1]), residual.reshape(-1, residual.shape[-1])

@@ -11,18 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.errors import SnapshotMismatch
+from luceasync.kv.host import HostMemory, PlainMemory
 from luceasync.kv.node import Span, renamed, shares_of
 from luceasync.kv.pages import PageMap
 from luceasync.models.loader import TensorSource, open_checkpoint
 from luceasync.models.rows import NO_LANE
 from luceasync.models.spec import ModelSpec
+from luceasync.models.trees import ROOT, chain
 from luceasync.target.adapter import adapter_of
 from luceasync.target.group import Group, LocalGroup
 from luceasync.target.plan import Plan
-from luceasync.target.shard import Batch, Proposal
+from luceasync.target.shard import Batch
 
 
 class LayerSplitBackend:
@@ -34,11 +36,14 @@ class LayerSplitBackend:
         plan: Plan,
         groups: Sequence[Group],
         page_order: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
     ) -> None:
         self.plan = plan
+        self._taps = tuple(taps)
+        self._num_entries = 0  # of the last pass, without padding
+        self._verified: Batch | None = None
         self._adapter = adapter_of(spec)
         self._groups = list(groups)
-        self._proposal: Proposal | None = None
         self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
 
     @classmethod
@@ -48,12 +53,16 @@ class LayerSplitBackend:
         plan: Plan,
         source: TensorSource,
         advance: Callable[[int], None] = lambda num_bytes: None,
+        *,
+        taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
     ) -> LayerSplitBackend:
-        """Load the model as planned; `advance` hears the bytes of each tensor. Raises
-        ModelError.
+        """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
+        layers whose rows `taps()` gives, `memory` holds saved nodes. Raises ModelError.
         """
         with torch.inference_mode():
-            return cls(spec, plan, [LocalGroup(spec, plan, source, advance)])
+            group = LocalGroup(spec, plan, source, advance, taps, memory or PlainMemory())
+            return cls(spec, plan, [group], taps=taps)
 
     @classmethod
     def open(
@@ -62,10 +71,13 @@ class LayerSplitBackend:
         spec: ModelSpec,
         plan: Plan,
         advance: Callable[[int], None] = lambda num_bytes: None,
+        *,
+        taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
     ) -> LayerSplitBackend:
         """Load the model in `model_dir`; see `load`."""
         with open_checkpoint(model_dir) as checkpoint:
-            return cls.load(spec, plan, checkpoint, advance)
+            return cls.load(spec, plan, checkpoint, advance, taps=taps, memory=memory)
 
     @torch.inference_mode()
     def prefill(
@@ -77,6 +89,7 @@ class LayerSplitBackend:
         """
         self._make_room(lane, begin + len(tokens))
         batch = Batch((lane,), (begin,), len(tokens))
+        self._num_entries = 1
         x: Tensor | None = torch.tensor([list(tokens)], dtype=torch.int64)
         for group in self._groups:
             assert x is not None
@@ -94,34 +107,78 @@ class LayerSplitBackend:
         sizes = self.plan.decode_sizes
         missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
+        self._num_entries = len(lanes)
         x = torch.tensor([*tokens, *[0] * missing], dtype=torch.int64)[:, None]
         for group in self._groups:
             x = group.decode(batch, x)
         return x[: len(lanes), 0]
 
     @torch.inference_mode()
-    def verify(self, proposal: Proposal, tokens: Sequence[Sequence[int]]) -> Tensor:
-        """Run trees of tokens after what their lanes have committed, and write nothing.
+    def verify(
+        self,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        tokens: Tensor,
+        parents: Tensor | None = None,
+    ) -> Tensor:
+        """Run trees of tokens after the `begins` tokens that their lanes have committed, and write
+        nothing permanent; `commit` then takes paths.
 
-        `tokens[i]` are those of entry i, as many for each. Returns logits float32 [entries, rows,
-        vocab]: row r predicts what follows on the path to r. `commit` then takes a path.
+        tokens: int64 [entries, rows], rows one of the plan's `verify_rows`; parents: int32
+        [entries, rows], the row that each row follows, models.trees.ROOT for row 0; none: every
+        row follows the one before it. Both on any device. Returns logits float32 [entries, rows,
+        vocab], valid until the next call: row r predicts what follows on the path to r.
         """
-        x = torch.tensor([list(entry) for entry in tokens], dtype=torch.int64)
+        num_rows = tokens.shape[1]
+        assert num_rows in self.plan.verify_rows, (
+            f"{num_rows} rows: {self.plan.verify_rows} planned"
+        )
+        missing = self.plan.verify_size(len(lanes), num_rows) - len(lanes)
+        batch = Batch((*lanes, *[NO_LANE] * missing), (*begins, *[0] * missing), num_rows)
+        self._num_entries, self._verified = len(lanes), batch
+        if parents is None:
+            parents = chain(len(batch.lanes), num_rows, tokens.device)
+        elif missing:
+            parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
+        x = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
         for group in self._groups:
-            x = group.verify(proposal, x)
-        self._proposal = proposal
-        return x
+            x = group.verify(batch, x, parents)
+        return x[: len(lanes)]
 
     @torch.inference_mode()
-    def commit(self, entry: int, path: Sequence[int]) -> None:
-        """Keep the rows of `path`, from row 0 on, of entry `entry` of the last `verify`: the lane
-        then stands after them. Each entry may be committed once; one that is not costs nothing.
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Of each entry of the last `verify` keep the rows of its path, row indices from row 0 on:
+        its lane then stands after them. An empty path keeps nothing and costs nothing.
         """
-        assert self._proposal is not None, "commit follows verify"
-        lane, begin = self._proposal.lanes[entry], self._proposal.begins[entry]
-        self._make_room(lane, begin + len(path))
+        batch, self._verified = self._verified, None
+        assert batch is not None, "commit follows verify, once"
+        assert all(path[0] == 0 for path in paths if path), "a path begins at row 0"
+        for lane, begin, path in zip(batch.lanes, batch.begins, paths, strict=False):
+            if path:
+                self._make_room(lane, begin + len(path))
+        padded = [*paths, *[()] * (len(batch.lanes) - len(paths))]
         for group in self._groups:
-            group.commit(entry, lane, begin, path)
+            group.commit(padded)
+
+    def taps(self) -> list[Tensor]:
+        """The residual stream after each tapped layer, in the order in which the taps were given,
+        of every row of the last prefill, decode or verify: [entries, rows, hidden] in the model's
+        dtype, where the layer is. Valid until the next call.
+        """
+        rows = {layer: x for group in self._groups for layer, x in group.taps().items()}
+        return [rows[tap][: self._num_entries] for tap in self._taps]
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
+        return self._groups[0].embed(tokens)
+
+    @torch.inference_mode()
+    def project_rows(self, rows: Tensor) -> Tensor:
+        """The head alone, without the final norm, where the last layer is: [..., hidden] -> logits
+        float32 [..., vocab].
+        """
+        return self._groups[-1].project_rows(rows)
 
     @torch.inference_mode()
     def reset(self, lane: int) -> None:
@@ -133,44 +190,75 @@ class LayerSplitBackend:
     @torch.inference_mode()
     def save(self, lane: int, node: str, span: Span) -> None:
         """Keep what the tokens of `span` left behind in the lane, as `node`. The recurrent state is
-        that of now: `span.end` must be where the lane stands if it is wanted.
+        that of now: `span.end` must be where the lane stands if it is wanted. The lane may go on
+        at once; see `saved`. Raises MemoryError; nothing is kept then.
         """
-        for group in self._groups:
-            group.save(lane, node, span)
+        try:
+            for group in self._groups:
+                group.save(lane, node, span)
+        except MemoryError:
+            self.drop(node)
+            raise
+
+    def saved(self, node: str) -> bool:
+        """Whether the node has arrived in host memory: `export` will not wait."""
+        return all(group.saved(node) for group in self._groups)
 
     @torch.inference_mode()
     def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
-        """Make the lane stand after `num_tokens` tokens: a chain of nodes that begins at 0 and ends
-        there, the last one with its state.
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
+        lie in the last node; at its end, with its state, for a family that has recurrent layers.
+        What runs on the lane next runs after it; see `settled`.
         """
         self.reset(lane)
         self._make_room(lane, num_tokens)
-        for node in nodes:
-            for group in self._groups:
-                group.restore(lane, node)
+        for group in self._groups:
+            group.restore(lane, nodes, num_tokens)
+
+    def settled(self, lane: int) -> bool:
+        """Whether the lane's restore has arrived: a pass over the lane holds up no other lane."""
+        return all(group.settled(lane) for group in self._groups)
+
+    def settle(self, lane: int) -> None:
+        """Wait for the lane's restore."""
+        for group in self._groups:
+            group.settle(lane)
+
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        """Bytes of host memory that a save of the span takes: keys and values, recurrent state."""
+        sizes = [group.node_bytes(span) for group in self._groups]
+        return sum(rows for rows, _ in sizes), sum(state for _, state in sizes)
+
+    def has_state(self, node: str) -> bool:
+        """Whether the node has the state at its end, where the family has one."""
+        return self._groups[0].has_state(node)
 
     def drop(self, node: str) -> None:
-        """Forget a node."""
+        """Forget a node, if it is here."""
         for group in self._groups:
             group.drop(node)
+
+    def drop_state(self, node: str) -> None:
+        """Forget the recurrent state at the node's end."""
+        for group in self._groups:
+            group.drop_state(node)
 
     def export(self, node: str) -> dict[str, Tensor]:
         """The node's tensors in host memory, named for this split. They belong to the node."""
         return {name: t for group in self._groups for name, t in group.export(node).items()}
 
     def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own tensors that any split of this model has exported: all of them, or none.
+        """Own tensors that any split of this model has exported, in place of what `node` was: all
+        of them, or none. Nothing is copied.
 
         Raises SnapshotMismatch; the caller still owns its tensors then.
         """
         named = renamed(tensors, [shard.begin for shard in self.plan.shards])
         shares = shares_of(named, [group.layers for group in self._groups])
-        try:
-            for group, share in zip(self._groups, shares, strict=True):
-                group.adopt(node, span, share)
-        except SnapshotMismatch:
-            self.drop(node)
-            raise
+        for group, share in zip(self._groups, shares, strict=True):
+            group.check(span, share)
+        for group, share in zip(self._groups, shares, strict=True):
+            group.adopt(node, span, share)
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
         """A shorter prompt that keeps about `keep_ratio` of the tokens.

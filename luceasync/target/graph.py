@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.models.rows import NO_LANE
+from luceasync.target.eager import EagerSteps
 from luceasync.target.shard import Batch, Shard
 
 WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture
@@ -34,6 +35,7 @@ class GraphedShard:
 
     def __init__(self, shard: Shard, sizes: Sequence[int], hidden_size: int, dtype: torch.dtype):
         self._shard = shard
+        self._eager = EagerSteps(shard)
         self._steps: dict[int, _Step] = {}
         with torch.cuda.device(shard.device):
             pool = torch.cuda.graph_pool_handle()
@@ -56,6 +58,14 @@ class GraphedShard:
         step.positions.copy_(place[1, :, None], non_blocking=True)
         step.graph.replay()
         return step.output
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+        """See EagerSteps."""
+        return self._eager.verify(batch, given, parents)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """See EagerSteps."""
+        self._eager.commit(paths)
 
     def close(self) -> None:
         """Let graphs and static tensors go."""
@@ -86,6 +96,6 @@ class GraphedShard:
                 run()
         torch.cuda.current_stream(device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=pool, stream=stream):
+        with torch.cuda.graph(graph, pool, stream, "thread_local"):
             output = run()
         return _Step(graph, tokens, activation, lanes, positions, output)

@@ -13,14 +13,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from luceasync.errors import ModelError
+from luceasync.kv.host import HostMemory, PlainMemory
 from luceasync.kv.node import Span, shares_of
 from luceasync.kv.pages import PageEvent
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
 from luceasync.target.devices import torch_device
+from luceasync.target.eager import EagerSteps
 from luceasync.target.graph import GraphedShard
 from luceasync.target.plan import Plan
-from luceasync.target.shard import DTYPES, Batch, Proposal, Shard
+from luceasync.target.shard import DTYPES, Batch, Shard
 from luceasync.target.transfer import choose_transfer
 
 
@@ -44,38 +47,88 @@ class Group(Protocol):
         """
         ...
 
-    def verify(self, proposal: Proposal, given: Tensor) -> Tensor:
-        """Run trees of rows and write nothing; as above, logits of every row: float32 [entries,
-        rows, vocab].
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above,
+        logits of every row: float32 [entries, rows, vocab]. `parents`: int32 [entries, rows], see
+        models.trees.TorchTrees; on any device.
         """
         ...
 
-    def commit(self, entry: int, lane: int, begin: int, path: Sequence[int]) -> None:
-        """Keep a path of the last `verify`; its pages must be placed."""
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Of each entry of the last `verify` keep the rows of its path, or nothing if it is empty;
+        their pages must be placed.
+        """
+        ...
+
+    def taps(self) -> dict[int, Tensor]:
+        """The rows after each tapped layer of the group in the last pass: [entries, rows, hidden],
+        where the layer is."""
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
+        ...
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        """The head without the final norm, where the last layer is: [..., hidden] -> float32 [...,
+        vocab].
+        """
         ...
 
     def place(self, events: Sequence[PageEvent]) -> None: ...
 
     def reset(self, lane: int) -> None: ...
 
-    def save(self, lane: int, node: str, span: Span) -> None:
-        """Keep what `span` left behind in the lane, as `node`."""
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
         ...
 
-    def restore(self, lane: int, node: str) -> None:
-        """Put the node into the lane; its pages must be placed."""
+    def save(self, lane: int, node: str, span: Span) -> None:
+        """Keep what `span` left behind in the lane, as `node`. Queued. Raises MemoryError; parts of
+        the node may be held then.
+        """
+        ...
+
+    def saved(self, node: str) -> bool:
+        """Whether the save has arrived."""
+        ...
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        """Put the chain's first `num_tokens` tokens into the lane; its pages must be placed.
+        Queued, before what uses the lane next.
+        """
+        ...
+
+    def settled(self, lane: int) -> bool:
+        """Whether the lane's restore has arrived."""
+        ...
+
+    def settle(self, lane: int) -> None:
+        """Wait for the lane's restore."""
         ...
 
     def drop(self, node: str) -> None:
         """Forget the node, if it is here."""
         ...
 
+    def drop_state(self, node: str) -> None:
+        """Forget the recurrent state at the node's end."""
+        ...
+
+    def has_state(self, node: str) -> bool:
+        """Whether the node was kept with the state at its end."""
+        ...
+
     def export(self, node: str) -> dict[str, Tensor]:
         """The node's tensors in host memory, by name: `ls<shard>_<kind>.<layer>`."""
         ...
 
+    def check(self, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Raise SnapshotMismatch unless the tensors are exactly this group's for `span`."""
+        ...
+
     def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own the tensors as `node`: all of them, or none and SnapshotMismatch."""
+        """Own tensors that `check` has passed as `node`, in place of what it was."""
         ...
 
     def close(self) -> None: ...
@@ -90,18 +143,24 @@ class LocalGroup:
         plan: Plan,
         source: TensorSource,
         advance: Callable[[int], None] = lambda num_bytes: None,
+        taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
     ) -> None:
-        """Load every shard of the plan. Raises ModelError; then nothing is left behind."""
+        """Load every shard of the plan; `taps`: the layers after which rows are kept, `memory`:
+        where saved nodes lie. Raises ModelError; then nothing is left behind.
+        """
+        _check_taps(spec, taps)
         self._shards: list[Shard] = []
-        self._steps: list[_DecodeStep] = []
+        memory = memory or PlainMemory()
+        self._steps: list[_Steps] = []
         self._in_flight: deque[torch.cuda.Event] = deque()
         devices = [torch_device(shard.device) for shard in plan.shards]
         self._transfer = choose_transfer(plan.peer_access, devices)
         try:
             for shard_plan in plan.shards:
-                self._shards.append(Shard(spec, plan, shard_plan, source, advance))
+                self._shards.append(Shard(spec, plan, shard_plan, source, advance, memory, taps))
             for shard in self._shards:
-                self._steps.append(_decode_step(shard, plan, spec))
+                self._steps.append(_steps_of(shard, plan, spec))
         except BaseException:
             self.close()
             raise
@@ -118,6 +177,7 @@ class LocalGroup:
         x = given
         for shard in self._shards:
             with shard.on_device():
+                shard.nodes.use(batch.lanes)
                 x = self._transfer(x, shard.device)
                 x = shard.embed(x) if shard.plan.is_first else x
                 x = shard.forward(x, shard.rows(batch))
@@ -133,23 +193,36 @@ class LocalGroup:
         x = given
         for shard, step in zip(self._shards, self._steps, strict=True):
             with shard.on_device():
+                shard.nodes.use(batch.lanes)
                 x = step.decode(batch, self._transfer(x, shard.device))
         return x
 
-    def verify(self, proposal: Proposal, given: Tensor) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
         x = given
-        for shard in self._shards:
+        for shard, step in zip(self._shards, self._steps, strict=True):
             with shard.on_device():
-                x = self._transfer(x, shard.device)
-                x = shard.embed(x) if shard.plan.is_first else x
-                x = shard.verify(x, proposal)
-                x = shard.project(x) if shard.plan.is_last else x
+                shard.nodes.use(batch.lanes)
+                moved = (self._transfer(tensor, shard.device) for tensor in (x, parents))
+                x = step.verify(batch, *moved)
         return x
 
-    def commit(self, entry: int, lane: int, begin: int, path: Sequence[int]) -> None:
-        for shard in self._shards:
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for shard, step in zip(self._shards, self._steps, strict=True):
             with shard.on_device():
-                shard.commit(entry, lane, begin, path)
+                step.commit(paths)
+
+    def taps(self) -> dict[int, Tensor]:
+        return {layer: x for shard in self._shards for layer, x in shard.taps.items()}
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        first = self._shards[0]
+        with first.on_device():
+            return first.embed(self._transfer(tokens, first.device))
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        last = self._shards[-1]
+        with last.on_device():
+            return last.project_rows(self._transfer(rows, last.device))
 
     def _wait_for_room(self) -> None:
         while len(self._in_flight) > len(self._shards):
@@ -161,29 +234,54 @@ class LocalGroup:
 
     def reset(self, lane: int) -> None:
         for shard in self._shards:
-            shard.reset(lane)
+            with shard.on_device():
+                shard.reset(lane)
+
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        sizes = [shard.nodes.node_bytes(span) for shard in self._shards]
+        return sum(rows for rows, _ in sizes), sum(state for _, state in sizes)
 
     def save(self, lane: int, node: str, span: Span) -> None:
         for shard in self._shards:
             with shard.on_device():
                 shard.nodes.save(lane, node, span)
 
-    def restore(self, lane: int, node: str) -> None:
+    def saved(self, node: str) -> bool:
+        return all(shard.nodes.saved(node) for shard in self._shards)
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
         for shard in self._shards:
             with shard.on_device():
-                shard.nodes.restore(lane, node)
+                shard.nodes.restore(lane, nodes, num_tokens)
+
+    def settled(self, lane: int) -> bool:
+        return all(shard.nodes.settled(lane) for shard in self._shards)
+
+    def settle(self, lane: int) -> None:
+        for shard in self._shards:
+            shard.nodes.settle(lane)
 
     def drop(self, node: str) -> None:
         for shard in self._shards:
             shard.nodes.drop(node)
 
+    def drop_state(self, node: str) -> None:
+        for shard in self._shards:
+            shard.nodes.drop_state(node)
+
+    def has_state(self, node: str) -> bool:
+        return self._shards[0].nodes.has_state(node)
+
     def export(self, node: str) -> dict[str, Tensor]:
         return {k: t for shard in self._shards for k, t in shard.nodes.export(node).items()}
 
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+    def check(self, span: Span, tensors: Mapping[str, Tensor]) -> None:
         shares = shares_of(tensors, [shard.layers for shard in self._shards])
         for shard, share in zip(self._shards, shares, strict=True):
             shard.nodes.check(span, share)
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        shares = shares_of(tensors, [shard.layers for shard in self._shards])
         for shard, share in zip(self._shards, shares, strict=True):
             shard.nodes.adopt(node, span, share)
 
@@ -206,30 +304,29 @@ class LocalGroup:
         return {shard.plan.device: shard.num_bytes for shard in self._shards}
 
 
-class _DecodeStep(Protocol):
+class _Steps(Protocol):
+    """Passes of one shard that have a fixed shape."""
+
     def decode(self, batch: Batch, given: Tensor) -> Tensor: ...
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor: ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
 
     def close(self) -> None: ...
 
 
-class _EagerStep:
-    """Decode of one shard, operation by operation."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        shard = self._shard
-        x = shard.embed(given) if shard.plan.is_first else given
-        x = shard.forward(x, shard.rows(batch))
-        return shard.project(x) if shard.plan.is_last else x
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def _decode_step(shard: Shard, plan: Plan, spec: ModelSpec) -> _DecodeStep:
+def _steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> _Steps:
     """GPUs replay captured graphs, CPUs run the operations."""
     if shard.device.type == "cpu":
-        return _EagerStep(shard)
+        return EagerSteps(shard)
     return GraphedShard(shard, plan.decode_sizes, spec.hidden_size, DTYPES[plan.dtype])
+
+
+def _check_taps(spec: ModelSpec, taps: Sequence[int]) -> None:
+    for tap in taps:
+        if not 0 <= tap < spec.num_layers or taps.count(tap) > 1:
+            raise ModelError(
+                f"target layers {list(taps)} are to be tapped, but {tap} is not allowed: distinct "
+                f"layers in [0, {spec.num_layers}) are expected"
+            )

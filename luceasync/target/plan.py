@@ -24,6 +24,7 @@ COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter 
 CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
 NAMED_SHARE = 0.95
 SMALL_ON_CPU_BYTES = 128 * 2**20
+NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class ShardPlan:
     weight_bytes: int
     token_bytes: int  # keys and values of one token, all layers of the shard
     lane_state_bytes: int  # recurrent and convolution state of one lane
+    lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
     workspace_bytes: int
 
 
@@ -63,6 +65,7 @@ class Plan:
     max_ctx_tokens: int
     prefill_chunk_tokens: int
     decode_sizes: tuple[int, ...]
+    verify_rows: tuple[int, ...]  # the numbers of rows that a verify pass may have in each entry
     peer_access: str  # "auto", "on" or "off"
     reasons: tuple[str, ...]
 
@@ -71,13 +74,30 @@ class Plan:
         return -(-self.max_ctx_tokens // CHUNK_TOKENS)
 
     @property
+    def num_scratch_rows(self) -> int:
+        """Rows of the largest verify pass, of all entries together."""
+        return self.parallel * max(self.verify_rows, default=0)
+
+    def verify_size(self, num_entries: int, num_rows: int) -> int:
+        """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is
+        a rule for rows where these are many.
+        """
+        smallest = self.decode_sizes[0]
+        sizes = (*range(1, smallest), *self.decode_sizes)
+        return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
+
+    @property
     def is_small_on_cpu(self) -> bool:
         """Whether threads would wait for each other longer than they compute."""
         on_cpu = [s.weight_bytes for s in self.shards if s.device.startswith("cpu")]
         return sum(on_cpu) < SMALL_ON_CPU_BYTES
 
     def lane_bytes(self, shard: ShardPlan) -> int:
-        return self.num_pages * CHUNK_TOKENS * shard.token_bytes + shard.lane_state_bytes
+        return (
+            self.num_pages * CHUNK_TOKENS * shard.token_bytes
+            + shard.lane_state_bytes
+            + shard.lane_scratch_bytes
+        )
 
     def device_bytes(self, shard: ShardPlan) -> int:
         """Weights and state of the shard, without workspace."""
@@ -164,7 +184,13 @@ DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 
 
 def plan_shard(
-    spec: ModelSpec, device: str, begin: int, end: int, dtype: str, chunk_tokens: int
+    spec: ModelSpec,
+    device: str,
+    begin: int,
+    end: int,
+    dtype: str,
+    chunk_tokens: int,
+    num_verify_rows: int = 0,
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, as they will be allocated."""
     size = DTYPE_BYTES[dtype]
@@ -181,6 +207,7 @@ def plan_shard(
         conv = (delta.conv_kernel - 1) * delta.conv_channels * size
         recurrent = delta.num_value_heads * delta.key_dim * delta.value_dim * 4
         state_bytes = kinds.count("delta") * (conv + recurrent)
+    staged_bytes = 0 if device.startswith("cpu") else NUM_STAGED_STATES * state_bytes
     widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
     return ShardPlan(
         device=device,
@@ -191,8 +218,19 @@ def plan_shard(
         weight_bytes=weights + num_tables * table_bytes + (4 * spec.hidden_size if is_last else 0),
         token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
         lane_state_bytes=state_bytes,
-        workspace_bytes=chunk_tokens * widest * 4 * 4 + 256 * 2**20,
+        lane_scratch_bytes=num_verify_rows * _scratch_row_bytes(spec, kinds, size),
+        workspace_bytes=chunk_tokens * widest * 4 * 4 + 256 * 2**20 + staged_bytes,
     )
+
+
+def _scratch_row_bytes(spec: ModelSpec, kinds: Sequence[str], size: int) -> int:
+    """As models.scratch.VerifyScratch lays a row out."""
+    row_bytes = kinds.count("attention") * 2 * spec.attention.kv_dim * size
+    if spec.delta is not None:
+        delta = spec.delta
+        small = delta.num_key_heads * delta.key_dim + delta.output_dim + delta.num_value_heads
+        row_bytes += kinds.count("delta") * (delta.conv_channels * size + small * 4)
+    return row_bytes
 
 
 def _layer_weight_bytes(spec: ModelSpec, layer: int, size: int) -> int:
@@ -215,8 +253,12 @@ def make_plan(
     max_ctx_tokens: int | None,
     prefill_chunk_tokens: int | None,
     peer_access: str = "auto",
+    verify_rows: Sequence[int] = (),
 ) -> Plan:
-    """Decide everything that is still open. Raises PlacementError if it does not fit."""
+    """Decide everything that is still open. Raises PlacementError if it does not fit.
+
+    `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
+    """
     reasons = []
     on_cpu = all(device.backend == "cpu" for device in devices)
     chunk = prefill_chunk_tokens or (256 if on_cpu else 2048)
@@ -232,7 +274,7 @@ def make_plan(
         check_weights(weights, len(devices))
     ranges = split_layers(spec.num_layers, weights)
     shards = tuple(
-        plan_shard(spec, device.name, begin, end, dtype, chunk)
+        plan_shard(spec, device.name, begin, end, dtype, chunk, max(verify_rows, default=0))
         for device, (begin, end) in zip(devices, ranges, strict=True)
     )
     pairs = list(zip(devices, shards, strict=True))
@@ -263,6 +305,7 @@ def make_plan(
         max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=chunk,
         decode_sizes=decode_sizes(on_cpu, dtype, parallel),
+        verify_rows=tuple(sorted(set(verify_rows))),
         peer_access=peer_access,
         reasons=tuple(reasons),
     )
@@ -312,6 +355,7 @@ def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], paralle
     fits = []
     for shard, room_bytes in zip(shards, room, strict=True):
         left = room_bytes - (parallel + 1) * shard.lane_state_bytes
+        left -= parallel * shard.lane_scratch_bytes
         chunk_bytes = parallel * CHUNK_TOKENS * shard.token_bytes
         fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)
     return max(0, min(fits))

@@ -14,18 +14,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.kv.host import HostMemory
+from luceasync.kv.lane_copies import lane_copies
 from luceasync.kv.node import NodeStore
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
-from luceasync.models.layers import Norm, Ops, rotation
+from luceasync.models.layers import Norm, Ops, TreeOps, VerifyPass, rotation
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack
-from luceasync.models.rows import NO_LANE, Entry, Rows
+from luceasync.models.rows import NO_LANE, Entry, Kept, Paths, Rows
+from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
-from luceasync.models.trees import Scratch, Trees, ancestry
+from luceasync.models.trees import TorchTrees
 from luceasync.target.adapter import adapter_of
 from luceasync.target.devices import torch_device
-from luceasync.target.plan import Plan, ShardPlan
+from luceasync.target.plan import NUM_STAGED_STATES, Plan, ShardPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -40,17 +43,6 @@ class Batch:
     num_rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class Proposal:
-    """Rows to verify: entry i hangs a tree of rows on lane `lanes[i]`, which stands after
-    `begins[i]` tokens. `parents[i]` names each row's parent, trees.ROOT for row 0.
-    """
-
-    lanes: tuple[int, ...]
-    begins: tuple[int, ...]
-    parents: tuple[tuple[int, ...], ...]
-
-
 class Shard:
     """One shard. Synchronous; used from the engine thread only."""
 
@@ -60,14 +52,18 @@ class Shard:
         plan: Plan,
         shard: ShardPlan,
         source: TensorSource,
-        advance: Callable[[int], None] = lambda num_bytes: None,
+        advance: Callable[[int], None],
+        memory: HostMemory,
+        tapped: Sequence[int] = (),
     ) -> None:
-        """Read the shard's weights and allocate its state. Raises ModelError."""
+        """Read the shard's weights and allocate its state; the rows after each layer of `tapped`
+        that is here are kept in `taps`. Raises ModelError.
+        """
         self.plan = shard
         self.device = torch_device(shard.device)
         self._spec = spec
         dtype = DTYPES[plan.dtype]
-        self._ops = _ops_for(self.device)
+        self._ops, self._tree_ops = _ops_for(self.device)
         reader = TensorReader(source, spec, self.device, dtype, advance, self._ops.pack)
         adapter, self.layers = adapter_of(spec), range(shard.begin, shard.end)
         self._layers = [adapter.read_layer(reader, layer) for layer in self.layers]
@@ -80,8 +76,13 @@ class Shard:
             dtype=dtype,
             device=self.device,
         )
-        self.nodes = NodeStore(self.cache, plan.shards.index(shard))
-        self._scratch: list[Scratch] = []  # of the last verify pass, a layer each
+        copies = lane_copies(self.cache, NUM_STAGED_STATES)
+        self.nodes = NodeStore(self.cache, plan.shards.index(shard), memory, copies)
+        self.scratch = VerifyScratch(
+            spec, self.layers, num_rows=plan.num_scratch_rows, dtype=dtype, device=self.device
+        )
+        self._tapped = frozenset(tapped)
+        self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -112,42 +113,70 @@ class Shard:
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
-        for layer, state in zip(self._layers, self.cache.layers, strict=True):
+        self.taps = {}
+        of_layers = zip(self.layers, self._layers, self.cache.layers, strict=True)
+        for index, layer, state in of_layers:
             x = layer.forward(self._ops, x, state, rows)
+            self._tap(index, x)
         return x
 
-    def verify(self, x: Tensor, proposal: Proposal) -> Tensor:
-        """Run the layers over trees of rows and write nothing; `commit` then takes a path.
-
-        x: [entries, rows, hidden] on this device.
-        """
-        depths = [[len(line) - 1 for line in ancestry(parents)] for parents in proposal.parents]
-        positions = torch.tensor(proposal.begins)[:, None] + torch.tensor(depths)
+    def tree_rows(self, batch: Batch, depths: Tensor) -> Rows:
+        """Rows of a verify pass: `depths` int32 [entries, rows] below each lane's committed end."""
         entries = tuple(
-            Entry(lane, begin, begin, slice(0, 0), self.cache.places(lane, 0, begin))
-            for lane, begin in zip(proposal.lanes, proposal.begins, strict=True)
+            Entry(lane, begin, begin, slice(0, 0), self._committed(lane, begin))
+            for lane, begin in zip(batch.lanes, batch.begins, strict=True)
         )
-        lanes = torch.tensor(proposal.lanes, dtype=torch.int32).to(self.device)
-        rows = self.rows_from(entries, lanes, positions.int().to(self.device))
+        begins = torch.tensor(batch.begins, dtype=torch.int32).to(self.device)
+        lanes = torch.tensor(batch.lanes, dtype=torch.int32).to(self.device)
+        return self.rows_from(entries, lanes, begins[:, None] + depths)
+
+    def trees(self, parents: Tensor) -> VerifyPass:
+        """parents: int32 [entries, rows] on this device; see TorchTrees.trees."""
         reach = self._spec.delta.conv_kernel if self._spec.delta else 1
-        trees = Trees.of(proposal.parents, reach, self.device)
-        self._scratch.clear()
-        for layer, state in zip(self._layers, self.cache.layers, strict=True):
-            x, scratch = layer.verify(self._ops, x, state, rows, trees)
-            self._scratch.append(scratch)
+        return VerifyPass(self._tree_ops, self._tree_ops.trees(parents, reach))
+
+    def verify(self, x: Tensor, rows: Rows, step: VerifyPass) -> Tensor:
+        """Run the layers over trees of rows and write nothing but the scratch; `commit` then takes
+        paths. x: [entries, rows, hidden] on this device.
+        """
+        self.taps = {}
+        scratch = self.scratch.shaped(*x.shape[:2])
+        of_layers = zip(self.layers, self._layers, self.cache.layers, scratch.layers, strict=True)
+        for index, layer, state, kept in of_layers:
+            x = layer.verify(self._ops, x, state, rows, step, kept)
+            self._tap(index, x)
         return x
 
-    def commit(self, entry: int, lane: int, begin: int, path: Sequence[int]) -> None:
-        """Keep the rows of `path` of the last `verify`: they become the lane's tokens from `begin`
-        on; their pages must be placed.
+    def paths(self, batch: Batch, paths: Sequence[Sequence[int]]) -> Paths:
+        """What to keep of the verify pass of `batch`: of each entry the rows of its path; their
+        pages must be placed.
         """
-        assert path and path[0] == 0, f"a path begins at row 0, got {list(path)}"
-        end = begin + len(path)
-        placed = Entry(lane, begin, end, self.cache.places(lane, begin, end), slice(0, 0))
-        index = torch.tensor(list(path), device=self.device)
-        pairs = zip(self._layers, self._scratch, self.cache.layers, strict=True)
-        for layer, scratch, state in pairs:
-            layer.commit(scratch, state, entry, index, placed)
+        kept = []
+        for i, (lane, begin, path) in enumerate(zip(batch.lanes, batch.begins, paths, strict=True)):
+            if path:
+                places = self.cache.places(lane, begin, begin + len(path))
+                kept.append(Kept(i, lane, places, torch.tensor(path, device=self.device)))
+        counts = [len(path) for path in paths]
+        filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
+        numbers = (batch.lanes, batch.begins, filled, counts)
+        tensors = (torch.tensor(n, dtype=torch.int32).to(self.device) for n in numbers)
+        return Paths(tuple(kept), *tensors, self.cache.tables)
+
+    def commit(self, paths: Paths) -> None:
+        """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
+        commit = {
+            "attention": self._tree_ops.commit_attention,
+            "delta": self._tree_ops.commit_delta,
+        }
+        for kind, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
+            commit[kind](scratch, *self.cache.stacked[kind], paths)
+
+    def project_rows(self, x: Tensor) -> Tensor:
+        """The head alone, without the final norm. x: [..., hidden] -> logits float32 [..., vocab].
+        Last shard only.
+        """
+        assert self._head is not None, "only the last shard projects"
+        return self._ops.linear(x, self._head).float()
 
     def project(self, x: Tensor) -> Tensor:
         """x: [..., hidden] -> logits float32 [..., vocab]. Last shard only."""
@@ -160,13 +189,14 @@ class Shard:
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
-        self.cache.reset(lane)
+        self.nodes.reset(lane)
 
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
         self._layers.clear()
         self._embedding = self._norm = self._head = None
-        self._scratch.clear()
+        self.taps = {}
+        self.scratch.close()
         self.nodes.close()
         self.cache.close()
 
@@ -176,7 +206,17 @@ class Shard:
         tensors = list(_tensors([self._layers, self._norm]))
         ends = {id(t): t for t in (self._embedding, self._head) if t is not None}
         weights = sum(t.numel() * t.element_size() for t in [*tensors, *ends.values()])
-        return weights + self.cache.num_bytes
+        return weights + self.cache.num_bytes + self.scratch.num_bytes
+
+    def _tap(self, layer: int, x: Tensor) -> None:
+        if layer in self._tapped:
+            self.taps[layer] = x
+
+    def _committed(self, lane: int, num_tokens: int) -> slice | Tensor:
+        """Places of the lane's first tokens in whole chunks: see models.trees.attend_tree."""
+        if lane == NO_LANE:
+            return slice(0, 0)
+        return self.cache.places(lane, 0, num_chunks(num_tokens) * CHUNK_TOKENS)
 
     def _entry(self, lane: int, begin: int, num_rows: int) -> Entry:
         if lane == NO_LANE:
@@ -188,13 +228,13 @@ class Shard:
         return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
 
 
-def _ops_for(device: torch.device) -> Ops:
+def _ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
     """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
     if device.type == "cpu":
-        return PackedOps() if can_pack() else TorchOps()
+        return PackedOps() if can_pack() else TorchOps(), TorchTrees()
     from luceasync.models.triton_ops import TritonOps
 
-    return TritonOps()
+    return TritonOps(), TorchTrees()
 
 
 def _read_ends(

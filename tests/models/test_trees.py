@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from luceasync.models.gated_delta import delta_path, delta_tree
-from luceasync.models.trees import ROOT, Trees, ancestry
+from luceasync.models.trees import ROOT, TorchTrees, Trees, chain
 from tests.reference.gated_delta import delta_rule
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 8, 6
@@ -30,20 +30,35 @@ def make_inputs(num_rows: int, seed: int) -> tuple[Tensor, ...]:
     return q, k, randn(VALUE_DIM), -3 * randn().abs(), randn().sigmoid()
 
 
-def test_ancestors_are_a_row_and_its_path_to_the_root():
-    assert ancestry([ROOT, 0, 0, 1, 3]) == [[0], [1, 0], [2, 0], [3, 1, 0], [4, 3, 1, 0]]
+def trees_of(parents: list[int], reach: int = 1) -> Trees:
+    return TorchTrees().trees(torch.tensor([parents], dtype=torch.int32), reach)
 
 
-@pytest.mark.parametrize("parents", [[0], [ROOT, ROOT], [ROOT, 1], [ROOT, 2, 0]], ids=str)
-def test_rows_that_form_no_tree_are_our_own_mistake(parents: list[int]):
-    with pytest.raises(AssertionError, match="no tree"):
-        ancestry(parents)
+def path_to(parents: list[int], row: int) -> list[int]:
+    path = [row]
+    while parents[path[-1]] != ROOT:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 5, 22, 60])
+def test_ancestors_are_a_row_and_its_path_to_the_root(num_rows: int):
+    parents = random_tree(num_rows, num_rows)
+    trees = trees_of(parents)
+    for row in range(num_rows):
+        path = path_to(parents, row)
+        assert trees.ancestors[0, row].nonzero().flatten().tolist() == path
+        assert trees.depths[0, row] == len(path) - 1
+
+
+def test_rows_of_a_chain_follow_each_other():
+    parents = chain(2, 4, torch.device("cpu"))
+    assert parents.tolist() == [[ROOT, 0, 1, 2]] * 2 and parents.dtype == torch.int32
 
 
 def test_a_convolution_sees_the_last_inputs_of_its_own_path():
     """Window of three committed inputs (0, 1, 2), rows from 3 on."""
-    trees = Trees.of([[ROOT, 0, 0, 1, 3]], 4, torch.device("cpu"))
-    assert trees.taps[0].tolist() == [
+    assert trees_of([ROOT, 0, 0, 1, 3], 4).taps[0].tolist() == [
         [0, 1, 2, 3],
         [1, 2, 3, 4],
         [1, 2, 3, 5],
@@ -57,10 +72,9 @@ def test_a_convolution_sees_the_last_inputs_of_its_own_path():
 def test_every_path_of_a_tree_is_the_recurrence(num_rows: int, seed: int):
     parents, inputs = random_tree(num_rows, seed), make_inputs(num_rows, seed)
     state = torch.randn(1, HEADS, KEY_DIM, VALUE_DIM)
-    ancestors = Trees.of([parents], 1, torch.device("cpu")).ancestors
-    out, u, totals = delta_tree(*inputs, state, ancestors)
-    for row, line in enumerate(ancestry(parents)):
-        path = line[::-1]
+    out, u, totals = delta_tree(*inputs, state, trees_of(parents).ancestors)
+    for row in range(num_rows):
+        path = path_to(parents, row)
         truth, moved = delta_rule(*(x[:, path] for x in inputs), state)
         torch.testing.assert_close(out[0, row].double(), truth[0, -1], rtol=0, atol=1e-5)
         k = inputs[1][0].transpose(0, 1)[:, path]

@@ -29,6 +29,8 @@ def make_backend() -> Iterator[MakeBackend]:
         parallel: int = 4,
         max_ctx_tokens: int = 512,
         page_order: Sequence[int] | None = None,
+        verify_rows: Sequence[int] = (),
+        taps: Sequence[int] = (),
     ) -> LayerSplitBackend:
         spec = read_spec(model_dir)
         plan = make_plan(
@@ -39,10 +41,11 @@ def make_backend() -> Iterator[MakeBackend]:
             parallel=parallel,
             max_ctx_tokens=max_ctx_tokens,
             prefill_chunk_tokens=None,
+            verify_rows=verify_rows,
         )
         with open_checkpoint(model_dir) as checkpoint:
-            group = LocalGroup(spec, plan, checkpoint)
-        backends.append(LayerSplitBackend(spec, plan, [group], page_order))
+            group = LocalGroup(spec, plan, checkpoint, taps=taps)
+        backends.append(LayerSplitBackend(spec, plan, [group], page_order, taps))
         return backends[-1]
 
     yield make

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from luceasync.models.trees import ROOT
 from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.shard import Proposal
 
 NUM_PROMPT = 70
 TOLERANCE = 1e-4
 SHUFFLED = [5, 2, 7, 0, 3, 6, 1, 4]
+VERIFY_ROWS = (6, 7, 9, 23)
 CHAIN = (ROOT, 0, 1, 2, 3, 4)
 
 
@@ -33,6 +33,14 @@ def prefill(backend: LayerSplitBackend, lane: int, tokens: list[int]) -> Tensor:
 def random_tree(num_rows: int, seed: int) -> tuple[int, ...]:
     choose = random.Random(seed)
     return (ROOT, *(choose.randrange(row) for row in range(1, num_rows)))
+
+
+def verify(
+    backend: LayerSplitBackend, lanes: list[int], trees: list[tuple[int, ...]], tokens: list
+) -> Tensor:
+    parents = torch.tensor(trees, dtype=torch.int32)
+    begins = [NUM_PROMPT] * len(lanes)
+    return backend.verify(lanes, begins, torch.tensor(tokens), parents).clone()
 
 
 def path_to(parents: tuple[int, ...], row: int) -> list[int]:
@@ -60,30 +68,50 @@ def expected_rows(backend, parents: tuple[int, ...], tokens: list[int]) -> Tenso
 def test_every_row_sees_its_path_and_nothing_else(
     tiny_dir: Path, make_backend, parents: tuple[int, ...], num_shards: int
 ):
-    backend = make_backend(tiny_dir, num_shards=num_shards, page_order=SHUFFLED)
+    backend = make_backend(
+        tiny_dir, num_shards=num_shards, page_order=SHUFFLED, verify_rows=VERIFY_ROWS
+    )
     prefill(backend, 1, prompt())
     tokens = random_tokens(len(parents), 2)
-    logits = backend.verify(Proposal((1,), (NUM_PROMPT,), (parents,)), [tokens])[0].clone()
+    logits = verify(backend, [1], [parents], [tokens])[0]
     assert (logits - expected_rows(backend, parents, tokens)).abs().max() < TOLERANCE
 
 
 def test_verification_writes_nothing(tiny_dir: Path, make_backend):
-    backend = make_backend(tiny_dir)
+    backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
     prefill(backend, 0, prompt())
     untouched = backend.decode([0], [NUM_PROMPT], [9])[0].clone()
     prefill(backend, 0, prompt())
-    backend.verify(Proposal((0,), (NUM_PROMPT,), (CHAIN,)), [random_tokens(6, 3)])
+    verify(backend, [0], [CHAIN], [random_tokens(6, 3)])
+    assert torch.equal(backend.decode([0], [NUM_PROMPT], [9])[0], untouched)
+
+
+def test_without_parents_every_row_follows_the_one_before_it(tiny_dir: Path, make_backend):
+    backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
+    prefill(backend, 2, prompt())
+    tokens = torch.tensor([random_tokens(6, 1)])
+    logits = backend.verify([2], [NUM_PROMPT], tokens).clone()
+    assert torch.equal(verify(backend, [2], [CHAIN], tokens.tolist()), logits)
+
+
+def test_an_empty_path_keeps_nothing(tiny_dir: Path, make_backend):
+    backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
+    prefill(backend, 0, prompt())
+    untouched = backend.decode([0], [NUM_PROMPT], [9])[0].clone()
+    prefill(backend, 0, prompt())
+    verify(backend, [0], [CHAIN], [random_tokens(6, 3)])
+    backend.commit([[]])
     assert torch.equal(backend.decode([0], [NUM_PROMPT], [9])[0], untouched)
 
 
 @pytest.mark.parametrize("row", [0, 3, 8])
 def test_a_committed_path_is_as_if_it_had_been_decoded(tiny_dir: Path, make_backend, row: int):
-    backend = make_backend(tiny_dir, page_order=SHUFFLED)
+    backend = make_backend(tiny_dir, page_order=SHUFFLED, verify_rows=VERIFY_ROWS)
     parents, tokens = random_tree(9, 4), random_tokens(9, 5)
     prefill(backend, 0, prompt())
-    backend.verify(Proposal((0,), (NUM_PROMPT,), (parents,)), [tokens])
+    verify(backend, [0], [parents], [tokens])
     path = path_to(parents, row)
-    backend.commit(0, path)
+    backend.commit([path])
     for step in range(4):
         end = NUM_PROMPT + len(path) + step
         found = backend.decode([0], [end], [step + 11])[0].clone()
@@ -92,16 +120,16 @@ def test_a_committed_path_is_as_if_it_had_been_decoded(tiny_dir: Path, make_back
 
 
 def test_lanes_are_verified_together_each_with_its_own_tree(tiny_dir: Path, make_backend):
-    backend = make_backend(tiny_dir)
-    trees = (random_tree(7, 6), random_tree(7, 7))
+    backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
+    trees = [random_tree(7, 6), random_tree(7, 7)]
     tokens = [random_tokens(7, 8), random_tokens(7, 9)]
     for lane in (0, 2):
         prefill(backend, lane, prompt())
-    both = backend.verify(Proposal((0, 2), (NUM_PROMPT,) * 2, trees), tokens).clone()
-    backend.commit(1, path_to(trees[1], 6))
+    both = verify(backend, [0, 2], trees, tokens)
+    backend.commit([[], path_to(trees[1], 6)])
     for i, lane in enumerate((0, 1)):
         prefill(backend, lane, prompt())
-        alone = backend.verify(Proposal((lane,), (NUM_PROMPT,), (trees[i],)), [tokens[i]])[0]
+        alone = verify(backend, [lane], [trees[i]], [tokens[i]])[0]
         assert (both[i] - alone).abs().max() < TOLERANCE
 
 
@@ -109,7 +137,7 @@ def test_greedy_speculation_with_any_proposal_gives_the_decoded_tokens(tiny_dir,
     """Chains that are right at random: whatever is accepted, the text is the one of plain
     decoding.
     """
-    backend = make_backend(tiny_dir)
+    backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
     token, plain = int(prefill(backend, 0, prompt()).argmax()), []
     for step in range(40):
         plain.append(token)
@@ -120,9 +148,9 @@ def test_greedy_speculation_with_any_proposal_gives_the_decoded_tokens(tiny_dir,
         guess = [*plain[len(spoken) :], *[5] * 6][:5]
         wrong = choose.randrange(6)
         guess = [t if i < wrong else (t + 1) % 512 for i, t in enumerate(guess)]
-        logits = backend.verify(Proposal((1,), (begin,), (CHAIN,)), [[spoken[-1], *guess]])[0]
+        logits = backend.verify([1], [begin], torch.tensor([[spoken[-1], *guess]]))[0]
         best = logits.argmax(-1).tolist()
         accepted = next((i for i, t in enumerate(guess) if t != best[i]), len(guess))
-        backend.commit(0, list(range(accepted + 1)))
+        backend.commit([list(range(accepted + 1))])
         spoken += [*guess[:accepted], best[accepted]]
     assert spoken[:40] == plain

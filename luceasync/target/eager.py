@@ -1,0 +1,37 @@
+"""Passes of one shard, operation by operation: what CPUs run, and what is captured on GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from luceasync.target.shard import Batch, Shard
+
+
+class EagerSteps:
+    """Decode, verify and commit of `shard`; see target.group.Group."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._verified: Batch | None = None
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+        shard = self._shard
+        x = shard.embed(given) if shard.plan.is_first else given
+        x = shard.forward(x, shard.rows(batch))
+        return shard.project(x) if shard.plan.is_last else x
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+        shard, self._verified = self._shard, batch
+        x = shard.embed(given) if shard.plan.is_first else given
+        step = shard.trees(parents)
+        x = shard.verify(x, shard.tree_rows(batch, step.trees.depths), step)
+        return shard.project(x) if shard.plan.is_last else x
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        assert self._verified is not None, "commit follows verify"
+        self._shard.commit(self._shard.paths(self._verified, paths))
+
+    def close(self) -> None:
+        """Nothing is held."""
