@@ -6,15 +6,16 @@ Knows no requests and decides nothing: pages are placed as the events of the pag
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
-from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 
 LayerState = tuple[Tensor, Tensor]
 TensorKey = tuple[str, int]  # kind of the snapshot's tensor, the model's layer
+Shape = tuple[tuple[int, ...], torch.dtype]
 
 
 class LaneCache:
@@ -100,58 +101,73 @@ class LaneCache:
         pages = self._pages[lane, tokens // CHUNK_TOKENS].long()
         return (pages * CHUNK_TOKENS + tokens % CHUNK_TOKENS).to(self._device)
 
-    def views(
-        self, lane: int, begin: int, end: int, *, with_state: bool
-    ) -> dict[TensorKey, Tensor]:
-        """What the lane holds of tokens `[begin, end)`, by kind and the model's layer: keys and
-        values [end - begin, kv_heads, head_dim], and its recurrent state if `with_state`. Views of
-        the lane where its pages are in order, copies where they are not.
+    def runs(self, lane: int, begin: int, end: int) -> list[range]:
+        """Places of the lane's tokens `[begin, end)`, in order: as few ranges as there can be."""
+        if end <= self._num_in_order[lane] * CHUNK_TOKENS:
+            return [range(begin, end)]
+        runs: list[range] = []
+        for chunk in range(begin // CHUNK_TOKENS, num_chunks(end)):
+            move = (int(self._pages[lane, chunk]) - chunk) * CHUNK_TOKENS
+            first = max(begin, chunk * CHUNK_TOKENS) + move
+            last = min(end, (chunk + 1) * CHUNK_TOKENS) + move
+            if runs and runs[-1].stop == first:
+                first = runs.pop().start
+            runs.append(range(first, last))
+        return runs
+
+    def row_shapes(self, num_tokens: int) -> dict[TensorKey, Shape]:
+        """What so many tokens leave behind: keys and values [num_tokens, kv_heads, head_dim]."""
+        return {
+            (kind, layer): ((num_tokens, *tensor.shape[2:]), tensor.dtype)
+            for (kind, layer), tensor in self._tensors("attention")
+        }
+
+    def state_shapes(self) -> dict[TensorKey, Shape]:
+        """Each tensor of a lane's recurrent state, those of wider numbers first."""
+        return {
+            key: (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in self._tensors("delta")
+        }
+
+    def row_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
+        """The lane's keys and values, uint8 [bytes], in the order of `row_shapes`."""
+        return {key: _bytes_of(tensor[lane]) for key, tensor in self._tensors("attention")}
+
+    def state_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
+        """The lane's recurrent state, uint8 [bytes], in the order of `state_shapes`."""
+        return {key: _bytes_of(tensor[lane]) for key, tensor in self._tensors("delta")}
+
+    @property
+    def state_stacks(self) -> tuple[Tensor, Tensor]:
+        """Recurrent states [layers, lanes + 1, ...], in the order of `state_shapes`."""
+        conv, delta = self.stacked["delta"]
+        return delta, conv
+
+    def _tensors(self, kind: str) -> list[tuple[TensorKey, Tensor]]:
+        """The layers' tensors of a kind, in the order in which they lie in host memory: all layers
+        of one tensor, then all of the other.
         """
-        places = self.places(lane, begin, end)
-        found: dict[TensorKey, Tensor] = {}
-        for layer, (kind, pair) in enumerate(
-            zip(self._kinds, self.layers, strict=True), self._first_layer
-        ):
-            if kind == "attention":
-                found["attn_k", layer], found["attn_v", layer] = (t[lane, places] for t in pair)
-            elif with_state:
-                found["conv", layer], found["delta", layer] = (t[lane] for t in pair)
-        return found
-
-    def write(self, lane: int, begin: int, end: int, tensors: Mapping[TensorKey, Tensor]) -> None:
-        """Put what `views` gave, of this lane or another, into the lane."""
-        places = self.places(lane, begin, end)
-        for (kind, layer), tensor in tensors.items():
-            target = self.layers[layer - self._first_layer][kind in ("attn_v", "delta")]
-            target[lane, places if kind.startswith("attn") else ...] = tensor.to(
-                self._device, non_blocking=True
+        pairs = [
+            (layer, pair)
+            for layer, (its_kind, pair) in enumerate(
+                zip(self._kinds, self.layers, strict=True), self._first_layer
             )
-
-    def shapes(
-        self, begin: int, end: int, *, with_state: bool
-    ) -> dict[TensorKey, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of everything that `views` gives for such a span."""
-        found: dict[TensorKey, tuple[tuple[int, ...], torch.dtype]] = {}
-        for layer, (kind, pair) in enumerate(
-            zip(self._kinds, self.layers, strict=True), self._first_layer
-        ):
-            names = ("attn_k", "attn_v") if kind == "attention" else ("conv", "delta")
-            if kind == "attention" or with_state:
-                for name, tensor in zip(names, pair, strict=True):
-                    rows = (end - begin, *tensor.shape[2:]) if kind == "attention" else None
-                    found[name, layer] = (rows or tuple(tensor.shape[1:]), tensor.dtype)
-        return found
+            if its_kind == kind
+        ]
+        names = {"attention": (("attn_k", 0), ("attn_v", 1)), "delta": (("delta", 1), ("conv", 0))}
+        return [((name, layer), pair[i]) for name, i in names[kind] for layer, pair in pairs]
 
     def reset(self, lane: int) -> None:
         """Forget the lane's recurrent state; keys and values are masked by position and may
         stay.
         """
-        for kind, (first, second) in zip(self._kinds, self.layers, strict=True):
-            if kind == "delta":
-                first[lane].zero_()
-                second[lane].zero_()
+        for stack in self.stacked["delta"]:
+            stack[:, lane].zero_()
 
     def close(self) -> None:
         """Let the tensors go. May be called twice."""
         self.layers.clear()
         self.stacked.clear()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

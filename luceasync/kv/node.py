@@ -1,20 +1,23 @@
 """What a span of tokens left behind in one shard, taken out of a lane and put into another.
 
-Owns the tensors of saved nodes, in host memory, and their names. Knows no tree, no file and no
-other shard; a tensor is named by its absolute layer, so that any split can take it.
+Owns the tensors of saved nodes, in host memory, and their names. Knows no tree, no file, no other
+shard and no stream; a tensor is named by its absolute layer, so that any split can take it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from luceasync.cyext.names import format_name, parse_name, rename_table
 from luceasync.errors import SnapshotMismatch
-from luceasync.kv.cache import LaneCache
+from luceasync.kv.cache import LaneCache, Shape, TensorKey
+from luceasync.kv.host import HostMemory
+from luceasync.kv.lane_copies import Arrival, Block, LaneCopies, Pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,46 +55,114 @@ def renamed(tensors: Mapping[str, Tensor], begins: Sequence[int]) -> dict[str, T
     return {table[name]: tensor for name, tensor in tensors.items()}
 
 
-class NodeStore:
-    """Saved nodes of one shard."""
+@dataclass(slots=True)
+class _Node:
+    """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
+    kept. `arrival` of a node that was saved: before it the tensors may not be read.
+    """
 
-    def __init__(self, cache: LaneCache, shard: int) -> None:
+    span: Span
+    rows: dict[TensorKey, Tensor]
+    state: dict[TensorKey, Tensor]
+    arrival: Arrival | None
+
+
+class NodeStore:
+    """Saved nodes of one shard. What is saved lies flat in `memory`: a region for the span, one for
+    the state at its end, so that either goes by itself. Synchronous, engine thread only.
+    """
+
+    def __init__(
+        self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
+    ) -> None:
         self._cache = cache
         self._shard = shard
-        self._nodes: dict[str, tuple[Span, dict[str, Tensor]]] = {}
-        self._pending: dict[str, torch.cuda.Event] = {}
+        self._memory = memory
+        self._copies = copies
+        self._nodes: dict[str, _Node] = {}
 
     def __repr__(self) -> str:
         return f"NodeStore(shard {self._shard}, {len(self._nodes)} nodes)"
 
-    def save(self, lane: int, node: str, span: Span) -> None:
-        """Copy the span out of the lane. On a GPU the copies are queued: nobody waits here."""
-        views = self._cache.views(lane, span.begin, span.end, with_state=span.with_state)
-        tensors = {self._name(kind, layer): _to_host(t) for (kind, layer), t in views.items()}
-        self._nodes[node] = (span, tensors)
-        if self._cache.tables.is_cuda:
-            self._pending[node] = torch.cuda.current_stream().record_event()
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
+        rows = self._cache.row_shapes(span.end - span.begin)
+        state = self._cache.state_shapes() if span.with_state else {}
+        return _num_bytes(rows.values()), _num_bytes(state.values())
 
-    def restore(self, lane: int, node: str) -> None:
-        """Write the node into the lane; its pages must be placed."""
-        span, tensors = self._nodes[node]
-        self._wait(node)
-        views = self._cache.views(lane, span.begin, span.end, with_state=span.with_state)
-        self._cache.write(
-            lane, span.begin, span.end, {key: tensors[self._name(*key)] for key in views}
+    def save(self, lane: int, node: str, span: Span) -> None:
+        """Keep what the span left in the lane. On a GPU the copies are queued: nobody waits here.
+
+        Raises MemoryError; nothing has changed then.
+        """
+        sizes = self.node_bytes(span)
+        rows, state = (self._memory.allocate(size) if size else None for size in sizes)
+        arrival = self._copies.save(lane, self._blocks(lane, span), rows, state)
+        self._nodes[node] = _Node(
+            span,
+            _lay_out(rows, self._cache.row_shapes(span.end - span.begin)),
+            _lay_out(state, self._cache.state_shapes()),
+            arrival,
         )
+
+    def saved(self, node: str) -> bool:
+        """Whether the node's copies have arrived: `export` will not wait."""
+        arrival = self._nodes[node].arrival
+        return arrival is None or arrival.query()
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        """Write a chain of nodes that begins at 0 into the lane, up to `num_tokens`, which lie in
+        the last one; its pages must be placed. Recurrent state is that of the last node, at its
+        end. On a GPU the copies are queued, and so is what uses the lane after them.
+        """
+        held = [self._nodes[node] for node in nodes]
+        begins = [0, *[n.span.end for n in held]]
+        assert [n.span.begin for n in held] == begins[:-1], f"a chain is expected, got {nodes}"
+        last = held[-1].span
+        assert last.begin < num_tokens <= last.end, f"{num_tokens} tokens do not end in {last}"
+        whole = num_tokens == last.end and last.with_state
+        assert whole or not self._cache.state_shapes(), f"no state at {num_tokens} in {last}"
+        targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
+        pairs = [pair for n in held for pair in self._row_pairs(lane, n, num_tokens, targets)]
+        pairs += [(targets[key], _bytes_of(tensor)) for key, tensor in held[-1].state.items()]
+        arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.query()]
+        self._copies.restore(lane, pairs, arrivals)
+
+    def settled(self, lane: int) -> bool:
+        """Whether the lane's restore has arrived."""
+        return self._copies.settled(lane)
+
+    def settle(self, lane: int) -> None:
+        """Wait for the lane's restore."""
+        self._copies.settle(lane)
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """Call before a pass over these lanes is queued: it then runs after their restores, and
+        after the saves of what they held before their reset.
+        """
+        self._copies.use(lanes)
+
+    def reset(self, lane: int) -> None:
+        """Make the lane as if no token had ever run on it; its saves go on."""
+        with self._copies.rewriting(lane):
+            self._cache.reset(lane)
 
     def export(self, node: str) -> dict[str, Tensor]:
         """The node's tensors by name, complete; they belong to the node and are not to be
         changed.
         """
-        self._wait(node)
-        return dict(self._nodes[node][1])
+        held = self._nodes[node]
+        if held.arrival is not None:
+            held.arrival.synchronize()
+        return {self._name(key): tensor for key, tensor in (held.rows | held.state).items()}
+
+    def has_state(self, node: str) -> bool:
+        """Whether a chain may end with all of this node."""
+        return self._nodes[node].span.with_state
 
     def check(self, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Raise SnapshotMismatch unless `tensors` are exactly this shard's for `span`."""
-        wanted = self._cache.shapes(span.begin, span.end, with_state=span.with_state)
-        expected = {self._name(kind, layer): shape for (kind, layer), shape in wanted.items()}
+        expected = {self._name(key): shape for key, shape in self._shapes(span).items()}
         if tensors.keys() != expected.keys():
             odd = sorted(tensors.keys() ^ expected.keys())
             raise SnapshotMismatch(
@@ -103,33 +174,84 @@ class NodeStore:
                 raise SnapshotMismatch(
                     f"{name}: {found.dtype} {tuple(found.shape)}, expected {dtype} {shape}"
                 )
+            if found.is_cuda or not found.is_contiguous():
+                raise SnapshotMismatch(f"{name}: expected contiguous numbers in host memory")
 
     def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own tensors that `check` has passed."""
-        self._nodes[node] = (span, dict(tensors))
+        """Own tensors that `check` has passed, in place of what was held under that name."""
+        rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
+        kept = self._cache.state_shapes() if span.with_state else {}
+        state = {key: tensors[self._name(key)] for key in kept}
+        self._nodes[node] = _Node(span, rows, state, None)
 
     def drop(self, node: str) -> None:
         """Forget the node, if it is here."""
         self._nodes.pop(node, None)
-        self._pending.pop(node, None)
+
+    def drop_state(self, node: str) -> None:
+        """Forget the recurrent state at the node's end."""
+        held = self._nodes[node]
+        held.span = replace(held.span, with_state=False)
+        held.state = {}
 
     def close(self) -> None:
         """Forget everything."""
+        self._copies.close()
         self._nodes.clear()
-        self._pending.clear()
 
-    def _name(self, kind: str, layer: int) -> str:
-        return format_name(self._shard, kind, layer)
+    def _name(self, key: TensorKey) -> str:
+        return format_name(self._shard, *key)
 
-    def _wait(self, node: str) -> None:
-        event = self._pending.pop(node, None)
-        if event is not None:
-            event.synchronize()
+    def _shapes(self, span: Span) -> dict[TensorKey, Shape]:
+        rows = self._cache.row_shapes(span.end - span.begin)
+        return rows | (self._cache.state_shapes() if span.with_state else {})
+
+    def _blocks(self, lane: int, span: Span) -> list[Block]:
+        """The lane's rows of the span, and where each begins in the region of the node."""
+        runs, blocks, at = self._cache.runs(lane, span.begin, span.end), [], 0
+        shapes = self._cache.row_shapes(1)
+        for key, source in self._cache.row_bytes(lane).items():
+            row_bytes = _num_bytes([shapes[key]])
+            for run in runs:
+                block = source[run.start * row_bytes : run.stop * row_bytes]
+                blocks.append((block, at))
+                at += block.numel()
+        return blocks
+
+    def _row_pairs(
+        self, lane: int, node: _Node, num_tokens: int, targets: Mapping[TensorKey, Tensor]
+    ) -> list[Pair]:
+        """Rows of the node up to token `num_tokens`, each with its place in the lane."""
+        end = min(node.span.end, num_tokens)
+        runs, pairs = self._cache.runs(lane, node.span.begin, end), []
+        for key, tensor in node.rows.items():
+            source, at = _bytes_of(tensor), 0
+            row_bytes = source.numel() // (node.span.end - node.span.begin)
+            for run in runs:
+                target = targets[key][run.start * row_bytes : run.stop * row_bytes]
+                pairs.append((target, source[at : at + target.numel()]))
+                at += target.numel()
+        return pairs
 
 
-def _to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory; from a GPU into pinned memory, in the order of the stream."""
-    if not tensor.is_cuda:
-        return tensor.clone()
-    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    return host.copy_(tensor, non_blocking=True)
+def _num_bytes(shapes: Iterable[Shape]) -> int:
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+
+
+def _lay_out(
+    region: memoryview | None, shapes: Mapping[TensorKey, Shape]
+) -> dict[TensorKey, Tensor]:
+    """The tensors that lie in `region`, one after the other; none where there is no region."""
+    if region is None:
+        return {}
+    parts = torch.frombuffer(region, dtype=torch.uint8).split(
+        [_num_bytes([s]) for s in shapes.values()]
+    )
+    return {
+        key: part.view(dtype).view(shape)
+        for (key, (shape, dtype)), part in zip(shapes.items(), parts, strict=True)
+    }
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
