@@ -1,7 +1,7 @@
 """One kernel that gathers the tap rows of every lane into the ring of features.
 
 Numbers cross as bits: bfloat16 has no Numba type, and so one code runs on the GPU and in the
-simulator. Narrowing rounds to nearest, ties to even.
+simulator. Narrowing rounds to nearest, ties to even. Importing it imports numba.cuda.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numba import cuda  # the simulator wants it global: it swaps the module of a running kernel
 from torch import Tensor
 
 from luceasync.cuda.launch import MAX_BLOCKS, Launcher
@@ -51,7 +52,7 @@ class FeatureKernel:
         num_entries, max_rows = paths.shape
         num_rows = min(max_rows, capacity_tokens, MAX_BLOCKS)
         width = views[0].shape[2]
-        threads = min(-(-width // 32) * 32, BLOCK_THREADS)
+        threads = min(width, BLOCK_THREADS)
         grid = (-(-width // threads), num_rows, num_entries * len(taps))
         if 0 in grid:
             return
@@ -97,8 +98,6 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
     [entries, max_rows]; store [places + 1, taps * words]; capacity. Blocks: (words, rows, entry and
     tap). Loops over rows, so that the grid depends on shapes alone.
     """
-    from numba import cuda
-
     to_fp32, from_fp32 = (cuda.jit(device=True)(convert) for convert in (widen, narrow))
 
     @cuda.jit

@@ -54,10 +54,9 @@ class Launcher:
         """
         if self._simulated:
             return tensor.view(torch.uint8).numpy().view(typestr)
-        with torch.cuda.device(self._device):
-            *shape, last = tensor.shape
-            shape = (*shape, last * tensor.element_size() // int(typestr[2:]))
-            return self._device_view(tensor.data_ptr(), shape, typestr, self._device)
+        return self._device_view(
+            tensor.data_ptr(), tensor.shape, tensor.element_size(), typestr, self._device
+        )
 
     def launch(self, kernel: Callable[..., None], grid: Grid, block: int, *args: Any) -> None:
         """Queue `kernel` with `block` threads in each block of `grid`; nobody waits."""
@@ -82,10 +81,14 @@ class _Described:
         }
 
 
-def _device_view(address: int, shape: tuple[int, ...], typestr: str, _device: torch.device) -> Any:
+def _device_view(
+    address: int, shape: torch.Size, item_bytes: int, typestr: str, device: torch.device
+) -> Any:
     from numba import cuda
 
-    return cuda.as_cuda_array(_Described(address, shape, typestr))
+    words = (*shape[:-1], shape[-1] * item_bytes // int(typestr[2:]))
+    with torch.cuda.device(device):
+        return cuda.as_cuda_array(_Described(address, words, typestr))
 
 
 def _configured(kernel: Any, grid: Grid, block: int, stream: int) -> Callable[..., None]:

@@ -10,9 +10,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-# Before triton is imported: where there is no GPU, kernels run in its interpreter.
+# Before triton and numba are imported: where there is no GPU, kernels run in the interpreter of
+# the one and the simulator of the other.
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.cuda.feature_ring import FeatureKernel
 from luceasync.cuda.launch import can_launch
 
 # (taps, lanes, begins, counts, paths, store, capacity_tokens), as torch_scatter takes them
@@ -22,6 +21,8 @@ def choose_scatter(device: torch.device) -> Scatter:
     """The kernel where Numba can compile for `device`, else torch."""
     if device.type != "cuda" or torch.version.hip or not can_launch():
         return torch_scatter
+    from luceasync.cuda.feature_ring import FeatureKernel
+
     return FeatureKernel(device)
 
 

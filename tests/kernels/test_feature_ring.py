@@ -1,0 +1,159 @@
+"""The kernel of the ring of features writes the bits that torch writes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from luceasync.cuda import feature_ring
+from luceasync.cuda.feature_ring import FeatureKernel
+from luceasync.cuda.launch import Launcher, can_launch
+from luceasync.dflash.scatter import choose_scatter, torch_scatter
+
+FLOATS = [torch.bfloat16, torch.float16, torch.float32]
+BITS = {torch.bfloat16: torch.int16, torch.float16: torch.int16, torch.float32: torch.int32}
+PAIRS = [(source, target) for source in FLOATS for target in FLOATS]
+EDGES = [0, 1, 0x33000000, 0x33000001, 0x387FFFFF, 0x38800000, 0x477FEFFF, 0x477FF000, 0x7F800000]
+
+
+def numbers(dtype: torch.dtype, *shape: int, device: torch.device) -> torch.Tensor:
+    """Any bits that mean a number."""
+    size = 1 << 8 * dtype.itemsize
+    bits = torch.randint(-size // 2, size // 2, shape, generator=torch.manual_seed(1))
+    found = bits.to(BITS[dtype]).view(dtype)
+    return torch.where(found.isnan(), 1.0, found.float()).to(dtype).to(device)
+
+
+def case(source, target, device, *, hidden=5, num_taps=2, rows=4, capacity=3):
+    """Arguments of a scatter of lanes 1, none, and 0: a path, padding, more rows than places."""
+    taps = [numbers(source, 3, rows, hidden, device=device) for _ in range(num_taps)]
+    indices = (
+        torch.tensor([1, -1, 0], dtype=torch.int32),
+        torch.tensor([2, 9, 7]),
+        torch.tensor([2, 3, rows], dtype=torch.int32),
+        torch.tensor(
+            [[rows - 1, 0] + [-9] * (rows - 2), [-9] * rows, range(rows)], dtype=torch.int32
+        ),
+    )
+    store = torch.full((2 * capacity + 1, num_taps * hidden), 7.0, dtype=target, device=device)
+    return [taps, *(index.to(device) for index in indices), store, capacity]
+
+
+def equal_after(kernel, arguments) -> bool:
+    """Whether kernel and twin leave the same bits in every row but nobody's."""
+    twin = [*arguments[:5], arguments[5].clone(), arguments[6]]
+    kernel(*arguments)
+    torch_scatter(*twin)
+    bits = BITS[arguments[5].dtype]
+    return torch.equal(arguments[5][:-1].view(bits), twin[5][:-1].view(bits))
+
+
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_kernel_and_twin_write_the_same_bits(source, target, device) -> None:
+    assert equal_after(FeatureKernel(device), case(source, target, device))
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 4, 6, 300])
+def test_rows_of_any_width_are_copied_whole(hidden, device) -> None:
+    arguments = case(torch.bfloat16, torch.bfloat16, device, hidden=hidden, num_taps=1, rows=2)
+    assert equal_after(FeatureKernel(device), arguments)
+
+
+def test_one_kernel_serves_every_shape(device) -> None:
+    kernel = FeatureKernel(device)
+    for hidden, num_taps, rows in [(3, 1, 2), (2, 3, 2), (4, 2, 5)]:
+        shape = {"hidden": hidden, "num_taps": num_taps, "rows": rows}
+        assert equal_after(kernel, case(torch.float32, torch.bfloat16, device, **shape))
+
+
+def test_nothing_to_write_launches_nothing(device) -> None:
+    arguments = case(torch.float32, torch.float32, device)
+    arguments[4] = arguments[4][:, :0].contiguous()
+    before = arguments[5].clone()
+    FeatureKernel(device)(*arguments)
+    assert torch.equal(arguments[5], before)
+
+
+def converted(bits: int, source: torch.dtype, target: torch.dtype) -> int:
+    return int(feature_ring.FROM_FP32[target](feature_ring.TO_FP32[source](bits)))
+
+
+def as_torch_converts(bits: list[int], source: torch.dtype, target: torch.dtype) -> list[int]:
+    of_source, of_target = (torch.iinfo(BITS[dtype]).max for dtype in (source, target))
+    signed = [value - 2 * (of_source + 1) * (value > of_source) for value in bits]
+    found = torch.tensor(signed, dtype=BITS[source]).view(source).to(target).view(BITS[target])
+    return [value % (2 * (of_target + 1)) for value in found.tolist()]
+
+
+@pytest.mark.parametrize("target", FLOATS)
+@pytest.mark.parametrize("source", [torch.bfloat16, torch.float16])
+def test_every_half_is_converted_as_torch_converts_it(source, target) -> None:
+    every = torch.arange(1 << 16).to(torch.int16).view(source)
+    bits = torch.arange(1 << 16)[~every.isnan()][::7].tolist()
+    found = [converted(value, source, target) for value in bits]
+    assert found == as_torch_converts(bits, source, target)
+
+
+@pytest.mark.parametrize("target", FLOATS[:2])
+@given(bits=st.integers(0, 0x7F800000) | st.sampled_from(EDGES), sign=st.booleans())
+@settings(max_examples=300, deadline=None)
+def test_float32_is_narrowed_as_torch_narrows_it(target, bits, sign) -> None:
+    bits |= sign << 31
+    expected = as_torch_converts([bits], torch.float32, target)
+    assert [converted(bits, torch.float32, target)] == expected
+
+
+@pytest.mark.parametrize("target", FLOATS)
+@pytest.mark.parametrize("bits", [0x7F800001, 0x7FFFFFFF, 0xFF800001, 0xFFFFFFFF])
+def test_what_is_no_number_stays_none(bits, target) -> None:
+    found = converted(bits, torch.float32, target)
+    signed = found - (1 << 8 * target.itemsize) * (found >> (8 * target.itemsize - 1))
+    assert torch.tensor([signed], dtype=BITS[target]).view(target).isnan()
+
+
+def test_the_kernel_runs_where_there_is_a_gpu_and_the_twin_on_the_cpu(device) -> None:
+    assert can_launch()
+    assert choose_scatter(torch.device("cpu")) is torch_scatter
+    assert isinstance(choose_scatter(device), FeatureKernel) == (device.type == "cuda")
+
+
+def test_a_kernel_needs_a_gpu_or_the_simulator(monkeypatch) -> None:
+    monkeypatch.setattr("numba.config.ENABLE_CUDASIM", 0)
+    with pytest.raises(ValueError, match="cpu: a CUDA device is expected"):
+        Launcher(torch.device("cpu"))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("source", "target"), PAIRS)
+def test_large_steps_agree_too(source, target, device) -> None:
+    arguments = case(source, target, device, hidden=2560, num_taps=5, rows=700, capacity=512)
+    assert equal_after(FeatureKernel(device), arguments)
+
+
+@pytest.mark.gpu
+def test_a_captured_launch_follows_its_static_tensors(device) -> None:
+    kernel, arguments = FeatureKernel(device), case(torch.float32, torch.bfloat16, device)
+    kernel(*arguments)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kernel(*arguments)
+    for tap in arguments[0]:
+        tap.copy_(torch.randn_like(tap))
+    arguments[1].copy_(torch.tensor([0, 1, -1], dtype=torch.int32))
+    arguments[2].add_(11)
+    arguments[3].copy_(torch.tensor([1, 2, 3], dtype=torch.int32))
+    arguments[4].fill_(2)
+    assert equal_after(lambda *_: graph.replay(), arguments)
+
+
+@pytest.mark.gpu
+def test_a_launch_is_ordered_by_torchs_current_stream(device) -> None:
+    kernel, arguments = FeatureKernel(device), case(torch.float32, torch.bfloat16, device)
+    kernel(*arguments)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        torch.cuda._sleep(50_000_000)  # the write below must come after what the stream does now
+        for tap in arguments[0]:
+            tap.copy_(torch.randn_like(tap))
+        assert equal_after(kernel, arguments)

@@ -1,0 +1,43 @@
+"""The ring of features, position by position: the truth of luceasync.dflash and of its kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def scatter(
+    taps: Sequence[Tensor],
+    lanes: Tensor,
+    begins: Tensor,
+    counts: Tensor,
+    paths: Tensor,
+    store: Tensor,
+    capacity_tokens: int,
+) -> None:
+    """Arguments as in luceasync.dflash.scatter.torch_scatter; later positions overwrite."""
+    for entry, lane in enumerate(lanes.tolist()):
+        for j in range(int(counts[entry]) if lane >= 0 else 0):
+            row = torch.cat([tap[entry, int(paths[entry, j])] for tap in taps])
+            place = (int(begins[entry]) + j) % capacity_tokens
+            store[lane * capacity_tokens + place] = row.to(store.dtype)
+
+
+class Lane:
+    """What a lane holds: position -> row, the last `capacity_tokens` of them, without a gap."""
+
+    def __init__(self, capacity_tokens: int) -> None:
+        self.capacity_tokens = capacity_tokens
+        self.end = 0
+        self.rows: dict[int, Tensor] = {}
+
+    def append(self, begin: int, rows: Sequence[Tensor]) -> None:
+        if begin != self.end:
+            self.rows.clear()
+        self.end = begin
+        for row in rows:
+            self.rows[self.end] = row
+            self.rows.pop(self.end - self.capacity_tokens, None)
+            self.end += 1
