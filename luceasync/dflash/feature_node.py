@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luceasync.dflash.features import FLOATS, FeatureSpec
+from luceasync.dflash.feature_spec import FLOATS, FeatureSpec
 from luceasync.errors import SnapshotMismatch
 
 META = "dflash_feature_meta"

@@ -7,36 +7,20 @@ capacity`. Knows neither network, nor how a commit was decided, nor where snapsh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from luceasync.dflash.feature_spec import (
+    FeatureSpec,
+    check_append,
+    check_dtype,
+    check_index,
+    check_lane,
+    check_taps,
+)
 from luceasync.dflash.scatter import choose_scatter
 from luceasync.target.transfer import Transfer, direct
-
-FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-
-
-@dataclass(frozen=True, slots=True)
-class FeatureSpec:
-    """What one row holds: the residual stream after each of the target's layers `taps`, side by
-    side. Raises ValueError for taps or a hidden size that cannot be.
-    """
-
-    taps: tuple[int, ...]
-    hidden_size: int
-
-    def __post_init__(self) -> None:
-        if not self.taps or min(self.taps) < 0 or len(set(self.taps)) != len(self.taps):
-            raise ValueError(f"taps {list(self.taps)}: different layers, 0 or more, are expected")
-        if self.hidden_size < 1:
-            raise ValueError(f"hidden size {self.hidden_size}: a positive number is expected")
-
-    @property
-    def width(self) -> int:
-        """Numbers in a row."""
-        return len(self.taps) * self.hidden_size
 
 
 def ring_bytes(
@@ -68,7 +52,7 @@ class FeatureRing:
             raise ValueError(
                 f"{num_lanes} lanes of {capacity_tokens} features: at least 1 of each is expected"
             )
-        _check_dtype("the ring", dtype)
+        check_dtype("the ring", dtype)
         self.spec = spec
         self.num_lanes = num_lanes
         self.capacity_tokens = capacity_tokens
@@ -121,7 +105,7 @@ class FeatureRing:
         `paths[e][j]`, so that `range(n)` means its first n rows. A lane whose `begin` is not its
         end starts anew there. Raises ValueError before anything is written.
         """
-        self._check_append(taps, lanes, begins, paths)
+        check_append(self.spec, self.num_lanes, taps, lanes, begins, paths)
         skips = [max(len(path) - self.capacity_tokens, 0) for path in paths]
         kept = [
             path[skip:] if lane >= 0 else ()
@@ -146,13 +130,13 @@ class FeatureRing:
         for each lane coming once, and says afterwards what was written with `advance`. Raises
         ValueError for shapes, dtypes and devices that do not fit.
         """
-        self._check_taps(taps)
+        check_taps(self.spec, taps)
         num_entries = taps[0].shape[0]
-        self._check_index("lanes", lanes, torch.int32, (num_entries,))
-        self._check_index("begins", begins, torch.int64, (num_entries,))
-        self._check_index("counts", counts, torch.int32, (num_entries,))
+        check_index("lanes", lanes, self.device, torch.int32, (num_entries,))
+        check_index("begins", begins, self.device, torch.int64, (num_entries,))
+        check_index("counts", counts, self.device, torch.int32, (num_entries,))
         num_rows = paths.numel() // max(num_entries, 1)
-        self._check_index("paths", paths, torch.int32, (num_entries, num_rows))
+        check_index("paths", paths, self.device, torch.int32, (num_entries, num_rows))
         for number, tap in enumerate(taps):
             if tap.device != self.device or not tap.is_contiguous():
                 raise ValueError(
@@ -199,7 +183,7 @@ class FeatureRing:
         A `begin` that is not the lane's end starts its range anew. Raises ValueError.
         """
         self._check_lane(lane)
-        _check_dtype("rows", rows.dtype)
+        check_dtype("rows", rows.dtype)
         if rows.ndim != 2 or rows.shape[1] != self.spec.width:
             raise ValueError(f"rows {tuple(rows.shape)}: [tokens, {self.spec.width}] is expected")
         self.advance(lane, begin, len(rows))
@@ -256,64 +240,5 @@ class FeatureRing:
         )
         return lanes_, begins_, counts_, paths_
 
-    def _check_append(
-        self,
-        taps: Sequence[Tensor],
-        lanes: Sequence[int],
-        begins: Sequence[int],
-        paths: Sequence[Sequence[int]],
-    ) -> None:
-        self._check_taps(taps)
-        num_entries, num_rows, _ = taps[0].shape
-        if not len(lanes) == len(begins) == len(paths) == num_entries:
-            raise ValueError(
-                f"{len(lanes)} lanes, {len(begins)} begins and {len(paths)} paths for "
-                f"{num_entries} entries of the taps"
-            )
-        real = [lane for lane in lanes if lane >= 0]
-        if len(set(real)) != len(real):
-            raise ValueError(f"lanes {list(lanes)}: each may come once")
-        for lane, begin, path in zip(lanes, begins, paths, strict=True):
-            if lane < 0:
-                continue
-            self._check_lane(lane)
-            if begin < 0:
-                raise ValueError(f"lane {lane} begins at position {begin}: 0 or more is expected")
-            if path and not 0 <= min(path) <= max(path) < num_rows:
-                raise ValueError(
-                    f"lane {lane} takes rows {min(path)} to {max(path)} of taps with {num_rows}"
-                )
-
-    def _check_taps(self, taps: Sequence[Tensor]) -> None:
-        if len(taps) != len(self.spec.taps):
-            raise ValueError(
-                f"{len(taps)} taps came; layers {list(self.spec.taps)} are expected, a tap each"
-            )
-        shape = (*taps[0].shape[:2], self.spec.hidden_size)
-        for number, tap in enumerate(taps):
-            _check_dtype(f"tap {number}", tap.dtype)
-            if tap.ndim != 3 or tap.shape != shape or tap.dtype != taps[0].dtype:
-                raise ValueError(
-                    f"tap {number} is {tap.dtype} {tuple(tap.shape)}; "
-                    f"{taps[0].dtype} {shape} is expected"
-                )
-
-    def _check_index(
-        self, name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
-    ) -> None:
-        found = (tensor.dtype, tuple(tensor.shape), tensor.device)
-        if found != (dtype, shape, self.device) or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name}: {found[0]} {found[1]} on {found[2]}; "
-                f"contiguous {dtype} {shape} on {self.device} is expected"
-            )
-
     def _check_lane(self, lane: int) -> None:
-        if not 0 <= lane < self.num_lanes:
-            raise ValueError(f"lane {lane}: 0 to {self.num_lanes - 1} are there")
-
-
-def _check_dtype(name: str, dtype: torch.dtype) -> None:
-    if dtype not in FLOATS:
-        names = ", ".join(str(known).removeprefix("torch.") for known in FLOATS)
-        raise ValueError(f"{name}: {dtype}; one of {names} is expected")
+        check_lane(lane, self.num_lanes)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from luceasync.dflash.feature_node import DATA, META, Features, decode, encode
-from luceasync.dflash.features import FeatureSpec
+from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.errors import SnapshotMismatch
 
 SPEC = FeatureSpec(taps=(1, 4), hidden_size=3)

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.dflash.features import FeatureRing, FeatureSpec, ring_bytes
+from luceasync.dflash.feature_spec import FeatureSpec
+from luceasync.dflash.features import FeatureRing, ring_bytes
 from tests.reference.feature_ring import Lane
 
 SPEC = FeatureSpec(taps=(1, 4), hidden_size=3)
