@@ -8,6 +8,7 @@ import psutil
 import torch
 
 from luceasync.errors import PlacementError
+from luceasync.kv.host import DevicePageLock, HostMemory, PinnedArena, PlainMemory
 from luceasync.target.plan import BACKENDS, Device, check_devices
 
 
@@ -37,6 +38,16 @@ def torch_device(name: str) -> torch.device:
     """
     backend, _, index = name.partition(":")
     return torch.device("cpu") if backend == "cpu" else torch.device("cuda", int(index))
+
+
+def host_memory(devices: Sequence[str], capacity_bytes: int) -> HostMemory:
+    """Memory for the saved nodes of these devices: pinned if a GPU is among them, which is begun
+    here and done in a thread. Raises MemoryError where nothing can be pinned.
+    """
+    gpus = [name for name in devices if not name.startswith("cpu:")]
+    if not gpus:
+        return PlainMemory()
+    return PinnedArena(capacity_bytes, DevicePageLock(torch_device(gpus[0])))
 
 
 def default_dtype(devices: Sequence[Device]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,17 @@ def test_places_are_those_of_the_map_in_any_order(order: list[int], ends: tuple[
     cache, pages = make_cache(), PageMap(NUM_LANES, NUM_PAGES, order)
     cache.place(pages.extend(2, end))
     assert as_list(cache.places(2, begin, end)) == places_by_hand(order, begin, end)
+
+
+@settings(max_examples=50, deadline=None)
+@given(order=st.permutations(range(NUM_PAGES)), ends=st.tuples(*[st.integers(0, 256)] * 2))
+def test_runs_are_the_same_places_in_few_ranges(order: list[int], ends: tuple[int, int]):
+    begin, end = sorted(ends)
+    cache, pages = make_cache(), PageMap(NUM_LANES, NUM_PAGES, order)
+    cache.place(pages.extend(2, end))
+    runs = [run for run in cache.runs(2, begin, end) if run]
+    assert [place for run in runs for place in run] == places_by_hand(order, begin, end)
+    assert all(a.stop != b.start for a, b in itertools.pairwise(runs))
 
 
 def test_a_chunk_that_comes_back_to_its_own_page_is_where_it_should_be():

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.kv.host import HostMemory
 from luceasync.models.loader import open_checkpoint
 from luceasync.models.spec import read_spec
 from luceasync.target.backend import LayerSplitBackend
@@ -31,6 +32,7 @@ def make_backend() -> Iterator[MakeBackend]:
         page_order: Sequence[int] | None = None,
         verify_rows: Sequence[int] = (),
         taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
     ) -> LayerSplitBackend:
         spec = read_spec(model_dir)
         plan = make_plan(
@@ -44,7 +46,7 @@ def make_backend() -> Iterator[MakeBackend]:
             verify_rows=verify_rows,
         )
         with open_checkpoint(model_dir) as checkpoint:
-            group = LocalGroup(spec, plan, checkpoint, taps=taps)
+            group = LocalGroup(spec, plan, checkpoint, taps=taps, memory=memory)
         backends.append(LayerSplitBackend(spec, plan, [group], page_order, taps))
         return backends[-1]
 

@@ -9,11 +9,13 @@ import pytest
 import torch
 
 from luceasync.errors import PlacementError
+from luceasync.kv.host import PlainMemory
 from luceasync.target.devices import (
     default_device,
     default_dtype,
     find_devices,
     gpu_backend,
+    host_memory,
     torch_device,
 )
 from luceasync.target.plan import Device
@@ -108,3 +110,7 @@ def test_bf16_is_the_default_where_every_device_has_it(
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: gpu_ok)
     monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: cpu_ok)
     assert default_dtype([Device(name, GIB) for name in names]) == expected
+
+
+def test_nodes_of_cpus_lie_in_plain_memory():
+    assert isinstance(host_memory(["cpu:0", "cpu:1"], 2**30), PlainMemory)

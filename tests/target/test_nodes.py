@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
+from luceasync.kv.host import PlainMemory
 from luceasync.kv.node import Span
 from luceasync.target.backend import LayerSplitBackend
 from tests import tiny
@@ -23,6 +24,22 @@ CHAIN = {"a": Span(0, 64, False), "b": Span(64, 100, True), "c": Span(100, NUM_P
 @pytest.fixture(scope="module")
 def deep_dir(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save(tiny.build(family, 8), tmp_path_factory.mktemp(f"nodes_{family}"))
+
+
+class LittleMemory:
+    """Room for a number of regions."""
+
+    def __init__(self, num_regions: int) -> None:
+        self._left = num_regions
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        if not self._left:
+            raise MemoryError("no room")
+        self._left -= 1
+        return PlainMemory().allocate(num_bytes)
+
+    def close(self) -> None:
+        """Nothing is held."""
 
 
 def prompt() -> list[int]:
@@ -124,6 +141,57 @@ def test_adopt_takes_all_or_nothing(deep_dir: Path, make_backend, damage):
     with pytest.raises(SnapshotMismatch):
         target.adopt("c", CHAIN["c"], given)
     assert all(not shard.nodes._nodes for shard in target._groups[0]._shards)
+
+
+def test_a_save_without_room_leaves_nothing_on_any_shard(deep_dir: Path, make_backend):
+    backend = make_backend(deep_dir, num_shards=3, memory=LittleMemory(2))
+    backend.prefill(0, 0, prompt(), project=False)
+    with pytest.raises(MemoryError):
+        backend.save(0, "n", Span(0, NUM_PROMPT, True))
+    assert all(not shard.nodes._nodes for shard in backend._groups[0]._shards)
+
+
+def test_a_refused_adopt_leaves_what_was_held(deep_dir: Path, make_backend):
+    backend = make_backend(deep_dir, num_shards=3)
+    prefill_and_save(backend, 0)
+    given = backend.export("c")
+    _missing(given)
+    with pytest.raises(SnapshotMismatch):
+        backend.adopt("c", CHAIN["c"], given)
+    expected = decode(backend, 0, NUM_PROMPT)
+    backend.restore(1, list(CHAIN), NUM_PROMPT)
+    assert torch.equal(decode(backend, 1, NUM_PROMPT), expected)
+
+
+def test_pure_attention_goes_on_from_a_part_of_a_node(tmp_path: Path, make_backend):
+    backend = make_backend(tiny.save(tiny.build("qwen3"), tmp_path), page_order=SHUFFLED)
+    prefill_and_save(backend, 0)
+    expected = decode(backend, 0, NUM_PROMPT)
+    backend.restore(1, ["a", "b", "c"], 128)
+    backend.prefill(1, 128, prompt()[128:], project=False)
+    assert torch.equal(decode(backend, 1, NUM_PROMPT), expected)
+
+
+def test_a_node_without_its_state_is_still_part_of_a_chain(deep_dir: Path, make_backend):
+    source, target = make_backend(deep_dir, num_shards=2), make_backend(deep_dir, num_shards=3)
+    prefill_and_save(source, 0)
+    source.drop_state("b")
+    assert [source.has_state(node) for node in CHAIN] == [False, False, True]
+    for node, span in CHAIN.items():
+        given = source.export(node)
+        target.adopt(node, Span(span.begin, span.end, source.has_state(node)), given)
+    target.restore(0, list(CHAIN), NUM_PROMPT)
+    assert torch.equal(decode(target, 0, NUM_PROMPT), decode(source, 0, NUM_PROMPT))
+
+
+def test_bytes_of_a_node_are_those_of_its_tensors_under_any_split(deep_dir: Path, make_backend):
+    for num_shards in (1, 3):
+        backend = make_backend(deep_dir, num_shards=num_shards)
+        prefill_and_save(backend, 0)
+        for node, span in CHAIN.items():
+            sizes = {name: t.numel() * t.element_size() for name, t in backend.export(node).items()}
+            rows = sum(size for name, size in sizes.items() if "_attn_" in name)
+            assert backend.node_bytes(span) == (rows, sum(sizes.values()) - rows)
 
 
 def test_a_dropped_node_is_gone(deep_dir: Path, make_backend):
