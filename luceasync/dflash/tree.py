@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-ROOT = -1  # the parent of row 0
+from luceasync.models.trees import ROOT
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luceasync.dflash.tree import ROOT, Proposal, TreeProposer, propose_chain
+from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
+from luceasync.models.trees import ROOT
 from tests.reference import ddtree
 
 CPU = torch.device("cpu")

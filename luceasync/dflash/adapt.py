@@ -1,0 +1,223 @@
+"""How far to speculate: which rows the next pass verifies, and for which lanes.
+
+Pure: looks at what was measured and what was accepted, touches nothing. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Protocol
+
+TRIAL_ROUNDS = 8  # what a lane is given before it is judged by its own text
+RETRY_TOKENS = 256  # decoded plainly before a lane that was given up is tried again
+REFILL_TOKENS = 64  # the same for one that had no features to start from
+PRIOR_ROUNDS = 4.0  # how much a lane believes of what others saw, or itself long ago
+WINDOW_ROUNDS = 24.0  # what happened longer ago hardly counts
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A round's fixed sizes: the draft runs `block` rows, its known first token included, and
+    `budget` rows of a tree are verified after the anchor; None: the chain.
+    """
+
+    block: int
+    budget: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are verified."""
+        return self.block if self.budget is None else self.budget + 1
+
+
+def shapes_for(block: int, budget: int | None) -> tuple[Shape, ...]:
+    """The few shapes that rounds have, largest first; each is captured once. A tree pays where the
+    device would idle, so under load there are chains.
+    """
+    blocks = sorted({block, -(-block // 2), min(4, block), 2}, reverse=True)
+    tree = () if budget is None else (Shape(block, budget),)
+    return (*tree, *(Shape(b) for b in blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far paths get: of about `rounds[i]` rounds that proposed a row at depth i + 1, `hits[i]`
+    accepted one. Older rounds weigh less.
+    """
+
+    hits: tuple[float, ...] = ()
+    rounds: tuple[float, ...] = ()
+
+    def after(self, num_slots: int, num_accepted: int) -> Reach:
+        """With one more round, of `num_slots` depths, in it."""
+        keep = 1 - 1 / WINDOW_ROUNDS
+        missing = (0.0,) * max(0, num_slots - len(self.hits))
+        hits, rounds = list(self.hits + missing), list(self.rounds + missing)
+        for i in range(num_slots):
+            hits[i] = hits[i] * keep + (num_accepted > i)
+            rounds[i] = rounds[i] * keep + 1
+        return Reach(tuple(hits), tuple(rounds))
+
+    def tau(self, num_slots: int) -> float:
+        """Tokens that a round is expected to give. A depth that no round has tried is hoped to fall
+        off no faster than those before it.
+        """
+        shares = list(accumulate((h / r for h, r in zip(self.hits, self.rounds, strict=True)), min))
+        rate = shares[-1] ** (1 / len(shares)) if shares else 1.0
+        while len(shares) < num_slots:
+            shares.append(rate * (shares[-1] if shares else 1.0))
+        return 1 + sum(shares[:num_slots])
+
+    def as_prior(self) -> Reach:
+        """The same shares, as if they came of few rounds."""
+        scales = [min(1.0, PRIOR_ROUNDS / r) for r in self.rounds]
+        hits = tuple(h * s for h, s in zip(self.hits, scales, strict=True))
+        return Reach(hits, tuple(r * s for r, s in zip(self.rounds, scales, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What rounds have shown, chains and trees apart."""
+
+    chain: Reach = Reach()
+    tree: Reach = Reach()
+
+    def after(self, shape: Shape, num_accepted: int) -> Record:
+        """With one more round in it."""
+        if shape.budget is None:
+            return replace(self, chain=self.chain.after(shape.block - 1, num_accepted))
+        return replace(self, tree=self.tree.after(shape.block - 1, num_accepted))
+
+    def tau(self, shape: Shape) -> float:
+        """Tokens that a round of `shape` is expected to give, bonus included; a tree at least what
+        chains do.
+        """
+        seen = self.chain if shape.budget is None or not self.tree.hits else self.tree
+        return seen.tau(shape.block - 1)
+
+    def as_prior(self) -> Record:
+        return Record(self.chain.as_prior(), self.tree.as_prior())
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a lane's text promises. For `num_trials` more rounds it speculates whatever that is;
+    `num_plain` tokens were decoded since it was given up for `off_reason`.
+    """
+
+    record: Record = Record()
+    num_trials: int = TRIAL_ROUNDS
+    num_plain: int = 0
+    off_reason: str | None = None
+
+    def after_round(self, shape: Shape, num_accepted: int) -> Outlook:
+        return Outlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
+
+    def after_plain(self, off_reason: str) -> Outlook:
+        """After a token that was decoded plainly because speculation does not pay."""
+        if self.num_plain + 1 >= RETRY_TOKENS:
+            return Outlook(self.record.as_prior())
+        off_reason = self.off_reason or off_reason
+        return replace(self, num_plain=self.num_plain + 1, off_reason=off_reason)
+
+
+def without_context(num_slots: int) -> Outlook:
+    """A lane that was restored without features: nothing is expected of it until it has decoded
+    some.
+    """
+    nothing = Reach((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
+    return Outlook(
+        Record(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, "restored without features"
+    )
+
+
+class Costs(Protocol):
+    """Measured seconds of one step for `num_lanes` lanes; `shape` None: a plain step."""
+
+    def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
+        """None where nothing comparable was measured."""
+        ...
+
+    def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
+        """Whether it wants measuring."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The next step: a round of `shape` for the lanes `speculating` (indices), a plain step for the
+    others. `off_reasons`, by index: why, where it is because speculation does not pay.
+    `is_measured`: its time says what such a step costs.
+    """
+
+    shape: Shape | None
+    speculating: tuple[int, ...]
+    is_measured: bool
+    off_reasons: dict[int, str] = field(default_factory=dict)
+
+
+def plan_step(
+    outlooks: Sequence[Outlook], shapes: Sequence[Shape], costs: Costs, *, measure: bool
+) -> Plan:
+    """What gives the most tokens per second: a round for all lanes, one for those that it pays for
+    beside a plain step for the rest, or a plain step for all, which no lane on trial takes.
+
+    `measure`: a cost that is due is measured first.
+    """
+    num_lanes = len(outlooks)
+    everyone = tuple(range(num_lanes))
+    due = [shape for shape in (*shapes, None) if measure and costs.is_due(num_lanes, shape)]
+    if due:
+        return Plan(due[0], everyone if due[0] is not None else (), measure)
+    plain_s = costs.seconds(num_lanes, None)
+    known = [shape for shape in shapes if costs.seconds(num_lanes, shape) is not None]
+    if plain_s is None or not known:
+        return Plan(shapes[0], everyone, measure)
+    best, best_rate = Plan(None, (), measure), num_lanes / plain_s
+    if any(outlook.num_trials for outlook in outlooks):
+        best_rate = 0.0
+    for shape in known:
+        for speculating in (everyone, _paying(outlooks, shape, costs)):
+            rate = _rate(outlooks, shape, speculating, costs)
+            if rate > best_rate:
+                best, best_rate = Plan(shape, speculating, measure), rate
+    off = {i: _why_off(outlooks[i], known, costs, num_lanes) for i in everyone}
+    reasons = {i: why for i, why in off.items() if i not in best.speculating}
+    return replace(best, off_reasons=reasons)
+
+
+def break_even(shape: Shape, costs: Costs, num_lanes: int) -> float:
+    """Tokens that a round must give to be worth its time; all of it must have been measured."""
+    round_s, plain_s = costs.seconds(num_lanes, shape), costs.seconds(num_lanes, None)
+    assert round_s is not None and plain_s is not None
+    return round_s / plain_s
+
+
+def _paying(outlooks: Sequence[Outlook], shape: Shape, costs: Costs) -> tuple[int, ...]:
+    """Lanes that a round pays for, and those on trial."""
+    least = break_even(shape, costs, len(outlooks))
+    return tuple(i for i, o in enumerate(outlooks) if o.num_trials or o.record.tau(shape) > least)
+
+
+def _rate(
+    outlooks: Sequence[Outlook], shape: Shape, speculating: tuple[int, ...], costs: Costs
+) -> float:
+    """Tokens per second of a round for some, followed by a plain step for the others."""
+    num_plain = len(outlooks) - len(speculating)
+    if not speculating:
+        return 0.0
+    round_s = costs.seconds(len(speculating), shape)
+    plain_s = costs.seconds(num_plain, None) if num_plain else 0.0
+    if round_s is None or plain_s is None:
+        return 0.0
+    tokens = num_plain + sum(outlooks[i].record.tau(shape) for i in speculating)
+    return tokens / (round_s + plain_s)
+
+
+def _why_off(outlook: Outlook, shapes: Sequence[Shape], costs: Costs, num_lanes: int) -> str:
+    """In words, for the shape that comes closest to paying."""
+    best = max(shapes, key=lambda s: outlook.record.tau(s) / break_even(s, costs, num_lanes))
+    tau, least = outlook.record.tau(best), break_even(best, costs, num_lanes)
+    return f"{tau:.2f} tokens a round, {least:.2f} would pay for it"

@@ -1,0 +1,169 @@
+"""Speculative decoding on one page: propose, verify, accept, commit, absorb.
+
+Owns what each lane's text has shown of speculation. Knows no requests and no text: what a verified
+row says is decided by whoever accepts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.dflash.adapt import Outlook, Plan, Record, Shape, plan_step, without_context
+from luceasync.dflash.passes import DraftPasses
+from luceasync.dflash.tally import LaneTally, StepCosts, Totals
+from luceasync.dflash.tree import Proposal
+from luceasync.request import Speculation, SpeculationStatus
+
+
+class Target(Protocol):
+    """luceasync.target.backend.LayerSplitBackend, which says what each means."""
+
+    def verify(
+        self,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        tokens: Tensor,
+        parents: Tensor | None = None,
+    ) -> Tensor: ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def taps(self) -> list[Tensor]: ...
+
+
+class Accept(Protocol):
+    """Who decides what stands; luceasync.engine.acceptance.Acceptance is one."""
+
+    @property
+    def arrived_at(self) -> float:
+        """When the verified rows were on the host, by time.perf_counter."""
+        ...
+
+    def __call__(self, proposal: Proposal, logits: Tensor) -> list[list[int]]:
+        """For each entry the rows to commit, row 0 first. logits: [entries, rows, vocab]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Where a lane stands: `token`, its last one, at `position`, has not been run."""
+
+    lane: int
+    position: int
+    token: int
+
+
+class Speculator:
+    """Rounds of speculation for lanes of one target. Synchronous; engine thread only."""
+
+    def __init__(
+        self, target: Target, passes: DraftPasses, shapes: Sequence[Shape], num_lanes: int
+    ) -> None:
+        """`shapes`: those that rounds may have, largest first."""
+        self._target = target
+        self._passes = passes
+        self._shapes = tuple(shapes)
+        self._outlooks = [Outlook()] * num_lanes
+        self._tallies = [LaneTally()] * num_lanes
+        self._common = Record()  # of all lanes so far: what a new one is expected to do
+        self._totals = Totals(shapes[0].block - 1)
+        self._costs = StepCosts()
+
+    @property
+    def status(self) -> SpeculationStatus:
+        """Totals since the start; the seconds are those of tally.Totals."""
+        return self._totals.told()
+
+    def speculation(self, lane: int) -> Speculation:
+        """What it did for the choice on `lane`, and why it rests if it does."""
+        return self._tallies[lane].told(self._outlooks[lane].off_reason)
+
+    # --- what a lane goes through ---------------------------------------------------------------
+
+    def start(self, lane: int) -> None:
+        """The lane is given to another choice, and is empty."""
+        self._outlooks[lane] = Outlook(self._common.as_prior())
+        self._tallies[lane] = LaneTally()
+        self._passes.reset(lane)
+
+    @torch.inference_mode()
+    def restored(self, lane: int, begin: int, features: Tensor | None) -> None:
+        """The lane stands after a restored prefix, of which it has features [tokens, taps * hidden]
+        from position `begin` on; None: it has none. Raises ValueError for rows of another drafter.
+        """
+        if features is None:
+            self._outlooks[lane] = without_context(self._shapes[0].block - 1)
+        else:
+            self._passes.restore(lane, begin, features)
+
+    @torch.inference_mode()
+    def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
+        """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
+        paths = [range(num_tokens)]
+        self._passes.absorb(self._target.taps(), [lane], [begin], paths, num_tokens)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def plan(self, lanes: Sequence[int], *, alone: bool) -> Plan:
+        """The next step for decoding `lanes`, named instead of counted in it. `alone`: nothing else
+        runs beside it, so its time can be measured.
+        """
+        outlooks = [self._outlooks[lane] for lane in lanes]
+        plan = plan_step(outlooks, self._shapes, self._costs, measure=alone)
+        return replace(
+            plan,
+            speculating=tuple(lanes[i] for i in plan.speculating),
+            off_reasons={lanes[i]: why for i, why in plan.off_reasons.items()},
+        )
+
+    @torch.inference_mode()
+    def round(self, anchors: Sequence[Anchor], plan: Plan, accept: Accept) -> list[list[int]]:
+        """One round for lanes that speculate as planned. Returns the rows that were committed for
+        each: as many as tokens were emitted.
+        """
+        shape = plan.shape
+        assert shape is not None, "a round has a shape"
+        started_at = time.perf_counter()
+        lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
+        proposal = self._passes.propose([a.token for a in anchors], lanes, begins, shape)
+        proposed_at = time.perf_counter()
+        logits = self._target.verify(lanes, begins, proposal.tokens, proposal.parents)
+        paths = accept(proposal, logits)
+        self._target.commit(paths)
+        self._passes.absorb(self._target.taps(), lanes, begins, paths, shape.block)
+        self._count(lanes, shape, paths)
+        ended_at = time.perf_counter()
+        self._totals.draft_s += proposed_at - started_at
+        self._totals.verify_s += accept.arrived_at - proposed_at
+        self._totals.host_s += ended_at - accept.arrived_at
+        if plan.is_measured:
+            self._costs.observe(len(lanes), shape, ended_at - started_at)
+        return paths
+
+    @torch.inference_mode()
+    def decoded(
+        self, lanes: Sequence[int], positions: Sequence[int], plan: Plan, started_at: float
+    ) -> None:
+        """The target has decoded the tokens at `positions` in a plain step, as planned, that began
+        at `started_at` (time.perf_counter).
+        """
+        self._passes.absorb(self._target.taps(), lanes, positions, [[0]] * len(lanes), 1)
+        for lane in lanes:
+            if lane in plan.off_reasons:
+                self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
+        if plan.is_measured:
+            self._costs.observe(len(lanes), None, time.perf_counter() - started_at)
+
+    def _count(self, lanes: Sequence[int], shape: Shape, paths: Sequence[Sequence[int]]) -> None:
+        for lane, path in zip(lanes, paths, strict=True):
+            num_accepted = len(path) - 1
+            self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)
+            self._common = self._common.after(shape, num_accepted)
+            self._tallies[lane].add(shape, num_accepted)
+            self._totals.add(shape, num_accepted)

@@ -1,0 +1,106 @@
+"""What several choices make of the rows that were verified for them in one pass.
+
+Every row that is visited gets the token that plain decoding would have chosen there: the same
+edits, the same draw for its position. Owns nothing; knows no lanes, no draft and no clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from luceasync.dflash.accept import Decide, lines, matching_child, walk
+from luceasync.dflash.tree import Proposal
+from luceasync.engine.generation import Generation
+from luceasync.engine.sampler import NO_TOKEN, Ranked, RowSampling, has_penalties, rank
+from luceasync.request import Delta
+
+
+class Acceptance:
+    """One round's acceptance for `generations`, the entries of the proposal in order.
+
+    Filled by the call: `deltas`, what each can show now, at most one a round; `arrived_at`, when
+    the rows were on the host (time.perf_counter).
+    """
+
+    def __init__(self, generations: Sequence[Generation], decide: Decide = matching_child) -> None:
+        self.deltas: list[Delta | None] = [None] * len(generations)
+        self.arrived_at = 0.0
+        self._generations = generations
+        self._decide = decide
+
+    def __call__(self, proposal: Proposal, logits: Tensor) -> list[list[int]]:
+        """The path that stands for each entry. logits: [entries, rows, vocab].
+
+        The host waits for the device once; twice where a choice has penalties, since the edits of a
+        row then depend on the proposed tokens above it.
+        """
+        num_rows = logits.shape[1]
+        blocks = (
+            [proposal.tokens] if proposal.parents is None else [proposal.tokens, proposal.parents]
+        )
+        carry = torch.stack([block.long() for block in blocks], -1)  # [entries, rows, 1 or 2]
+        rows = self._rows(carry, num_rows)
+        ranked = rank(logits.flatten(0, 1), rows, carry=carry.flatten(0, 1))
+        self.arrived_at = time.perf_counter()
+        carried = ranked.carried.reshape(*carry.shape).tolist()
+        return [self._walk(i, ranked, entry) for i, entry in enumerate(carried)]
+
+    def _rows(self, carry: Tensor, num_rows: int) -> list[RowSampling]:
+        """How each row's token is chosen; its position is told when it is visited."""
+        wanted = [g.next_row for g in self._generations]
+        if not any(has_penalties(row.sampling) for row in wanted):
+            return [row for row in wanted for _ in range(num_rows)]
+        rows = []
+        for row, entry in zip(wanted, carry.tolist(), strict=True):
+            if row.counts is None:
+                rows += [row] * num_rows
+                continue
+            tokens, parents = _columns(entry)
+            for line in lines(parents, num_rows):
+                counts = row.counts.followed_by([tokens[above] for above in line])
+                rows.append(replace(row, counts=counts))
+        return rows
+
+    def _walk(self, index: int, ranked: Ranked, entry: list[list[int]]) -> list[int]:
+        """The entry's path; every token on it goes to its generation."""
+        generation = self._generations[index]
+        tokens, parents = _columns(entry)
+        deltas: list[Delta] = []
+
+        def follow(row: int) -> int | None:
+            place = index * len(tokens) + row
+            token, logprobs = ranked.choose(place, generation.position + 1)
+            if token == NO_TOKEN:
+                delta = generation.finish("error", "the model's logits are not numbers")
+            else:
+                delta = generation.accept(token, logprobs)
+            if delta is not None:
+                deltas.append(delta)
+            return None if delta is not None and delta.finish is not None else token
+
+        path = walk(tokens, parents, follow, self._decide)
+        self.deltas[index] = joined(deltas)
+        return path
+
+
+def joined(deltas: Sequence[Delta]) -> Delta | None:
+    """Deltas of one choice, one after the other, as one; None for none."""
+    if len(deltas) < 2:
+        return deltas[0] if deltas else None
+    return replace(
+        deltas[-1],
+        text="".join(delta.text for delta in deltas),
+        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
+        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
+    )
+
+
+def _columns(entry: Sequence[Sequence[int]]) -> tuple[list[int], list[int] | None]:
+    """Tokens and parents of an entry's rows [rows, 1 or 2]."""
+    tokens = [row[0] for row in entry]
+    return tokens, [row[1] for row in entry] if len(entry[0]) == 2 else None

@@ -1,0 +1,7 @@
+"""Backends over tiny models, as in the tests of the target."""
+
+from __future__ import annotations
+
+from tests.target.conftest import make_backend
+
+__all__ = ["make_backend"]

@@ -1,0 +1,261 @@
+"""Answers with and without speculation, over a tiny model, and a draft that reads from a script."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from luceasync.dflash.accept import Decide, matching_child
+from luceasync.dflash.adapt import Plan, Shape
+from luceasync.dflash.decode import Anchor, Speculator
+from luceasync.dflash.draft import open_network
+from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.passes import DraftPasses
+from luceasync.dflash.spec import read_draft_spec
+from luceasync.engine.acceptance import Acceptance
+from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.sampler import TokenCounts, choose
+from luceasync.models.ops import TorchOps
+from luceasync.models.spec import read_spec
+from luceasync.request import Delta, Sampling
+from luceasync.target.backend import LayerSplitBackend
+from luceasync.text.detokenizer import Detokenizer
+from luceasync.text.tokenizer import Tokenizer
+from tests import tiny
+
+TAPS = tuple(tiny.DRAFT["dflash_config"]["target_layer_ids"])
+BLOCK = tiny.DRAFT["block_size"]
+SHAPES = (Shape(BLOCK, 60), Shape(BLOCK, 22), Shape(BLOCK, 8), Shape(BLOCK), Shape(4), Shape(2))
+VERIFY_ROWS = tuple(shape.num_rows for shape in SHAPES)
+MAX_CTX = 512
+CPU = torch.device("cpu")
+
+
+# --- choices --------------------------------------------------------------------------------------
+
+
+def random_prompt(seed: int, num_tokens: int = 40) -> tuple[int, ...]:
+    choice = random.Random(seed)
+    return tuple(choice.randrange(4, tiny.VOCAB_SIZE) for _ in range(num_tokens))
+
+
+def prepare(
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+    *,
+    seed: int = 0,
+    max_tokens: int = 32,
+    stop: tuple[str, ...] = (),
+    stop_ids: frozenset[int] = frozenset(),
+    top_logprobs: int | None = None,
+) -> Prepared:
+    prompt = random_prompt(seed)
+    return Prepared(
+        stream_id=seed,
+        index=0,
+        prompt_ids=prompt,
+        max_tokens=max_tokens,
+        stop_ids=stop_ids,
+        sampling=sampling,
+        seed=seed,
+        counts=TokenCounts(prompt),
+        top_logprobs=top_logprobs,
+        tokenizer=tokenizer,
+        detokenizer=Detokenizer(tokenizer, stop),
+    )
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of a choice, however it was cut into deltas."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    reason: str
+    num_tokens: int
+    logprobs: tuple
+
+    @classmethod
+    def of(cls, deltas: Sequence[Delta]) -> Answer:
+        *_, last = deltas
+        assert last.finish is not None
+        return cls(
+            tuple(token for delta in deltas for token in delta.token_ids),
+            "".join(delta.text for delta in deltas),
+            last.finish.reason,
+            last.finish.usage.completion_tokens,
+            tuple((p.token, round(p.logprob, 3)) for delta in deltas for p in delta.logprobs),
+        )
+
+
+# --- answers ----------------------------------------------------------------------------------
+
+
+class Lanes:
+    """Choices on lanes of a backend, prefilled and with their first token; one after the other, or
+    in rounds of speculation together.
+    """
+
+    def __init__(
+        self,
+        backend: LayerSplitBackend,
+        prepared: Sequence[Prepared],
+        speculator: Speculator | None = None,
+    ) -> None:
+        self.backend = backend
+        self.speculator = speculator
+        self.deltas: list[list[Delta]] = [[] for _ in prepared]
+        self.running = [self._begin(lane, p) for lane, p in enumerate(prepared)]
+        self.running = [g for g in self.running if not self.is_over(g)]
+
+    def _begin(self, lane: int, prepared: Prepared) -> Generation:
+        generation = Generation(prepared)
+        generation.lane = lane
+        prompt = prepared.prompt_ids
+        self.backend.reset(lane)
+        if self.speculator is not None:
+            self.speculator.start(lane)
+        for begin in range(0, len(prompt), 32):
+            part = prompt[begin : begin + 32]
+            logits = self.backend.prefill(lane, begin, part, project=True)
+            if self.speculator is not None:
+                self.speculator.prefilled(lane, begin, len(part))
+        self._choose([generation], logits[None])
+        return generation
+
+    def _choose(self, generations: Sequence[Generation], logits: Tensor) -> None:
+        choice = choose(logits, [g.next_row for g in generations])
+        for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):
+            self._keep(g, g.accept(token, logprobs))
+
+    def _keep(self, generation: Generation, delta: Delta | None) -> None:
+        if delta is not None:
+            self.deltas[generation.lane].append(delta)
+
+    def is_over(self, generation: Generation) -> bool:
+        deltas = self.deltas[generation.lane]
+        return bool(deltas) and deltas[-1].finish is not None
+
+    def _leave(self) -> None:
+        self.running = [g for g in self.running if not self.is_over(g)]
+
+    def decode(self, generations: Sequence[Generation], plan: Plan | None = None) -> None:
+        """A plain step."""
+        lanes, positions = [g.lane for g in generations], [g.position for g in generations]
+        started_at = time.perf_counter()
+        logits = self.backend.decode(lanes, positions, [g.last_token for g in generations])
+        self._choose(generations, logits)
+        if self.speculator is not None:
+            self.speculator.decoded(lanes, positions, plan, started_at)
+        self._leave()
+
+    def round(
+        self, generations: Sequence[Generation], plan: Plan, decide: Decide = matching_child
+    ) -> list[list[int]]:
+        """A round of speculation; the rows that were committed."""
+        anchors = [Anchor(g.lane, g.position, g.last_token) for g in generations]
+        acceptance = Acceptance(generations, decide)
+        paths = self.speculator.round(anchors, plan, acceptance)
+        for g, delta in zip(generations, acceptance.deltas, strict=True):
+            self._keep(g, delta)
+        self._leave()
+        return paths
+
+    def answers(self) -> list[Answer]:
+        return [Answer.of(deltas) for deltas in self.deltas]
+
+
+def plain_answers(backend: LayerSplitBackend, prepared: Sequence[Prepared]) -> list[Answer]:
+    lanes = Lanes(backend, prepared)
+    while lanes.running:
+        for generation in list(lanes.running):
+            lanes.decode([generation])
+    return lanes.answers()
+
+
+def speculated_answers(
+    backend: LayerSplitBackend, speculator: Speculator, prepared: Sequence[Prepared], shape: Shape
+) -> list[Answer]:
+    lanes = Lanes(backend, prepared, speculator)
+    while lanes.running:
+        speculating = tuple(g.lane for g in lanes.running)
+        lanes.round(list(lanes.running), Plan(shape, speculating, False))
+    return lanes.answers()
+
+
+# --- drafts ---------------------------------------------------------------------------------------
+
+
+class ScriptedDraft:
+    """Proposes what the script holds, and now and then something else; its rows are logits.
+
+    `scripts[lane]`: the lane's tokens by position. `is_wrong(lane, position)`: another token is put
+    first there, the script's own comes second.
+    """
+
+    device = CPU
+
+    def __init__(
+        self,
+        scripts: Mapping[int, Sequence[int]],
+        is_wrong: Callable[[int, int], bool] = lambda lane, position: False,
+    ) -> None:
+        self.scripts = scripts
+        self.is_wrong = is_wrong
+        self.written: dict[int, list[int]] = {}
+        self.valid_from: dict[int, int] = {}
+
+    def propose(self, anchors, lanes, begins, block, *, reach=None) -> Tensor:
+        places = zip(lanes.tolist(), begins.tolist(), strict=True)
+        return torch.stack([self._logits(lane, begin, block) for lane, begin in places])
+
+    def _logits(self, lane: int, begin: int, block: int) -> Tensor:
+        logits = torch.randn(
+            block - 1, tiny.VOCAB_SIZE, generator=torch.Generator().manual_seed(begin)
+        )
+        for slot in range(block - 1):
+            position = begin + 1 + slot
+            token = (*self.scripts[lane], *[5] * 99)[position]
+            logits[slot, token] += 8
+            if self.is_wrong(lane, position):
+                logits[slot, (token + 1) % tiny.VOCAB_SIZE] += 12
+        return logits
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        return rows
+
+    def write_context(self, features, lanes, begins, counts) -> None:
+        for lane, begin, count in zip(*map(Tensor.tolist, (lanes, begins, counts)), strict=True):
+            self.written.setdefault(lane, []).extend(range(begin, begin + count))
+
+    def set_valid_from(self, lane: int, position: int) -> None:
+        self.valid_from[lane] = position
+
+
+def speculator_of(backend: LayerSplitBackend, draft, head=None) -> Speculator:
+    spec = FeatureSpec(TAPS, tiny.COMMON["hidden_size"])
+    ring = FeatureRing(spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, device=CPU)
+    passes = DraftPasses(draft, ring, draft if head is None else head)
+    return Speculator(backend, passes, SHAPES, num_lanes=4)
+
+
+def random_speculator(backend: LayerSplitBackend, model_dir: Path, folder: Path) -> Speculator:
+    """With a real drafter of random weights."""
+    draft_dir = tiny.save_draft(folder, tiny.draft_config())
+    draft = open_network(
+        draft_dir,
+        read_draft_spec(draft_dir, read_spec(model_dir)),
+        TorchOps(),
+        backend.embed,
+        num_lanes=4,
+        max_ctx_tokens=MAX_CTX,
+        dtype=torch.float32,
+        device=CPU,
+    )
+    return speculator_of(backend, draft, backend)
