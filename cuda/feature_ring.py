@@ -14,7 +14,7 @@ import torch
 from numba import cuda  # the simulator wants it global: it swaps the module of a running kernel
 from torch import Tensor
 
-from luceasync.cuda.launch import MAX_BLOCKS, Launcher
+from luceasync.cuda.launch import Launcher
 
 Convert = Callable[[Any], Any]
 
@@ -50,10 +50,10 @@ class FeatureKernel:
         view = self._launcher.view
         views = tuple(view(tap, source) for tap in taps)
         num_entries, max_rows = paths.shape
-        num_rows = min(max_rows, capacity_tokens, MAX_BLOCKS)
+        num_rows = min(max_rows, capacity_tokens)
         width = views[0].shape[2]
         threads = min(width, BLOCK_THREADS)
-        grid = (-(-width // threads), num_rows, num_entries * len(taps))
+        grid = (num_rows, -(-width // threads), num_entries * len(taps))
         if 0 in grid:
             return
         self._launcher.launch(
@@ -84,7 +84,7 @@ def _typestrs(taps: Sequence[Tensor], store: Tensor) -> tuple[str, str]:
     source_bytes, target_bytes = taps[0].element_size(), store.element_size()
     if taps[0].dtype != store.dtype:
         return f"<u{source_bytes}", f"<u{target_bytes}"
-    spans = taps[0].shape[2] * source_bytes | store.data_ptr()
+    spans = taps[0].shape[2] * source_bytes
     for tap in taps:
         spans |= tap.data_ptr()
     word_bytes = min(spans & -spans, 8)
@@ -95,8 +95,8 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
     """The kernel whose numbers become `narrow(widen(bits))`.
 
     Its arguments: taps, a tuple of [entries, rows, words]; lanes, begins, counts [entries]; paths
-    [entries, max_rows]; store [places + 1, taps * words]; capacity. Blocks: (words, rows, entry and
-    tap). Loops over rows, so that the grid depends on shapes alone.
+    [entries, max_rows]; store [places + 1, taps * words]; capacity. Blocks: (row, words, entry and
+    tap); how many depends on shapes alone.
     """
     to_fp32, from_fp32 = (cuda.jit(device=True)(convert) for convert in (widen, narrow))
 
@@ -106,16 +106,15 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
         tap = cuda.blockIdx.z % len(taps)
         lane = lanes[entry]
         source = taps[tap]
-        i = cuda.blockIdx.x * cuda.blockDim.x + cuda.threadIdx.x
+        i = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         if lane < 0 or i >= source.shape[2]:
             return
         column = tap * source.shape[2] + i
-        # Rows that later ones of this call would overwrite: nobody says in which order.
-        j = max(counts[entry] - capacity, 0) + cuda.blockIdx.y
-        while j < counts[entry]:
+        # Blocks run in any order: rows that later ones of this call would overwrite are left out.
+        j = max(counts[entry] - capacity, 0) + cuda.blockIdx.x
+        if j < counts[entry]:
             place = lane * capacity + (begins[entry] + j) % capacity
             store[place, column] = from_fp32(to_fp32(source[entry, paths[entry, j], i]))
-            j += cuda.gridDim.y
 
     return scatter
 
@@ -157,7 +156,7 @@ def _fp32_to_fp16(bits):
     sign, size = (bits >> 16) & 0x8000, bits & 0x7FFFFFFF
     if size > FP32_INF:
         return np.int64(0x7E00)
-    if size >= 0x477FF000:  # 65520 and more round to infinity
+    if size >= 0x47800000:  # 65536; rounding makes what is little less infinite, too
         return sign | 0x7C00
     if size >= 0x38800000:  # 2^-14: the smallest that is not subnormal
         return sign | ((size + 0xFFF + ((size >> 13) & 1) - (112 << 23)) >> 13)

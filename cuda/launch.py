@@ -16,7 +16,6 @@ from torch import Tensor
 
 Grid = tuple[int, int, int]
 
-MAX_BLOCKS = 65535  # of a grid's second and third dimension
 NUM_KEPT = 512  # views and configurations that one Launcher keeps
 
 
