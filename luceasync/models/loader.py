@@ -6,7 +6,6 @@ Checks every shape against the spec before a byte is read. Knows no families and
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from luceasync.errors import ModelError
+from luceasync.models.files import weight_files
 from luceasync.models.spec import ModelSpec, Shape
 
 STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
@@ -70,26 +70,6 @@ def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
                 raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
             files.update(dict.fromkeys(file.keys(), file))
         yield Checkpoint(model_dir, files)
-
-
-def weight_files(model_dir: Path) -> list[Path]:
-    """The safetensors files of `model_dir`: those of the index, or the single one."""
-    index = model_dir / "model.safetensors.index.json"
-    if not index.exists():
-        single = model_dir / "model.safetensors"
-        if not single.exists():
-            raise ModelError(
-                f"{model_dir}: neither model.safetensors nor model.safetensors.index.json is there"
-            )
-        return [single]
-    try:
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelError(f"{index}: not an index of weight files: {error!r}") from None
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name:
-            raise ModelError(f"{index}: {name!r} is not a file name in this directory")
-    return [model_dir / name for name in sorted(names)]
 
 
 class RandomSource:

@@ -16,7 +16,6 @@ from luceasync.models.loader import (
     TensorReader,
     TensorSource,
     open_checkpoint,
-    weight_files,
     whole,
 )
 from luceasync.models.spec import Shape, read_spec
@@ -86,26 +85,6 @@ def test_a_sharded_model_is_the_single_one(tiny_dir: Path, tmp_path: Path):
     with open_checkpoint(write_index(tmp_path, files)) as checkpoint:
         for name, tensor in whole.items():
             assert torch.equal(checkpoint.read(name, tuple(tensor.shape)), tensor)
-
-
-def test_a_directory_without_weights_says_what_is_looked_for(tmp_path: Path):
-    with pytest.raises(ModelError, match=r"neither model\.safetensors nor .*\.index\.json"):
-        weight_files(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["../x.safetensors", "/etc/passwd", "sub/x.safetensors", 7, None])
-def test_an_index_stays_inside_its_directory(tmp_path: Path, name: object):
-    write_index(tmp_path, {"a": name})
-    with pytest.raises(ModelError, match="is not a file name in this directory") as caught:
-        weight_files(tmp_path)
-    assert INDEX in str(caught.value) and repr(name) in str(caught.value)
-
-
-@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"weight_map": 3}', '{"weight_map": [1]}'])
-def test_an_index_that_is_none_is_named(tmp_path: Path, content: str):
-    (tmp_path / INDEX).write_text(content)
-    with pytest.raises(ModelError, match="not an index of weight files"):
-        weight_files(tmp_path)
 
 
 def test_a_file_that_the_index_names_must_be_there(two_files: Path):
