@@ -32,14 +32,6 @@ def next_step(load: Load) -> Step:
     return "prefill" if load.decode_s >= load.prefill_s else "decode"
 
 
-def chunk_end(begin: int, num_tokens: int, chunk_tokens: int) -> int:
-    """Where the prefill chunk that starts at `begin` ends.
-
-    Cuts lie at fixed positions, so that the numbers of a run do not depend on what else is running.
-    """
-    return min(num_tokens, (begin // chunk_tokens + 1) * chunk_tokens)
-
-
 def retry_after_s(num_lanes: int, mean_request_s: float) -> int:
     """Seconds until a lane, and with it a place in the queue, is likely to be free: 1 to 60."""
     return max(1, min(60, round(mean_request_s / num_lanes)))

@@ -6,9 +6,12 @@ Owns the choice's tokens, text and clock. Knows neither the other lanes nor how 
 from __future__ import annotations
 
 import time
+from array import array
 from dataclasses import dataclass, field
 
+from luceasync.engine.claim import Claim
 from luceasync.engine.sampler import RowLogprobs, RowSampling, TokenCounts
+from luceasync.prefix.keys import tenant_key
 from luceasync.request import (
     Delta,
     Finish,
@@ -21,12 +24,16 @@ from luceasync.request import (
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
 
+NO_TENANT = tenant_key("")  # shared by everybody without an API key
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """What a choice needs to run: tokens, limits, sampling and the way back to text.
 
-    `seed` is already drawn; `counts` is None when no penalty needs them.
+    `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
+    key under which what is computed may be shared; `boundaries` are where turns of the prompt end;
+    `keep_prompt`: the prompt is to be kept for itself.
     """
 
     stream_id: int
@@ -40,14 +47,23 @@ class Prepared:
     top_logprobs: int | None
     tokenizer: Tokenizer
     detokenizer: Detokenizer
+    tenant: bytes = field(default=NO_TENANT, repr=False)
+    boundaries: tuple[int, ...] = ()
+    keep_prompt: bool = False
 
 
 @dataclass(slots=True)
 class Generation:
-    """A prepared choice and how far it has come. `lane` is None while it waits."""
+    """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
+    restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
+    that the lane holds were not run.
+    """
 
     prepared: Prepared
+    claim: Claim = field(init=False)
     lane: int | None = None
+    is_restoring: bool = False
+    num_cached: int = 0
     num_prefilled: int = 0
     last_token: int | None = None
     num_generated: int = 0
@@ -58,9 +74,28 @@ class Generation:
     _held_ids: list[int] = field(default_factory=list)
     _held_logprobs: list[TokenLogprob] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        prepared = self.prepared
+        self.claim = Claim(
+            tenant=prepared.tenant,
+            sequence=array("i", prepared.prompt_ids),
+            num_prompt_tokens=len(prepared.prompt_ids),
+            boundaries=prepared.boundaries,
+            keep_prompt=prepared.keep_prompt,
+        )
+
     @property
     def is_decoding(self) -> bool:
         return self.last_token is not None
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.last_token is None and not self.is_restoring
+
+    @property
+    def num_committed(self) -> int:
+        """How many tokens of its sequence the lane holds."""
+        return self.position if self.is_decoding else self.num_prefilled
 
     @property
     def position(self) -> int:
@@ -79,9 +114,11 @@ class Generation:
             top_logprobs=prepared.top_logprobs,
         )
 
-    def start(self, lane: int) -> None:
-        """Take a lane."""
+    def start(self, lane: int, num_cached: int = 0) -> None:
+        """Take a lane, to which the first `num_cached` tokens are being restored."""
         self.lane = lane
+        self.is_restoring = True
+        self.num_cached = self.num_prefilled = num_cached
         self.started_at = time.monotonic()
 
     def accept(self, token: int, logprobs: RowLogprobs | None) -> Delta | None:
@@ -92,6 +129,7 @@ class Generation:
         self.last_token = token
         self.num_generated += 1
         self._held_ids.append(token)
+        self.claim.sequence.append(token)
         if prepared.counts is not None:
             prepared.counts.add(token)
         if logprobs is not None:
@@ -116,8 +154,8 @@ class Generation:
     ) -> Delta:
         finish = None
         if reason is not None:
-            usage = Usage(len(self.prepared.prompt_ids), self.num_generated)
-            finish = Finish(reason, usage, self._timings(), error)
+            usage = Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached)
+            finish = Finish(reason, usage, self._timings(), error, self.claim.restore)
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
@@ -131,7 +169,7 @@ class Generation:
             queued_s=started - self.submitted_at,
             prefill_s=self.prefill_s,
             decode_s=now - first,
-            num_prefilled=self.num_prefilled,
+            num_prefilled=self.num_prefilled - self.num_cached,
             num_decoded=max(0, self.num_generated - 1),
         )
 

@@ -1,7 +1,8 @@
 """The engine thread's half: generations on lanes, one step at a time.
 
 Owns the queue, the lanes and every generation. Synchronous, and knows no threads, loops or clients:
-it is told what to submit and cancel, and says which deltas came of a step.
+it is told what to submit and cancel, and says which deltas came of a step. What of a prompt need
+not be run, and what is kept of it, is for `prefixes` to say.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.engine.admission import Load, Step, chunk_end, next_step
+from luceasync.engine.admission import Load, Step, next_step
+from luceasync.engine.chunks import chunk_end
 from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.sampler import NO_TOKEN, choose
 from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta
+
+IDLE_PAUSE_S = 1.0
+POLL_PAUSE_S = 0.002  # while nothing but copies from a device is under way
 
 
 class Target(Protocol):
@@ -38,8 +44,11 @@ class Target(Protocol):
 class Pump:
     """Runs generations. `step` does one prefill chunk or one decode step for all decoding lanes."""
 
-    def __init__(self, target: Target, *, num_lanes: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, target: Target, prefixes: Prefixes, *, num_lanes: int, chunk_tokens: int
+    ) -> None:
         self._target = target
+        self.prefixes = prefixes
         self._chunk_tokens = chunk_tokens
         self._free_lanes = list(range(num_lanes))
         self._waiting: deque[Generation] = deque()
@@ -58,8 +67,16 @@ class Pump:
         )
 
     @property
+    def pause_s(self) -> float:
+        """How long a step would do nothing unless a command comes before."""
+        if self._running or not all(generation.claim.awaited for generation in self._waiting):
+            return 0.0
+        return POLL_PAUSE_S if self.prefixes.has_due_writes else IDLE_PAUSE_S
+
+    @property
     def is_idle(self) -> bool:
-        return not self._waiting and not self._running
+        """Whether there is nothing to do before a command comes."""
+        return self.pause_s == IDLE_PAUSE_S
 
     @property
     def num_waiting(self) -> int:
@@ -71,52 +88,93 @@ class Pump:
 
     def submit(self, prepared: Sequence[Prepared]) -> None:
         """Queue the choices of a request."""
-        self._waiting.extend(Generation(p) for p in prepared)
+        for generation in map(Generation, prepared):
+            self.prefixes.admit(generation.claim)
+            self._waiting.append(generation)
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
         return self._end_all(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
 
     def fail_all(self, error: str) -> list[Emitted]:
-        """End everything with an error."""
+        """End everything with an error; nothing of it is kept."""
         return self._end_all(lambda g: True, "error", error)
+
+    def end_all(self, words: str) -> list[Emitted]:
+        """Cancel everything, and write what is worth it: the next start takes it up."""
+        emitted = self._end_all(lambda g: True, "cancelled", words)
+        self.prefixes.hand_over(wait=True)
+        return emitted
 
     def step(self) -> list[Emitted]:
         """Give free lanes to waiting choices, then do what is due."""
+        self.prefixes.hand_over()
         self._assign_lanes()
-        prefilling = [g for g in self._running if not g.is_decoding]
+        emitted = self._end_restores()
+        prefilling = [g for g in self._running if g.is_prefilling]
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
         if step == "idle":
-            return []
+            return emitted
         begin = time.perf_counter()
-        emitted = self._prefill(prefilling[0]) if step == "prefill" else self._decode(decoding)
+        emitted += self._prefill(prefilling[0]) if step == "prefill" else self._decode(decoding)
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
         return emitted
 
     def _assign_lanes(self) -> None:
-        while self._waiting and self._free_lanes:
-            generation = self._waiting.popleft()
-            lane = self._free_lanes.pop(0)
-            self._target.reset(lane)
-            generation.start(lane)
-            self._running.append(generation)
+        """In order; but whoever waits for what is still to come holds up nobody."""
+        for generation in list(self._waiting):
+            if not self._free_lanes:
+                return
+            prefilling = (g.claim for g in self._running if not g.is_decoding)
+            if self.prefixes.prepare(generation.claim, prefilling):
+                self._waiting.remove(generation)
+                lane = self._free_lanes.pop(0)
+                self._target.reset(lane)
+                generation.start(lane, self.prefixes.take_up(generation.claim, lane))
+                self._running.append(generation)
+
+    def _end_restores(self) -> list[Emitted]:
+        """Let go on whose prefix has arrived; where nobody else has work, wait for the first."""
+        restoring = [g for g in self._running if g.is_restoring]
+        if restoring and len(restoring) == len(self._running):
+            assert restoring[0].lane is not None
+            self.prefixes.settle(restoring[0].lane)
+        emitted: list[Emitted] = []
+        for generation in restoring:
+            assert generation.lane is not None
+            if self.prefixes.settled(generation.claim, generation.lane):
+                generation.is_restoring = False
+                logits = self.prefixes.logits(generation.claim)
+                if logits is not None:
+                    emitted += self._begin_answer(generation, logits)
+        return emitted
 
     def _prefill(self, generation: Generation) -> list[Emitted]:
         """One chunk of one prompt; the last chunk gives the first token."""
         prompt = generation.prepared.prompt_ids
         begin = generation.num_prefilled
-        end = chunk_end(begin, len(prompt), self._chunk_tokens)
+        end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.claim.splits)
         started = time.perf_counter()
         assert generation.lane is not None
         is_last = end == len(prompt)
         logits = self._target.prefill(generation.lane, begin, prompt[begin:end], project=is_last)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
-        emitted = self._choose([generation], logits[None]) if logits is not None else []
+        self.prefixes.prefilled(generation.claim, generation.lane, end, logits)
+        emitted = self._begin_answer(generation, logits) if logits is not None else []
         generation.prefill_s += time.perf_counter() - started
+        if is_last:
+            num_run = end - generation.num_cached
+            self.prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
         return emitted
+
+    def _begin_answer(self, generation: Generation, logits: Tensor) -> list[Emitted]:
+        """The first token, from the logits after the prompt, float32 [vocab]."""
+        if generation.prepared.max_tokens == 0:
+            return self._end_all(lambda g: g is generation, "length", None)
+        return self._choose([generation], logits[None])
 
     def _decode(self, generations: list[Generation]) -> list[Emitted]:
         """One token for every decoding lane."""
@@ -146,7 +204,7 @@ class Pump:
                 continue
             emitted.append((generation.prepared.stream_id, delta))
             if delta.finish is not None:
-                self._let_go(generation)
+                self._let_go(generation, is_kept=token != NO_TOKEN)
         return emitted
 
     def _end_all(
@@ -156,15 +214,21 @@ class Pump:
         self._waiting = deque(g for g in self._waiting if not chosen(g))
         emitted = []
         for generation in ending:
-            if generation.lane is not None:
-                self._let_go(generation)
+            if generation.lane is None:
+                self.prefixes.release(generation.claim)
+            else:
+                self._let_go(generation, is_kept=reason != "error")
             emitted.append((generation.prepared.stream_id, generation.finish(reason, error)))
         return emitted
 
-    def _let_go(self, generation: Generation) -> None:
-        assert generation.lane is not None
+    def _let_go(self, generation: Generation, *, is_kept: bool) -> None:
+        lane = generation.lane
+        assert lane is not None
+        if is_kept and not generation.is_restoring:
+            self.prefixes.finished(generation.claim, lane, generation.num_committed)
+        self.prefixes.release(generation.claim)
         self._running.remove(generation)
-        self._free_lanes.append(generation.lane)
+        self._free_lanes.append(lane)
         self._free_lanes.sort()
         generation.lane = None
 

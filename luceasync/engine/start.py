@@ -4,25 +4,56 @@ thread.
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
 import torch
 
-from luceasync.config import Config
-from luceasync.engine.engine import Language, Loaded, LocalEngine
+from luceasync.config import CacheConfig, Config
+from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.holdings import Limits
+from luceasync.engine.namespace import namespace_of
+from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
+from luceasync.engine.shelf import Shelf
+from luceasync.engine.state import NoFeatures, StateMover
+from luceasync.engine.thread import Loaded
+from luceasync.kv.host import DevicePageLock, HostMemory, PinnedArena, PlainMemory
 from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.prefix.disk import DiskTier
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
+from luceasync.target.devices import torch_device
 from luceasync.target.plan import Plan
 from luceasync.target.report import plan_model
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
+TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
+MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 
-def build_engine(config: Config, progress: Callable[[int, int], None] | None = None) -> LocalEngine:
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the engine thread loads."""
+
+    model_dir: Path
+    spec: ModelSpec
+    plan: Plan
+    limits: Limits
+    host: HostMemory
+    progress: Progress | None
+
+
+def build_engine(config: Config, progress: Progress | None = None) -> LocalEngine:
     """An engine for the configured model; everything that can be refused now is refused now.
 
     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
@@ -45,30 +76,91 @@ def build_engine(config: Config, progress: Callable[[int, int], None] | None = N
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
     )
-    return LocalEngine(language, lambda: _load(model_dir, spec, plan, progress), config.engine)
+    limits = limits_of(config.cache)
+    host = _host_memory(plan, limits.memory_bytes + limits.transit_bytes)
+    recipe = Recipe(model_dir, spec, plan, limits, host, progress)
+    cabinet = _cabinet(recipe, config.cache.cache_dir)
+    return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
 
 
-def _load(
-    model_dir: Path,
-    spec: ModelSpec,
-    plan: Plan,
-    progress: Callable[[int, int], None] | None,
-) -> Loaded:
+def limits_of(config: CacheConfig) -> Limits:
+    """The sizes of the prefix cache; what was left open follows from this machine."""
+    memory_bytes = config.memory_bytes
+    if memory_bytes is None:
+        memory_bytes = psutil.virtual_memory().available // 4
+    disk_bytes = config.budget_bytes
+    if disk_bytes is None and config.cache_dir is not None:
+        disk_bytes = _free_bytes(config.cache_dir) // 2
+    return Limits(
+        memory_bytes=memory_bytes,
+        transit_bytes=0 if disk_bytes is None else TRANSIT_BYTES,
+        disk_bytes=disk_bytes,
+        min_disk_tokens=config.min_tokens,
+        interval_tokens=config.interval_tokens,
+    )
+
+
+def _host_memory(plan: Plan, num_bytes: int) -> HostMemory:
+    """Where nodes lie: pinned, if a GPU has to copy from there."""
+    devices = [torch_device(shard.device) for shard in plan.shards]
+    gpu = next((device for device in devices if device.type != "cpu"), None)
+    if gpu is None or num_bytes == 0:
+        return PlainMemory()
+    return PinnedArena(num_bytes, DevicePageLock(gpu))
+
+
+def _free_bytes(directory: Path) -> int:
+    """Of the file system that the directory is, or will be, on."""
+    existing = next(path for path in (directory, *directory.resolve().parents) if path.exists())
+    return shutil.disk_usage(existing).free
+
+
+def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
+    if cache_dir is None:
+        return None
+
+    @asynccontextmanager
+    async def open_disk() -> AsyncIterator[DiskTier]:
+        namespace = await asyncio.to_thread(
+            namespace_of, recipe.model_dir, recipe.spec, recipe.plan.dtype, cache_dir
+        )
+        async with DiskTier(
+            cache_dir, namespace, min_free_bytes=MIN_FREE_BYTES, allocate=recipe.host.allocate
+        ) as disk:
+            yield disk
+
+    return Cabinet(open_disk, tuple(shard.begin for shard in recipe.plan.shards))
+
+
+def load(recipe: Recipe, shelf: Shelf) -> Loaded:
     """Read the weights; runs in the engine thread."""
+    spec, plan = recipe.spec, recipe.plan
     total = sum(shard.weight_bytes for shard in plan.shards)
     done = 0
 
     def advance(num_bytes: int) -> None:
         nonlocal done
         done += num_bytes
-        if progress is not None:
-            progress(min(done, total), total)
+        if recipe.progress is not None:
+            recipe.progress(min(done, total), total)
 
     if plan.is_small_on_cpu:
         # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
         torch.set_num_threads(1)  # of this thread, which is the engine's
-    backend = LayerSplitBackend.open(model_dir, spec, plan, advance)
-    if progress is not None:
-        progress(total, total)
-    pump = Pump(backend, num_lanes=plan.parallel, chunk_tokens=plan.prefill_chunk_tokens)
-    return Loaded(pump, backend.close)
+    backend = LayerSplitBackend.open(recipe.model_dir, spec, plan, advance, memory=recipe.host)
+    if recipe.progress is not None:
+        recipe.progress(total, total)
+    prefixes = Prefixes(
+        StateMover(backend, NoFeatures(), spec.vocab_size),
+        shelf,
+        recipe.limits,
+        recurrent=spec.delta is not None,
+        chunk_tokens=plan.prefill_chunk_tokens,
+    )
+    pump = Pump(backend, prefixes, num_lanes=plan.parallel, chunk_tokens=plan.prefill_chunk_tokens)
+
+    def close() -> None:
+        backend.close()
+        recipe.host.close()
+
+    return Loaded(pump, close)

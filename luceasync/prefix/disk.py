@@ -93,6 +93,11 @@ class DiskTier:
         await self._threads.close(CLOSE_TIMEOUT_S)
 
     @property
+    def namespace(self) -> str:
+        """Of the nodes that are written and read here."""
+        return self._namespace
+
+    @property
     def degraded(self) -> str:
         """What went wrong with the disk last; empty again after a write that succeeded."""
         return self._degraded
@@ -197,6 +202,11 @@ class DiskTier:
         there was none.
         """
         return await self._try(partial(self._directory.remove, key, namespace), 0)
+
+    async def quarantine(self, key: str) -> None:
+        """Set a node aside that is whole, but not what its name says."""
+        path = self._directory.path(key)
+        self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
 
     async def _try_write(
         self, key: str, num_bytes: int, buffers: list[Buffer]

@@ -21,7 +21,9 @@ MissReason = Literal[
     "too_short",  # less than a chunk is shared
     "prefill_is_faster",  # the cost model says so
     "corrupt",  # a file that was damaged, and is now in quarantine
+    "gone",  # a file that another process has removed
     "io_error",  # a passing fault; the file is kept
+    "no_memory",  # no room to restore into
 ]
 
 
@@ -52,7 +54,8 @@ class Node:
 
     `tiers` hold its K/V rows, `num_bytes`; of those, `state_tiers` hold the recurrent state at
     `end` and `logits_tiers` the logits after its last token. `state_bytes` is the size of all that
-    belongs to `end` alone: state, logits, draft features. Times are seconds of one clock.
+    belongs to `end` alone: state and logits. `is_generated`: the model wrote the tokens. Times are
+    seconds of one clock.
     """
 
     key: bytes
@@ -65,6 +68,7 @@ class Node:
     num_bytes: int
     state_bytes: int = 0
     is_turn_end: bool = False
+    is_generated: bool = False
     hits: int = 0
     last_used_s: float = 0.0
     saved_at_s: float = 0.0

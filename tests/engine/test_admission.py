@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.engine.admission import Load, chunk_end, next_step, retry_after_s
+from luceasync.engine.admission import Load, next_step, retry_after_s
+from luceasync.engine.chunks import chunk_end
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
 from luceasync.engine.generation import Prepared
+from luceasync.engine.holdings import Limits
+from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
+from luceasync.engine.shelf import NoShelf
+from luceasync.engine.state import NoFeatures, StateMover
+from luceasync.kv.node import Span
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -36,6 +41,36 @@ class CountingTarget:
 
     def reset(self, lane: int) -> None:
         self.calls.append(("reset", lane))
+
+    def save(self, lane: int, node: str, span: Span) -> None:
+        self.calls.append(("save", lane, span.begin, span.end))
+
+    def saved(self, node: str) -> bool:
+        return True
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        self.calls.append(("restore", lane, num_tokens))
+
+    def settled(self, lane: int) -> bool:
+        return True
+
+    def settle(self, lane: int) -> None:
+        pass
+
+    def drop(self, node: str) -> None:
+        pass
+
+    def drop_state(self, node: str) -> None:
+        pass
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        return {}
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        pass
+
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        return span.end - span.begin, 1
 
     def _logits(self, tokens: Sequence[int]) -> Tensor:
         following = torch.tensor([(token + 1) % VOCAB_SIZE for token in tokens])
@@ -73,8 +108,12 @@ def make_prepared(tokenizer: Tokenizer):
     return make
 
 
-def make_pump(target: CountingTarget, num_lanes: int = 2) -> Pump:
-    return Pump(target, num_lanes=num_lanes, chunk_tokens=64)
+def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0) -> Pump:
+    """Without memory nothing is kept, so that what is asked of the target is easy to say."""
+    mover = StateMover(target, NoFeatures(), VOCAB_SIZE)
+    limits = Limits(memory_bytes)
+    prefixes = Prefixes(mover, NoShelf(), limits, recurrent=False, chunk_tokens=64)
+    return Pump(target, prefixes, num_lanes=num_lanes, chunk_tokens=64)
 
 
 def run(pump: Pump, max_steps: int = 100) -> list:

@@ -1,0 +1,93 @@
+"""What one generation wants of the kept prefixes, and how far its own tokens are kept.
+
+Pure values and choices: knows no tree, no tensors and no files.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from luceasync.engine.chunks import chunk_ends, split_points
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.prefix.node import Match, MissReason, common_prefix
+from luceasync.prefix.policy import Cut, plan_cuts
+from luceasync.request import Restore
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """A generation's side of the prefix cache.
+
+    `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
+    first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
+    `splits` where its chunks end besides the fixed positions. `awaited` are nodes on their way from
+    the disk.
+    """
+
+    tenant: bytes = field(repr=False)
+    sequence: array[int]
+    num_prompt_tokens: int
+    boundaries: tuple[int, ...]
+    keep_prompt: bool
+    match: Match | None = None
+    path: list[bytes] = field(default_factory=list)
+    path_end: int = 0
+    splits: tuple[int, ...] = ()
+    cuts: deque[Cut] = field(default_factory=deque)
+    awaited: set[bytes] = field(default_factory=set)
+    without_disk: bool = False  # it could not give a node just now
+    used_disk: bool = False
+    prompt_node: bytes | None = None  # its end is written only if no turn's end follows
+    decision: str | None = None
+    fault: MissReason | None = None
+    started_s: float | None = None  # when the first node was asked for
+    restore: Restore = field(default_factory=Restore)
+
+    @property
+    def prompt(self) -> array[int]:
+        """The prompt's token ids."""
+        return self.sequence[: self.num_prompt_tokens]
+
+
+def plan_prefill(
+    claim: Claim, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
+) -> None:
+    """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
+    family is cut where its state can be saved, at the ends of chunks; attention anywhere.
+    """
+    num_tokens = claim.num_prompt_tokens
+    stops: Sequence[int] = range(num_tokens + 1)
+    if recurrent:
+        claim.splits = split_points(claim.boundaries, num_tokens, chunk_tokens)
+        stops = chunk_ends(begin, num_tokens, chunk_tokens, claim.splits)
+    claim.cuts = deque(
+        plan_cuts(
+            max(begin, claim.path_end),
+            num_tokens,
+            claim.boundaries,
+            interval_tokens=interval_tokens,
+            stops=stops,
+            min_tokens=CHUNK_TOKENS,
+        )
+    )
+
+
+def tokens_to_come(claim: Claim, running: Claim, *, recurrent: bool) -> int:
+    """How many tokens of the claim's prompt the prefill of `running` will have kept when it is
+    through.
+    """
+    if claim.tenant != running.tenant or not running.cuts:
+        return 0
+    prompt = claim.prompt
+    shared = common_prefix(prompt, running.prompt)
+    if shared == len(prompt) == running.num_prompt_tokens:
+        return shared  # with the logits after it: nothing is left to run
+    usable = min(shared, len(prompt) - 1)
+    ends = [cut.end for cut in running.cuts]
+    whole = max((end for end in ends if end <= usable), default=0)
+    if recurrent or ends[-1] < usable:
+        return whole
+    return max(whole, usable // CHUNK_TOKENS * CHUNK_TOKENS)

@@ -1,0 +1,237 @@
+"""The shelf over a cache directory: orders of the engine's thread become work on the event loop.
+
+Owns that work, from order to outcome, and the form of a tensor in a file. Decides nothing: what is
+read, written or removed is told to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from luceasync.engine.prefixes import Prefixes
+from luceasync.engine.shelf import Fetched, KeptNode, Lost, Order
+from luceasync.prefix.codec import checksum, encode_header
+from luceasync.prefix.disk import DiskTier
+from luceasync.prefix.keys import KEY_BYTES
+from luceasync.prefix.layout import Part, TensorEntry, file_order
+from luceasync.prefix.listing import NodeMeta
+from luceasync.prefix.metadata import NodeMetadata
+from luceasync.prefix.node import NOWHERE, Node, Tier
+from luceasync.prefix.outcomes import Miss, WriteOutcome
+from luceasync.prefix.outcomes import MissReason as DiskMiss
+from luceasync.prefix.reader import NodeFile
+from luceasync.request import CacheStatus
+
+log = logging.getLogger(__name__)
+
+RESCAN_S = 30.0
+DISK: frozenset[Tier] = frozenset(("disk",))
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+LOST: dict[DiskMiss, Lost] = {
+    DiskMiss.ABSENT: Lost("gone", is_passing=False),
+    DiskMiss.CORRUPT: Lost("corrupt", is_passing=False),
+    DiskMiss.FOREIGN: Lost("corrupt", is_passing=False),
+    DiskMiss.IO_ERROR: Lost("io_error", is_passing=True),
+    DiskMiss.TIMEOUT: Lost("io_error", is_passing=True),
+    DiskMiss.NO_MEMORY: Lost("no_memory", is_passing=True),
+}
+
+Tell = Callable[[Callable[[Prefixes], None]], None]
+Job = Callable[[DiskTier], Awaitable[None]]
+
+
+class DiskShelf:
+    """See luceasync.engine.shelf.Shelf, whose calls come from the engine's thread; the rest is for
+    the event loop. `tell` brings outcomes to that thread.
+    """
+
+    def __init__(self, split: Sequence[int], tell: Tell) -> None:
+        """`split`: the first layer of each shard, by which the tensors of kept nodes are named."""
+        self._split = tuple(split)
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+
+    # --- from the engine's thread ----------------------------------------------------------------
+
+    def read(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self._post(lambda disk, order=order: self._read(disk, order))
+
+    def write(self, node: KeptNode) -> None:
+        self._post(lambda disk: self._write(disk, node))
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        self._post(lambda disk: _each(disk.remove, keys))
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        if keys:
+            self._post(lambda disk: _each(disk.touch, keys))
+
+    def quarantine(self, key: bytes) -> None:
+        self._post(lambda disk: _each(disk.quarantine, [key]))
+
+    def _post(self, job: Job) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
+        except RuntimeError:
+            log.debug("the event loop is closed: an order for the disk has come too late")
+
+    # --- on the event loop -----------------------------------------------------------------------
+
+    async def scan(self, disk: DiskTier) -> list[Node]:
+        """Tell what is new on the disk since the last scan, and what is gone; returns what is
+        new.
+        """
+        scan = await disk.scan()
+        added = [node for meta in scan.added if (node := _node(meta)) is not None]
+        removed = [bytes.fromhex(m.key) for m in scan.removed if m.namespace == disk.namespace]
+        if added or removed:
+            self._tell(lambda prefixes: prefixes.found(added, removed))
+        return added
+
+    async def serve(self, disk: DiskTier) -> None:
+        """Work until cancelled. Looks every RESCAN_S for what other processes have done."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rescan(disk))
+            while True:
+                job = await self._jobs.get()
+                tasks.create_task(self._do(job, disk))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every order is done, but not longer than `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(0)  # orders of the engine's thread arrive as callbacks
+                await self._jobs.join()
+        except TimeoutError:
+            log.warning("the cache directory is slow: nodes were not written in %.0f s", timeout_s)
+
+    def described(self, status: CacheStatus, disk: DiskTier) -> CacheStatus:
+        """The status, with what the disk says of itself."""
+        counters = disk.counters()
+        return replace(
+            status,
+            written_bytes_total=counters.bytes_written,
+            read_bytes_total=counters.bytes_read,
+            quarantined_total=counters.quarantined,
+            degraded=disk.degraded,
+        )
+
+    async def _rescan(self, disk: DiskTier) -> None:
+        while True:
+            await asyncio.sleep(RESCAN_S)
+            await self.scan(disk)
+
+    async def _do(self, job: Job, disk: DiskTier) -> None:
+        try:
+            await job(disk)
+        except Exception:  # a door: one order that fails must not end the server
+            log.exception("an order for the cache directory failed")
+        finally:
+            self._jobs.task_done()
+
+    async def _read(self, disk: DiskTier, order: Order) -> None:
+        started_s = time.perf_counter()
+        result: Fetched | Lost = LOST[DiskMiss.IO_ERROR]
+        try:
+            found = await disk.read(order.key.hex(), with_end=order.with_end)
+            if isinstance(found, Miss):
+                log.info("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
+                result = LOST[found.reason]
+            else:
+                elapsed_s = time.perf_counter() - started_s
+                with_state = Part.STATE in found.parts
+                result = Fetched(_tensors(found), with_state, found.num_bytes, elapsed_s)
+        finally:
+            self._tell(lambda prefixes: prefixes.fetched(order.key, result))
+
+    async def _write(self, disk: DiskTier, node: KeptNode) -> None:
+        outcome = WriteOutcome.IO_ERROR
+        try:
+            header, buffers = await asyncio.to_thread(self._encode, node, disk.namespace)
+            result = await disk.write(node.key.hex(), header, buffers)
+            outcome = result.outcome
+            if outcome is not WriteOutcome.WRITTEN:
+                log.warning("node %s is not on disk: %s", node.key.hex()[:16], result.detail)
+        finally:
+            is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
+            self._tell(lambda prefixes: prefixes.written(node.key, is_there=is_there, again=again))
+
+    def _encode(self, node: KeptNode, namespace: str) -> tuple[bytes, list[memoryview]]:
+        """The header of the node's file and its tensors' bytes, in order. Hashes all of them."""
+        buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
+        entries = file_order(
+            TensorEntry(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
+            for name, t in node.tensors.items()
+        )
+        metadata = NodeMetadata(
+            namespace=namespace,
+            key=node.key.hex(),
+            parent="" if node.parent is None else node.parent.hex(),
+            begin=node.begin,
+            end=node.end,
+            split=self._split,
+            created_s=int(time.time()),
+            generated=node.is_generated,
+            turn_end=node.is_turn_end,
+        )
+        return encode_header(entries, metadata), [buffers[entry.name] for entry in entries]
+
+
+async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[bytes]) -> None:
+    for key in keys:
+        await call(key.hex())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+
+
+def _tensors(file: NodeFile) -> dict[str, Tensor]:
+    """The file's tensors as views of its buffer; those of dtypes that no node has are left out, and
+    missed when the node is adopted.
+    """
+    return {
+        slot.name: torch.frombuffer(file.tensors[slot.name], dtype=dtype).view(slot.shape)
+        for slot in file.header.slots
+        if slot.name in file.tensors and (dtype := TORCH_DTYPES.get(slot.dtype)) is not None
+    }
+
+
+def _node(meta: NodeMeta) -> Node | None:
+    """What the index is to know of a file; None for a file that is none of ours."""
+    if meta.metadata is None or len(meta.key) != 2 * KEY_BYTES:
+        return None
+    parent = meta.metadata.parent
+    if len(parent) not in (0, 2 * KEY_BYTES):
+        return None
+    return Node(
+        key=bytes.fromhex(meta.key),
+        parent=bytes.fromhex(parent) if parent else None,
+        begin=meta.metadata.begin,
+        tokens=meta.tokens,
+        tiers=DISK,
+        state_tiers=DISK if Part.STATE in meta.parts else NOWHERE,
+        logits_tiers=DISK if Part.LOGITS in meta.parts else NOWHERE,
+        num_bytes=meta.span_bytes,
+        state_bytes=meta.end_bytes,
+        is_turn_end=meta.metadata.turn_end,
+        is_generated=meta.metadata.generated,
+        last_used_s=meta.last_used_s,
+        saved_at_s=float(meta.metadata.created_s),
+    )

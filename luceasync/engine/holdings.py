@@ -1,0 +1,234 @@
+"""Every node that is held, by tenant and tier, within a budget for each tier. Engine thread only.
+
+Owns the trees and says what goes when room is needed. Knows no lanes and no generations: what must
+stay is told to it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from typing import Protocol, get_args
+
+from luceasync.prefix.keys import node_key
+from luceasync.prefix.node import TIERS, MissReason, Node, Tier
+from luceasync.prefix.policy import MIN_AGE_S, thin_states, victims
+from luceasync.prefix.tree import Tree, parents_first
+from luceasync.request import CacheStatus
+
+log = logging.getLogger(__name__)
+
+SLACK = 0.02  # of a budget: what is freed beyond the need, so that eviction is rare
+ORPHAN_AGE_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Sizes of the prefix cache. `transit_bytes` of memory may be taken beyond `memory_bytes` by
+    nodes on their way to or from the disk. `disk_bytes` None: there is no disk; prefixes of fewer
+    than `min_disk_tokens` tokens are not worth a file.
+    """
+
+    memory_bytes: int
+    transit_bytes: int = 0
+    disk_bytes: int | None = None
+    min_disk_tokens: int = 1
+    interval_tokens: int = 2048
+
+
+class MemoryBody(Protocol):
+    """Who holds the tensors of nodes in memory, by name."""
+
+    def drop(self, node: str) -> None: ...
+
+    def drop_state(self, node: str) -> None: ...
+
+
+class DiskBody(Protocol):
+    """Who removes the files of nodes."""
+
+    def remove(self, keys: Sequence[bytes]) -> None: ...
+
+
+class Holdings:
+    """The trees of all tenants, and the files of tenants that have not come yet."""
+
+    def __init__(
+        self, memory: MemoryBody, disk: DiskBody, limits: Limits, *, recurrent: bool
+    ) -> None:
+        self._memory = memory
+        self._disk = disk
+        self._limits = limits
+        self._recurrent = recurrent
+        self._trees: dict[bytes, Tree] = {}
+        self._tenants: dict[bytes, bytes] = {}  # of each node in a tree
+        self._unclaimed: dict[bytes, Node] = {}
+        # With every key from the start: other threads read while they are counted up.
+        self.saved = dict.fromkeys(sorted(TIERS), 0)
+        self.evicted = dict.fromkeys(sorted(TIERS), 0)
+        self.restored = dict.fromkeys(sorted(TIERS), 0)
+        self.restored_tokens = dict.fromkeys(sorted(TIERS), 0)
+        self.missed = dict.fromkeys(get_args(MissReason), 0)
+        self._status = CacheStatus()
+
+    def __iter__(self) -> Iterator[Node]:
+        for tree in self._trees.values():
+            yield from tree
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._tenants
+
+    def __repr__(self) -> str:
+        return f"Holdings({len(self._trees)} tenants, {len(self._tenants)} nodes)"
+
+    def tree(self, tenant: bytes) -> Tree:
+        """The tenant's tree; its files are looked for when it comes for the first time."""
+        if tenant not in self._trees:
+            self._trees[tenant] = Tree()
+            self._claim_files(tenant)
+        return self._trees[tenant]
+
+    def node(self, key: bytes) -> Node | None:
+        """The node as it is now; None where it is gone."""
+        tenant = self._tenants.get(key)
+        return None if tenant is None else self._trees[tenant][key]
+
+    def chain(self, key: bytes) -> list[bytes]:
+        """Keys from the root to `key`, it included."""
+        return [node.key for node in self._trees[self._tenants[key]].chain(key)]
+
+    def insert(self, tenant: bytes, node: Node) -> None:
+        """Take in a node, or the tiers that it has gained. See Tree.insert."""
+        self.tree(tenant).insert(node)
+        self._tenants[node.key] = tenant
+
+    def gain(self, node: Node) -> None:
+        """Add to a node that is here the tiers in which `node` is held."""
+        self._trees[self._tenants[node.key]].insert(node)
+
+    def num_bytes(self, tier: Tier) -> int:
+        """What all tenants hold in `tier`."""
+        unclaimed = sum(node.bytes_in(tier) for node in self._unclaimed.values())
+        return unclaimed + sum(tree.num_bytes(tier) for tree in self._trees.values())
+
+    def forget(self, key: bytes, tier: Tier) -> None:
+        """The tier holds the node no longer. What cannot be reached without it goes too."""
+        self._unclaimed.pop(key, None)
+        node = self.node(key)
+        if node is None or tier not in node.tiers:
+            return
+        gone = self._trees[self._tenants[key]].remove(key, tier)
+        if tier == "memory":
+            self._memory.drop(key.hex())
+        for node in gone:
+            del self._tenants[node.key]
+            self._memory.drop(node.key.hex())
+        files = [n.key for n in gone if "disk" in n.tiers and (n.key != key or tier != "disk")]
+        if files:
+            self._disk.remove(files)
+
+    def found(self, added: Iterable[Node], removed: Iterable[bytes]) -> None:
+        """Files that are on the disk now, and keys of files that are no longer."""
+        for node in added:
+            if node.key in self._tenants:
+                self.gain(node)
+            else:
+                self._unclaimed[node.key] = node
+        for key in removed:
+            self.forget(key, "disk")
+        for tenant in self._trees:
+            self._claim_files(tenant)
+        self._collect_orphans(time.time())
+
+    def thin(self, path: Sequence[bytes], keep: AbstractSet[bytes]) -> None:
+        """Let go of recurrent states on the way to the last node of `path`; where branches part
+        they stay.
+        """
+        tree = self._trees[self._tenants[path[-1]]]
+        branches = {key for key in path if len(tree.children(key)) > 1}
+        for key in thin_states([tree[key] for key in path], branches | keep):
+            if "memory" in tree[key].state_tiers:
+                tree.drop_state(key, "memory")
+                self._memory.drop_state(key.hex())
+
+    def make_room(self, num_bytes: int, keep: AbstractSet[bytes]) -> bool:
+        """Whether `num_bytes` fit into memory, after evicting what is worth least."""
+        most = self._limits.memory_bytes + self._limits.transit_bytes
+        return num_bytes <= most and self._evict("memory", most - num_bytes, keep)
+
+    def shrink(self, keep: AbstractSet[bytes]) -> None:
+        """Evict what is beyond the budgets."""
+        self._evict("memory", self._limits.memory_bytes, keep)
+        if self._limits.disk_bytes is not None:
+            self._evict("disk", self._limits.disk_bytes, keep)
+
+    def _evict(self, tier: Tier, most_bytes: int, keep: AbstractSet[bytes]) -> bool:
+        """Whether `tier` holds at most `most_bytes`, after an eviction if it has to be."""
+        over_bytes = self.num_bytes(tier) - most_bytes
+        if over_bytes <= 0:
+            return True
+        eviction = victims(
+            [*self, *self._unclaimed.values()],
+            tier,
+            over_bytes + int(SLACK * most_bytes),
+            time.time(),
+            recurrent=self._recurrent,
+            protected=keep,
+            min_age_s=MIN_AGE_S if tier == "disk" else 0.0,
+        )
+        for key in eviction.keys:
+            self.forget(key, tier)
+        if tier == "disk" and eviction.keys:
+            self._disk.remove(eviction.keys)
+        self.evicted[tier] += len(eviction.keys)
+        return eviction.freed_bytes >= over_bytes
+
+    def _claim_files(self, tenant: bytes) -> None:
+        """Take in the files that only this tenant's key can have named."""
+        rooted, _ = parents_first(
+            node
+            for node in self._unclaimed.values()
+            if node_key(node.tokens, tenant, node.parent) == node.key
+        )
+        for node in rooted:
+            try:
+                self.insert(tenant, node)
+            except ValueError as error:
+                log.warning("a node file is not used: %s", error)
+            del self._unclaimed[node.key]
+
+    def _collect_orphans(self, now_s: float) -> None:
+        """Remove old files whose parent is nowhere: nobody can reach them."""
+        orphans = [
+            node.key
+            for node in self._unclaimed.values()
+            if node.parent is not None
+            and node.parent not in self._unclaimed
+            and node.parent not in self._tenants
+            and now_s - node.saved_at_s > ORPHAN_AGE_S
+        ]
+        for key in orphans:
+            del self._unclaimed[key]
+        if orphans:
+            self._disk.remove(orphans)
+
+    def refresh_status(self) -> None:
+        """Make `status` say how things are now."""
+        tiers = sorted(TIERS)
+        self._status = CacheStatus(
+            num_bytes={tier: self.num_bytes(tier) for tier in tiers},
+            num_nodes={tier: sum(tier in node.tiers for node in self) for tier in tiers},
+            restored_total=dict(self.restored),
+            restored_tokens_total=dict(self.restored_tokens),
+            missed_total=dict(self.missed),
+            saved_total=dict(self.saved),
+            evicted_total=dict(self.evicted),
+        )
+
+    @property
+    def status(self) -> CacheStatus:
+        """How things were when a generation ended last; may be read from any thread."""
+        return self._status

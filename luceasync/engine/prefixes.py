@@ -1,0 +1,374 @@
+"""What a prompt can take up, and what is kept of a generation: the prefix cache's decisions.
+
+Owns the claims of generations and what is under way to and from the disk. Knows which node is
+wanted where; nodes are held by Holdings, moved by StateMover, kept in files by the shelf.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from luceasync.engine.claim import Claim, plan_prefill, tokens_to_come
+from luceasync.engine.holdings import Holdings, Limits
+from luceasync.engine.shelf import Fetched, Lost, Order, Shelf
+from luceasync.engine.state import StateMover
+from luceasync.engine.writes import Writes
+from luceasync.errors import SnapshotMismatch
+from luceasync.kv.node import Span
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
+from luceasync.prefix.keys import node_key
+from luceasync.prefix.node import NOWHERE, TIERS, Match, Node, Tier
+from luceasync.request import CacheStatus, Restore
+
+log = logging.getLogger(__name__)
+
+MEMORY: frozenset[Tier] = frozenset(("memory",))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is to become a node: tokens up to `end`, and what is known there."""
+
+    end: int
+    is_turn_end: bool
+    is_generated: bool = False
+    logits: Tensor | None = None
+
+
+class Prefixes:
+    """The prefix cache of one model. Synchronous; engine thread only."""
+
+    def __init__(
+        self,
+        mover: StateMover,
+        shelf: Shelf,
+        limits: Limits,
+        *,
+        recurrent: bool,
+        chunk_tokens: int,
+    ) -> None:
+        """`recurrent`: the model goes on only from where a state is held; `chunk_tokens`: of its
+        prefill.
+        """
+        self._mover = mover
+        self._shelf = shelf
+        self._limits = limits
+        self._recurrent = recurrent
+        self._chunk_tokens = chunk_tokens
+        self._holdings = Holdings(mover, shelf, limits, recurrent=recurrent)
+        self._rates = Rates()
+        self._claims: list[Claim] = []
+        self._fetching: set[bytes] = set()
+        self._writes = Writes(self._holdings, mover, shelf, limits)
+
+    def __repr__(self) -> str:
+        return (
+            f"Prefixes({self._holdings}, {len(self._claims)} claims, "
+            f"{len(self._fetching)} nodes to come)"
+        )
+
+    @property
+    def status(self) -> CacheStatus:
+        """May be read from any thread."""
+        return self._holdings.status
+
+    # --- before the prefill ----------------------------------------------------------------------
+
+    def admit(self, claim: Claim) -> None:
+        """Look after a generation: what it could take up is not evicted from now on."""
+        self._claims.append(claim)
+        claim.match = self._match(claim)
+
+    def prepare(self, claim: Claim, prefilling: Iterable[Claim]) -> bool:
+        """Whether the claim can have a lane now; False while what it needs is on its way, from the
+        disk or out of one of the running prefills.
+        """
+        if claim.awaited:
+            return False
+        claim.match = self._match(claim)
+        coming = (tokens_to_come(claim, r, recurrent=self._recurrent) for r in prefilling)
+        if max(coming, default=0) >= claim.match.num_tokens + CHUNK_TOKENS:
+            return False
+        claim.match = self._decide(claim, claim.match)
+        orders = self._orders(claim.match)
+        if orders:
+            claim.started_s = claim.started_s or time.perf_counter()
+            claim.awaited = {order.key for order in orders}
+            new = [order for order in orders if order.key not in self._fetching]
+            self._fetching |= claim.awaited
+            self._shelf.read(new)
+        return not orders
+
+    def take_up(self, claim: Claim, lane: int) -> int:
+        """Restore into the lane what `prepare` found; the tokens that need not be run. The copies
+        are queued: see `settled`.
+        """
+        match = claim.match
+        assert match is not None, "prepare comes first"
+        nodes = _nodes(match)
+        claim.started_s = claim.started_s or time.perf_counter()
+        if nodes:
+            self._mover.restore(lane, [node.key.hex() for node in nodes], match.num_tokens)
+            self._holdings.tree(claim.tenant).touch([node.key for node in nodes], time.time())
+            self._shelf.touch([node.key for node in nodes if "disk" in node.tiers])
+            if match.nodes and match.part is None and self._recurrent:
+                self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
+        known = self._known_nodes(claim, match)
+        claim.path = [node.key for node in known]
+        claim.path_end = known[-1].end if known else 0
+        plan_prefill(
+            claim,
+            match.num_tokens,
+            recurrent=self._recurrent,
+            chunk_tokens=self._chunk_tokens,
+            interval_tokens=self._limits.interval_tokens,
+        )
+        return match.num_tokens
+
+    def settled(self, claim: Claim, lane: int) -> bool:
+        """Whether what was taken up has arrived in the lane; `claim.restore` then tells of it."""
+        match = claim.match
+        assert match is not None and claim.started_s is not None
+        if match.num_tokens and not self._mover.settled(lane):
+            return False
+        elapsed_s = time.perf_counter() - claim.started_s
+        missed = claim.fault or match.miss_reason
+        if match.num_tokens == 0:
+            claim.restore = Restore(decision=claim.decision, miss_reason=missed)
+            self._holdings.missed[missed or "prefill_is_faster"] += 1
+            return True
+        tier: Tier = "disk" if claim.used_disk else "memory"
+        if not claim.used_disk:
+            self.observed("bus_bytes_per_s", match.read_bytes("memory"), elapsed_s)
+        claim.restore = Restore(tier, match.num_tokens, elapsed_s, claim.decision, missed)
+        self._holdings.restored[tier] += 1
+        self._holdings.restored_tokens[tier] += match.num_tokens
+        return True
+
+    def settle(self, lane: int) -> None:
+        """Wait until what was taken up has arrived in the lane."""
+        self._mover.settle(lane)
+
+    def logits(self, claim: Claim) -> Tensor | None:
+        """The logits after the prompt, float32 [vocab], where nothing of it has to be run."""
+        match = claim.match
+        if match is None or not match.exact:
+            return None
+        return self._mover.logits(match.nodes[-1].key.hex())
+
+    # --- while and after it runs -----------------------------------------------------------------
+
+    def prefilled(self, claim: Claim, lane: int, end: int, logits: Tensor | None) -> None:
+        """The lane stands after the prompt's first `end` tokens; `logits` after its last one."""
+        while claim.cuts and claim.cuts[0].end <= end:
+            cut = claim.cuts.popleft()
+            is_last = cut.end == claim.num_prompt_tokens
+            node = Kept(cut.end, is_turn_end=cut.is_turn_end, logits=logits if is_last else None)
+            key = self._keep(claim, lane, node)
+            is_first_turn = cut.is_turn_end and cut.end <= min(claim.boundaries, default=0)
+            if key is None:
+                continue
+            if is_last and self._recurrent and not claim.keep_prompt:
+                claim.prompt_node = key  # its state is not needed if a turn's end follows
+            else:
+                self._write_later(key, with_end=not self._recurrent or is_last or is_first_turn)
+
+    def finished(self, claim: Claim, lane: int, end: int) -> None:
+        """The generation ends, for whatever reason; the lane stands after the first `end` tokens of
+        its sequence. They are kept: the next turn goes on from there.
+        """
+        is_generated = claim.path_end >= claim.num_prompt_tokens
+        key = self._keep(claim, lane, Kept(end, is_turn_end=True, is_generated=is_generated))
+        if claim.prompt_node is not None:
+            self._write_later(claim.prompt_node, with_end=key is None)
+        if key is not None:
+            self._write_later(key, with_end=True)
+
+    def release(self, claim: Claim) -> None:
+        """The generation is over: its nodes may be evicted."""
+        self._claims.remove(claim)
+        self._holdings.shrink(self._in_use())
+        self._holdings.refresh_status()
+
+    def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
+        """How long something took."""
+        self._rates = self._rates.observed(rate, amount, elapsed_s)
+
+    # --- to and from the disk --------------------------------------------------------------------
+
+    @property
+    def has_due_writes(self) -> bool:
+        """Whether `hand_over` may have something to do before anything else happens."""
+        return self._writes.is_due
+
+    def hand_over(self, *, wait: bool = False) -> None:
+        """Give the shelf what is to be written and has arrived in host memory; with `wait` all."""
+        self._writes.hand_over(wait=wait)
+
+    def found(self, added: Iterable[Node], removed: Iterable[bytes]) -> None:
+        """Files that are on the disk now, and keys of files that are no longer."""
+        self._holdings.found(added, removed)
+        self._holdings.refresh_status()
+
+    def written(self, key: bytes, *, is_there: bool, again: bool = False) -> None:
+        """What became of a write; `again`: the shelf was too busy."""
+        self._writes.written(key, is_there=is_there, again=again)
+        self._holdings.shrink(self._in_use())
+        self._holdings.refresh_status()
+
+    def fetched(self, key: bytes, result: Fetched | Lost) -> None:
+        """A node has come from the disk, or it cannot."""
+        self._fetching.discard(key)
+        waiting = [claim for claim in self._claims if key in claim.awaited]
+        lost = result if isinstance(result, Lost) else self._adopt(key, result)
+        for claim in waiting:
+            claim.awaited.discard(key)
+            claim.used_disk |= lost is None
+            claim.fault = claim.fault if lost is None else lost.reason
+            claim.without_disk |= lost is not None and lost.is_passing
+        if lost is not None and not lost.is_passing:
+            self._holdings.forget(key, "disk")
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _match(self, claim: Claim) -> Match:
+        tiers = MEMORY if claim.without_disk else TIERS
+        return self._holdings.tree(claim.tenant).match(
+            claim.prompt, recurrent=self._recurrent, chunk_tokens=CHUNK_TOKENS, tiers=tiers
+        )
+
+    def _decide(self, claim: Claim, match: Match) -> Match:
+        """What of the match to take up: all of it, or nothing where running it again is faster."""
+        if match.num_tokens == 0:
+            return match
+        decision = restore_or_prefill(
+            match.num_tokens,
+            memory_bytes=match.read_bytes("memory"),
+            disk_bytes=match.read_bytes("disk"),
+            rates=self._rates,
+        )
+        claim.decision = decision.reason
+        fits = self._holdings.make_room(match.read_bytes("disk"), self._in_use())
+        if decision.restore and fits:
+            return match
+        claim.fault = "no_memory" if decision.restore else "prefill_is_faster"
+        return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
+
+    def _orders(self, match: Match) -> list[Order]:
+        """What has to be read before the match can be taken up."""
+        orders = []
+        for node in _nodes(match):
+            is_end = match.part is None and node is match.nodes[-1]
+            wants_state = is_end and self._recurrent and "memory" not in node.state_tiers
+            wants_logits = is_end and match.exact and "memory" not in node.logits_tiers
+            if wants_state or wants_logits or "memory" not in node.tiers:
+                near = match.num_tokens - node.end < self._mover.num_feature_tokens
+                orders.append(Order(node.key, with_end=wants_state or wants_logits or near))
+        return orders
+
+    def _known_nodes(self, claim: Claim, match: Match) -> tuple[Node, ...]:
+        """The nodes, root first, that hold the prompt's first tokens already: also where they were
+        not taken up there is no need to keep them again.
+        """
+        return match.nodes or self._match(claim).nodes
+
+    def _keep(self, claim: Claim, lane: int, kept: Kept) -> bytes | None:
+        """Make a node of what was added since the path's end; None where it cannot be kept."""
+        begin, end = claim.path_end, kept.end
+        if end <= begin:
+            return None
+        tokens = claim.sequence[begin:end]
+        parent = claim.path[-1] if claim.path else None
+        key = node_key(tokens, claim.tenant, parent)
+        span = Span(begin, end, with_state=self._recurrent)
+        known = self._holdings.node(key)
+        has_state = known is not None and ("memory" in known.state_tiers or not self._recurrent)
+        has_logits = known is not None and ("memory" in known.logits_tiers or kept.logits is None)
+        if known is None or "memory" not in known.tiers or not (has_state and has_logits):
+            size = self._mover.size(span, with_logits=kept.logits is not None)
+            if not self._holdings.make_room(size.span_bytes + size.end_bytes, self._in_use()):
+                return None
+            try:
+                self._mover.save(lane, key.hex(), span, kept.logits)
+            except MemoryError as error:
+                log.debug("tokens [%d, %d) are not kept: %s", begin, end, error)
+                return None
+            self._holdings.insert(
+                claim.tenant,
+                Node(
+                    key=key,
+                    parent=parent,
+                    begin=begin,
+                    tokens=tokens,
+                    tiers=MEMORY,
+                    state_tiers=MEMORY if self._recurrent else NOWHERE,
+                    logits_tiers=NOWHERE if kept.logits is None else MEMORY,
+                    num_bytes=size.span_bytes,
+                    state_bytes=size.end_bytes,
+                    is_turn_end=kept.is_turn_end,
+                    is_generated=kept.is_generated,
+                    last_used_s=time.time(),
+                    saved_at_s=time.time(),
+                ),
+            )
+            self._holdings.saved["memory"] += 1
+        claim.path.append(key)
+        claim.path_end = end
+        self._holdings.thin(claim.path, self._ends_in_use())
+        return key
+
+    def _write_later(self, key: bytes, *, with_end: bool) -> None:
+        node = self._holdings.node(key)
+        assert node is not None, "a node that was just kept or used is here"
+        self._writes.add(node, with_end=with_end)
+
+    def _adopt(self, key: bytes, fetched: Fetched) -> Lost | None:
+        """Own what came from the disk; None, or why it is no use."""
+        node = self._holdings.node(key)
+        if node is None:
+            return None  # gone meanwhile, with the parent that it continues
+        with_state = fetched.with_state
+        span = Span(node.begin, node.end, with_state=with_state)
+        try:
+            has_logits = self._mover.adopt(key.hex(), span, node.tokens, fetched.tensors)
+        except SnapshotMismatch as error:
+            log.warning("node %s is set aside: %s", key.hex()[:16], error)
+            self._shelf.quarantine(key)
+            return Lost("corrupt", is_passing=False)
+        self.observed("disk_bytes_per_s", fetched.num_bytes, fetched.elapsed_s)
+        self._holdings.gain(
+            replace(
+                node,
+                tiers=MEMORY,
+                state_tiers=MEMORY if with_state else NOWHERE,
+                logits_tiers=MEMORY if has_logits else NOWHERE,
+            )
+        )
+        return None
+
+    def _in_use(self) -> set[bytes]:
+        """Nodes that must stay, with all that they continue."""
+        keys = {*self._writes, *self._fetching}
+        for claim in self._claims:
+            keys.update(claim.path[-1:])
+            keys.update(claim.awaited)
+            if claim.match is not None:
+                keys.update(node.key for node in _nodes(claim.match))
+        return {key for key in keys if key in self._holdings}
+
+    def _ends_in_use(self) -> set[bytes]:
+        """Nodes that must keep what belongs to their end."""
+        ends = {*self._writes, *self._fetching}
+        ends.update(c.match.nodes[-1].key for c in self._claims if c.match and c.match.nodes)
+        return ends
+
+
+def _nodes(match: Match) -> list[Node]:
+    """The nodes that the match takes up, root first."""
+    return [*match.nodes, *([] if match.part is None else [match.part])]

@@ -1,0 +1,86 @@
+"""The disk tier as the engine thread sees it: orders go out at once, outcomes come back later.
+
+Owns the form in which a node travels. Knows no tree, no file and decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.prefix.node import MissReason
+
+
+@dataclass(frozen=True, slots=True)
+class KeptNode:
+    """A node on its way to a file. `tensors` are in host memory and do not change any more."""
+
+    key: bytes
+    parent: bytes | None
+    begin: int
+    end: int
+    is_turn_end: bool
+    is_generated: bool
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A node to be read, with what belongs to its end or without."""
+
+    key: bytes
+    with_end: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """A node from the disk, checked to its last byte; the tensors are the receiver's."""
+
+    tensors: Mapping[str, Tensor]
+    with_state: bool
+    num_bytes: int
+    elapsed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A node that the disk cannot give; `is_passing`: it may, another time."""
+
+    reason: MissReason
+    is_passing: bool
+
+
+class Shelf(Protocol):
+    """Where nodes are kept beyond memory. Every call returns at once; Outcomes hears the rest."""
+
+    def read(self, orders: Sequence[Order]) -> None: ...
+
+    def write(self, node: KeptNode) -> None: ...
+
+    def remove(self, keys: Sequence[bytes]) -> None: ...
+
+    def touch(self, keys: Sequence[bytes]) -> None: ...
+
+    def quarantine(self, key: bytes) -> None: ...
+
+
+class NoShelf:
+    """Of a server without a cache directory: nothing is ever asked of it."""
+
+    def read(self, orders: Sequence[Order]) -> None:
+        raise AssertionError("nothing was ever written, so nothing can be read")
+
+    def write(self, node: KeptNode) -> None:
+        raise AssertionError("nodes are not queued for a disk that there is not")
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        return None
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        return None
+
+    def quarantine(self, key: bytes) -> None:
+        return None

@@ -1,0 +1,213 @@
+"""Moves state between a lane and named tensors: the target's, the logits, the draft's features.
+
+Owns what of a node is not the target's. Knows no tree and no file; a node is a name to it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.errors import SnapshotMismatch
+from luceasync.kv.node import Span
+
+LOGITS = "snap_prefill_logits"
+TOKENS = "tokens"
+FEATURE_META, FEATURE_DATA = "dflash_feature_meta", "dflash_feature_data"
+OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA))
+
+
+class Target(Protocol):
+    """What moving state asks of a target; luceasync.target.backend.LayerSplitBackend is one."""
+
+    def save(self, lane: int, node: str, span: Span) -> None: ...
+
+    def saved(self, node: str) -> bool: ...
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None: ...
+
+    def settled(self, lane: int) -> bool: ...
+
+    def settle(self, lane: int) -> None: ...
+
+    def drop(self, node: str) -> None: ...
+
+    def drop_state(self, node: str) -> None: ...
+
+    def export(self, node: str) -> dict[str, Tensor]: ...
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None: ...
+
+    def node_bytes(self, span: Span) -> tuple[int, int]: ...
+
+
+class Features(Protocol):
+    """The draft's side of a lane: rows of features, which a draft proposes from."""
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens before its end a lane needs the features of."""
+        ...
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Bytes that a node of `num_tokens` tokens keeps."""
+        ...
+
+    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+        """What the lane holds of the span's features, by name; nothing where it holds none."""
+        ...
+
+    def restore(self, lane: int, spans: Sequence[tuple[int, int, Mapping[str, Tensor]]]) -> None:
+        """Take up the features of a chain of spans (begin, end, tensors), as far as they reach back
+        without a gap.
+        """
+        ...
+
+
+class NoFeatures:
+    """Of a server without a draft."""
+
+    @property
+    def num_tokens(self) -> int:
+        return 0
+
+    def num_bytes(self, num_tokens: int) -> int:
+        return 0
+
+    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+        return {}
+
+    def restore(self, lane: int, spans: Sequence[tuple[int, int, Mapping[str, Tensor]]]) -> None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSize:
+    """Bytes of what the span's tokens left, and of what belongs to its end alone."""
+
+    span_bytes: int
+    end_bytes: int
+
+
+@dataclass(slots=True)
+class _Extras:
+    """What a node holds besides the target's tensors."""
+
+    span: Span
+    features: dict[str, Tensor]
+    logits: Tensor | None
+
+
+class StateMover:
+    """Nodes in memory, by name. Synchronous; engine thread only."""
+
+    def __init__(self, target: Target, features: Features, vocab_size: int) -> None:
+        self._target = target
+        self._features = features
+        self._vocab_size = vocab_size
+        self._extras: dict[str, _Extras] = {}
+
+    @property
+    def num_feature_tokens(self) -> int:
+        """How many tokens before the end of a prefix the draft needs the features of."""
+        return self._features.num_tokens
+
+    def size(self, span: Span, *, with_logits: bool) -> NodeSize:
+        """What a node of the span takes up."""
+        span_bytes, state_bytes = self._target.node_bytes(span)
+        num_tokens = span.end - span.begin
+        logits_bytes = 4 * self._vocab_size if with_logits else 0
+        return NodeSize(
+            span_bytes + self._features.num_bytes(num_tokens), state_bytes + logits_bytes
+        )
+
+    def save(self, lane: int, node: str, span: Span, logits: Tensor | None) -> None:
+        """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
+        MemoryError; nothing is kept then.
+        """
+        self._target.save(lane, node, span)
+        features = self._features.export(lane, span.begin, span.end)
+        kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
+        self._extras[node] = _Extras(span, features, kept)
+
+    def saved(self, node: str) -> bool:
+        """Whether all of it has arrived in host memory: an export does not wait then."""
+        return self._target.saved(node)
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. The
+        copies are queued; see `settled`.
+        """
+        self._target.restore(lane, nodes, num_tokens)
+        held = [self._extras[node] for node in nodes]
+        spans = [(e.span.begin, min(e.span.end, num_tokens), e.features) for e in held]
+        self._features.restore(lane, spans)
+
+    def settled(self, lane: int) -> bool:
+        """Whether the lane's restore has arrived."""
+        return self._target.settled(lane)
+
+    def settle(self, lane: int) -> None:
+        """Wait for the lane's restore."""
+        self._target.settle(lane)
+
+    def logits(self, node: str) -> Tensor:
+        """The logits after the node's last token, float32 [vocab]."""
+        logits = self._extras[node].logits
+        assert logits is not None, f"node {node} was taken for an exact hit without its logits"
+        return logits
+
+    def export(self, node: str, tokens: array[int], *, with_end: bool) -> dict[str, Tensor]:
+        """Everything that the node holds, by name, in host memory; without its end only what its
+        tokens left. Nothing is to be changed.
+        """
+        extras = self._extras[node]
+        tensors = self._target.export(node)
+        if not with_end:
+            tensors = {n: t for n, t in tensors.items() if "_attn_" in n}
+        elif extras.logits is not None:
+            tensors[LOGITS] = extras.logits
+        ids = torch.frombuffer(tokens, dtype=torch.int32)
+        return tensors | extras.features | {TOKENS: ids}
+
+    def adopt(
+        self, node: str, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
+    ) -> bool:
+        """Own what `export` gave, under whatever split, and say whether logits came with it.
+
+        Raises SnapshotMismatch where it is not this node's or not this model's; the caller still
+        owns its tensors then.
+        """
+        found = tensors.get(TOKENS)
+        expected = torch.frombuffer(tokens, dtype=torch.int32)
+        if found is None or found.dtype != torch.int32 or not torch.equal(found, expected):
+            raise SnapshotMismatch(f"node {node}: its tokens are not those that were asked for")
+        logits = tensors.get(LOGITS)
+        if logits is not None and (
+            logits.dtype != torch.float32 or tuple(logits.shape) != (self._vocab_size,)
+        ):
+            raise SnapshotMismatch(
+                f"{LOGITS}: {logits.dtype} {tuple(logits.shape)}, "
+                f"expected {torch.float32} ({self._vocab_size},)"
+            )
+        self._target.adopt(node, span, {n: t for n, t in tensors.items() if n not in OWN_NAMES})
+        features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
+        self._extras[node] = _Extras(span, features, logits)
+        return logits is not None
+
+    def drop(self, node: str) -> None:
+        """Forget the node, if it is here."""
+        self._target.drop(node)
+        self._extras.pop(node, None)
+
+    def drop_state(self, node: str) -> None:
+        """Forget what belongs to the node's end alone."""
+        self._target.drop_state(node)
+        extras = self._extras[node]
+        extras.logits = None
+        extras.span = Span(extras.span.begin, extras.span.end, with_state=False)

@@ -1,0 +1,82 @@
+"""Who asks: for each tenant the key under which prefixes are shared, and what it has said.
+
+Owns the histories and the nodes on disk from which they are learned again after a restart. Knows no
+lanes; used from the event loop and its worker threads.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from array import array
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from luceasync.prefix.keys import node_key, tenant_key
+from luceasync.prefix.node import Node
+from luceasync.text.history import History
+
+log = logging.getLogger(__name__)
+
+MAX_TENANTS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """`key`: 32 bytes, the hash key of its nodes."""
+
+    key: bytes = field(repr=False)
+    history: History
+
+
+class Tenants:
+    """The tenants that have asked; the one that has not for longest is forgotten first."""
+
+    def __init__(self, new_history: Callable[[], History]) -> None:
+        self._new_history = new_history
+        self._tenants: OrderedDict[str, Tenant] = OrderedDict()
+        self._nodes: dict[bytes, Node] = {}  # on disk when the server started
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Tenants({len(self._tenants)}, {len(self._nodes)} nodes on disk)"
+
+    def found(self, nodes: Iterable[Node]) -> None:
+        """Nodes that another life has left; a tenant that has asked already does not learn them."""
+        with self._lock:
+            self._nodes.update((node.key, node) for node in nodes)
+
+    def get(self, name: str) -> Tenant:
+        """The tenant of that name. The first call learns what it said in other lives: call it in a
+        worker thread.
+        """
+        with self._lock:
+            tenant = self._tenants.get(name)
+            if tenant is None:
+                tenant = Tenant(tenant_key(name), self._new_history())
+                self._learn(tenant)
+                self._tenants[name] = tenant
+                if len(self._tenants) > MAX_TENANTS:
+                    self._tenants.popitem(last=False)
+            self._tenants.move_to_end(name)
+            return tenant
+
+    def _learn(self, tenant: Tenant) -> None:
+        """Remember every sequence that ends with what the model wrote; what was used last stays
+        longest.
+        """
+        written = [n for n in self._nodes.values() if n.is_generated and self._is_of(tenant, n)]
+        for node in sorted(written, key=lambda n: n.last_used_s):
+            chain = [node]
+            while chain[-1].parent is not None and chain[-1].parent in self._nodes:
+                chain.append(self._nodes[chain[-1].parent])
+            if chain[-1].parent is None:
+                ids = array("i")
+                for part in reversed(chain):
+                    ids.extend(part.tokens)
+                tenant.history.relearn(ids)
+
+    @staticmethod
+    def _is_of(tenant: Tenant, node: Node) -> bool:
+        return node_key(node.tokens, tenant.key, node.parent) == node.key

@@ -1,0 +1,147 @@
+"""The engine's thread: it loads the model, then runs commands and steps until it is told to end.
+
+Owns the thread and the queue of commands. What a step does is the pump's business, what becomes of
+its deltas that of whoever listens, on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from luceasync.engine.pump import IDLE_PAUSE_S, Emitted, Pump
+from luceasync.errors import LuceasyncError
+
+log = logging.getLogger(__name__)
+
+JOIN_DEADLINE_S = 30.0
+
+Command = Callable[[Pump], list[Emitted]]
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A loaded model: the pump over it, and how to free it."""
+
+    pump: Pump
+    close: Callable[[], None]
+
+
+class Listener(Protocol):
+    """What the thread tells; each call comes on the event loop."""
+
+    def loaded(self, pump: Pump | None, error: BaseException | None) -> None: ...
+
+    def failed(self, detail: str) -> None: ...
+
+    def deliver(self, emitted: list[Emitted]) -> None: ...
+
+
+class EngineThread:
+    """Everything between `start` and the end of `join` runs in one thread."""
+
+    def __init__(self, load: Callable[[], Loaded], listener: Listener) -> None:
+        self._load = load
+        self._listener = listener
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Begin to load."""
+        self._thread.start()
+
+    def post(self, command: Command) -> None:
+        """Run the command before the next step; from any thread."""
+        self._commands.put(command)
+
+    async def call(self, command: Command, timeout_s: float) -> None:
+        """Run the command before the next step, and wait for that. Raises TimeoutError."""
+        done = self._loop.create_future()
+
+        def run(pump: Pump) -> list[Emitted]:
+            try:
+                return command(pump)
+            finally:
+                self._post(_set_done, done)
+
+        self._commands.put(run)
+        async with asyncio.timeout(timeout_s):
+            await done
+
+    async def join(self) -> None:
+        """End the thread after the commands before this one."""
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join, JOIN_DEADLINE_S)
+        if self._thread.is_alive():
+            log.error("the engine thread did not end within %.0f s", JOIN_DEADLINE_S)
+
+    def _run(self) -> None:
+        listener = self._listener
+        try:
+            loaded = self._load()
+        except Exception as error:
+            if not isinstance(error, LuceasyncError):
+                log.exception("loading the model failed")
+            self._post(listener.loaded, None, error)
+            return
+        self._post(listener.loaded, loaded.pump, None)
+        try:
+            self._pump_until_stopped(loaded.pump)
+        except Exception as error:
+            log.exception("the engine failed")
+            detail = f"the engine failed: {type(error).__name__}: {error}"
+            self._post(listener.failed, detail)
+            self._post(listener.deliver, loaded.pump.fail_all(detail))
+            self._refuse_until_stopped(loaded.pump, detail)
+        finally:
+            loaded.close()
+
+    def _pump_until_stopped(self, pump: Pump) -> None:
+        while True:
+            command = self._next_command(pump.pause_s)
+            if command is _STOP:
+                self._post(self._listener.deliver, pump.fail_all("the server is shutting down"))
+                return
+            emitted = pump.step() if command is None else command(pump)
+            if emitted:
+                self._post(self._listener.deliver, emitted)
+
+    def _refuse_until_stopped(self, pump: Pump, detail: str) -> None:
+        """Requests that were on their way when the engine failed get the same answer."""
+        while (command := self._next_command(IDLE_PAUSE_S)) is not _STOP:
+            if command is not None:
+                command(pump)
+                self._post(self._listener.deliver, pump.fail_all(detail))
+
+    def _next_command(self, wait_s: float) -> Command | None:
+        """The next command; None: there is none, go on; _STOP: end."""
+        try:
+            command = self._commands.get(timeout=wait_s) if wait_s else self._commands.get_nowait()
+        except queue.Empty:
+            return None
+        return _STOP if command is None else command
+
+    def _post(self, call: Callable[..., None], *args: object) -> None:
+        """Run `call` on the loop; a loop that is gone has nobody left to tell."""
+        try:
+            self._loop.call_soon_threadsafe(call, *args)
+        except RuntimeError:
+            log.debug("the event loop is closed; %s was not delivered", call)
+
+
+def _set_done(done: asyncio.Future[None]) -> None:
+    if not done.done():  # nobody waits for it any more
+        done.set_result(None)
+
+
+def _stop(pump: Pump) -> list[Emitted]:
+    raise AssertionError("a mark, never called")
+
+
+_STOP: Command = _stop

@@ -1,0 +1,103 @@
+"""Which nodes are to be written to the disk, in which order, and what became of it.
+
+Owns the queue between memory and the shelf. Knows no generations; whether a node is worth a file is
+decided by whoever adds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from luceasync.engine.holdings import Holdings, Limits
+from luceasync.engine.shelf import KeptNode, Shelf
+from luceasync.engine.state import StateMover
+from luceasync.prefix.node import NOWHERE, Node, Tier
+
+DISK: frozenset[Tier] = frozenset(("disk",))
+MAX_WRITING = 2  # nodes that are handed to the shelf at a time; the others wait by key
+
+
+class Writes:
+    """Nodes on their way to files, parents before what continues them."""
+
+    def __init__(self, holdings: Holdings, mover: StateMover, shelf: Shelf, limits: Limits) -> None:
+        self._holdings = holdings
+        self._mover = mover
+        self._shelf = shelf
+        self._limits = limits
+        self._waiting: dict[bytes, bool] = {}  # with what belongs to the node's end, or without
+        self._under_way: dict[bytes, bool] = {}
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Keys of the nodes that must stay in memory."""
+        yield from self._waiting
+        yield from self._under_way
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a node waits that the shelf would take."""
+        return bool(self._waiting) and len(self._under_way) < MAX_WRITING
+
+    def add(self, node: Node, *, with_end: bool) -> None:
+        """Write the node, and before it what it continues, as far as the disk has none of it."""
+        if self._limits.disk_bytes is None or node.end < self._limits.min_disk_tokens:
+            return
+        for key in self._holdings.chain(node.key):
+            above = self._holdings.node(key)
+            assert above is not None
+            is_last = key == node.key
+            ends = above.state_tiers | above.logits_tiers
+            lacks_end = is_last and with_end and "memory" in ends and "disk" not in ends
+            if "disk" not in above.tiers or lacks_end:
+                self._add(key, with_end=is_last and with_end)
+
+    def _add(self, key: bytes, *, with_end: bool) -> None:
+        if key in self._under_way and (self._under_way[key] or not with_end):
+            return
+        self._waiting[key] = with_end or self._waiting.get(key, False)
+
+    def hand_over(self, *, wait: bool = False) -> None:
+        """Give the shelf nodes that have arrived in host memory, a few at a time; with `wait` all
+        of them, however long their copies take.
+        """
+        while self._waiting and (wait or self.is_due):
+            key, with_end = next(iter(self._waiting.items()))
+            node = self._holdings.node(key)
+            if node is not None and "memory" in node.tiers:
+                if not wait and (key in self._under_way or not self._mover.saved(key.hex())):
+                    return
+                self._under_way[key] = with_end
+                self._shelf.write(self._packed(node, with_end))
+            del self._waiting[key]
+
+    def written(self, key: bytes, *, is_there: bool, again: bool) -> None:
+        """What became of a write; `again`: the shelf was too busy."""
+        with_end = self._under_way.pop(key)
+        node = self._holdings.node(key)
+        if again:
+            self._waiting.setdefault(key, with_end)
+        elif is_there and node is None:
+            self._shelf.remove([key])
+        elif is_there and node is not None:
+            ends = DISK if with_end else NOWHERE
+            self._holdings.gain(
+                replace(
+                    node,
+                    tiers=DISK,
+                    state_tiers=ends if node.has_state else NOWHERE,
+                    logits_tiers=ends if node.has_logits else NOWHERE,
+                )
+            )
+            self._holdings.saved["disk"] += 1
+
+    def _packed(self, node: Node, with_end: bool) -> KeptNode:
+        return KeptNode(
+            key=node.key,
+            parent=node.parent,
+            begin=node.begin,
+            end=node.end,
+            is_turn_end=node.is_turn_end,
+            is_generated=node.is_generated,
+            tensors=self._mover.export(node.key.hex(), node.tokens, with_end=with_end),
+        )
