@@ -96,6 +96,11 @@ class Tokenizer:
         """The id of `token` as the vocabulary writes it."""
         return self._backend.token_to_id(token)
 
+    @property
+    def added_texts(self) -> frozenset[str]:
+        """The tokens that `encode` looks for before it splits a text, special or not."""
+        return frozenset(token.content for token in self._added.values())
+
     def is_special(self, token_id: int) -> bool:
         """Whether `token_id` is a control token, which has no text of its own in an answer."""
         return token_id in self._added and self._added[token_id].special

@@ -94,6 +94,11 @@ def test_a_part_of_a_character_is_shown_replaced(byte_level):
     assert byte_level.token_text(first) == "\ufffd"
 
 
+def test_added_tokens_are_the_special_ones_and_the_others(byte_level):
+    special = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"}
+    assert byte_level.added_texts == special | {"<think>", "\u65e5\u672c"}
+
+
 def test_ids_outside_the_vocabulary_are_empty(byte_level):
     outside = byte_level.vocab_size
     assert byte_level.token_bytes(outside) == b""

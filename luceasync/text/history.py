@@ -1,0 +1,189 @@
+"""Text that a client sends back is given the ids that the model generated, not those of encoding.
+
+Byte pairs would merge across the seam, and computed state would not be found again. Owns which
+texts of one tenant are remembered, and for how long. Knows no cache, no engine and no template.
+"""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from bisect import bisect_left, bisect_right, insort
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import NamedTuple
+
+from luceasync.text.tokenizer import Tokenizer
+
+MAX_TOKENS_HELD = 2**22  # 16 MiB
+_DIGEST_BYTES = 16
+
+
+@dataclass(eq=False, frozen=True, slots=True)
+class _Sequence:
+    """The ids of one prompt and its answer; never changed, so that nobody locks to read them."""
+
+    ids: array[int]
+
+
+class _Match(NamedTuple):
+    """A text of `num_bytes` bytes that the first `num_ids` ids of `sequence` spell."""
+
+    num_bytes: int
+    sequence: _Sequence
+    num_ids: int
+
+
+class _Key(NamedTuple):
+    """A remembered text, told by its length in bytes of UTF-8 and their digest."""
+
+    num_bytes: int
+    digest: bytes
+
+
+class History:
+    """The texts that a tenant's prompts may begin with, and their ids; any thread may call it.
+
+    Where more than `max_tokens_held` ids would be held, what was used least recently goes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_tokens_held: int = MAX_TOKENS_HELD) -> None:
+        self._tokenizer = tokenizer
+        self._max_tokens_held = max_tokens_held
+        self._added = tuple(text.encode() for text in tokenizer.added_texts if text)
+        self._cut_anywhere = all(
+            _spell(tokenizer, tokenizer.encode(text)) == text.encode() for text in ("a", " a")
+        )
+        self._lock = threading.Lock()
+        self._matches: dict[int, dict[bytes, _Match]] = {}  # by length, then by digest
+        self._lengths: list[int] = []  # those of `_matches`, rising
+        self._keys: OrderedDict[_Sequence, list[_Key]] = OrderedDict()  # last used comes last
+        self._num_tokens_held = 0
+
+    @property
+    def num_tokens_held(self) -> int:
+        """How many ids are held."""
+        return self._num_tokens_held
+
+    def remember(
+        self, prompt_text: str, prompt_ids: Sequence[int], generated_ids: Sequence[int]
+    ) -> None:
+        """After an answer: a text that begins with `prompt_text` and what `generated_ids` spell is
+        to get these ids.
+
+        Remembered without the last one too: the model has not run it, and where it ends the answer
+        a template may spell the end otherwise.
+        """
+        self._hold(prompt_text.encode(), prompt_ids, generated_ids)
+
+    def relearn(self, token_ids: Sequence[int]) -> None:
+        """The same for a whole sequence that ends with generated ids and whose text is not known,
+        but for what its ids spell: one that was kept over a restart.
+        """
+        self._hold(b"", (), token_ids)
+
+    def recall(self, text: str) -> list[int]:
+        """The ids of `text`: those of the longest remembered text that it begins with, and of the
+        rest by itself; all by `Tokenizer.encode` where none fits. Raises RequestError as that does.
+        """
+        spelled = text.encode("utf-8", "surrogatepass")
+        for match in self._beginnings_of(spelled):
+            rest = self._encode_rest(spelled, match.num_bytes)
+            if rest is not None:
+                return match.sequence.ids[: match.num_ids].tolist() + rest
+        return self._tokenizer.encode(text)
+
+    def _encode_rest(self, spelled: bytes, seam: int) -> list[int] | None:
+        """The ids of `spelled[seam:]`; None where no text must be cut.
+
+        That is within an added token such as "<|im_end|>", which only whole text has; and with a
+        tokenizer that puts a space before a text, anywhere but before a special token.
+        """
+        if any(
+            token in spelled[max(0, seam - len(token) + 1) : seam + len(token) - 1]
+            for token in self._added
+        ):
+            return None
+        rest = self._tokenizer.encode(spelled[seam:].decode("utf-8", "surrogatepass"))
+        if self._cut_anywhere or not rest or self._tokenizer.is_special(rest[0]):
+            return rest
+        return None
+
+    def _beginnings_of(self, spelled: bytes) -> list[_Match]:
+        """What is remembered of the beginnings of `spelled`, the longest first; that one is used.
+
+        One pass of the hash over `spelled`, with a look at each remembered length.
+        """
+        found, num_hashed = [], 0
+        content, running = memoryview(spelled), blake2b(digest_size=_DIGEST_BYTES)
+        with self._lock:
+            for length in self._lengths[: bisect_right(self._lengths, len(spelled))]:
+                running.update(content[num_hashed:length])
+                num_hashed = length
+                match = self._matches[length].get(running.digest())
+                if match is not None:
+                    found.append(match)
+            if found:
+                self._keys.move_to_end(found[-1].sequence)
+        return found[::-1]
+
+    def _hold(self, prompt: bytes, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
+        sequence = _Sequence(array("i", (*prompt_ids, *generated_ids)))
+        if len(sequence.ids) > self._max_tokens_held:
+            return
+        spelled = prompt + _spell(self._tokenizer, generated_ids)
+        num_last_bytes = len(_spell(self._tokenizer, generated_ids[-1:]))
+        # In this order: where the last id spells nothing, both texts are one, and all ids are it.
+        for num_ids, num_bytes in (
+            (len(sequence.ids) - len(generated_ids[-1:]), len(spelled) - num_last_bytes),
+            (len(sequence.ids), len(spelled)),
+        ):
+            if num_bytes and _is_utf8(spelled[:num_bytes]):
+                key = _Key(
+                    num_bytes, blake2b(spelled[:num_bytes], digest_size=_DIGEST_BYTES).digest()
+                )
+                with self._lock:
+                    self._insert(key, _Match(num_bytes, sequence, num_ids))
+
+    def _insert(self, key: _Key, match: _Match) -> None:
+        """The newest ids of a text count: their state is the likeliest to be kept still."""
+        if key.digest in self._matches.get(key.num_bytes, {}):
+            self._remove(key)
+        if key.num_bytes not in self._matches:
+            self._matches[key.num_bytes] = {}
+            insort(self._lengths, key.num_bytes)
+        self._matches[key.num_bytes][key.digest] = match
+        if match.sequence not in self._keys:
+            self._keys[match.sequence] = []
+            self._num_tokens_held += len(match.sequence.ids)
+        self._keys[match.sequence].append(key)
+        while self._num_tokens_held > self._max_tokens_held:
+            for old_key in tuple(next(iter(self._keys.values()))):
+                self._remove(old_key)
+
+    def _remove(self, key: _Key) -> None:
+        """Forget the text; a sequence that no text leads to goes with it."""
+        of_length = self._matches[key.num_bytes]
+        sequence = of_length.pop(key.digest).sequence
+        if not of_length:
+            del self._matches[key.num_bytes]
+            del self._lengths[bisect_left(self._lengths, key.num_bytes)]
+        self._keys[sequence].remove(key)
+        if not self._keys[sequence]:
+            del self._keys[sequence]
+            self._num_tokens_held -= len(sequence.ids)
+
+
+def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
+    return b"".join(map(tokenizer.token_bytes, ids))
+
+
+def _is_utf8(spelled: bytes) -> bool:
+    """Whether a text can begin with `spelled`, which must not end within a character."""
+    try:
+        spelled.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
