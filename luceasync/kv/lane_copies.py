@@ -197,7 +197,6 @@ class StreamCopies:
         begun = self._computing.record_event()
         with torch.cuda.stream(self._restoring):
             for event in (begun, *self._before_use.pop(lane, []), *after):
-                assert isinstance(event, torch.cuda.Event)
                 self._restoring.wait_event(event)
             for target, source in pairs:
                 for begin, end in pieces(source.data_ptr(), source.numel()):
