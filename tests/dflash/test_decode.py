@@ -72,3 +72,151 @@ def test_lanes_together_say_what_each_says_alone(open_backend, tokenizer, num_sh
     assert speculated_answers(backend, speculator, prepare_four(tokenizer), shape) == plain
     tau = speculator.speculation(0).tau
     assert tau > 2, "long paths are to be accepted here"
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
+def test_a_draft_of_random_weights_changes_nothing_either(
+    open_backend, tokenizer, tiny_dir, tmp_path, shape
+):
+    backend = open_backend()
+    plain = plain_answers(backend, prepare_four(tokenizer, max_tokens=12))
+    speculator = random_speculator(backend, tiny_dir, tmp_path)
+    prepared = prepare_four(tokenizer, max_tokens=12)
+    assert speculated_answers(backend, speculator, prepared, shape) == plain
+
+
+def speculate_greedily(backend, tokenizer, shape=CHAIN, share_wrong=0.0, **fields):
+    """An answer, and what a plain run says; `fields` end it somewhere."""
+    whole = plain_answers(backend, [prepare(tokenizer, Sampling())])
+    draft = scripted(backend, [prepare(tokenizer, Sampling())], whole, share_wrong)
+    plain = plain_answers(backend, [prepare(tokenizer, Sampling(), **fields)])
+    lanes = Lanes(
+        backend, [prepare(tokenizer, Sampling(), **fields)], speculator_of(backend, draft)
+    )
+    while lanes.running:
+        lanes.round(list(lanes.running), Plan(shape, (0,), False))
+    return lanes, plain
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
+@pytest.mark.parametrize("max_tokens", [2, 3, 8, 9, 10])
+def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, max_tokens):
+    lanes, plain = speculate_greedily(open_backend(), tokenizer, shape, max_tokens=max_tokens)
+    assert lanes.answers() == plain
+    assert plain[0].num_tokens == max_tokens
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
+@pytest.mark.parametrize("index", [1, 4, 6, 9])
+def test_stop_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, index):
+    backend = open_backend()
+    [whole] = plain_answers(backend, [prepare(tokenizer, Sampling())])
+    stop_ids = frozenset({whole.token_ids[index]})
+    lanes, plain = speculate_greedily(backend, tokenizer, shape, stop_ids=stop_ids)
+    assert lanes.answers() == plain
+    assert plain[0].reason == "stop"
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
+@pytest.mark.parametrize("index", [4, 9])
+def test_stop_strings_end_the_text_inside_a_block(open_backend, tokenizer, shape, index):
+    backend = open_backend()
+    [whole] = plain_answers(backend, [prepare(tokenizer, Sampling())])
+    stop = whole.text[index : index + 2]
+    lanes, plain = speculate_greedily(backend, tokenizer, shape, stop=(stop,))
+    assert lanes.answers() == plain
+    assert plain[0].reason == "stop"
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREES[2]], ids=str)
+@pytest.mark.parametrize("max_tokens", [2, 5, 9])
+def test_the_lane_stands_where_the_text_ends(open_backend, tokenizer, shape, max_tokens):
+    """It has run every token but the last, as after plain decoding: the next turn builds on it."""
+    backend = open_backend()
+    plain = speculate_greedily(backend, tokenizer, shape, max_tokens=max_tokens)[1]
+    prompt = prepare(tokenizer, Sampling()).prompt_ids
+    position = len(prompt) + max_tokens - 1
+    token = plain[0].token_ids[-1]
+    found = backend.decode([0], [position], [token])[0].clone()
+    backend.reset(1)
+    truth = backend.prefill(1, 0, (*prompt, *plain[0].token_ids), project=True)
+    assert (found - truth).abs().max() < 1e-4
+
+
+def test_plain_steps_and_rounds_may_alternate(open_backend, tokenizer):
+    backend = open_backend()
+    plain = plain_answers(backend, prepare_four(tokenizer))
+    draft = scripted(backend, prepare_four(tokenizer), plain, share_wrong=0.3)
+    lanes = Lanes(backend, prepare_four(tokenizer), speculator_of(backend, draft))
+    choice = random.Random(0)
+    while lanes.running:
+        plan = Plan(CHAIN, (), False)
+        chosen = [g for g in lanes.running if choice.random() < 0.5]
+        others = [g for g in lanes.running if g not in chosen]
+        if chosen:
+            lanes.round(chosen, plan)
+        if others:
+            lanes.decode(others, plan)
+    assert lanes.answers() == plain
+    for lane, positions in draft.written.items():
+        assert positions == list(range(len(positions))), lane  # no gap, nothing twice
+
+
+def test_the_draft_knows_all_before_the_anchor_and_not_the_anchor(open_backend, tokenizer):
+    backend = open_backend()
+    plain = plain_answers(backend, [prepare(tokenizer, Sampling())])
+    draft = scripted(backend, [prepare(tokenizer, Sampling())], plain, share_wrong=0.3)
+    lanes = Lanes(backend, [prepare(tokenizer, Sampling())], speculator_of(backend, draft))
+    while lanes.running:
+        [generation] = lanes.running
+        assert draft.written[0] == list(range(generation.position))
+        lanes.round([generation], Plan(CHAIN, (0,), False))
+
+
+def test_a_right_draft_is_accepted_whole_and_counted(open_backend, tokenizer):
+    lanes, _ = speculate_greedily(open_backend(), tokenizer, max_tokens=17)
+    speculation = lanes.speculator.speculation(0)
+    assert (speculation.rounds, speculation.proposed, speculation.accepted) == (2, 14, 14)
+    status = lanes.speculator.status
+    assert (status.rounds_total, status.accepted_by_slot) == (2, (2,) * 7)
+    assert min(status.draft_s_total, status.verify_s_total, status.host_s_total) > 0
+
+
+def test_each_round_shows_one_delta_at_most(open_backend, tokenizer):
+    lanes, _ = speculate_greedily(open_backend(), tokenizer, max_tokens=17)
+    assert len(lanes.deltas[0]) <= 1 + lanes.speculator.speculation(0).rounds
+
+
+def test_the_decision_can_be_forced_to_measure_time(open_backend, tokenizer):
+    backend = open_backend()
+    draft = ScriptedDraft({0: [5] * 500})
+    lanes = Lanes(backend, [prepare(tokenizer, Sampling())], speculator_of(backend, draft))
+    pattern = iter([3, 0, 7, 5])
+
+    def forced(tokens, parents, path, token):
+        return path[-1] + 1 if len(path) <= wanted else None
+
+    for wanted in pattern:
+        [path] = lanes.round(list(lanes.running), Plan(CHAIN, (0,), False), forced)
+        assert len(path) == wanted + 1
+
+
+def test_logits_that_are_no_numbers_end_one_lane_and_not_the_others(open_backend, tokenizer):
+    backend = open_backend()
+    plain = plain_answers(backend, prepare_four(tokenizer))
+    draft = scripted(backend, prepare_four(tokenizer), plain, share_wrong=0.3)
+    lanes = Lanes(backend, prepare_four(tokenizer), speculator_of(backend, draft))
+    verify = backend.verify
+
+    def sick(*arguments):
+        logits = verify(*arguments).clone()
+        logits[1, 0, 3] = float("nan")
+        return logits
+
+    backend.verify = sick
+    lanes.round(list(lanes.running), Plan(CHAIN, (0, 1, 2, 3), False))
+    backend.verify = verify
+    assert lanes.deltas[1][-1].finish.reason == "error"
+    while lanes.running:
+        lanes.round(list(lanes.running), Plan(CHAIN, (), False))
+    assert [lanes.answers()[i] for i in (0, 2, 3)] == [plain[i] for i in (0, 2, 3)]
