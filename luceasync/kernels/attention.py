@@ -84,13 +84,12 @@ def attend(
         num_stages=2 if shared_bytes(keys) > 170 * head_dim * keys.element_size() else 1,
         **overlap_options(projected),
     )
-    _combine(sums, weights, projected, out, lanes, positions, num_kv_heads, gated)
+    combine((sums, weights), projected, out, lanes, positions[:, None], num_kv_heads, gated)
     return out
 
 
-def _combine(
-    sums: Tensor,
-    weights: Tensor,
+def combine(
+    parts: tuple[Tensor, Tensor],
     projected: Tensor,
     out: Tensor,
     lanes: Tensor,
@@ -98,22 +97,29 @@ def _combine(
     num_kv_heads: int,
     gated: bool,
 ) -> None:
-    """The softmax over all splits, and the gate, into `out`."""
-    num_entries, num_heads, _, head_dim = sums.shape
-    _combine_kernel[(num_heads, num_entries)](
+    """The softmax over all splits, and the gate, into `out` [rows of all entries, query_dim].
+
+    parts: each split's sum of values [rows, heads, splits, head_dim] and its largest score and
+    weight [rows, heads, splits, 2]; positions: int32 [entries, rows each]: that of an entry's first
+    row is how many tokens were split.
+    """
+    sums, weights = parts
+    num_rows, num_heads, num_splits, head_dim = sums.shape
+    _combine_kernel[(num_heads, num_rows)](
         sums,
         weights,
         projected,
         out,
         lanes,
         positions,
+        positions.shape[1],
         projected.stride(0),
         (num_heads + 2 * num_kv_heads) * head_dim,
         NUM_HEADS=num_heads,
         HEAD_DIM=head_dim,
         BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
         PAGE=PAGE_TOKENS,
-        SPLITS=NUM_SPLITS,
+        SPLITS=num_splits,
         GATED=gated,
         num_warps=4,
         **overlap_options(projected),
@@ -188,10 +194,14 @@ def _write_new_row(
 
 
 @triton.jit
-def _attend_chunk(q, k, v, t_ok, scale, best, weight, total, PRECISION: tl.constexpr):
-    """One chunk's part of an online softmax in base 2. q: [group, dim]; k, v: [page, dim]."""
+def attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION: tl.constexpr):
+    """One chunk's part of an online softmax in base 2.
+
+    q: [group, dim]; k, v: [page, dim]; seen: [group or 1, page], for each of the group at least
+    one in the first chunk.
+    """
     scores = tl.dot(q, tl.trans(k), input_precision=PRECISION) * scale  # [group, page]
-    scores = tl.where(t_ok[None, :], scores, float("-inf"))
+    scores = tl.where(seen, scores, float("-inf"))
     higher = tl.maximum(best, tl.max(scores, 1))
     p = tl.exp2(scores - higher[:, None])
     shrink = tl.exp2(best - higher)
@@ -291,7 +301,9 @@ def _attend_kernel(
         ok = t_ok[:, None] & (d[None, :] < HEAD_DIM)
         k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)
         v = tl.load(values + at[:, None] + d[None, :], mask=ok, other=0.0)
-        best, weight, total = _attend_chunk(q, k, v, t_ok, scale, best, weight, total, PRECISION)
+        best, weight, total = attend_chunk(
+            q, k, v, t_ok[None, :], scale, best, weight, total, PRECISION
+        )
 
     part = (entry * NUM_HEADS + kv_head * GROUP + g) * SPLITS + split
     tl.store(weights + part * 2, best, mask=g_ok)
@@ -308,6 +320,7 @@ def _combine_kernel(
     out,
     lanes,
     positions,
+    rows_each,
     projected_stride,
     gate_offset,
     NUM_HEADS: tl.constexpr,
@@ -319,15 +332,16 @@ def _combine_kernel(
     OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(0)
-    entry = tl.program_id(1)
+    row = tl.program_id(1)
+    entry = row // rows_each
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d < HEAD_DIM
-    out += (entry * NUM_HEADS + head) * HEAD_DIM
-    position = tl.load(positions + entry)
+    out += (row * NUM_HEADS + head) * HEAD_DIM
+    position = tl.load(positions + entry * rows_each)
     if GATED:  # all loads before the first sum, which would hold them up
-        at = entry.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
+        at = row.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
         gate = tl.load(projected + at, mask=d_ok, other=0.0).to(tl.float32)
     if tl.load(lanes + entry) < 0:
         tl.store(out + d, tl.zeros([BLOCK_DIM], out.dtype.element_ty), mask=d_ok)
@@ -336,7 +350,7 @@ def _combine_kernel(
     num_used = tl.maximum((num_chunks + chunks_each - 1) // chunks_each, 1)
     s = tl.arange(0, SPLITS)
     s_ok = s < num_used
-    part = (entry * NUM_HEADS + head) * SPLITS + s
+    part = (row * NUM_HEADS + head).to(tl.int64) * SPLITS + s
     best = tl.load(weights + part * 2, mask=s_ok, other=float("-inf"))
     weight = tl.load(weights + part * 2 + 1, mask=s_ok, other=0.0)
     ok = s_ok[:, None] & d_ok[None, :]

@@ -14,7 +14,13 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.delta import softplus
-from luceasync.kernels.overlap import dot_precision, shared_bytes
+from luceasync.kernels.overlap import (
+    dot_precision,
+    overlap_options,
+    shared_bytes,
+    start_next,
+    wait_for_inputs,
+)
 
 CHUNK = 64
 BLOCK = 16  # of the triangular inverse
@@ -56,7 +62,7 @@ def delta_rows(
         projected, mixed, decay_rate, dt_bias, lanes, num_key_heads, delta_state, precision
     )
     out = _scan(mixed, chunks, delta_state, lanes, num_key_heads, precision)
-    return _gate(out, projected, norm, eps, lanes, conv.shape[0], num_heads)
+    return gate(out, projected, norm, eps, lanes, conv.shape[0], num_heads)
 
 
 def _convolve(
@@ -175,7 +181,7 @@ def _scan(
     return out
 
 
-def _gate(
+def gate(
     out: Tensor,
     projected: Tensor,
     norm: Tensor,
@@ -205,6 +211,7 @@ def _gate(
         BLOCK_VALUE=triton.next_power_of_2(value_dim),
         BLOCK_ROWS=block_rows,
         num_warps=4,
+        **overlap_options(projected),
     )
     return gated
 
@@ -274,8 +281,8 @@ def _convolve_kernel(
 
 
 @triton.jit
-def _unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1, lower strictly lower triangular [CHUNK, CHUNK], CHUNK = 4 BLOCK.
+def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + lower)^-1, lower strictly lower triangular [CHUNK, CHUNK], CHUNK = 1, 2 or 4 BLOCK.
 
     Forward substitution within the diagonal blocks, all at once; between blocks a product that ends
     after three terms because block-strictly-lower matrices of 4 blocks vanish at the fourth power.
@@ -290,12 +297,14 @@ def _unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISI
         row = tl.sum(tl.where(r % BLOCK == i, diagonal, 0.0), 0)
         solved = tl.sum(row[:, None] * inverse, 0)
         inverse -= tl.where(same & (r % BLOCK == i), solved[None, :], 0.0)
-    between = tl.where(same, 0.0, lower)
-    m = tl.dot(inverse, between, input_precision=PRECISION)
-    m_squared = tl.dot(m, m, input_precision=PRECISION)
-    eye = tl.where(r == c, 1.0, 0.0)
-    series = tl.dot(eye - m, eye + m_squared, input_precision=PRECISION)
-    return tl.dot(series, inverse, input_precision=PRECISION)
+    if CHUNK > BLOCK:
+        between = tl.where(same, 0.0, lower)
+        m = tl.dot(inverse, between, input_precision=PRECISION)
+        m_squared = tl.dot(m, m, input_precision=PRECISION)
+        eye = tl.where(r == c, 1.0, 0.0)
+        series = tl.dot(eye - m, eye + m_squared, input_precision=PRECISION)
+        inverse = tl.dot(series, inverse, input_precision=PRECISION)
+    return inverse
 
 
 @triton.jit
@@ -356,7 +365,7 @@ def _prepare_kernel(
     # (I + L) u = beta (v - e^G k S), with L strictly lower.
     lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
     lower = tl.where(r[:, None] > r[None, :], lower, 0.0)
-    inverse = _unit_lower_inverse(lower, CHUNK, BLOCK, SOLVE_PRECISION)
+    inverse = unit_lower_inverse(lower, CHUNK, BLOCK, SOLVE_PRECISION)
     tl.store(solve + square, inverse * beta[None, :])
 
 
@@ -439,9 +448,12 @@ def _gate_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(1)
     entry = tl.program_id(2)
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     j = tl.arange(0, BLOCK_VALUE)[None, :]
     j_ok = j < VALUE_DIM

@@ -12,6 +12,8 @@ from torch import Tensor
 from luceasync.kernels.attention import PAGE_TOKENS, normed_and_rotated
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
+HEAD_ROWS = 16  # rows of one head in a program
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight. x: [rows, dim] contiguous; weight: float32 [dim]."""
@@ -60,8 +62,7 @@ def write_heads(
     num_kv_heads, head_dim = keys.shape[2:]
     queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
     query_norm, key_norm, eps = norms
-    block_rows = 16
-    grid = (triton.cdiv(num_rows, block_rows), num_heads + 2 * num_kv_heads, num_entries)
+    grid = (triton.cdiv(num_rows, HEAD_ROWS), num_heads + 2 * num_kv_heads, num_entries)
     _write_heads_kernel[grid](
         projected,
         query_norm,
@@ -84,8 +85,56 @@ def write_heads(
         BLOCK_DIM=triton.next_power_of_2(head_dim),
         HALF=rotary_dim // 2,
         PAGE=PAGE_TOKENS,
-        BLOCK_ROWS=block_rows,
+        BLOCK_ROWS=HEAD_ROWS,
+        PAGED=True,
         num_warps=4,
+        **overlap_options(projected),
+    )
+    return queries
+
+
+def split_heads(
+    projected: Tensor,
+    norms: tuple[Tensor, Tensor, float],
+    rotation: tuple[Tensor, Tensor],
+    new: tuple[Tensor, Tensor],
+    *,
+    num_heads: int,
+    rotary_dim: int,
+) -> Tensor:
+    """As `write_heads`, for rows that stay outside of pages: `new` keys and values [entries, rows,
+    kv_heads, head_dim] contiguous, written. Padding is treated like any other row.
+    """
+    num_entries, num_rows, width = projected.shape
+    num_kv_heads, head_dim = new[0].shape[2:]
+    queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
+    query_norm, key_norm, eps = norms
+    grid = (triton.cdiv(num_rows, HEAD_ROWS), num_heads + 2 * num_kv_heads, num_entries)
+    _write_heads_kernel[grid](
+        projected,
+        query_norm,
+        key_norm,
+        *new,
+        None,
+        None,
+        None,
+        *rotation,
+        queries,
+        eps,
+        num_rows,
+        width,
+        0,
+        0,
+        NUM_HEADS=num_heads,
+        NUM_KV_HEADS=num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=triton.next_power_of_2(head_dim),
+        HALF=rotary_dim // 2,
+        PAGE=PAGE_TOKENS,
+        BLOCK_ROWS=HEAD_ROWS,
+        PAGED=False,
+        num_warps=4,
+        **overlap_options(projected),
     )
     return queries
 
@@ -139,12 +188,17 @@ def _write_heads_kernel(
     HALF: tl.constexpr,
     PAGE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
+    PAGED: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(1)  # query heads, then key heads, then value heads
     entry = tl.program_id(2)
-    lane = tl.load(lanes + entry)
-    if lane < 0:
-        return
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    if PAGED:
+        lane = tl.load(lanes + entry)
+        if lane < 0:
+            return
     t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     d = tl.arange(0, BLOCK_DIM)[None, :]
     t_ok = t < num_rows
@@ -159,10 +213,13 @@ def _write_heads_kernel(
         )
         tl.store(queries + (row * NUM_HEADS + head) * HEAD_DIM + d, q, mask=ok)
         return
-    position = tl.load(positions + row, mask=t_ok, other=0)
-    page = tl.load(tables + lane * table_stride + position // PAGE)
-    place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS
-    place = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
+    if PAGED:
+        position = tl.load(positions + row, mask=t_ok, other=0)
+        page = tl.load(tables + lane * table_stride + position // PAGE)
+        place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS
+        place = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
+    else:
+        place = row * NUM_KV_HEADS * HEAD_DIM + d
     if head < NUM_HEADS + NUM_KV_HEADS:
         k = normed_and_rotated(projected, offset, t_ok, d, key_norm, cos, sin, eps, HEAD_DIM, HALF)
         tl.store(keys + place + (head - NUM_HEADS) * HEAD_DIM, k, mask=ok)

@@ -1,5 +1,6 @@
 """Random inputs for kernel tests, and how far a result may be from the slow truth."""
 
+import random as random_module
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor
 from luceasync.models.layers import rotation
 from luceasync.models.ops import AttentionNorms, DeltaParameters
 from luceasync.models.rows import Entry, Rows
+from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.spec import AttentionSpec, DeltaSpec
+from luceasync.models.trees import ROOT, TorchTrees
 
 PAGE = 64
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -154,4 +157,44 @@ def delta_case(
         random(num_lanes + 1, spec.conv_kernel - 1, spec.conv_channels, **place),
         random(*state, scale=0.3, **small),
         rows_at(lanes, [0] * len(lanes), num_rows, attention, num_lanes, num_pages, device),
+    )
+
+
+# --- trees --------------------------------------------------------------------------------------
+
+
+def random_parents(num_entries: int, num_rows: int) -> Tensor:
+    """A random tree for each entry, int32 [entries, rows]."""
+    choose = random_module.Random(num_rows)
+    trees = [
+        [ROOT, *(choose.randrange(row) for row in range(1, num_rows))] for _ in range(num_entries)
+    ]
+    return torch.tensor(trees, dtype=torch.int32)
+
+
+def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
+    """`rows` as a verify pass has them: positions by depth, and only committed places to read."""
+    begins = rows.positions[:, :1]
+    depths = TorchTrees().trees(parents.to(begins.device), 1).depths
+    positions = begins + depths
+    entries = tuple(
+        replace(e, end=e.begin, read=e.read[: e.begin] if e.begin else slice(0, 0))
+        for e in rows.entries
+    )
+    cos, sin = rotation(spec, positions)
+    return replace(rows, entries=entries, positions=positions, cos=cos, sin=sin)
+
+
+def attention_scratch(case: AttentionCase) -> AttentionScratch:
+    shape = (*case.projected.shape[:2], case.spec.num_kv_heads, case.spec.head_dim)
+    return AttentionScratch(case.keys.new_full(shape, 9.0), case.keys.new_full(shape, 9.0))
+
+
+def delta_scratch(case: DeltaCase) -> DeltaScratch:
+    spec, shape = case.spec, case.projected.shape[:2]
+    small = [(spec.num_key_heads, spec.key_dim), (spec.num_value_heads, spec.value_dim)]
+    small += [(spec.num_value_heads,)]
+    return DeltaScratch(
+        case.projected.new_full((*shape, spec.conv_channels), 9.0),
+        *(case.delta_state.new_full((*shape, *dims), 9.0) for dims in small),
     )

@@ -1,0 +1,272 @@
+"""Gated DeltaNet for trees of rows: no row has a state of its own, and the lane's is read once.
+
+Each row's input to the state solves a unit lower triangular system over its ancestors
+(luceasync.models.gated_delta.delta_tree has the maths on one page). Nothing of the lane is written.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.delta import softplus
+from luceasync.kernels.delta_chunks import gate, unit_lower_inverse
+from luceasync.kernels.overlap import (
+    dot_precision,
+    overlap_options,
+    start_next,
+    wait_for_inputs,
+)
+
+BLOCK = 16  # of the triangular inverse, and rows of one program of the convolution
+BLOCK_VALUE = 32  # columns of the state in one program
+
+
+def delta_tree(
+    projected: Tensor,
+    conv: Tensor,
+    decay_rate: Tensor,
+    dt_bias: Tensor,
+    norm: Tensor,
+    eps: float,
+    conv_state: Tensor,
+    delta_state: Tensor,
+    lanes: Tensor,
+    ancestors: Tensor,
+    taps: Tensor,
+    scratch: tuple[Tensor, Tensor, Tensor, Tensor],
+    *,
+    num_key_heads: int,
+) -> Tensor:
+    """All rows of each entry's tree, as luceasync.kernels.delta.delta_step does one.
+
+    projected: [entries, rows, channels + output_dim (z) + 2 value_heads (b, a)] contiguous;
+    ancestors: bool [entries, rows, rows]; taps: int32 [entries, rows, kernel], see
+    luceasync.kernels.trees; scratch, written, [entries, rows, ...] contiguous: inputs [channels],
+    and in float32 keys [key_heads, key_dim], updates [value_heads, value_dim], totals
+    [value_heads]. Returns [entries, rows, output_dim]; zeros for padding.
+    """
+    inputs, keys, updates, totals = scratch
+    mixed = _convolve(projected, conv, conv_state, lanes, taps, inputs, keys)
+    num_entries, num_rows, channels = mixed.shape
+    _, num_heads, key_dim, value_dim = delta_state.shape
+    out = mixed.new_empty(num_entries, num_rows, num_heads, value_dim)
+    grid = (triton.cdiv(value_dim, BLOCK_VALUE), num_heads, num_entries)
+    _delta_tree_kernel[grid](
+        projected,
+        mixed,
+        decay_rate,
+        dt_bias,
+        delta_state,
+        lanes,
+        ancestors.view(torch.uint8),
+        updates,
+        totals,
+        out,
+        num_rows,
+        channels,
+        projected.shape[2],
+        NUM_KEY_HEADS=num_key_heads,
+        NUM_HEADS=num_heads,
+        KEY_DIM=key_dim,
+        VALUE_DIM=value_dim,
+        BLOCK_KEY=max(16, triton.next_power_of_2(key_dim)),
+        BLOCK_VALUE=BLOCK_VALUE,
+        BLOCK_ROWS=max(BLOCK, triton.next_power_of_2(num_rows)),
+        BLOCK=BLOCK,
+        PRECISION=dot_precision(torch.float32),
+        num_warps=4,
+        num_stages=1,
+        **overlap_options(projected),
+    )
+    return gate(out, projected, norm, eps, lanes, channels, num_heads)
+
+
+def _convolve(
+    projected: Tensor,
+    conv: Tensor,
+    conv_state: Tensor,
+    lanes: Tensor,
+    taps: Tensor,
+    inputs: Tensor,
+    keys: Tensor,
+) -> Tensor:
+    """Convolution along each row's path, SiLU, norms of q and k heads; `inputs` and `keys` are
+    written. Returns float32 [entries, rows, channels].
+    """
+    num_entries, num_rows, width = projected.shape
+    channels, kernel = conv.shape
+    num_key_heads, key_dim = keys.shape[2:]
+    mixed = torch.empty(
+        num_entries, num_rows, channels, dtype=torch.float32, device=projected.device
+    )
+    # A program takes as many channels as a key head has, of the values too.
+    grid = (triton.cdiv(num_rows, BLOCK), triton.cdiv(channels, key_dim), num_entries)
+    _convolve_tree_kernel[grid](
+        projected,
+        conv,
+        conv_state,
+        lanes,
+        taps,
+        mixed,
+        inputs,
+        keys,
+        num_rows,
+        channels,
+        width,
+        conv_state.stride(0),
+        key_dim**-0.5,
+        KERNEL=kernel,
+        NUM_KEY_HEADS=num_key_heads,
+        KEY_DIM=key_dim,
+        BLOCK_DIM=triton.next_power_of_2(key_dim),
+        BLOCK_ROWS=BLOCK,
+        num_warps=4,
+        **overlap_options(projected),
+    )
+    return mixed
+
+
+@triton.jit
+def _convolve_tree_kernel(
+    projected,
+    conv,
+    conv_state,
+    lanes,
+    taps,
+    mixed,
+    inputs,
+    keys,
+    num_rows,
+    channels,
+    width,
+    lane_stride,
+    query_scale,
+    KERNEL: tl.constexpr,
+    NUM_KEY_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    head = tl.program_id(1)  # query heads, key heads, then values, KEY_DIM channels at a time
+    entry = tl.program_id(2)
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    lane = tl.load(lanes + entry)
+    if lane < 0:
+        return
+    t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    t_ok = t < num_rows
+    d = tl.arange(0, BLOCK_DIM)
+    c = head * KEY_DIM + d
+    c_ok = ((d < KEY_DIM) & (c < channels))[None, :]
+    first = entry.to(tl.int64) * num_rows
+    row = (first + t)[:, None]
+    state = conv_state + lane.to(tl.int64) * lane_stride
+    total = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
+    for i in tl.static_range(KERNEL):
+        tap = tl.load(taps + (first + t) * KERNEL + i, mask=t_ok, other=0)
+        at = (tap - (KERNEL - 1))[:, None]  # below 0: committed
+        in_rows = (at >= 0) & t_ok[:, None] & c_ok
+        x = tl.load(projected + (first + at) * width + c[None, :], mask=in_rows, other=0.0)
+        before = (at < 0) & t_ok[:, None] & c_ok
+        old = tl.load(state + tap[:, None] * channels + c[None, :], mask=before, other=0.0)
+        weight = tl.load(conv + c * KERNEL + i, mask=c < channels, other=0.0)
+        total += (x.to(tl.float32) + old.to(tl.float32)) * weight[None, :]
+        if i == KERNEL - 1:  # the row itself
+            tl.store(inputs + row * channels + c[None, :], x, mask=in_rows)
+    total *= tl.sigmoid(total)
+    if head < 2 * NUM_KEY_HEADS:
+        total *= tl.rsqrt(tl.sum(total * total, 1) + 1e-6)[:, None]
+    if head < NUM_KEY_HEADS:
+        total *= query_scale
+    ok = t_ok[:, None] & c_ok
+    tl.store(mixed + row * channels + c[None, :], total, mask=ok)
+    if (head >= NUM_KEY_HEADS) & (head < 2 * NUM_KEY_HEADS):
+        at_key = (row * NUM_KEY_HEADS + head - NUM_KEY_HEADS) * KEY_DIM + d[None, :]
+        tl.store(keys + at_key, total, mask=ok)
+
+
+@triton.jit
+def _delta_tree_kernel(
+    projected,
+    mixed,
+    decay_rate,
+    dt_bias,
+    delta_state,
+    lanes,
+    ancestors,
+    updates,
+    totals,
+    out,
+    num_rows,
+    channels,
+    width,
+    NUM_KEY_HEADS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_VALUE: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    head = tl.program_id(1)
+    entry = tl.program_id(2)
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
+    lane = tl.load(lanes + entry)
+    if lane < 0:
+        return
+    r = tl.arange(0, BLOCK_ROWS)
+    i = tl.arange(0, BLOCK_KEY)
+    j = tl.program_id(0) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
+    r_ok = r < num_rows
+    i_ok = i < KEY_DIM
+    j_ok = (j < VALUE_DIM)[None, :]
+    row = entry.to(tl.int64) * num_rows + r
+    # [key_dim, block_value]; asked for first, because it is what takes time.
+    at_state = (lane.to(tl.int64) * NUM_HEADS + head) * KEY_DIM * VALUE_DIM
+    at_state = delta_state + at_state + i[:, None] * VALUE_DIM + j[None, :]
+    state = tl.load(at_state, mask=i_ok[:, None] & j_ok, other=0.0)
+    key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
+    at = mixed + row[:, None] * channels
+    at_key = at + key_head * KEY_DIM + i[None, :]
+    ok = r_ok[:, None] & i_ok[None, :]
+    k = tl.load(at_key + NUM_KEY_HEADS * KEY_DIM, mask=ok, other=0.0)
+    q = tl.load(at_key, mask=ok, other=0.0)
+    ok = r_ok[:, None] & j_ok
+    at_value = at + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + j[None, :]
+    v = tl.load(at_value, mask=ok, other=0.0)
+    square = row[:, None] * num_rows + r[None, :]
+    seen = tl.load(ancestors + square, mask=r_ok[:, None] & r_ok[None, :], other=0) > 0
+    at = projected + row * width + channels + NUM_HEADS * VALUE_DIM + head
+    beta = tl.where(r_ok, tl.sigmoid(tl.load(at, mask=r_ok, other=0.0).to(tl.float32)), 0.0)
+    a = tl.load(at + NUM_HEADS, mask=r_ok, other=0.0).to(tl.float32)
+    g = tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head))
+
+    total = tl.sum(tl.where(seen, g[None, :], 0.0), 1)  # log decay along the path from the root
+    # The same vector as columns: a row's total is that of its ancestors and itself.
+    across = tl.sum(tl.where(r[:, None] == r[None, :], total[:, None], 0.0), 0)
+    # Masked before the exponential: off the path the difference may be large and positive.
+    decay = tl.exp(tl.where(seen, total[:, None] - across[None, :], float("-inf")))
+    lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
+    lower = tl.where(r[:, None] > r[None, :], lower, 0.0)
+    inverse = unit_lower_inverse(lower, BLOCK_ROWS, BLOCK, PRECISION)
+    from_root = tl.exp(total)[:, None]
+    v -= tl.dot(k, state, input_precision=PRECISION) * from_root
+    u = tl.dot(inverse * beta[None, :], v, input_precision=PRECISION)
+    within = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
+    result = tl.dot(q, state, input_precision=PRECISION) * from_root
+    result = tl.dot(within, u, result, input_precision=PRECISION)
+
+    at_row = (row * NUM_HEADS + head)[:, None] * VALUE_DIM + j[None, :]
+    tl.store(updates + at_row, u, mask=ok)
+    tl.store(out + at_row, result, mask=ok)
+    if tl.program_id(0) == 0:
+        tl.store(totals + row * NUM_HEADS + head, total, mask=r_ok)

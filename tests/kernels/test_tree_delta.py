@@ -1,0 +1,73 @@
+"""Gated DeltaNet of trees against torch in float32: outputs, and what a path needs afterwards."""
+
+import pytest
+import torch
+
+from luceasync.models.rows import NO_LANE
+from luceasync.models.spec import DeltaSpec
+from luceasync.models.trees import TorchTrees
+from luceasync.models.triton_trees import TritonTrees
+from tests.kernels.cases import (
+    TOLERANCE,
+    DeltaCase,
+    delta_case,
+    delta_scratch,
+    distance,
+    random_parents,
+)
+
+SPECS = {
+    "heads shared": DeltaSpec(2, 4, 32, 16, 4),
+    "wide values": DeltaSpec(1, 1, 16, 64, 3),
+    "below a tile": DeltaSpec(1, 2, 8, 24, 2),
+}
+
+
+@pytest.fixture(params=SPECS.values(), ids=SPECS)
+def spec(request: pytest.FixtureRequest) -> DeltaSpec:
+    return request.param
+
+
+def run(ops, case: DeltaCase, parents: torch.Tensor):
+    """Output and scratch."""
+    scratch = delta_scratch(case)
+    trees = ops.trees(parents.to(case.projected.device), case.spec.conv_kernel)
+    states = (case.conv_state, case.delta_state)
+    out = ops.delta(case.projected, case.spec, case.parameters, *states, case.rows, trees, scratch)
+    return out, scratch
+
+
+def check_against_torch(case: DeltaCase, parents: torch.Tensor, dtype: torch.dtype) -> None:
+    before = case.copy()
+    expected, truth = run(TorchTrees(), case, parents)
+    out, scratch = run(TritonTrees(), case, parents)
+    assert distance(out, expected) < TOLERANCE[dtype]
+    assert torch.equal(scratch.inputs, truth.inputs)
+    for found, exact in zip(scratch.tensors[1:], truth.tensors[1:], strict=True):
+        assert distance(found, exact) < TOLERANCE[dtype]
+    assert torch.equal(case.delta_state, before.delta_state)
+    assert torch.equal(case.conv_state, before.conv_state)
+
+
+def test_rows_follow_their_parents(spec, dtype, device) -> None:
+    check_against_torch(delta_case(spec, [1, 0], 9, dtype, device), random_parents(2, 9), dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 22, 60])
+def test_trees_of_any_size_are_run(num_rows, dtype, device) -> None:
+    case = delta_case(SPECS["heads shared"], [1], num_rows, dtype, device)
+    check_against_torch(case, random_parents(1, num_rows), dtype)
+
+
+def test_padding_gives_zeros(dtype, device) -> None:
+    case = delta_case(SPECS["heads shared"], [0, 1], 5, dtype, device)
+    case.rows.lanes[1] = NO_LANE
+    out, _ = run(TritonTrees(), case, random_parents(2, 5))
+    assert (out[1] == 0).all() and (out[0] != 0).any()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [8, 16, 60])
+def test_a_layer_of_a_big_model_runs_as_torch_computes_it(num_rows, device) -> None:
+    case = delta_case(DeltaSpec(16, 32, 128, 128, 4), [1, 0], num_rows, torch.bfloat16, device)
+    check_against_torch(case, random_parents(2, num_rows), torch.bfloat16)
