@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from luceasync.engine.chunks import chunk_ends, split_points
+from luceasync.engine.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.node import Match, MissReason, common_prefix
 from luceasync.prefix.policy import Cut, plan_cuts
@@ -70,7 +70,7 @@ def plan_prefill(
             claim.boundaries,
             interval_tokens=interval_tokens,
             stops=stops,
-            min_tokens=CHUNK_TOKENS,
+            min_tokens=MIN_LAST_TOKENS,
         )
     )
 
