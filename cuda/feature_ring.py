@@ -18,7 +18,8 @@ from luceasync.cuda.launch import Launcher
 
 Convert = Callable[[Any], Any]
 
-BLOCK_THREADS = 256
+BLOCK_THREADS = 128
+WORDS_PER_THREAD = 8  # of a row: what a thread does first is worth as much as some words
 FP32_INF = 0x7F800000
 
 
@@ -53,7 +54,8 @@ class FeatureKernel:
         num_rows = min(max_rows, capacity_tokens)
         width = views[0].shape[2]
         threads = min(width, BLOCK_THREADS)
-        grid = (num_rows, -(-width // threads), num_entries * len(taps))
+        num_blocks = -(-width // (threads * WORDS_PER_THREAD))
+        grid = (num_rows, num_blocks, num_entries * len(taps))
         if 0 in grid:
             return
         self._launcher.launch(
@@ -106,15 +108,17 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
         tap = cuda.blockIdx.z % len(taps)
         lane = lanes[entry]
         source = taps[tap]
-        i = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
-        if lane < 0 or i >= source.shape[2]:
-            return
-        column = tap * source.shape[2] + i
+        width = source.shape[2]
         # Blocks run in any order: rows that later ones of this call would overwrite are left out.
         j = max(counts[entry] - capacity, 0) + cuda.blockIdx.x
-        if j < counts[entry]:
-            place = lane * capacity + (begins[entry] + j) % capacity
-            store[place, column] = from_fp32(to_fp32(source[entry, paths[entry, j], i]))
+        if lane < 0 or j >= counts[entry]:
+            return
+        row = paths[entry, j]
+        place = lane * capacity + (begins[entry] + j) % capacity
+        i = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
+        while i < width:
+            store[place, tap * width + i] = from_fp32(to_fp32(source[entry, row, i]))
+            i += cuda.gridDim.y * cuda.blockDim.x
 
     return scatter
 

@@ -92,8 +92,7 @@ def _device_view(
 
 def _configured(kernel: Any, grid: Grid, block: int, stream: int) -> Callable[..., None]:
     from numba import cuda
-    from numba.core.errors import NumbaPerformanceWarning
 
-    with warnings.catch_warnings():  # of grids that are small, as a decode step's must be
-        warnings.simplefilter("ignore", NumbaPerformanceWarning)
+    with warnings.catch_warnings():  # of small grids, as those of a decode step must be
+        warnings.filterwarnings("ignore", ".*will likely result in GPU under-utilization")
         return kernel[grid, block, cuda.external_stream(stream)]

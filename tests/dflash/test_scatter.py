@@ -1,5 +1,8 @@
 """Tap rows into the ring, against the loops of tests.reference."""
 
+import subprocess
+import sys
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -40,3 +43,15 @@ def test_slots_past_the_count_may_hold_anything() -> None:
     paths = torch.tensor([[0, -7, 1 << 30]], dtype=torch.int32)
     torch_scatter([torch.ones(1, 1, 1)], one * 0, one.long() * 2, one, paths, store, 4)
     assert store[:4].flatten().tolist() == [0, 0, 1, 0]
+
+
+def test_a_ring_on_the_cpu_loads_no_numba() -> None:
+    code = """
+import sys, torch
+from luceasync.dflash.scatter import choose_scatter
+choose_scatter(torch.device("cpu"))
+print("numba" in sys.modules)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout == "False\n"
