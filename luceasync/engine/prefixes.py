@@ -258,6 +258,7 @@ class Prefixes:
         if decision.restore and fits:
             return match
         claim.fault = "no_memory" if decision.restore else "prefill_is_faster"
+        self._rates = self._rates if decision.restore else self._rates.after_refusal()
         return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
 
     def _orders(self, match: Match) -> list[Order]:

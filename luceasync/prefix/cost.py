@@ -12,26 +12,29 @@ RateName = Literal["disk_bytes_per_s", "bus_bytes_per_s", "prefill_tokens_per_s"
 Reason = Literal["restore_is_faster", "prefill_is_faster", "not_measured"]
 
 _WEIGHT = 0.25  # of the newest observation
+_RELIEF = 1.1  # by which a refused way is thought faster next time: it is measured again one day
+LEAST: dict[RateName, int] = {  # smaller amounts tell of fixed costs and hiccups, not of a rate
+    "disk_bytes_per_s": 8 << 20,
+    "bus_bytes_per_s": 8 << 20,
+    "prefill_tokens_per_s": 64,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What this machine has shown so far; None: not measured yet. `bus`: host memory to device.
-    `fixed_s` is what a restore takes beyond its bytes.
-    """
+    """What this machine has shown so far; None: not measured yet. `bus`: host memory to device."""
 
     disk_bytes_per_s: float | None = None
     bus_bytes_per_s: float | None = None
     prefill_tokens_per_s: float | None = None
-    fixed_s: float = 0.0
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> Rates:
         """The rates after `amount` bytes or tokens took `elapsed_s`.
 
-        The average is one of seconds per unit, for seconds are what is predicted. An amount or a
-        time of nothing says nothing.
+        The average is one of seconds per unit, for seconds are what is predicted. An amount below
+        LEAST, or a time of nothing, says nothing.
         """
-        if amount <= 0 or elapsed_s <= 0:
+        if amount < LEAST[rate] or elapsed_s <= 0:
             return self
         known: float | None = getattr(self, rate)
         unit_s = elapsed_s / amount
@@ -39,9 +42,19 @@ class Rates:
             unit_s = _WEIGHT * unit_s + (1 - _WEIGHT) / known
         return replace(self, **{rate: 1 / unit_s})
 
-    def observed_fixed(self, elapsed_s: float) -> Rates:
-        """The rates after a restore took `elapsed_s` beyond its bytes."""
-        return replace(self, fixed_s=_WEIGHT * max(0.0, elapsed_s) + (1 - _WEIGHT) * self.fixed_s)
+    def after_refusal(self) -> Rates:
+        """The rates after a restore was refused. Nothing was measured; a disk that was slow once
+        must not be thought slow for ever.
+        """
+
+        def relieved(rate: float | None) -> float | None:
+            return None if rate is None else rate * _RELIEF
+
+        return replace(
+            self,
+            disk_bytes_per_s=relieved(self.disk_bytes_per_s),
+            bus_bytes_per_s=relieved(self.bus_bytes_per_s),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +75,10 @@ def restore_or_prefill(
     measured by that.
     """
     restore_s = _total_s(
-        rates.fixed_s,
         (disk_bytes, rates.disk_bytes_per_s),
         (memory_bytes + disk_bytes, rates.bus_bytes_per_s),
     )
-    prefill_s = _total_s(0.0, (num_tokens, rates.prefill_tokens_per_s))
+    prefill_s = _total_s((num_tokens, rates.prefill_tokens_per_s))
     if restore_s is None or prefill_s is None:
         return Decision(True, "not_measured", restore_s, prefill_s)
     if restore_s <= prefill_s:
@@ -74,9 +86,9 @@ def restore_or_prefill(
     return Decision(False, "prefill_is_faster", restore_s, prefill_s)
 
 
-def _total_s(fixed_s: float, *steps: tuple[int, float | None]) -> float | None:
+def _total_s(*steps: tuple[int, float | None]) -> float | None:
     """The time of (amount, rate) one after the other, or None if one that matters is not known."""
-    total_s = fixed_s
+    total_s = 0.0
     for amount, rate in steps:
         if amount == 0:
             continue
