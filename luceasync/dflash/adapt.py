@@ -36,7 +36,7 @@ def shapes_for(block: int, budget: int | None) -> tuple[Shape, ...]:
     """The few shapes that rounds have, largest first; each is captured once. A tree pays where the
     device would idle, so under load there are chains.
     """
-    blocks = sorted({block, -(-block // 2), min(4, block), 2}, reverse=True)
+    blocks = sorted({block, max(2, -(-block // 2)), min(4, block), 2}, reverse=True)
     tree = () if budget is None else (Shape(block, budget),)
     return (*tree, *(Shape(b) for b in blocks))
 
@@ -175,49 +175,50 @@ def plan_step(
     known = [shape for shape in shapes if costs.seconds(num_lanes, shape) is not None]
     if plain_s is None or not known:
         return Plan(shapes[0], everyone, measure)
-    best, best_rate = Plan(None, (), measure), num_lanes / plain_s
-    if any(outlook.num_trials for outlook in outlooks):
-        best_rate = 0.0
-    for shape in known:
-        for speculating in (everyone, _paying(outlooks, shape, costs)):
-            rate = _rate(outlooks, shape, speculating, costs)
+    offers = [_Offer.of(shape, outlooks, costs) for shape in known]
+    best = Plan(None, (), measure)
+    best_rate = 0.0 if any(o.num_trials for o in outlooks) else num_lanes / plain_s
+    for offer in offers:
+        for speculating in (everyone, offer.paying):
+            rate = offer.rate(speculating, costs)
             if rate > best_rate:
-                best, best_rate = Plan(shape, speculating, measure), rate
-    off = {i: _why_off(outlooks[i], known, costs, num_lanes) for i in everyone}
-    reasons = {i: why for i, why in off.items() if i not in best.speculating}
-    return replace(best, off_reasons=reasons)
+                best, best_rate = Plan(offer.shape, speculating, measure), rate
+    off = [i for i in everyone if i not in best.speculating]
+    return replace(best, off_reasons={i: _why_off(i, offers) for i in off})
 
 
-def break_even(shape: Shape, costs: Costs, num_lanes: int) -> float:
-    """Tokens that a round must give to be worth its time; all of it must have been measured."""
-    round_s, plain_s = costs.seconds(num_lanes, shape), costs.seconds(num_lanes, None)
-    assert round_s is not None and plain_s is not None
-    return round_s / plain_s
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What rounds of one shape promise each lane: `taus` tokens. `break_even`: how many make up for
+    the time; `paying`: lanes that have as many, and those on trial.
+    """
+
+    shape: Shape
+    taus: list[float]
+    break_even: float
+    paying: tuple[int, ...]
+
+    @classmethod
+    def of(cls, shape: Shape, outlooks: Sequence[Outlook], costs: Costs) -> _Offer:
+        """Costs of this shape and of plain steps must be known."""
+        round_s, plain_s = costs.seconds(len(outlooks), shape), costs.seconds(len(outlooks), None)
+        assert round_s is not None and plain_s is not None
+        taus = [outlook.record.tau(shape) for outlook in outlooks]
+        least = round_s / plain_s
+        paying = (i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > least)
+        return cls(shape, taus, least, tuple(paying))
+
+    def rate(self, speculating: tuple[int, ...], costs: Costs) -> float:
+        """Tokens per second of a round for some lanes, then a plain step for the others."""
+        num_plain = len(self.taus) - len(speculating)
+        round_s = costs.seconds(len(speculating), self.shape) if speculating else None
+        plain_s = costs.seconds(num_plain, None) if num_plain else 0.0
+        if round_s is None or plain_s is None:
+            return 0.0
+        return (num_plain + sum(self.taus[i] for i in speculating)) / (round_s + plain_s)
 
 
-def _paying(outlooks: Sequence[Outlook], shape: Shape, costs: Costs) -> tuple[int, ...]:
-    """Lanes that a round pays for, and those on trial."""
-    least = break_even(shape, costs, len(outlooks))
-    return tuple(i for i, o in enumerate(outlooks) if o.num_trials or o.record.tau(shape) > least)
-
-
-def _rate(
-    outlooks: Sequence[Outlook], shape: Shape, speculating: tuple[int, ...], costs: Costs
-) -> float:
-    """Tokens per second of a round for some, followed by a plain step for the others."""
-    num_plain = len(outlooks) - len(speculating)
-    if not speculating:
-        return 0.0
-    round_s = costs.seconds(len(speculating), shape)
-    plain_s = costs.seconds(num_plain, None) if num_plain else 0.0
-    if round_s is None or plain_s is None:
-        return 0.0
-    tokens = num_plain + sum(outlooks[i].record.tau(shape) for i in speculating)
-    return tokens / (round_s + plain_s)
-
-
-def _why_off(outlook: Outlook, shapes: Sequence[Shape], costs: Costs, num_lanes: int) -> str:
+def _why_off(lane: int, offers: Sequence[_Offer]) -> str:
     """In words, for the shape that comes closest to paying."""
-    best = max(shapes, key=lambda s: outlook.record.tau(s) / break_even(s, costs, num_lanes))
-    tau, least = outlook.record.tau(best), break_even(best, costs, num_lanes)
-    return f"{tau:.2f} tokens a round, {least:.2f} would pay for it"
+    best = max(offers, key=lambda offer: offer.taus[lane] / offer.break_even)
+    return f"{best.taus[lane]:.2f} tokens a round, {best.break_even:.2f} would pay for it"

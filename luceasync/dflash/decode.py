@@ -67,7 +67,7 @@ class Speculator:
     ) -> None:
         """`shapes`: those that rounds may have, largest first."""
         self._target = target
-        self._passes = passes
+        self.passes = passes
         self._shapes = tuple(shapes)
         self._outlooks = [Outlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
@@ -90,23 +90,25 @@ class Speculator:
         """The lane is given to another choice, and is empty."""
         self._outlooks[lane] = Outlook(self._common.as_prior())
         self._tallies[lane] = LaneTally()
-        self._passes.reset(lane)
+        self.passes.reset(lane)
 
     @torch.inference_mode()
     def restored(self, lane: int, begin: int, features: Tensor | None) -> None:
         """The lane stands after a restored prefix, of which it has features [tokens, taps * hidden]
-        from position `begin` on; None: it has none. Raises ValueError for rows of another drafter.
+        from position `begin` to the end; None: it has none, and `begin` is the end. Raises
+        ValueError for rows of another drafter.
         """
         if features is None:
+            self.passes.reset(lane, begin)
             self._outlooks[lane] = without_context(self._shapes[0].block - 1)
         else:
-            self._passes.restore(lane, begin, features)
+            self.passes.restore(lane, begin, features)
 
     @torch.inference_mode()
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
         paths = [range(num_tokens)]
-        self._passes.absorb(self._target.taps(), [lane], [begin], paths, num_tokens)
+        self.passes.absorb(self._target.taps(), [lane], [begin], paths, num_tokens)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -131,12 +133,12 @@ class Speculator:
         assert shape is not None, "a round has a shape"
         started_at = time.perf_counter()
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
-        proposal = self._passes.propose([a.token for a in anchors], lanes, begins, shape)
+        proposal = self.passes.propose([a.token for a in anchors], lanes, begins, shape)
         proposed_at = time.perf_counter()
         logits = self._target.verify(lanes, begins, proposal.tokens, proposal.parents)
         paths = accept(proposal, logits)
         self._target.commit(paths)
-        self._passes.absorb(self._target.taps(), lanes, begins, paths, shape.block)
+        self.passes.absorb(self._target.taps(), lanes, begins, paths, shape.block)
         self._count(lanes, shape, paths)
         ended_at = time.perf_counter()
         self._totals.draft_s += proposed_at - started_at
@@ -153,7 +155,7 @@ class Speculator:
         """The target has decoded the tokens at `positions` in a plain step, as planned, that began
         at `started_at` (time.perf_counter).
         """
-        self._passes.absorb(self._target.taps(), lanes, positions, [[0]] * len(lanes), 1)
+        self.passes.absorb(self._target.taps(), lanes, positions, [[0]] * len(lanes), 1)
         for lane in lanes:
             if lane in plan.off_reasons:
                 self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])

@@ -55,7 +55,7 @@ class DraftPasses:
         self, draft: Draft, ring: FeatureRing, head: Head, transfer: Transfer = direct
     ) -> None:
         self._draft = draft
-        self._ring = ring
+        self.ring = ring
         self._head = head
         self._transfer = transfer
         self._trees: dict[int, TreeProposer] = {}  # by budget
@@ -89,34 +89,34 @@ class DraftPasses:
         anew there.
         """
         for lane, begin in zip(lanes, begins, strict=True):
-            if self._ring.valid(lane).stop != begin:
+            if self.ring.valid(lane).stop != begin:
                 self._draft.set_valid_from(lane, begin)
         padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
         counts = [len(path) for path in paths]
         index = self._index([lanes, begins, counts, *zip(*padded, strict=True)])
         rows = index[3:].t().contiguous()  # [entries, num_rows]
         here = [self._transfer(tap, self._draft.device).contiguous() for tap in taps]
-        self._ring.scatter(here, index[0].int(), index[1], index[2].int(), rows.int())
+        self.ring.scatter(here, index[0].int(), index[1], index[2].int(), rows.int())
         entry = torch.arange(len(lanes), device=rows.device)[:, None]
         features = torch.cat([tap[entry, rows] for tap in here], -1)
         self._draft.write_context(features, *index[:3])
         for lane, begin, count in zip(lanes, begins, counts, strict=True):
-            self._ring.advance(lane, begin, count)
+            self.ring.advance(lane, begin, count)
 
-    def reset(self, lane: int) -> None:
-        """The lane begins at position 0."""
-        self._ring.reset(lane)
-        self._draft.set_valid_from(lane, 0)
+    def reset(self, lane: int, begin: int = 0) -> None:
+        """The lane goes on at position `begin`, and has no features of what is before it."""
+        self.ring.reset(lane)
+        self._draft.set_valid_from(lane, begin)
 
     def restore(self, lane: int, begin: int, rows: Tensor) -> None:
         """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
         no others. Raises ValueError for rows that are none of this drafter's.
         """
-        self._ring.reset(lane)
-        self._ring.restore(lane, begin, rows)
-        held = self._ring.valid(lane)
+        self.ring.reset(lane)
+        self.ring.restore(lane, begin, rows)
+        held = self.ring.valid(lane)
         self._draft.set_valid_from(lane, held.start)
-        features = self._ring.rows(lane, held.start, held.stop)[None]
+        features = self.ring.rows(lane, held.start, held.stop)[None]
         self._draft.write_context(features, *self._index([[lane], [held.start], [len(held)]]))
 
     def _index(self, rows: Sequence[Sequence[int]]) -> Tensor:
