@@ -1,4 +1,4 @@
-"""Passes of one shard, operation by operation: what CPUs run, and what is captured on GPUs."""
+"""Passes of one shard, operation by operation, as CPUs run them."""
 
 from __future__ import annotations
 

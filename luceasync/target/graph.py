@@ -1,47 +1,75 @@
-"""A decode step of one shard as CUDA graphs, one for each batch size: one launch instead of
-hundreds.
+"""Passes of one shard as CUDA graphs, one for each shape: one launch instead of hundreds.
 
-Owns the static inputs and outputs of the captured step. Results are views of static memory: they
-hold until the next step of the same size.
+Owns the static inputs and outputs of the captured passes. Results are views of static memory: they
+hold until the next pass.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from luceasync.models.rows import NO_LANE
-from luceasync.target.eager import EagerSteps
-from luceasync.target.shard import Batch, Shard
+from luceasync.models.rows import NO_LANE, Paths
+from luceasync.models.spec import ModelSpec
+from luceasync.models.trees import chain
+from luceasync.target.plan import Plan
+from luceasync.target.shard import DTYPES, Batch, Shard
 
 WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture
 
 
 @dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Static tensors that a captured pass reads."""
+
+    given: Tensor  # tokens int64 [size, rows] of the first shard, else [size, rows, hidden]
+    place: Tensor  # int32 [2, size]: lanes, and how many tokens each has committed
+    parents: Tensor  # int32 [size, rows]
+    rows: Tensor  # int32 [size * rows + size]: accepted rows, then how many they are
+
+
+@dataclass(frozen=True, slots=True)
 class _Step:
+    """A captured pass: logits [size, rows, vocab] of the last shard or the activation, and taps.
+
+    `commit` is captured for verify passes.
+    """
+
+    inputs: _Inputs
     graph: torch.cuda.CUDAGraph
-    tokens: Tensor | None  # int64 [size, 1], the first shard's input
-    activation: Tensor | None  # [size, 1, hidden], every other shard's input
-    lanes: Tensor  # int32 [size]
-    positions: Tensor  # int32 [size, 1]
-    output: Tensor  # logits [size, 1, vocab] of the last shard, else the activation
+    output: Tensor
+    taps: dict[int, Tensor]
+    commit: torch.cuda.CUDAGraph | None
 
 
 class GraphedShard:
-    """Decode steps of `shard`, captured for every size of `sizes`."""
+    """Decode steps and verify passes of `shard` in every shape of the plan; see target.group.Group.
 
-    def __init__(self, shard: Shard, sizes: Sequence[int], hidden_size: int, dtype: torch.dtype):
+    The shard must have come to rest: its weights and state are at their final places.
+    """
+
+    def __init__(self, shard: Shard, plan: Plan, spec: ModelSpec) -> None:
         self._shard = shard
-        self._eager = EagerSteps(shard)
-        self._steps: dict[int, _Step] = {}
+        self._spec = spec
+        self._dtype = DTYPES[plan.dtype]
+        self._steps: dict[tuple[int, int], _Step] = {}  # of one row: decode
+        self._verified: _Step | None = None
+        # The largest first: the smaller ones then fit into its memory.
+        sizes = sorted(plan.decode_sizes, reverse=True)
         with torch.cuda.device(shard.device):
-            pool = torch.cuda.graph_pool_handle()
-            # The largest first: the smaller ones then fit into its memory.
-            for size in sorted(sizes, reverse=True):
-                self._steps[size] = self._capture(size, hidden_size, dtype, pool)
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(shard.device)
+            rows = plan.num_scratch_rows if shard.plan.is_last else 0
+            self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
+            for num_rows in sorted(plan.verify_rows, reverse=True):
+                for size in sizes:
+                    self._steps[size, num_rows] = self._capture_verify(size, num_rows)
+            for size in sizes:
+                self._steps[size, 0] = self._capture_decode(size)
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         """One row for each entry. `given`: tokens int64 [size, 1] for the first shard, else the
@@ -49,53 +77,92 @@ class GraphedShard:
 
         Returns the activation, or logits float32 [size, 1, vocab] from the last shard.
         """
-        step = self._steps[len(batch.lanes)]
-        static = step.tokens if step.activation is None else step.activation
-        assert static is not None
-        static.copy_(given, non_blocking=True)
-        place = torch.tensor([batch.lanes, batch.begins], dtype=torch.int32).pin_memory()
-        step.lanes.copy_(place[0], non_blocking=True)
-        step.positions.copy_(place[1, :, None], non_blocking=True)
-        step.graph.replay()
-        return step.output
+        return self._run(self._steps[len(batch.lanes), 0], batch, given)
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
-        """See EagerSteps."""
-        return self._eager.verify(batch, given, parents)
+        """Trees of rows; as above with [size, rows] instead of [size, 1]."""
+        step = self._verified = self._steps[len(batch.lanes), batch.num_rows]
+        step.inputs.parents.copy_(parents, non_blocking=True)
+        return self._run(step, batch, given)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
-        """See EagerSteps."""
-        self._eager.commit(paths)
+        """Keep what `paths` say of the last `verify`."""
+        step, self._verified = self._verified, None
+        assert step is not None and step.commit is not None, "commit follows verify, once"
+        num_rows = step.inputs.parents.shape[1]
+        filled = [row for path in paths for row in [*path, *[0] * (num_rows - len(path))]]
+        step.inputs.rows.copy_(_pinned([*filled, *map(len, paths)]), non_blocking=True)
+        step.commit.replay()
 
     def close(self) -> None:
         """Let graphs and static tensors go."""
         self._steps.clear()
+        self._verified = None
+        self._logits = torch.empty(0)
 
-    def _capture(
-        self, size: int, hidden_size: int, dtype: torch.dtype, pool: tuple[int, int]
-    ) -> _Step:
-        device = self._shard.device
-        lanes = torch.full((size,), NO_LANE, dtype=torch.int32, device=device)
-        positions = torch.zeros((size, 1), dtype=torch.int32, device=device)
-        tokens = activation = None
+    def _run(self, step: _Step, batch: Batch, given: Tensor) -> Tensor:
+        step.inputs.given.copy_(given, non_blocking=True)
+        step.inputs.place.copy_(_pinned([batch.lanes, batch.begins]), non_blocking=True)
+        step.graph.replay()
+        self._shard.taps = step.taps
+        return step.output
+
+    def _inputs(self, size: int, num_rows: int) -> _Inputs:
+        device, shape = self._shard.device, (size, num_rows)
         if self._shard.plan.is_first:
-            tokens = torch.zeros((size, 1), dtype=torch.int64, device=device)
+            given = torch.zeros(shape, dtype=torch.int64, device=device)
         else:
-            activation = torch.zeros((size, 1, hidden_size), dtype=dtype, device=device)
+            width = self._spec.hidden_size
+            given = torch.zeros((*shape, width), dtype=self._dtype, device=device)
+        place = torch.zeros((2, size), dtype=torch.int32, device=device)
+        place[0] = NO_LANE
+        rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
+        return _Inputs(given, place, chain(size, num_rows, device).contiguous(), rows)
+
+    def _capture_decode(self, size: int) -> _Step:
+        shard, inputs = self._shard, self._inputs(size, 1)
+        lanes, positions = inputs.place
 
         def run() -> Tensor:
-            rows = self._shard.rows_from((), lanes, positions)
-            x = activation if tokens is None else self._shard.embed(tokens)
-            x = self._shard.forward(x, rows)
-            return self._shard.project(x) if self._shard.plan.is_last else x
+            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.forward(x, shard.rows_from((), lanes, positions[:, None]))
+            return shard.project(x) if shard.plan.is_last else x
 
-        stream = torch.cuda.Stream(device)
-        stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(stream):
+        graph, output = self._capture(run)
+        return _Step(inputs, graph, output, shard.taps, None)
+
+    def _capture_verify(self, size: int, num_rows: int) -> _Step:
+        shard, inputs = self._shard, self._inputs(size, num_rows)
+        lanes, begins = inputs.place
+        logits = self._logits[: size * num_rows].view(size, num_rows, -1)
+
+        def run() -> Tensor:
+            step = shard.trees(inputs.parents)
+            positions = begins[:, None] + step.trees.depths
+            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.verify(x, shard.rows_from((), lanes, positions), step)
+            return shard.project(x, logits) if shard.plan.is_last else x
+
+        rows, counts = inputs.rows.split([size * num_rows, size])
+        paths = Paths((), lanes, begins, rows.view(size, -1), counts, shard.cache.tables)
+        graph, output = self._capture(run)
+        taps = shard.taps
+        commit, _ = self._capture(lambda: shard.commit(paths))
+        return _Step(inputs, graph, output, taps, commit)
+
+    def _capture(self, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        device = self._shard.device
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
             for _ in range(WARMUP_STEPS):
                 run()
-        torch.cuda.current_stream(device).wait_stream(stream)
+        torch.cuda.current_stream(device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool, stream, "thread_local"):
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
             output = run()
-        return _Step(graph, tokens, activation, lanes, positions, output)
+        return graph, output
+
+
+def _pinned(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """int32, in host memory from which a GPU copies while the host goes on."""
+    return torch.tensor(numbers, dtype=torch.int32).pin_memory()

@@ -23,7 +23,7 @@ from luceasync.target.devices import torch_device
 from luceasync.target.eager import EagerSteps
 from luceasync.target.graph import GraphedShard
 from luceasync.target.plan import Plan
-from luceasync.target.shard import DTYPES, Batch, Shard
+from luceasync.target.shard import Batch, Shard
 from luceasync.target.transfer import choose_transfer
 
 
@@ -320,7 +320,7 @@ def _steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> _Steps:
     """GPUs replay captured graphs, CPUs run the operations."""
     if shard.device.type == "cpu":
         return EagerSteps(shard)
-    return GraphedShard(shard, plan.decode_sizes, spec.hidden_size, DTYPES[plan.dtype])
+    return GraphedShard(shard, plan, spec)
 
 
 def _check_taps(spec: ModelSpec, taps: Sequence[int]) -> None:

@@ -178,10 +178,13 @@ class Shard:
         assert self._head is not None, "only the last shard projects"
         return self._ops.linear(x, self._head).float()
 
-    def project(self, x: Tensor) -> Tensor:
-        """x: [..., hidden] -> logits float32 [..., vocab]. Last shard only."""
+    def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x: [..., hidden] -> logits float32 [..., vocab], in `out` if it is given. Last shard
+        only.
+        """
         assert self._norm is not None and self._head is not None, "only the last shard projects"
-        return self._ops.norm_linear(x, self._norm.weight, self._norm.eps, self._head).float()
+        logits = self._ops.norm_linear(x, self._norm.weight, self._norm.eps, self._head)
+        return logits.float() if out is None else out.copy_(logits)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
@@ -233,8 +236,9 @@ def _ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
     if device.type == "cpu":
         return PackedOps() if can_pack() else TorchOps(), TorchTrees()
     from luceasync.models.triton_ops import TritonOps
+    from luceasync.models.triton_trees import TritonTrees
 
-    return TritonOps(), TorchTrees()
+    return TritonOps(), TritonTrees()
 
 
 def _read_ends(
