@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from luceasync import __version__
+from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import with_config
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cache_app)
 
 
 def main() -> None:

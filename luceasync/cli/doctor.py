@@ -20,7 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from luceasync import __version__
-from luceasync.cli.plan import size_text
+from luceasync.cli.words import size_text
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
 from luceasync.server.listener import listen

@@ -20,12 +20,13 @@ from luceasync.options import CONFIG_VARIABLE, OPTIONS, Option
 POSITIONAL = "model-dir"
 
 
-def with_config(*sections: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the flags of `sections`; the command gets what they make as its argument `config`.
+def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add the flags of the sections, or the single options, of these names; the command gets what
+    they make as its argument `config`.
 
     Variables and the TOML file may set everything, whatever the command shows.
     """
-    options = [option for option in OPTIONS if option.section in sections]
+    options = [option for option in OPTIONS if {option.section, option.name} & set(names)]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(config_path: str | None = None, **values: Any) -> None:

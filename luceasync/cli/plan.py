@@ -9,6 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from luceasync.cli.words import size_text
 from luceasync.config import Config
 from luceasync.target.report import PlanReport, ShardReport, plan_report
 
@@ -82,13 +83,3 @@ def _row(report: ShardReport, num_lanes: int) -> tuple[str, ...]:
         report.free_bytes,
     )
     return (shard.device, f"[{shard.begin}, {shard.end})", *map(size_text, sizes_bytes))
-
-
-def size_text(num_bytes: int) -> str:
-    """Bytes for a person: `1536` -> "1.5 KiB"."""
-    size, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if size < 1024:
-            break
-        size, unit = size / 1024, larger
-    return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"

@@ -16,7 +16,7 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
 
 
-@pytest.mark.parametrize("words", [[], ["serve"], ["chat"], ["plan"], ["doctor"]])
+@pytest.mark.parametrize("words", [[], ["serve"], ["chat"], ["plan"], ["doctor"], ["cache", "ls"]])
 def test_help_imports_no_torch(words):
     code = (
         "import sys; from luceasync.cli.app import app;"

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from luceasync.cli.plan import run_plan, size_text
+from luceasync.cli.plan import run_plan
 from luceasync.config import Config, EngineConfig, PlacementConfig
 
 CONFIG = Config(
     placement=PlacementConfig(devices=("cpu:0", "cpu:1"), layer_split=(0.5, 0.5)),
     engine=EngineConfig(parallel=2, max_ctx_tokens=256),
 )
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (3 * 2**30, "3.0 GiB"),
-        (2**50, "1024.0 TiB"),
-    ],
-)
-def test_sizes_for_a_person(num_bytes, text):
-    assert size_text(num_bytes) == text
 
 
 def test_json_tells_every_shard_in_bytes(capsys):

@@ -1,0 +1,201 @@
+"""What the cache commands print: tables for a person, JSON for a program.
+
+Knows no flag and removes nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from luceasync.cli.words import age_text, size_text
+from luceasync.prefix.codec import Header
+from luceasync.prefix.layout import Part
+from luceasync.prefix.listing import NodeMeta
+from luceasync.prefix.upkeep import Total, Verdict
+
+SHORT = 12  # digits of a key that tell it from others
+
+
+def print_namespaces(totals: Sequence[Total], as_json: bool) -> None:
+    """Each namespace and its size."""
+    if as_json:
+        _print_json({"namespaces": [asdict(total) for total in totals]})
+        return
+    table = _table("namespace", "nodes", "bytes", "last used")
+    for total in totals:
+        size = size_text(total.num_bytes)
+        table.add_row(total.namespace, str(total.num_nodes), size, _age(total.last_used_s))
+    size = size_text(sum(total.num_bytes for total in totals))
+    table.add_row("in all", str(sum(total.num_nodes for total in totals)), size, "")
+    _print(table)
+
+
+def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> None:
+    """The nodes of a namespace, each after the one that it continues."""
+    ordered = _parents_first(nodes)
+    if as_json:
+        _print_json({"namespace": namespace, "nodes": [_summary(node) for node in ordered]})
+        return
+    _print(_node_table(ordered))
+
+
+def print_node(header: Header, nodes: Iterable[NodeMeta], as_json: bool) -> None:
+    """One of the nodes: what it says of itself, its tensors, and its chain from the root."""
+    by_key = {node.key: node for node in nodes}
+    node = by_key[header.metadata.key]
+    chain = _chain(node, by_key)
+    if as_json:
+        _print_json(
+            {
+                **_summary(node),
+                "split": list(header.metadata.split),
+                "tensors": _tensors(header),
+                "chain": [_summary(each) for each in chain],
+            }
+        )
+        return
+    facts = _summary(node) | {
+        "split": header.metadata.split,
+        "num_tokens": len(node.tokens),
+        "num_bytes": size_text(node.num_bytes),
+        "end_bytes": size_text(node.end_bytes),
+        "created_s": _age(header.metadata.created_s),
+        "last_used_s": _age(node.last_used_s),
+    }
+    for name, value in facts.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+        _print(f"{name.removesuffix('_s').replace('_', ' '):10} {shown}")
+    _print("", _tensor_table(header), "", _node_table(chain))
+    if chain[0].metadata is None or chain[0].metadata.begin > 0:
+        _print("", "What it continues is not here: no request can use it.")
+
+
+def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
+    """What is wrong, as it is found, and then the counts; tell whether nothing is."""
+    counts = Counter[str]()
+    for verdict in verdicts:
+        counts[verdict.state] += 1
+        if verdict.state in ("damaged", "unreadable"):
+            _print(f"{verdict.state}: {verdict.namespace}/{verdict.key}: {verdict.detail}")
+    _print(
+        f"{counts['whole']} nodes are whole, {counts['damaged']} damaged and set aside, "
+        f"{counts['unreadable']} unreadable, {counts['foreign']} of another schema"
+    )
+    return counts["damaged"] == counts["unreadable"] == 0
+
+
+def print_removed(num_gone: int, num_bytes: int, num_left: int) -> None:
+    """What was removed."""
+    _print(f"{num_gone} nodes removed, {size_text(num_bytes)}; {num_left} nodes stay")
+
+
+def _summary(node: NodeMeta) -> dict[str, object]:
+    """A node in plain words and numbers."""
+    known = {} if node.metadata is None else asdict(node.metadata)
+    known.pop("split", None)
+    return {
+        "namespace": node.namespace,
+        "key": node.key,
+        **known,
+        "num_tokens": len(node.tokens),
+        "parts": sorted(node.parts),
+        "num_bytes": node.num_bytes,
+        "end_bytes": node.end_bytes,
+        "last_used_s": node.last_used_s,
+    }
+
+
+def _tensors(header: Header) -> list[dict[str, object]]:
+    return [
+        {
+            "name": slot.name,
+            "dtype": slot.dtype,
+            "shape": list(slot.shape),
+            "num_bytes": slot.end - slot.begin,
+        }
+        for slot in header.slots
+    ]
+
+
+def _tensor_table(header: Header) -> Table:
+    table = _table("tensor", "dtype", "shape", "bytes")
+    for slot in header.slots:
+        shape = " x ".join(map(str, slot.shape))
+        table.add_row(slot.name, slot.dtype, shape, size_text(slot.end - slot.begin))
+    return table
+
+
+def _node_table(nodes: Iterable[NodeMeta]) -> Table:
+    table = _table("key", "parent", "tokens", "bytes", "state", "last used")
+    for node in nodes:
+        size, age = size_text(node.num_bytes), _age(node.last_used_s)
+        if node.metadata is None:
+            table.add_row(node.key[:SHORT], "", "another schema", size, "", age)
+            continue
+        parent = node.metadata.parent[:SHORT] or "-"
+        span = f"[{node.metadata.begin}, {node.metadata.end})"
+        state = "yes" if Part.STATE in node.parts else "no"
+        table.add_row(node.key[:SHORT], parent, span, size, state, age)
+    return table
+
+
+def _parents_first(nodes: Iterable[NodeMeta]) -> list[NodeMeta]:
+    """Each node right before those that continue it; chains that are broken come last."""
+    by_key = {node.key: node for node in nodes}
+    below: dict[str, list[NodeMeta]] = {}
+    for node in sorted(by_key.values(), key=lambda n: (_begin(n), n.key), reverse=True):
+        parent = node.metadata.parent if node.metadata is not None else ""
+        below.setdefault(parent if parent in by_key else "", []).append(node)
+    ordered: list[NodeMeta] = []
+    walk = below.get("", [])
+    while walk:
+        ordered.append(walk.pop())
+        walk.extend(below.get(ordered[-1].key, ()))
+    return ordered
+
+
+def _begin(node: NodeMeta) -> int:
+    return 0 if node.metadata is None else node.metadata.begin
+
+
+def _chain(node: NodeMeta, by_key: dict[str, NodeMeta]) -> list[NodeMeta]:
+    """The nodes that are here from the root, or as near to it as they go, to this one."""
+    chain = [node]
+    while chain[-1].metadata is not None:
+        parent = by_key.get(chain[-1].metadata.parent)
+        if parent is None or parent.metadata is None:
+            break
+        if parent.metadata.end != chain[-1].metadata.begin:
+            break
+        chain.append(parent)
+    return chain[::-1]
+
+
+def _age(time_s: float) -> str:
+    return age_text(time.time() - time_s)
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; what is no name stands on the right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        is_name = column in ("namespace", "key", "parent", "tensor", "dtype")
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
+    return table
+
+
+def _print(*objects: object) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for each in objects:
+        console.print(each)
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -1,0 +1,36 @@
+"""Sizes and ages as a person reads them."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.cli.words import age_text, size_text
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (3 * 2**30, "3.0 GiB"),
+        (2**50, "1024.0 TiB"),
+    ],
+)
+def test_sizes_for_a_person(num_bytes, text):
+    assert size_text(num_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (-5, "now"),
+        (59, "now"),
+        (60, "1 min ago"),
+        (7199, "1 h ago"),
+        (86400 * 2, "2 days ago"),
+        (86400 * 900, "900 days ago"),
+    ],
+)
+def test_ages_for_a_person(seconds, text):
+    assert age_text(seconds) == text
