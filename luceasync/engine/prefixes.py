@@ -292,11 +292,15 @@ class Prefixes:
         has_state = known is not None and ("memory" in known.state_tiers or not self._recurrent)
         has_logits = known is not None and ("memory" in known.logits_tiers or kept.logits is None)
         if known is None or "memory" not in known.tiers or not (has_state and has_logits):
-            size = self._mover.size(span, with_logits=kept.logits is not None)
+            # Far before the prompt's end they would be of use only to who parts from it there.
+            with_features = claim.num_prompt_tokens - end < self._mover.num_feature_tokens
+            size = self._mover.size(
+                span, with_logits=kept.logits is not None, with_features=with_features
+            )
             if not self._holdings.make_room(size.span_bytes + size.end_bytes, self._in_use()):
                 return None
             try:
-                self._mover.save(lane, key.hex(), span, kept.logits)
+                self._mover.save(lane, key.hex(), span, kept.logits, with_features=with_features)
             except MemoryError as error:
                 log.debug("tokens [%d, %d) are not kept: %s", begin, end, error)
                 return None

@@ -24,18 +24,19 @@ from luceasync.engine.pump import Pump
 from luceasync.engine.shelf import Shelf
 from luceasync.engine.state import NoFeatures, StateMover
 from luceasync.engine.thread import Loaded
-from luceasync.kv.host import DevicePageLock, HostMemory, PinnedArena, PlainMemory
+from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.prefix.disk import DiskTier
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import torch_device
+from luceasync.target.devices import host_memory
 from luceasync.target.plan import Plan
 from luceasync.target.report import plan_model
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
+MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
 MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 
 Progress = Callable[[int, int], None]
@@ -77,7 +78,8 @@ def build_engine(config: Config, progress: Progress | None = None) -> LocalEngin
         num_lanes=plan.parallel,
     )
     limits = limits_of(config.cache)
-    host = _host_memory(plan, limits.memory_bytes + limits.transit_bytes)
+    capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
+    host = host_memory([shard.device for shard in plan.shards], capacity)
     recipe = Recipe(model_dir, spec, plan, limits, host, progress)
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
@@ -98,15 +100,6 @@ def limits_of(config: CacheConfig) -> Limits:
         min_disk_tokens=config.min_tokens,
         interval_tokens=config.interval_tokens,
     )
-
-
-def _host_memory(plan: Plan, num_bytes: int) -> HostMemory:
-    """Where nodes lie: pinned, if a GPU has to copy from there."""
-    devices = [torch_device(shard.device) for shard in plan.shards]
-    gpu = next((device for device in devices if device.type != "cpu"), None)
-    if gpu is None or num_bytes == 0:
-        return PlainMemory()
-    return PinnedArena(num_bytes, DevicePageLock(gpu))
 
 
 def _free_bytes(directory: Path) -> int:

@@ -82,7 +82,12 @@ class NoFeatures:
     def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         return {}
 
-    def restore(self, lane: int, spans: Sequence[tuple[int, int, Mapping[str, Tensor]]]) -> None:
+    def restore(
+        self,
+        lane: int,
+        spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
+        num_tokens: int,
+    ) -> None:
         return None
 
 
@@ -117,21 +122,21 @@ class StateMover:
         """How many tokens before the end of a prefix the draft needs the features of."""
         return self._features.num_tokens
 
-    def size(self, span: Span, *, with_logits: bool) -> NodeSize:
+    def size(self, span: Span, *, with_logits: bool, with_features: bool) -> NodeSize:
         """What a node of the span takes up."""
         span_bytes, state_bytes = self._target.node_bytes(span)
-        num_tokens = span.end - span.begin
+        num_rows = span.end - span.begin if with_features else 0
         logits_bytes = 4 * self._vocab_size if with_logits else 0
-        return NodeSize(
-            span_bytes + self._features.num_bytes(num_tokens), state_bytes + logits_bytes
-        )
+        return NodeSize(span_bytes + self._features.num_bytes(num_rows), state_bytes + logits_bytes)
 
-    def save(self, lane: int, node: str, span: Span, logits: Tensor | None) -> None:
+    def save(
+        self, lane: int, node: str, span: Span, logits: Tensor | None, *, with_features: bool
+    ) -> None:
         """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
         MemoryError; nothing is kept then.
         """
+        features = self._features.export(lane, span.begin, span.end) if with_features else {}
         self._target.save(lane, node, span)
-        features = self._features.export(lane, span.begin, span.end)
         kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
         self._extras[node] = _Extras(span, features, kept)
 
@@ -145,8 +150,8 @@ class StateMover:
         """
         self._target.restore(lane, nodes, num_tokens)
         held = [self._extras[node] for node in nodes]
-        spans = [(e.span.begin, min(e.span.end, num_tokens), e.features) for e in held]
-        self._features.restore(lane, spans)
+        spans = [(e.span.begin, e.span.end, e.features) for e in held]
+        self._features.restore(lane, spans, num_tokens)
 
     def settled(self, lane: int) -> bool:
         """Whether the lane's restore has arrived."""
