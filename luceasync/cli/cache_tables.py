@@ -70,8 +70,8 @@ def print_node(header: Header, nodes: Iterable[NodeMeta], as_json: bool) -> None
         "last_used_s": _age(node.last_used_s),
     }
     for name, value in facts.items():
-        shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-        _print(f"{name.removesuffix('_s').replace('_', ' '):10} {shown}")
+        words = name.removeprefix("num_").removesuffix("_s").replace("_", " ")
+        _print(f"{words:10} {_shown(value)}")
     _print("", _tensor_table(header), "", _node_table(chain))
     if chain[0].metadata is None or chain[0].metadata.begin > 0:
         _print("", "What it continues is not here: no request can use it.")
@@ -176,6 +176,12 @@ def _chain(node: NodeMeta, by_key: dict[str, NodeMeta]) -> list[NodeMeta]:
             break
         chain.append(parent)
     return chain[::-1]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _age(time_s: float) -> str:

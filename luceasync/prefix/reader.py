@@ -18,7 +18,7 @@ from luceasync.prefix.files import FileSystem, read_head
 from luceasync.prefix.layout import TOKENS, Part, part_of
 from luceasync.prefix.node import pack_tokens
 
-PIECE_BYTES = 8 << 20  # between two looks at whether anybody still waits
+PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache
 
 Allocate = Callable[[int], memoryview]
 
@@ -66,10 +66,13 @@ def read_node(
         content = allocate(num_bytes)
         num_read = min(len(head), num_bytes)
         content[:num_read] = head[:num_read]
-        num_read += _fill(raw, content[num_read:], is_given_up)
-    if num_read != num_bytes:
-        raise CorruptNode(f"{num_read} bytes: expected {num_bytes}")
-    verify(slots, content)
+        for slot in slots:
+            if num_read < slot.end:
+                end = min(max(slot.end, num_read + PIECE_BYTES), num_bytes)
+                num_read += _fill(raw, content[num_read:end], is_given_up)
+            if num_read < slot.end:
+                raise CorruptNode(f"{num_read} bytes: expected {num_bytes}")
+            verify([slot], content)  # now, while it is in the processor's cache
     tensors = {slot.name: content[slot.begin : slot.end] for slot in slots}
     return NodeFile(header, tensors, frozenset(map(part_of, tensors)), num_bytes)
 

@@ -106,7 +106,7 @@ def test_nodes_of_another_schema_are_listed_as_that(
 
 def test_show_tells_what_a_node_holds_and_continues(cache: Path) -> None:
     text = done(cache, "show", "c")
-    for words in (TIP, "[34, 51)", "[0, 17)", "ls1_delta.2", "2 x 4 x 4", "generated  True"):
+    for words in (TIP, "[34, 51)", "[0, 17)", "ls1_delta.2", "2 x 4 x 4", "generated  yes"):
         assert words in text
     assert max(map(len, text.splitlines())) <= 80
 
