@@ -149,18 +149,18 @@ class Speculator:
         return paths
 
     @torch.inference_mode()
-    def decoded(
-        self, lanes: Sequence[int], positions: Sequence[int], plan: Plan, started_at: float
-    ) -> None:
-        """The target has decoded the tokens at `positions` in a plain step, as planned, that began
-        at `started_at` (time.perf_counter).
-        """
-        self.passes.absorb(self._target.taps(), lanes, positions, [[0]] * len(lanes), 1)
+    def decoded(self, anchors: Sequence[Anchor], plan: Plan) -> None:
+        """The target has just decoded these tokens in a plain step, as planned."""
+        lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
+        self.passes.absorb(self._target.taps(), lanes, begins, [[0]] * len(lanes), 1)
         for lane in lanes:
             if lane in plan.off_reasons:
                 self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
+
+    def timed(self, num_lanes: int, plan: Plan, seconds: float) -> None:
+        """What that step took, until its tokens were chosen."""
         if plan.is_measured:
-            self._costs.observe(len(lanes), None, time.perf_counter() - started_at)
+            self._costs.observe(num_lanes, None, seconds)
 
     def _count(self, lanes: Sequence[int], shape: Shape, paths: Sequence[Sequence[int]]) -> None:
         for lane, path in zip(lanes, paths, strict=True):

@@ -19,6 +19,8 @@ from luceasync.engine.generation import Generation
 from luceasync.engine.sampler import NO_TOKEN, Ranked, RowSampling, has_penalties, rank
 from luceasync.request import Delta
 
+NO_NUMBERS = "the model's logits are not numbers"
+
 
 class Acceptance:
     """One round's acceptance for `generations`, the entries of the proposal in order.
@@ -76,7 +78,7 @@ class Acceptance:
             place = index * len(tokens) + row
             token, logprobs = ranked.choose(place, generation.position + 1)
             if token == NO_TOKEN:
-                delta = generation.finish("error", "the model's logits are not numbers")
+                delta = generation.finish("error", NO_NUMBERS)
             else:
                 delta = generation.accept(token, logprobs)
             if delta is not None:

@@ -201,6 +201,7 @@ class LocalEngine:
             decoded_tokens_total=pump.num_decoded_total if pump else 0,
             decode_steps_total=pump.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
+            speculation=pump.decoding.status if pump else None,
         )
 
     def _cache_status(self, pump: Pump) -> CacheStatus:

@@ -10,15 +10,16 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from torch import Tensor
 
 from luceasync.engine.admission import Load, Step, next_step
 from luceasync.engine.chunks import chunk_end
+from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.prefixes import Prefixes
-from luceasync.engine.sampler import NO_TOKEN, choose
 from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta
@@ -34,10 +35,6 @@ class Target(Protocol):
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
     ) -> Tensor | None: ...
 
-    def decode(
-        self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
-    ) -> Tensor: ...
-
     def reset(self, lane: int) -> None: ...
 
 
@@ -45,9 +42,16 @@ class Pump:
     """Runs generations. `step` does one prefill chunk or one decode step for all decoding lanes."""
 
     def __init__(
-        self, target: Target, prefixes: Prefixes, *, num_lanes: int, chunk_tokens: int
+        self,
+        target: Target,
+        decoding: Decoding,
+        prefixes: Prefixes,
+        *,
+        num_lanes: int,
+        chunk_tokens: int,
     ) -> None:
         self._target = target
+        self.decoding = decoding
         self.prefixes = prefixes
         self._chunk_tokens = chunk_tokens
         self._free_lanes = list(range(num_lanes))
@@ -118,7 +122,10 @@ class Pump:
         if step == "idle":
             return emitted
         begin = time.perf_counter()
-        emitted += self._prefill(prefilling[0]) if step == "prefill" else self._decode(decoding)
+        if step == "prefill":
+            emitted += self._prefill(prefilling[0])
+        else:
+            emitted += self._decode(decoding, alone=not prefilling)
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
         return emitted
 
@@ -132,6 +139,7 @@ class Pump:
                 self._waiting.remove(generation)
                 lane = self._free_lanes.pop(0)
                 self._target.reset(lane)
+                self.decoding.start(lane)
                 generation.start(lane, self.prefixes.take_up(generation.claim, lane))
                 self._running.append(generation)
 
@@ -160,6 +168,7 @@ class Pump:
         assert generation.lane is not None
         is_last = end == len(prompt)
         logits = self._target.prefill(generation.lane, begin, prompt[begin:end], project=is_last)
+        self.decoding.prefilled(generation.lane, begin, end - begin)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
         self.prefixes.prefilled(generation.claim, generation.lane, end, logits)
@@ -174,38 +183,35 @@ class Pump:
         """The first token, from the logits after the prompt, float32 [vocab]."""
         if generation.prepared.max_tokens == 0:
             return self._end_all(lambda g: g is generation, "length", None)
-        return self._choose([generation], logits[None])
+        return self._emit([generation], choose_next([generation], logits[None]))
 
-    def _decode(self, generations: list[Generation]) -> list[Emitted]:
-        """One token for every decoding lane."""
-        lanes, positions, tokens = [], [], []
-        for generation in generations:
-            assert generation.lane is not None and generation.last_token is not None
-            lanes.append(generation.lane)
-            positions.append(generation.position)
-            tokens.append(generation.last_token)
-        logits = self._target.decode(lanes, positions, tokens)
+    def _decode(self, generations: list[Generation], *, alone: bool) -> list[Emitted]:
+        """One step for every decoding lane; `alone`: no prefill waits for its turn."""
+        before = sum(g.num_generated for g in generations)
+        deltas = self.decoding.step(generations, alone=alone)
         self.num_steps_total += 1
-        self.num_decoded_total += len(generations)
-        return self._choose(generations, logits)
+        self.num_decoded_total += sum(g.num_generated for g in generations) - before
+        return self._emit(generations, deltas)
 
-    def _choose(self, generations: list[Generation], logits: Tensor) -> list[Emitted]:
-        """Sample a token for each row, append it, let go of the lanes of those that ended."""
-        choice = choose(logits, [g.next_row for g in generations])
+    def _emit(
+        self, generations: Sequence[Generation], deltas: Sequence[Delta | None]
+    ) -> list[Emitted]:
+        """What came of a step; those that ended let go of their lanes."""
         emitted = []
-        for generation, token, logprobs in zip(
-            generations, choice.token_ids, choice.logprobs, strict=True
-        ):
-            if token == NO_TOKEN:
-                delta = generation.finish("error", "the model's logits are not numbers")
-            else:
-                delta = generation.accept(token, logprobs)
+        for generation, delta in zip(generations, deltas, strict=True):
             if delta is None:
                 continue
-            emitted.append((generation.prepared.stream_id, delta))
             if delta.finish is not None:
-                self._let_go(generation, is_kept=token != NO_TOKEN)
+                delta = self._told(generation, delta)
+                self._let_go(generation, is_kept=delta.finish.reason != "error")
+            emitted.append((generation.prepared.stream_id, delta))
         return emitted
+
+    def _told(self, generation: Generation, last: Delta) -> Delta:
+        """The last delta of a choice on a lane, with what speculation did for it."""
+        assert last.finish is not None and generation.lane is not None
+        speculation = self.decoding.speculation(generation.lane)
+        return replace(last, finish=replace(last.finish, speculation=speculation))
 
     def _end_all(
         self, chosen: Callable[[Generation], bool], reason: FinishReason, error: str | None
@@ -214,11 +220,13 @@ class Pump:
         self._waiting = deque(g for g in self._waiting if not chosen(g))
         emitted = []
         for generation in ending:
+            delta = generation.finish(reason, error)
             if generation.lane is None:
                 self.prefixes.release(generation.claim)
             else:
+                delta = self._told(generation, delta)
                 self._let_go(generation, is_kept=reason != "error")
-            emitted.append((generation.prepared.stream_id, generation.finish(reason, error)))
+            emitted.append((generation.prepared.stream_id, delta))
         return emitted
 
     def _let_go(self, generation: Generation, *, is_kept: bool) -> None:

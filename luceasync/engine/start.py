@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from luceasync.config import CacheConfig, Config
+from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
 from luceasync.engine.holdings import Limits
 from luceasync.engine.namespace import namespace_of
@@ -150,7 +151,13 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
         recurrent=spec.delta is not None,
         chunk_tokens=plan.prefill_chunk_tokens,
     )
-    pump = Pump(backend, prefixes, num_lanes=plan.parallel, chunk_tokens=plan.prefill_chunk_tokens)
+    pump = Pump(
+        backend,
+        PlainDecoding(backend),
+        prefixes,
+        num_lanes=plan.parallel,
+        chunk_tokens=plan.prefill_chunk_tokens,
+    )
 
     def close() -> None:
         backend.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +12,15 @@ from torch import Tensor
 
 from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan, Shape
-from luceasync.dflash.decode import Anchor, Speculator
+from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.spec import read_draft_spec
 from luceasync.engine.acceptance import Acceptance
+from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.sampler import TokenCounts, choose
+from luceasync.engine.sampler import TokenCounts
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
 from luceasync.request import Delta, Sampling
@@ -130,9 +130,8 @@ class Lanes:
         return generation
 
     def _choose(self, generations: Sequence[Generation], logits: Tensor) -> None:
-        choice = choose(logits, [g.next_row for g in generations])
-        for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):
-            self._keep(g, g.accept(token, logprobs))
+        for g, delta in zip(generations, choose_next(generations, logits), strict=True):
+            self._keep(g, delta)
 
     def _keep(self, generation: Generation, delta: Delta | None) -> None:
         if delta is not None:
@@ -147,19 +146,20 @@ class Lanes:
 
     def decode(self, generations: Sequence[Generation], plan: Plan | None = None) -> None:
         """A plain step."""
-        lanes, positions = [g.lane for g in generations], [g.position for g in generations]
-        started_at = time.perf_counter()
-        logits = self.backend.decode(lanes, positions, [g.last_token for g in generations])
-        self._choose(generations, logits)
+        anchors = anchors_of(generations)
+        logits = self.backend.decode(
+            [a.lane for a in anchors], [a.position for a in anchors], [a.token for a in anchors]
+        )
         if self.speculator is not None:
-            self.speculator.decoded(lanes, positions, plan, started_at)
+            self.speculator.decoded(anchors, plan)
+        self._choose(generations, logits)
         self._leave()
 
     def round(
         self, generations: Sequence[Generation], plan: Plan, decide: Decide = matching_child
     ) -> list[list[int]]:
         """A round of speculation; the rows that were committed."""
-        anchors = [Anchor(g.lane, g.position, g.last_token) for g in generations]
+        anchors = anchors_of(generations)
         acceptance = Acceptance(generations, decide)
         paths = self.speculator.round(anchors, plan, acceptance)
         for g, delta in zip(generations, acceptance.deltas, strict=True):

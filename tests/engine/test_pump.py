@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.holdings import Limits
 from luceasync.engine.prefixes import Prefixes
@@ -113,7 +114,8 @@ def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0)
     mover = StateMover(target, NoFeatures(), VOCAB_SIZE)
     limits = Limits(memory_bytes)
     prefixes = Prefixes(mover, NoShelf(), limits, recurrent=False, chunk_tokens=64)
-    return Pump(target, prefixes, num_lanes=num_lanes, chunk_tokens=64)
+    decoding = PlainDecoding(target)
+    return Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64)
 
 
 def run(pump: Pump, max_steps: int = 100) -> list:

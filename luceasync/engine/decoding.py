@@ -1,0 +1,157 @@
+"""One decode step for all lanes that decode: a token for each, or a round of speculation.
+
+Knows generations and their lanes; knows no queue, no prompts and nobody who listens.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.dflash.accept import Decide, matching_child
+from luceasync.dflash.adapt import Plan
+from luceasync.dflash.decode import Anchor, Speculator
+from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
+from luceasync.engine.generation import Generation
+from luceasync.engine.sampler import NO_TOKEN, choose
+from luceasync.request import Delta, Speculation, SpeculationStatus
+
+
+class Target(Protocol):
+    """What decoding asks of a target; luceasync.target.backend.LayerSplitBackend is one."""
+
+    def decode(
+        self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
+    ) -> Tensor: ...
+
+
+class Decoding(Protocol):
+    """How lanes decode."""
+
+    @property
+    def status(self) -> SpeculationStatus | None:
+        """None without a draft."""
+        ...
+
+    def speculation(self, lane: int) -> Speculation | None:
+        """What it did for the choice on the lane; None without a draft."""
+        ...
+
+    def start(self, lane: int) -> None:
+        """The lane, which is empty, is given to another choice."""
+        ...
+
+    def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
+        """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
+        ...
+
+    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+        """One step; what each generation can show now. Its lane then holds every token but the
+        last. `alone`: nothing else has work.
+        """
+        ...
+
+
+class PlainDecoding:
+    """A token a step."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+
+    @property
+    def status(self) -> None:
+        return None
+
+    def speculation(self, lane: int) -> None:
+        return None
+
+    def start(self, lane: int) -> None:
+        """Nothing is known of lanes."""
+
+    def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
+        """Nothing is to be done."""
+
+    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+        return choose_next(generations, _run(self._target, anchors_of(generations)))
+
+
+class SpeculativeDecoding:
+    """Rounds of speculation for the lanes that they pay for, a token a step for the others."""
+
+    def __init__(
+        self, target: Target, speculator: Speculator, decide: Decide = matching_child
+    ) -> None:
+        """`decide`: see luceasync.dflash.accept.walk."""
+        self._target = target
+        self._speculator = speculator
+        self._decide = decide
+
+    @property
+    def status(self) -> SpeculationStatus:
+        return self._speculator.status
+
+    def speculation(self, lane: int) -> Speculation:
+        return self._speculator.speculation(lane)
+
+    def start(self, lane: int) -> None:
+        self._speculator.start(lane)
+
+    def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
+        self._speculator.prefilled(lane, begin, num_tokens)
+
+    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+        anchors = anchors_of(generations)
+        plan = self._speculator.plan([a.lane for a in anchors], alone=alone)
+        pairs = list(zip(generations, anchors, strict=True))
+        shown: dict[int, Delta | None] = {}  # by lane
+        for run, is_round in ((self._round, True), (self._plain, False)):
+            part = [(g, a) for g, a in pairs if (a.lane in plan.speculating) == is_round]
+            if part:
+                chosen, places = zip(*part, strict=True)
+                deltas = run(chosen, places, plan)
+                shown |= {a.lane: delta for a, delta in zip(places, deltas, strict=True)}
+        return [shown[a.lane] for a in anchors]
+
+    def _round(
+        self, generations: Sequence[Generation], anchors: Sequence[Anchor], plan: Plan
+    ) -> list[Delta | None]:
+        acceptance = Acceptance(generations, self._decide)
+        self._speculator.round(anchors, plan, acceptance)
+        return acceptance.deltas
+
+    def _plain(
+        self, generations: Sequence[Generation], anchors: Sequence[Anchor], plan: Plan
+    ) -> list[Delta | None]:
+        started_at = time.perf_counter()
+        logits = _run(self._target, anchors)
+        self._speculator.decoded(anchors, plan)
+        deltas = choose_next(generations, logits)
+        self._speculator.timed(len(anchors), plan, time.perf_counter() - started_at)
+        return deltas
+
+
+def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
+    """Where each stands; all of them decode."""
+    anchors = []
+    for g in generations:
+        assert g.lane is not None and g.last_token is not None
+        anchors.append(Anchor(g.lane, g.position, g.last_token))
+    return anchors
+
+
+def choose_next(generations: Sequence[Generation], logits: Tensor) -> list[Delta | None]:
+    """Sample a token for each row of logits [generations, vocab] and append it."""
+    choice = choose(logits, [g.next_row for g in generations])
+    return [
+        g.finish("error", NO_NUMBERS) if token == NO_TOKEN else g.accept(token, logprobs)
+        for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True)
+    ]
+
+
+def _run(target: Target, anchors: Sequence[Anchor]) -> Tensor:
+    """Logits float32 [anchors, vocab] after each."""
+    lanes, positions, tokens = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
+    return target.decode(lanes, positions, tokens)
