@@ -21,9 +21,9 @@ import torch
 
 ALIGNMENT_BYTES = 4096  # what direct file access asks for
 # A device copies host memory in pieces that cross no multiple of this: two ranges that were
-# registered apart cannot be copied as one, and small copies of other streams get in between.
-PIECE_BYTES = 32 << 20
-SLAB_BYTES = 8 * PIECE_BYTES
+# registered apart cannot be copied as one, and small copies of others get in between.
+PIECE_BYTES = 8 << 20
+SLAB_BYTES = 32 * PIECE_BYTES
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
 
 log = logging.getLogger(__name__)

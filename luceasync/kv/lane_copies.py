@@ -6,9 +6,9 @@ are under way. Knows no node: it is told which bytes go where. Engine thread onl
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.kv.cache import LaneCache
-from luceasync.kv.host import PIECE_BYTES
+from luceasync.kv.copy_stream import CopyStream, Delivery, Pair
 
 Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
-Pair = tuple[Tensor, Tensor]  # bytes of a lane, as many bytes of host memory
 
 
 class Arrival(Protocol):
@@ -45,20 +44,28 @@ class LaneCopies(Protocol):
         state_region: memoryview | None,
     ) -> Arrival:
         """Copy the rows, in rising order, and all recurrent state where a region is given for it.
-        The lane may change afterwards, as far as `use` and `rewriting` are told.
+        The lane may change afterwards, as far as `use` and `rewrite` are told.
         """
         ...
 
-    def restore(self, lane: int, pairs: Sequence[Pair], after: Sequence[Arrival]) -> None:
-        """Copy into the lane, once the saves `after` have arrived."""
+    def restore(
+        self,
+        lane: int,
+        pairs: Iterable[Pair],
+        sources: Sequence[Tensor],
+        after: Sequence[Arrival],
+    ) -> None:
+        """Copy pairs of bytes of the lane and bytes of `sources`, in host memory, once the saves
+        `after` have arrived. The iterable may be run through in another thread, later.
+        """
         ...
 
     def use(self, lanes: Sequence[int]) -> None:
         """What is queued from here on may read and write these lanes."""
         ...
 
-    def rewriting(self, lane: int) -> AbstractContextManager[object]:
-        """The lane's next tokens begin at 0; inside it its recurrent state is forgotten."""
+    def rewrite(self, lane: int) -> None:
+        """The lane's recurrent state is about to be forgotten: its next tokens begin at 0."""
         ...
 
     def settled(self, lane: int) -> bool:
@@ -109,13 +116,17 @@ class DirectCopies:
             fill(row_region, [at for _, at in rows], [source.numpy() for source, _ in rows])
         if state_region is not None:
             sources = [source.numpy() for source in self._cache.state_bytes(lane).values()]
-            ends = [0]
-            for source in sources:
-                ends.append(ends[-1] + source.nbytes)
-            fill(state_region, ends[:-1], sources)
+            ends = [*itertools.accumulate(source.nbytes for source in sources)]
+            fill(state_region, [0, *ends[:-1]], sources)
         return _Arrived()
 
-    def restore(self, lane: int, pairs: Sequence[Pair], after: Sequence[Arrival]) -> None:
+    def restore(
+        self,
+        lane: int,
+        pairs: Iterable[Pair],
+        sources: Sequence[Tensor],
+        after: Sequence[Arrival],
+    ) -> None:
         """See LaneCopies."""
         for target, source in pairs:
             target.copy_(source)
@@ -123,9 +134,8 @@ class DirectCopies:
     def use(self, lanes: Sequence[int]) -> None:
         """Nothing is under way."""
 
-    def rewriting(self, lane: int) -> AbstractContextManager[object]:
-        """See LaneCopies."""
-        return nullcontext()
+    def rewrite(self, lane: int) -> None:
+        """Nothing is under way."""
 
     def settled(self, lane: int) -> bool:
         """See LaneCopies."""
@@ -147,7 +157,17 @@ class _Staged:
         self.bytes = torch.empty(sum(num_bytes), dtype=torch.uint8, device=cache.tables.device)
         parts = zip(self.bytes.split(num_bytes), stacks, strict=True)
         self.stacks = [part.view(stack.dtype).view(stack.shape) for part, stack in parts]
-        self.free: torch.cuda.Event | None = None
+        self.taken: Delivery | None = None
+
+
+class _Now:
+    """What a stream has queued so far."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = stream.record_event()
+
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        stream.wait_event(self._event)
 
 
 class StreamCopies:
@@ -156,13 +176,16 @@ class StreamCopies:
     def __init__(self, cache: LaneCache, num_staged: int) -> None:
         self._cache = cache
         self._device = cache.tables.device
-        self._saving, self._restoring = (torch.cuda.Stream(self._device) for _ in range(2))
+        self._out = CopyStream(self._device, "save")
+        self._in = CopyStream(self._device, "restore")
         has_state = any(stack.numel() for stack in cache.state_stacks)
         self._staged = deque(_Staged(cache) for _ in range(num_staged if has_state else 0))
-        self._saves: dict[int, list[torch.cuda.Event]] = defaultdict(list)  # by lane
-        self._restores: dict[int, torch.cuda.Event] = {}  # by lane
-        self._before_use: dict[int, list[torch.cuda.Event]] = {}  # by lane
-        self._held: list[tuple[torch.cuda.Event, list[Tensor]]] = []
+        # By lane: saves that read it; its restore; saves that read what it was before, which its
+        # next pass comes after.
+        self._saves: dict[int, list[Delivery]] = defaultdict(list)
+        self._restores: dict[int, Delivery] = {}
+        self._before_use: dict[int, list[Delivery]] = defaultdict(list)
+        self._held: list[tuple[Delivery, Sequence[Tensor]]] = []
 
     def save(
         self,
@@ -171,60 +194,51 @@ class StreamCopies:
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
-        """See LaneCopies. The state is first copied on the device, in the order of the steps; if
-        no place is free for it, the device waits for one, not the host.
-        """
+        """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         staged = None if state_region is None else self._stage(lane)
-        begun = self._computing.record_event()
-        held: list[Tensor] = []
-        with torch.cuda.stream(self._saving):
-            self._saving.wait_event(begun)
-            if staged is not None and state_region is not None:
-                held.append(torch.frombuffer(state_region, dtype=torch.uint8))
-                _copy_out(held[-1], staged.bytes)
-                staged.free = self._saving.record_event()
-            if row_region is not None:
-                held.append(torch.frombuffer(row_region, dtype=torch.uint8))
-                for source, begin in rows:
-                    _copy_out(held[-1][begin : begin + source.numel()], source)
-            done = self._saving.record_event()
-        self._saves[lane] = [*_unfinished(self._saves[lane]), done]
-        self._hold(done, held)
-        return done
+        begun, pairs, held = _Now(self._computing), [], []
+        if row_region is not None:
+            held.append(torch.frombuffer(row_region, dtype=torch.uint8))
+            pairs = [(held[0][at : at + source.numel()], source) for source, at in rows]
+        if staged is not None and state_region is not None:
+            held.append(torch.frombuffer(state_region, dtype=torch.uint8))
+            staged.taken = self._out.put([begun], [(held[-1], staged.bytes)])
+        delivery = self._out.put([begun], pairs)
+        self._saves[lane] = [*_on_their_way(self._saves[lane]), delivery]
+        self._hold(delivery, held)
+        return delivery
 
-    def restore(self, lane: int, pairs: Sequence[Pair], after: Sequence[Arrival]) -> None:
+    def restore(
+        self,
+        lane: int,
+        pairs: Iterable[Pair],
+        sources: Sequence[Tensor],
+        after: Sequence[Arrival],
+    ) -> None:
         """See LaneCopies."""
-        begun = self._computing.record_event()
-        with torch.cuda.stream(self._restoring):
-            for event in (begun, *self._before_use.pop(lane, []), *after):
-                self._restoring.wait_event(event)
-            for target, source in pairs:
-                for begin, end in pieces(source.data_ptr(), source.numel()):
-                    target[begin:end].copy_(source[begin:end], non_blocking=True)
-            done = self._restoring.record_event()
-        self._restores[lane] = done
-        self._before_use[lane] = [done]
-        self._hold(done, [source for _, source in pairs])
+        saves = self._before_use[lane]
+        delivery = self._in.put([_Now(self._computing), *saves, *after], pairs)
+        self._restores[lane] = delivery
+        self._hold(delivery, sources)
 
     def use(self, lanes: Sequence[int]) -> None:
-        """See LaneCopies."""
+        """See LaneCopies. Copies that are not all queued yet are queued now."""
         for lane in lanes:
-            for event in self._before_use.pop(lane, []):
-                self._computing.wait_event(event)
+            for delivery in self._before_use.pop(lane, []):
+                self._out.precede(delivery, self._computing)
+            restore = self._restores.get(lane)
+            if restore is not None:
+                self._in.precede(restore, self._computing)
+                if restore.query():
+                    del self._restores[lane]
 
-    @contextmanager
-    def rewriting(self, lane: int) -> Iterator[None]:
-        """See LaneCopies. A restore that nobody wants any more holds up no other lane."""
-        barriers = [*self._before_use.pop(lane, []), *self._saves.pop(lane, [])]
+    def rewrite(self, lane: int) -> None:
+        """See LaneCopies. A restore that nobody wants any more is left where it is."""
         restore = self._restores.pop(lane, None)
-        if restore is None or restore.query():
-            yield
-        else:
-            self._restoring.wait_event(self._computing.record_event())
-            with torch.cuda.stream(self._restoring):
-                yield
-                barriers.append(self._restoring.record_event())
-        self._before_use[lane] = _unfinished(barriers)
+        if restore is not None and self._in.cancel(restore):
+            restore.precede(self._computing)
+        saves = [*self._before_use[lane], *self._saves.pop(lane, [])]
+        self._before_use[lane] = _on_their_way(saves)
 
     def settled(self, lane: int) -> bool:
         """See LaneCopies."""
@@ -238,8 +252,8 @@ class StreamCopies:
 
     def close(self) -> None:
         """See LaneCopies."""
-        self._saving.synchronize()
-        self._restoring.synchronize()
+        self._out.close()
+        self._in.close()
         self._held.clear()
         self._staged.clear()
 
@@ -248,34 +262,21 @@ class StreamCopies:
         return torch.cuda.current_stream(self._device)
 
     def _stage(self, lane: int) -> _Staged | None:
+        """Copy the lane's state to the place that is free first; the device waits for it."""
         if not self._staged:
             return None
         staged = self._staged[0]
         self._staged.rotate(-1)
-        if staged.free is not None:
-            self._computing.wait_event(staged.free)
+        if staged.taken is not None:
+            self._out.precede(staged.taken, self._computing)
         for place, stack in zip(staged.stacks, self._cache.state_stacks, strict=True):
             place.copy_(stack[:, lane])
         return staged
 
-    def _hold(self, done: torch.cuda.Event, tensors: list[Tensor]) -> None:
-        self._held = [(event, held) for event, held in self._held if not event.query()]
-        self._held.append((done, tensors))
+    def _hold(self, delivery: Delivery, tensors: Sequence[Tensor]) -> None:
+        self._held = [(known, held) for known, held in self._held if not known.query()]
+        self._held.append((delivery, tensors))
 
 
-def pieces(address: int, num_bytes: int) -> Iterator[tuple[int, int]]:
-    """Parts `[begin, end)` of host memory at `address` that cross no multiple of PIECE_BYTES."""
-    begin = 0
-    while begin < num_bytes:
-        end = min(num_bytes, begin + PIECE_BYTES - (address + begin) % PIECE_BYTES)
-        yield begin, end
-        begin = end
-
-
-def _copy_out(target: Tensor, source: Tensor) -> None:
-    for begin, end in pieces(target.data_ptr(), target.numel()):
-        target[begin:end].copy_(source[begin:end], non_blocking=True)
-
-
-def _unfinished(events: Sequence[torch.cuda.Event]) -> list[torch.cuda.Event]:
-    return [event for event in events if not event.query()]
+def _on_their_way(deliveries: Sequence[Delivery]) -> list[Delivery]:
+    return [delivery for delivery in deliveries if not delivery.query()]

@@ -7,7 +7,7 @@ shard and no stream; a tensor is named by its absolute layer, so that any split 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,8 +16,9 @@ from torch import Tensor
 from luceasync.cyext.names import format_name, parse_name, rename_table
 from luceasync.errors import SnapshotMismatch
 from luceasync.kv.cache import LaneCache, Shape, TensorKey
+from luceasync.kv.copy_stream import Pair
 from luceasync.kv.host import HostMemory
-from luceasync.kv.lane_copies import Arrival, Block, LaneCopies, Pair
+from luceasync.kv.lane_copies import Arrival, Block, LaneCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +124,14 @@ class NodeStore:
         whole = num_tokens == last.end and last.with_state
         assert whole or not self._cache.state_shapes(), f"no state at {num_tokens} in {last}"
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
-        pairs = [pair for n in held for pair in self._row_pairs(lane, n, num_tokens, targets)]
-        pairs += [(targets[key], _bytes_of(tensor)) for key, tensor in held[-1].state.items()]
+        parts = [
+            (n.rows, self._cache.runs(lane, n.span.begin, min(n.span.end, num_tokens)))
+            for n in held
+        ]
+        state = dict(held[-1].state)
+        sources = [*state.values(), *[tensor for n in held for tensor in n.rows.values()]]
         arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.query()]
-        self._copies.restore(lane, pairs, arrivals)
+        self._copies.restore(lane, _pairs(targets, parts, state), sources, arrivals)
 
     def settled(self, lane: int) -> bool:
         """Whether the lane's restore has arrived."""
@@ -144,8 +149,8 @@ class NodeStore:
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it; its saves go on."""
-        with self._copies.rewriting(lane):
-            self._cache.reset(lane)
+        self._copies.rewrite(lane)
+        self._cache.reset(lane)
 
     def export(self, node: str) -> dict[str, Tensor]:
         """The node's tensors by name, complete; they belong to the node and are not to be
@@ -218,20 +223,25 @@ class NodeStore:
                 at += block.numel()
         return blocks
 
-    def _row_pairs(
-        self, lane: int, node: _Node, num_tokens: int, targets: Mapping[TensorKey, Tensor]
-    ) -> list[Pair]:
-        """Rows of the node up to token `num_tokens`, each with its place in the lane."""
-        end = min(node.span.end, num_tokens)
-        runs, pairs = self._cache.runs(lane, node.span.begin, end), []
-        for key, tensor in node.rows.items():
+
+def _pairs(
+    targets: Mapping[TensorKey, Tensor],
+    parts: Sequence[tuple[Mapping[TensorKey, Tensor], Sequence[range]]],
+    state: Mapping[TensorKey, Tensor],
+) -> Iterator[Pair]:
+    """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
+    go to the places of `runs` as far as these reach.
+    """
+    for key, tensor in state.items():
+        yield targets[key], _bytes_of(tensor)
+    for rows, runs in parts:
+        for key, tensor in rows.items():
             source, at = _bytes_of(tensor), 0
-            row_bytes = source.numel() // (node.span.end - node.span.begin)
+            row_bytes = source.numel() // len(tensor)
             for run in runs:
                 target = targets[key][run.start * row_bytes : run.stop * row_bytes]
-                pairs.append((target, source[at : at + target.numel()]))
+                yield target, source[at : at + target.numel()]
                 at += target.numel()
-        return pairs
 
 
 def _num_bytes(shapes: Iterable[Shape]) -> int:

@@ -63,7 +63,7 @@ class Shard:
         self.device = torch_device(shard.device)
         self._spec = spec
         dtype = DTYPES[plan.dtype]
-        self._ops, self._tree_ops = _ops_for(self.device)
+        self._ops, self._tree_ops = ops_for(self.device)
         reader = TensorReader(source, spec, self.device, dtype, advance, self._ops.pack)
         adapter, self.layers = adapter_of(spec), range(shard.begin, shard.end)
         self._layers = [adapter.read_layer(reader, layer) for layer in self.layers]
@@ -76,13 +76,13 @@ class Shard:
             dtype=dtype,
             device=self.device,
         )
-        copies = lane_copies(self.cache, NUM_STAGED_STATES)
-        self.nodes = NodeStore(self.cache, plan.shards.index(shard), memory, copies)
         self.scratch = VerifyScratch(
             spec, self.layers, num_rows=plan.num_scratch_rows, dtype=dtype, device=self.device
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
+        copies = lane_copies(self.cache, NUM_STAGED_STATES)
+        self.nodes = NodeStore(self.cache, plan.shards.index(shard), memory, copies)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -231,7 +231,7 @@ class Shard:
         return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
 
 
-def _ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
+def ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
     """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
     if device.type == "cpu":
         return PackedOps() if can_pack() else TorchOps(), TorchTrees()

@@ -42,7 +42,7 @@ WIDE = {
 
 @pytest.fixture(scope="module")
 def arena() -> Iterator[PinnedArena]:
-    arena = host_memory(["cuda:0"], 40 * PIECE_BYTES)
+    arena = host_memory(["cuda:0"], 160 * PIECE_BYTES)
     assert isinstance(arena, PinnedArena) and arena.wait(60)
     yield arena
     torch.cuda.synchronize()
@@ -161,9 +161,9 @@ def test_a_node_that_is_dropped_on_its_way_still_arrives_where_it_should(
     backend.save(0, "gone", Span(0, NUM_TOKENS, True))
     backend.restore(1, ["gone"], NUM_TOKENS)
     backend.drop("gone")
-    held = [arena.allocate(PIECE_BYTES) for _ in range(8)]
+    held = [arena.allocate(16 * PIECE_BYTES) for _ in range(3)]
     for region in held:
-        region[:] = b"\xff" * PIECE_BYTES
+        region[:] = b"\xff" * (16 * PIECE_BYTES)
     assert_same(lane_tensors(backend, 1, NUM_TOKENS), expected)
     assert all(bytes(region[:64]) == b"\xff" * 64 for region in held)
 

@@ -1,0 +1,160 @@
+"""Copies between a GPU and host memory, one after the other, on a stream and a thread of their own.
+
+Owns how far the stream runs ahead. A copy engine serves copies in the order in which they were
+queued, whatever their streams: a token that goes to the host waits for all that is queued in front
+of it. So little is queued at a time, and the thread adds to it. Knows no lane and no node.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from queue import SimpleQueue
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.kv.host import PIECE_BYTES
+
+NUM_BATCHES_AHEAD = 2  # one is copied while the next one waits
+Pair = tuple[Tensor, Tensor]  # target and source: uint8 [bytes], one of them in host memory
+
+
+class Before(Protocol):
+    """Something that a stream can wait for."""
+
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        """What is queued on the stream from here on comes after it."""
+        ...
+
+
+class Delivery:
+    """Copies that were asked for. They are queued a part at a time, then they arrive."""
+
+    def __init__(self, number: int, after: Sequence[Before], pairs: Iterable[Pair]) -> None:
+        self.number = number  # of its stream
+        self.after = after
+        self.pairs = pairs
+        self.queued = threading.Event()
+        self.end: torch.cuda.Event | None = None
+        self.error: BaseException | None = None
+        self.is_started = self.is_cancelled = False
+
+    def query(self) -> bool:
+        """Whether they have arrived. Raises what went wrong with them."""
+        return self.queued.is_set() and self._end().query()
+
+    def synchronize(self) -> None:
+        """Wait until they have arrived. Raises what went wrong with them."""
+        self.queued.wait()
+        self._end().synchronize()
+
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        """See Before. Waits until all of it is queued."""
+        self.queued.wait()
+        stream.wait_event(self._end())
+
+    def _end(self) -> torch.cuda.Event:
+        if self.error is not None:
+            raise self.error
+        assert self.end is not None
+        return self.end
+
+
+class CopyStream:
+    """One direction of copies."""
+
+    def __init__(self, device: torch.device, name: str) -> None:
+        self._stream = torch.cuda.Stream(device)
+        self._deliveries: SimpleQueue[Delivery | None] = SimpleQueue()
+        self._starting = threading.Lock()
+        self._num_deliveries = 0
+        self._num_hurried = 0  # deliveries up to this number are queued as fast as can be
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, after: Sequence[Before], pairs: Iterable[Pair]) -> Delivery:
+        """Copy pair by pair, once `after` is over and all that was put before is queued. The
+        iterable is run through in the thread; the caller keeps alive what it names.
+        """
+        self._num_deliveries += 1
+        delivery = Delivery(self._num_deliveries, after, pairs)
+        self._deliveries.put(delivery)
+        return delivery
+
+    def precede(self, delivery: Delivery, stream: torch.cuda.Stream) -> None:
+        """Queue all of it as fast as can be, and what is queued on `stream` after that."""
+        self._num_hurried = max(self._num_hurried, delivery.number)
+        delivery.precede(stream)
+
+    def cancel(self, delivery: Delivery) -> bool:
+        """Copy no more of it than is queued; whether it had begun, so that it ends soon."""
+        with self._starting:
+            delivery.is_cancelled = True
+            return delivery.is_started
+
+    def close(self) -> None:
+        """Wait for everything. May be called twice."""
+        self._deliveries.put(None)
+        self._thread.join()
+        self._stream.synchronize()
+
+    @torch.inference_mode()
+    def _run(self) -> None:
+        ahead: deque[torch.cuda.Event] = deque()
+        while (delivery := self._deliveries.get()) is not None:
+            with self._starting:
+                delivery.is_started = not delivery.is_cancelled
+            try:
+                with torch.cuda.stream(self._stream):
+                    if delivery.is_started:
+                        self._queue(delivery, ahead)
+                    delivery.end = self._stream.record_event()
+            except Exception as error:  # raised again where somebody asks for the delivery
+                delivery.error = error
+            delivery.pairs, delivery.after = (), ()
+            delivery.queued.set()
+
+    def _queue(self, delivery: Delivery, ahead: deque[torch.cuda.Event]) -> None:
+        for before in delivery.after:
+            before.precede(self._stream)
+        for batch in batches(delivery.pairs):
+            while len(ahead) >= NUM_BATCHES_AHEAD:
+                event = ahead.popleft()
+                if delivery.number > self._num_hurried:
+                    event.synchronize()
+            if delivery.is_cancelled:
+                return
+            for target, source in batch:
+                target.copy_(source, non_blocking=True)
+            ahead.append(torch.cuda.Event(blocking=True))
+            ahead[-1].record(self._stream)
+
+
+def batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """The same bytes, in lists of PIECE_BYTES at most; no part crosses a multiple of PIECE_BYTES
+    in host memory.
+    """
+    batch: list[Pair] = []
+    room = PIECE_BYTES
+    for target, source in pairs:
+        address = (source if target.is_cuda else target).data_ptr()
+        for begin, end in pieces(address, source.numel()):
+            if end - begin > room:
+                yield batch
+                batch, room = [], PIECE_BYTES
+            batch.append((target[begin:end], source[begin:end]))
+            room -= end - begin
+    if batch:
+        yield batch
+
+
+def pieces(address: int, num_bytes: int) -> Iterator[tuple[int, int]]:
+    """Parts `[begin, end)` of host memory at `address` that cross no multiple of PIECE_BYTES."""
+    begin = 0
+    while begin < num_bytes:
+        end = min(num_bytes, begin + PIECE_BYTES - (address + begin) % PIECE_BYTES)
+        yield begin, end
+        begin = end
