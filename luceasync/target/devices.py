@@ -12,11 +12,13 @@ from luceasync.kv.host import DevicePageLock, HostMemory, PinnedArena, PlainMemo
 from luceasync.target.plan import BACKENDS, Device, check_devices
 
 
-def find_devices(names: Sequence[str]) -> tuple[Device, ...]:
-    """The devices that the user named, or this machine's best one. Raises PlacementError."""
-    full = check_devices(names) if names else (default_device(),)
+def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[Device, ...]:
+    """The devices that the user named, or this machine's best one. Raises PlacementError, which
+    names `flag`.
+    """
+    full = check_devices(names, flag) if names else (default_device(),)
     num_cpus = sum(name.startswith("cpu:") for name in full)
-    return tuple(_find(name, num_cpus) for name in full)
+    return tuple(_find(name, num_cpus, flag) for name in full)
 
 
 def default_device() -> str:
@@ -59,7 +61,7 @@ def default_dtype(devices: Sequence[Device]) -> str:
     return "bf16" if gpu_ok and cpu_ok else "fp32"
 
 
-def _find(name: str, num_cpus: int) -> Device:
+def _find(name: str, num_cpus: int, flag: str) -> Device:
     backend, _, index = name.partition(":")
     if backend == "cpu":
         return Device(name, psutil.virtual_memory().available // num_cpus)
@@ -68,12 +70,12 @@ def _find(name: str, num_cpus: int) -> Device:
         here = "cpu" if present is None else f"cpu, {present}"
         assert backend in BACKENDS
         raise PlacementError(
-            f"--target-devices {name}: this torch build and machine offer {here}, not {backend}"
+            f"{flag} {name}: this torch build and machine offer {here}, not {backend}"
         )
     count = torch.cuda.device_count()
     if int(index) >= count:
         raise PlacementError(
-            f"--target-devices {name}: index out of range; {count} {backend} devices are there"
+            f"{flag} {name}: index out of range; {count} {backend} devices are there"
         )
     free_bytes, _ = torch.cuda.mem_get_info(int(index))
     return Device(name, free_bytes)

@@ -10,7 +10,7 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
@@ -53,6 +53,18 @@ class ShardPlan:
     lane_state_bytes: int  # recurrent and convolution state of one lane
     lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
     workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What is to share a device with the target, or to have one beside it: a drafter. Bytes of its
+    weights, of each token of a lane, and of a lane whatever its context is.
+    """
+
+    device: Device
+    weight_bytes: int
+    token_bytes: int
+    lane_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,20 +135,20 @@ def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]
     return check_devices([device])
 
 
-def check_devices(names: Sequence[str]) -> tuple[str, ...]:
-    """The device names in full ("cuda" -> "cuda:0"). Raises PlacementError."""
+def check_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[str, ...]:
+    """The device names in full ("cuda" -> "cuda:0"). Raises PlacementError, which names `flag`."""
     full = []
     for name in names:
         match = re.fullmatch(r"([a-z]+)(?::(\d{1,3}))?", name)
         if match is None or match[1] not in BACKENDS:
             raise PlacementError(
-                f"--target-devices {','.join(names)}: {name!r} is not a device; "
+                f"{flag} {','.join(names)}: {name!r} is not a device; "
                 f"expected BACKEND or BACKEND:INDEX with a backend of {', '.join(BACKENDS)}"
             )
         full.append(f"{match[1]}:{int(match[2] or 0)}")
     for name in full:
         if full.count(name) > 1:
-            raise PlacementError(f"--target-devices {','.join(names)}: {name} is named twice")
+            raise PlacementError(f"{flag} {','.join(names)}: {name} is named twice")
     return tuple(full)
 
 
@@ -254,10 +266,12 @@ def make_plan(
     prefill_chunk_tokens: int | None,
     peer_access: str = "auto",
     verify_rows: Sequence[int] = (),
+    guest: Guest | None = None,
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
+    `guest`: what must fit too.
     """
     reasons = []
     on_cpu = all(device.backend == "cpu" for device in devices)
@@ -277,17 +291,18 @@ def make_plan(
         plan_shard(spec, device.name, begin, end, dtype, chunk, max(verify_rows, default=0))
         for device, (begin, end) in zip(devices, ranges, strict=True)
     )
-    pairs = list(zip(devices, shards, strict=True))
-    chosen_room = [_room(device, shard, CHOSEN_SHARE[device.backend]) for device, shard in pairs]
-    named_room = [_room(device, shard, NAMED_SHARE) for device, shard in pairs]
+    loads = _loads(devices, shards, guest)
+    loaded = [load for _, load in loads]
+    chosen_room = [_room(device, load, CHOSEN_SHARE[device.backend]) for device, load in loads]
+    named_room = [_room(device, load, NAMED_SHARE) for device, load in loads]
     if parallel is None:
         room = chosen_room if max_ctx_tokens is None else named_room
-        parallel, reason = _choose_parallel(spec, shards, room, max_ctx_tokens)
+        parallel, reason = _choose_parallel(spec, loaded, room, max_ctx_tokens)
         reasons.append(reason)
     if max_ctx_tokens is None:
-        max_ctx_tokens, reason = _choose_context(spec, shards, chosen_room, parallel)
+        max_ctx_tokens, reason = _choose_context(spec, loaded, chosen_room, parallel)
         reasons.append(reason)
-    fits = _context_that_fits(shards, named_room, parallel)
+    fits = _context_that_fits(loaded, named_room, parallel)
     if max_ctx_tokens == 0:
         raise PlacementError(
             f"no memory is left for a lane of {CHUNK_TOKENS} tokens beside the weights; "
@@ -311,6 +326,32 @@ def make_plan(
     )
 
 
+def _loads(
+    devices: Sequence[Device], shards: Sequence[ShardPlan], guest: Guest | None
+) -> list[tuple[Device, ShardPlan]]:
+    """What each device must hold: its shard with the guest in it, or the guest alone."""
+    loads = list(zip(devices, shards, strict=True))
+    if guest is None:
+        return loads
+    names = [device.name for device in devices]
+    if guest.device.name not in names:
+        alone = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes)
+        return [
+            *loads,
+            (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *alone, 0, 0)),
+        ]
+    place = names.index(guest.device.name)
+    shard = shards[place]
+    together = replace(
+        shard,
+        weight_bytes=shard.weight_bytes + guest.weight_bytes,
+        token_bytes=shard.token_bytes + guest.token_bytes,
+        lane_state_bytes=shard.lane_state_bytes + guest.lane_bytes,
+    )
+    loads[place] = (devices[place], together)
+    return loads
+
+
 def _room(device: Device, shard: ShardPlan, share: float) -> int:
     """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
 
@@ -319,8 +360,9 @@ def _room(device: Device, shard: ShardPlan, share: float) -> int:
     needed = shard.weight_bytes + shard.workspace_bytes
     room = int((device.free_bytes - needed) * share)
     if room <= 0:
+        what = f"layers [{shard.begin}, {shard.end})" if shard.end else "the drafter's layers"
         raise PlacementError(
-            f"layers [{shard.begin}, {shard.end}) need {needed / 2**30:.2f} GiB on {device.name}, "
+            f"{what} need {needed / 2**30:.2f} GiB on {device.name}, "
             f"which has {device.free_bytes / 2**30:.2f} GiB free; "
             "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
         )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luceasync.config import Config
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.target.devices import default_dtype, find_devices
-from luceasync.target.plan import Plan, ShardPlan, make_plan, named_devices
+from luceasync.target.plan import Device, Guest, Plan, ShardPlan, make_plan, named_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class PlanReport:
     spec: ModelSpec
     plan: Plan
     shards: tuple[ShardReport, ...]
+    guest: Guest | None
+
+
+def devices_of(config: Config) -> tuple[tuple[Device, ...], str]:
+    """The target's devices, and the dtype that it is computed in. Raises PlacementError."""
+    placement = config.placement
+    devices = find_devices(named_devices(placement.device, placement.devices))
+    return devices, default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
 
 
 def plan_model(spec: ModelSpec, config: Config) -> Plan:
@@ -34,12 +43,19 @@ def plan_model(spec: ModelSpec, config: Config) -> Plan:
     return plan_report(config, spec).plan
 
 
-def plan_report(config: Config, spec: ModelSpec | None = None) -> PlanReport:
-    """Plan the configured model. Raises ModelError, PlacementError."""
+def plan_report(
+    config: Config,
+    spec: ModelSpec | None = None,
+    *,
+    verify_rows: Sequence[int] = (),
+    guest: Guest | None = None,
+) -> PlanReport:
+    """Plan the configured model, with what `make_plan` wants to know of its drafter. Raises
+    ModelError, PlacementError.
+    """
     spec = spec or read_spec(config.model.model_dir)
     placement = config.placement
-    devices = find_devices(named_devices(placement.device, placement.devices))
-    dtype = default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
+    devices, dtype = devices_of(config)
     plan = make_plan(
         spec,
         devices,
@@ -49,9 +65,11 @@ def plan_report(config: Config, spec: ModelSpec | None = None) -> PlanReport:
         max_ctx_tokens=config.engine.max_ctx_tokens,
         prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
         peer_access=placement.peer_access,
+        verify_rows=verify_rows,
+        guest=guest,
     )
     shards = tuple(
         ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)
         for shard, device in zip(plan.shards, devices, strict=True)
     )
-    return PlanReport(spec, plan, shards)
+    return PlanReport(spec, plan, shards, guest)

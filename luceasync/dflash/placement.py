@@ -1,0 +1,128 @@
+"""Which drafter a config asks for, where it goes, and what it needs there.
+
+Owns the refusal of draft options that cannot be honoured. Loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from luceasync.config import Config, DraftConfig
+from luceasync.dflash.adapt import Shape, shapes_for
+from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
+from luceasync.errors import ConfigError
+from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.target.devices import find_devices
+from luceasync.target.plan import DTYPE_BYTES, Device, Guest
+from luceasync.target.report import PlanReport, devices_of, plan_report
+
+DDTREE_BUDGET = 22
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A drafter that is to be loaded: what it is, the device it goes to, the shapes of its rounds,
+    largest first.
+    """
+
+    draft_dir: Path
+    spec: DraftSpec
+    device: Device
+    shapes: tuple[Shape, ...]
+
+    @property
+    def verify_rows(self) -> tuple[int, ...]:
+        """The numbers of rows that its proposals have."""
+        return tuple(shape.num_rows for shape in self.shapes)
+
+    def guest(self, target: ModelSpec, dtype: str) -> Guest:
+        """Its bytes beside the target, as plan and ring and network allocate them."""
+        return guest_of(self.spec, self.device, target, DTYPE_BYTES[dtype])
+
+
+def drafter_of(
+    config: Config, target: ModelSpec, target_devices: Sequence[Device]
+) -> Drafter | None:
+    """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
+    asked, draft_dir = config.draft, config.drafter_dir
+    if draft_dir is None:
+        _refuse_without_drafter(asked)
+        return None
+    spec = adjusted(
+        read_draft_spec(draft_dir, target),
+        block=asked.block,
+        swa_window_tokens=asked.swa_window_tokens,
+        ctx_max_tokens=asked.ctx_max_tokens,
+    )
+    device = target_devices[-1]
+    if asked.device is not None:
+        [named] = find_devices([asked.device], "--draft-device")
+        device = next((d for d in target_devices if d.name == named.name), named)
+    budget = (asked.ddtree_budget or DDTREE_BUDGET) if asked.ddtree else None
+    return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget))
+
+
+def plan_with_drafter(
+    config: Config, spec: ModelSpec | None = None
+) -> tuple[PlanReport, Drafter | None]:
+    """The plan of model and drafter together. Raises ConfigError."""
+    spec = spec or read_spec(config.model.model_dir)
+    devices, dtype = devices_of(config)
+    drafter = drafter_of(config, spec, devices)
+    if drafter is None:
+        return plan_report(config, spec), None
+    guest = drafter.guest(spec, dtype)
+    return plan_report(config, spec, verify_rows=drafter.verify_rows, guest=guest), drafter
+
+
+def guest_of(spec: DraftSpec, device: Device, target: ModelSpec, element_bytes: int) -> Guest:
+    """Weights; the context's keys and values and the ring of features, which grow with a lane's
+    context where a layer sees all of it.
+    """
+    kv_bytes = 2 * spec.attention.kv_dim * element_bytes  # of one layer and token
+    context_weights = spec.num_layers * 2 * spec.attention.kv_dim * spec.hidden_size  # held twice
+    token_bytes = lane_bytes = 0
+    limits = [_limit(spec, layer, target.max_positions) for layer in range(spec.num_layers)]
+    for limit in limits:
+        token_bytes += kv_bytes if limit is None else 0
+        lane_bytes += kv_bytes * (limit or 0)
+    feature_bytes = spec.feature_size * element_bytes
+    if None in limits:
+        token_bytes += feature_bytes
+    else:
+        lane_bytes += feature_bytes * max(limit for limit in limits if limit is not None)
+    return Guest(
+        device=device,
+        weight_bytes=(spec.num_parameters + context_weights) * element_bytes,
+        token_bytes=token_bytes,
+        lane_bytes=lane_bytes,
+    )
+
+
+def ring_capacity(spec: DraftSpec, max_ctx_tokens: int) -> int:
+    """Tokens of which a lane keeps features: as many as any layer looks back on."""
+    return max(spec.capacity(layer, max_ctx_tokens) for layer in range(spec.num_layers))
+
+
+def _limit(spec: DraftSpec, layer: int, max_positions: int) -> int | None:
+    """Tokens that a layer looks back on at most; None: the whole context."""
+    bounded = spec.layers[layer].window is not None or spec.ctx_max_tokens is not None
+    return spec.capacity(layer, max_positions) if bounded else None
+
+
+def _refuse_without_drafter(asked: DraftConfig) -> None:
+    """Raise ConfigError for an option that only means something with a drafter."""
+    given = {
+        "--draft-device": asked.device,
+        "--draft-ctx-max": asked.ctx_max_tokens,
+        "--draft-swa-window": asked.swa_window_tokens,
+        "--draft-block": asked.block,
+        "--ddtree": "on" if asked.ddtree else None,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} {value}: there is no drafter; --draft DIR is expected with it"
+            )
