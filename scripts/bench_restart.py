@@ -1,0 +1,231 @@
+"""Time to the first token after a restart with a kept prefix, beside what it cannot be faster than.
+
+    python scripts/bench_restart.py [--shape qwen3.5-27b] [--device cuda:0] [--tokens 32768]
+
+Random weights. A prompt is prefilled and kept; then engines that know nothing start over the same
+directory and are asked again. Beside them: the same bytes read and copied to the device, one after
+the other, and one decode step. With files in the page cache, and without. Prints a markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from bench_gpu import SHAPES
+
+from luceasync.config import BUNDLED_MODEL_DIR, EngineConfig
+from luceasync.engine.decoding import PlainDecoding
+from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.holdings import Limits
+from luceasync.engine.prefixes import Prefixes
+from luceasync.engine.pump import Pump
+from luceasync.engine.shelf import Shelf
+from luceasync.engine.state import NoFeatures, StateMover
+from luceasync.engine.thread import Loaded
+from luceasync.kv.host import HostMemory
+from luceasync.models.loader import RandomSource
+from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.prefix.disk import DiskTier
+from luceasync.request import Finish, ModelCard, Request
+from luceasync.target.backend import LayerSplitBackend
+from luceasync.target.devices import find_devices, host_memory
+from luceasync.target.plan import Plan, make_plan
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
+
+NUM_RUNS = 5
+MEMORY_BYTES = 12 << 30
+SENTENCE = "The prefix of this conversation has been read before and need not be read again. "
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What outlives a restart here: the weights. Everything else starts anew."""
+
+    spec: ModelSpec
+    plan: Plan
+    backend: LayerSplitBackend
+    memory: HostMemory
+    root: Path
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shape", default="qwen3.5-27b", choices=sorted(SHAPES))
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--tokens", type=int, default=32768)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as root:
+        machine = build(args.shape, args.device, args.tokens, Path(root))
+        asyncio.run(measure(machine, args.tokens))
+        machine.backend.close()
+
+
+def build(shape: str, device: str, num_tokens: int, root: Path) -> Machine:
+    """Load random weights of the shape."""
+    spec = parse_spec(SHAPES[shape])
+    plan = make_plan(
+        spec,
+        find_devices([device]),
+        dtype="bf16",
+        weights=None,
+        parallel=2,
+        max_ctx_tokens=num_tokens + 1024,
+        prefill_chunk_tokens=None,
+    )
+    memory = host_memory([device], MEMORY_BYTES)
+    backend = LayerSplitBackend.load(
+        spec, plan, RandomSource(torch.bfloat16, torch.device(device)), memory=memory
+    )
+    return Machine(spec, plan, backend, memory, root)
+
+
+@asynccontextmanager
+async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
+    """An engine that knows of nothing but the weights and the directory."""
+    plan = machine.plan
+    tokenizer = Tokenizer.load(BUNDLED_MODEL_DIR)
+    card = ModelCard("bench", 0, plan.max_ctx_tokens, machine.spec.num_parameters, "bench")
+    template = ChatTemplate.load(BUNDLED_MODEL_DIR)
+    language = Language(card, tokenizer, template, machine.spec.vocab_size, plan.parallel)
+
+    def load(shelf: Shelf) -> Loaded:
+        prefixes = Prefixes(
+            StateMover(machine.backend, NoFeatures(), machine.spec.vocab_size),
+            shelf,
+            Limits(MEMORY_BYTES, disk_bytes=1 << 40),
+            recurrent=machine.spec.delta is not None,
+            chunk_tokens=plan.prefill_chunk_tokens,
+        )
+        decoding = PlainDecoding(machine.backend)
+        chunk_tokens = plan.prefill_chunk_tokens
+        pump = Pump(
+            machine.backend, decoding, prefixes, num_lanes=plan.parallel, chunk_tokens=chunk_tokens
+        )
+        return Loaded(pump, lambda: None)
+
+    def open_disk() -> DiskTier:
+        return DiskTier(machine.root, "bench", allocate=machine.memory.allocate)
+
+    cabinet = Cabinet(open_disk, tuple(shard.begin for shard in plan.shards))
+    async with LocalEngine(language, load, EngineConfig(), cabinet) as engine:
+        await engine.load()
+        yield engine
+
+
+async def first_token(engine: LocalEngine, text: str, max_tokens: int) -> tuple[float, Finish]:
+    """Seconds from the request to its first token, and how it ended."""
+    message = {"role": "user", "content": text}
+    started = time.perf_counter()
+    stream = await engine.open(Request([message], max_tokens=max_tokens, ignore_eos=True))
+    seconds = 0.0
+    async for delta in stream:
+        if delta.token_ids and not seconds:
+            seconds = time.perf_counter() - started
+        if delta.finish is not None:
+            return seconds, delta.finish
+    raise AssertionError("a stream ends with a finish")
+
+
+async def measure(machine: Machine, num_tokens: int) -> None:
+    """The runs, interleaved."""
+    tokenizer = Tokenizer.load(BUNDLED_MODEL_DIR)
+    per_sentence = len(tokenizer.encode(SENTENCE * 64)) / 64
+    text = SENTENCE * int((num_tokens - 64) / per_sentence)
+    async with life(machine) as engine:
+        await first_token(engine, text[: len(text) // 2], 2)  # kernels are compiled
+    for file in machine.root.glob("bench/*.safetensors"):
+        file.unlink()
+    async with life(machine) as engine:
+        prefill_s, finish = await first_token(engine, text, 1)
+        num_prompt_tokens = finish.usage.prompt_tokens
+    files = sorted(machine.root.glob("bench/*.safetensors"))
+    num_bytes = sum(file.stat().st_size for file in files)
+    rows: dict[str, list[tuple[float, float, float]]] = {"page cache": [], "disk": []}
+    for _ in range(NUM_RUNS):
+        for state, runs in rows.items():
+            prepare(files, state)
+            async with life(machine) as engine:
+                prepare(files, state)  # again: the scan has read tokens
+                seconds, finish = await first_token(engine, text, 2)
+            assert finish.usage.cached_tokens > num_prompt_tokens - 8, finish
+            prepare(files, state)
+            read_s, copy_s = plain(files, machine)
+            runs.append((seconds, read_s + copy_s, finish.restore.restore_s))
+    step_s = decode_step(machine, num_prompt_tokens)
+    print(
+        f"{num_prompt_tokens} tokens, {num_bytes / 2**30:.2f} GiB in {len(files)} files; ", end=""
+    )
+    print(f"prefill {prefill_s * 1e3:.0f} ms, decode step {step_s * 1e3:.1f} ms\n")
+    print("| files in | first token | of it restore | read + copy + step | ratio | prefill / it |")
+    print("|---|---|---|---|---|---|")
+    for state, runs in rows.items():
+        ours, theirs, restore = (statistics.median(column) for column in zip(*runs, strict=True))
+        limit = theirs + step_s
+        print(
+            f"| {state} | {ours * 1e3:.0f} ms | {restore * 1e3:.0f} ms | {limit * 1e3:.0f} ms "
+            f"| {ours / limit:.2f} | {prefill_s / ours:.1f} |"
+        )
+
+
+def prepare(files: list[Path], state: str) -> None:
+    """Make the files' pages be, or not be, in the page cache."""
+    for file in files:
+        with file.open("rb") as raw:
+            if state == "disk":
+                os.posix_fadvise(raw.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            else:
+                while raw.read(1 << 24):
+                    pass
+
+
+def plain(files: list[Path], machine: Machine) -> tuple[float, float]:
+    """Seconds to read the files one after the other, and to copy their bytes to the device."""
+    regions = [machine.memory.allocate(file.stat().st_size) for file in files]
+    started = time.perf_counter()
+    for file, region in zip(files, regions, strict=True):
+        with file.open("rb", buffering=0) as raw:
+            done = 0
+            while done < len(region):
+                done += raw.readinto(region[done:])
+    read_s = time.perf_counter() - started
+    device = torch.device(machine.plan.shards[0].device)
+    targets = [torch.empty(len(region), dtype=torch.uint8, device=device) for region in regions]
+    synchronize(device)
+    started = time.perf_counter()
+    for target, region in zip(targets, regions, strict=True):
+        target.copy_(torch.frombuffer(region, dtype=torch.uint8), non_blocking=True)
+    synchronize(device)
+    return read_s, time.perf_counter() - started
+
+
+def decode_step(machine: Machine, position: int) -> float:
+    """Seconds of a decode step at the end of the prompt; what the lane holds does not matter."""
+    seconds = []
+    for _ in range(20):
+        started = time.perf_counter()
+        logits = machine.backend.decode([0], [position], [1])
+        int(logits.argmax(-1))
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait for the device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+if __name__ == "__main__":
+    main()
