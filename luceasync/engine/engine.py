@@ -33,6 +33,7 @@ from luceasync.prefix.disk import DiskTier
 from luceasync.request import CacheStatus, EngineStatus, ModelCard, Request
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History
+from luceasync.text.shared import shared_ids
 from luceasync.text.template import ChatTemplate, Turns
 from luceasync.text.tokenizer import Tokenizer
 
@@ -234,16 +235,34 @@ class LocalEngine:
             raise QueueFull(num_queued, wait_s)
 
     def _render(self, request: Request) -> Prompt:
-        language = self._language
-        tenant = self._tenants.get(request.tenant)
-        text = language.template.render(request.messages, request.tools, **request.template_kwargs)
-        ids = tuple(tenant.history.recall(text))
-        max_ctx = language.card.max_ctx_tokens
-        if len(ids) >= max_ctx:
-            raise ContextLengthError(max_ctx, len(ids))
-        if not ids:
+        prompt = self._prefix(request) if _is_beginning(request) else self._prompt(request)
+        max_ctx = self._language.card.max_ctx_tokens
+        if len(prompt.ids) >= max_ctx:
+            raise ContextLengthError(max_ctx, len(prompt.ids))
+        if not prompt.ids:
             raise RequestError("messages: the rendered prompt is empty", param="messages")
+        return prompt
+
+    def _prompt(self, request: Request) -> Prompt:
+        tenant = self._tenants.get(request.tenant)
+        text = self._language.template.render(
+            request.messages, request.tools, **request.template_kwargs
+        )
+        ids = tuple(tenant.history.recall(text))
         return Prompt(tenant, text, ids, tuple(self._turns.ends(ids)))
+
+    def _prefix(self, request: Request) -> Prompt:
+        """What the prompts share that go on from the messages; no text of its own comes back."""
+        tenant = self._tenants.get(request.tenant)
+        ids = shared_ids(
+            self._language.template,
+            self._turns,
+            tenant.history.recall,
+            request.messages,
+            request.tools,
+            request.template_kwargs,
+        )
+        return Prompt(tenant, "", tuple(ids), (*self._turns.ends(ids), len(ids)))
 
     def _prepare(self, stream_id: int, request: Request, prompt: Prompt) -> list[Prepared]:
         language, sampling = self._language, request.sampling
@@ -314,3 +333,9 @@ class LocalEngine:
     def failed(self, detail: str) -> None:
         """The engine will never do anything again."""
         self._detail = detail
+
+
+def _is_beginning(request: Request) -> bool:
+    """Whether the messages are only to be kept and a user's turn comes next, not an answer."""
+    is_answered = bool(request.messages) and request.messages[-1]["role"] in ("user", "tool")
+    return request.keep_prefix and request.max_tokens == 0 and not is_answered

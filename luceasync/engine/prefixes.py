@@ -117,7 +117,7 @@ class Prefixes:
             self._mover.restore(lane, [node.key.hex() for node in nodes], match.num_tokens)
             self._holdings.tree(claim.tenant).touch([node.key for node in nodes], time.time())
             self._shelf.touch([node.key for node in nodes if "disk" in node.tiers])
-            if match.nodes and match.part is None and self._recurrent:
+            if match.nodes and match.part is None and (self._recurrent or claim.keep_prompt):
                 self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
         known = self._known_nodes(claim, match)
         claim.path = [node.key for node in known]

@@ -172,12 +172,11 @@ class Pump:
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
         self.prefixes.prefilled(generation.claim, generation.lane, end, logits)
-        emitted = self._begin_answer(generation, logits) if logits is not None else []
         generation.prefill_s += time.perf_counter() - started
         if is_last:
             num_run = end - generation.num_cached
             self.prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
-        return emitted
+        return [] if logits is None else self._begin_answer(generation, logits)
 
     def _begin_answer(self, generation: Generation, logits: Tensor) -> list[Emitted]:
         """The first token, from the logits after the prompt, float32 [vocab]."""

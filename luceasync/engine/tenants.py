@@ -20,6 +20,7 @@ from luceasync.text.history import History
 log = logging.getLogger(__name__)
 
 MAX_TENANTS = 64
+MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +58,16 @@ class Tenants:
                 tenant = Tenant(tenant_key(name), self._new_history())
                 self._learn(tenant)
                 self._tenants[name] = tenant
-                if len(self._tenants) > MAX_TENANTS:
-                    self._tenants.popitem(last=False)
             self._tenants.move_to_end(name)
+            while self._is_full():
+                self._tenants.popitem(last=False)
             return tenant
+
+    def _is_full(self) -> bool:
+        """Whether the tenant that has not asked for longest is to be forgotten."""
+        num_tokens = sum(t.history.num_tokens_held for t in self._tenants.values())
+        is_over = len(self._tenants) > MAX_TENANTS or num_tokens > MAX_TOKENS_HELD
+        return is_over and len(self._tenants) > 1
 
     def _learn(self, tenant: Tenant) -> None:
         """Remember every sequence that ends with what the model wrote; what was used last stays

@@ -47,8 +47,7 @@ class Writes:
             above = self._holdings.node(key)
             assert above is not None
             is_last = key == node.key
-            ends = above.state_tiers | above.logits_tiers
-            lacks_end = is_last and with_end and "memory" in ends and "disk" not in ends
+            lacks_end = is_last and with_end and _ends(above, "memory") > _ends(above, "disk")
             if "disk" not in above.tiers or lacks_end:
                 self._add(key, with_end=is_last and with_end)
 
@@ -101,3 +100,9 @@ class Writes:
             is_generated=node.is_generated,
             tensors=self._mover.export(node.key.hex(), node.tokens, with_end=with_end),
         )
+
+
+def _ends(node: Node, tier: Tier) -> set[str]:
+    """What of the node's end the tier holds."""
+    tiers = {"state": node.state_tiers, "logits": node.logits_tiers}
+    return {part for part, held in tiers.items() if tier in held}

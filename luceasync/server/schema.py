@@ -159,7 +159,8 @@ def _refuse_unserved(chat: ChatBody) -> None:
 
 
 def _messages(chat: ChatBody) -> list[Message]:
-    if not chat.messages:
+    """None are enough where only the tools of later requests are to be kept."""
+    if not chat.messages and not (chat.tools and chat.keep_prefix and _max_tokens(chat) == 0):
         _refuse("messages", [], "at least one message")
     return chat.messages
 

@@ -65,6 +65,14 @@ def test_a_prompt_may_be_kept_without_an_answer(name):
     assert refusal(keep_prefix=False, **{name: 0}).param == name
 
 
+def test_tools_alone_can_be_kept():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    request = parse(messages=[], tools=tools, keep_prefix=True, max_tokens=0).request
+    assert (request.messages, request.tools) == ([], tools)
+    assert refusal(messages=[], tools=tools).param == "messages"
+    assert refusal(messages=[], keep_prefix=True, max_tokens=0).param == "messages"
+
+
 def test_a_salt_narrows_the_tenant():
     assert parse().request.tenant == "key"
     assert parse(cache_salt="a").request.tenant not in ("key", parse(cache_salt="b").request.tenant)

@@ -1,0 +1,101 @@
+"""What is worth keeping of messages: what every prompt that goes on from them begins with."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.errors import RequestError
+from luceasync.text.shared import shared_ids
+from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.tokenizer import Tokenizer
+
+SYSTEM = {"role": "system", "content": "Answer briefly."}
+EXAMPLE = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello."}]
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+# As some models have it: there is no system's turn, its text and the tools open the user's first.
+MERGED = """\
+{%- for m in messages if m.role != "system" -%}
+<|im_start|>{{ m.role }}
+{% if loop.first %}
+{%- if tools %}{{ tools | tojson }}
+
+{% endif %}
+{%- if messages[0].role == "system" %}{{ messages[0].content }}
+
+{% endif %}
+{%- endif %}{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+# Refuses messages without a user's, and drops what was thought before the last of those.
+STRICT = """\
+{%- set ns = namespace(last=none) -%}
+{%- for m in messages if m.role == "user" %}{% set ns.last = m %}{% endfor -%}
+{%- if ns.last is none %}{{ raise_exception("No user query found.") }}{% endif -%}
+{%- for m in messages -%}
+<|im_start|>{{ m.role }}
+{% if loop.last and m.thought %}<think>{{ m.thought }}</think>{% endif %}{{ m.content }}<|im_end|>
+{% endfor -%}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(BUNDLED_MODEL_DIR)
+
+
+@pytest.fixture
+def shared(tokenizer):
+    def text_of(template: ChatTemplate, messages, tools=None, **kwargs) -> str:
+        turns = Turns.of(template, tokenizer)
+        ids = shared_ids(template, turns, tokenizer.encode, messages, tools, kwargs)
+        return "".join(map(tokenizer.token_text, ids))
+
+    return text_of
+
+
+@pytest.mark.parametrize("messages", [[SYSTEM], [SYSTEM, *EXAMPLE], EXAMPLE])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_it_ends_where_the_users_turn_begins(shared, messages, tools):
+    template = ChatTemplate.load(BUNDLED_MODEL_DIR)
+    rendered = template.render(messages, tools, add_generation_prompt=False)
+    assert shared(template, messages, tools) == rendered
+
+
+def test_tools_alone_are_shared(shared):
+    template = ChatTemplate.load(BUNDLED_MODEL_DIR)
+    text = shared(template, [], TOOLS)
+    assert '"name": "f"' in text and text.endswith("<|im_end|>\n")
+
+
+def test_a_template_that_wants_a_user_gets_one(shared):
+    template = ChatTemplate(STRICT)
+    with pytest.raises(RequestError):
+        template.render([SYSTEM])
+    assert shared(template, [SYSTEM]) == "<|im_start|>system\nAnswer briefly.<|im_end|>\n"
+
+
+def test_what_later_prompts_leave_out_is_not_kept(shared):
+    thought = EXAMPLE[1] | {"thought": "A greeting."}
+    assert "greeting" in ChatTemplate(STRICT).render([EXAMPLE[0], thought])
+    assert "greeting" not in shared(ChatTemplate(STRICT), [EXAMPLE[0], thought])
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_what_stands_in_the_users_turn_is_kept(shared, tools):
+    text = shared(ChatTemplate(MERGED), [SYSTEM], tools)
+    assert text.rstrip().endswith("Answer briefly.")
+    assert ('"name": "f"' in text) == bool(tools)
+
+
+def test_the_requests_variables_are_the_templates(shared):
+    template = ChatTemplate("{{ style }}{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert shared(template, [SYSTEM], style="plain ") == "plain Answer briefly."
+
+
+def test_a_request_cannot_open_the_answer(shared):
+    template = ChatTemplate.load(BUNDLED_MODEL_DIR)
+    text = shared(template, [SYSTEM], add_generation_prompt=True)
+    assert "assistant" not in text
