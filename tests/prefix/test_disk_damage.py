@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from luceasync.prefix.codec import encode_header
 from luceasync.prefix.disk import DiskTier
-from luceasync.prefix.outcomes import MissReason
+from luceasync.prefix.outcomes import Miss, MissReason
 from tests.prefix.node_files import KEY, METADATA, NAMESPACE, contents_of, entries_of, file_of, node
 from tests.prefix.tiers import as_bytes, quarantined, reason_of, tier_of
 
@@ -49,6 +49,18 @@ async def test_damage_anywhere_is_a_miss_and_is_set_aside(content: bytes) -> Non
             assert await reason_of(tier) == MissReason.ABSENT
             (aside,) = quarantined(Path(root) / NAMESPACE)
             assert aside.read_bytes() == content
+
+
+@settings(max_examples=150, deadline=None)
+@given(damages())
+async def test_without_the_end_damage_is_a_miss_or_lies_in_the_end(content: bytes) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        async with tier_of(Path(root)) as tier:
+            (Path(root) / NAMESPACE / f"{KEY}.safetensors").write_bytes(content)
+            found = await tier.read(KEY, with_end=False)
+            if not isinstance(found, Miss):
+                assert as_bytes(found) == {name: contents_of()[name] for name in SPAN}
+                assert await reason_of(tier) == MissReason.CORRUPT
 
 
 async def test_one_flipped_bit_in_each_tensor_is_seen(tier: DiskTier, path: Path) -> None:
