@@ -38,6 +38,8 @@ class Claim:
     splits: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
     awaited: set[bytes] = field(default_factory=set)
+    fetched: set[bytes] = field(default_factory=set)  # nodes that have come from there
+    num_fetched_bytes: int = 0
     without_disk: bool = False  # it could not give a node just now
     used_disk: bool = False
     prompt_node: bytes | None = None  # its end is written only if no turn's end follows

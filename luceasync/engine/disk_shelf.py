@@ -65,6 +65,7 @@ class DiskShelf:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._writing = asyncio.Lock()  # in order: no node is there before what it continues
 
     # --- from the engine's thread ----------------------------------------------------------------
 
@@ -146,7 +147,6 @@ class DiskShelf:
             self._jobs.task_done()
 
     async def _read(self, disk: DiskTier, order: Order) -> None:
-        started_s = time.perf_counter()
         result: Fetched | Lost = LOST[DiskMiss.IO_ERROR]
         try:
             found = await disk.read(order.key.hex(), with_end=order.with_end)
@@ -154,17 +154,17 @@ class DiskShelf:
                 log.info("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
                 result = LOST[found.reason]
             else:
-                elapsed_s = time.perf_counter() - started_s
-                with_state = Part.STATE in found.parts
-                result = Fetched(_tensors(found), with_state, found.num_bytes, elapsed_s)
+                parts = found.header.parts
+                result = Fetched(_tensors(found), found.parts, parts, found.num_bytes)
         finally:
             self._tell(lambda prefixes: prefixes.fetched(order.key, result))
 
     async def _write(self, disk: DiskTier, node: KeptNode) -> None:
         outcome = WriteOutcome.IO_ERROR
         try:
-            header, buffers = await asyncio.to_thread(self._encode, node, disk.namespace)
-            result = await disk.write(node.key.hex(), header, buffers)
+            async with self._writing:
+                header, buffers = await asyncio.to_thread(self._encode, node, disk.namespace)
+                result = await disk.write(node.key.hex(), header, buffers)
             outcome = result.outcome
             if outcome is not WriteOutcome.WRITTEN:
                 log.warning("node %s is not on disk: %s", node.key.hex()[:16], result.detail)

@@ -105,14 +105,22 @@ class Holdings:
         self.tree(tenant).insert(node)
         self._tenants[node.key] = tenant
 
-    def gain(self, node: Node) -> None:
-        """Add to a node that is here the tiers in which `node` is held."""
-        self._trees[self._tenants[node.key]].insert(node)
+    def hold(self, node: Node) -> None:
+        """Of a node that is here: its tiers hold what `node` says of them, and of its end no more.
+        Raises ValueError where the tokens are others.
+        """
+        tree = self._trees[self._tenants[node.key]]
+        tree.insert(node)
+        for tier in node.tiers:
+            tree.drop_state(node.key, tier)
+        tree.insert(node)
 
     def num_bytes(self, tier: Tier) -> int:
         """What all tenants hold in `tier`."""
-        unclaimed = sum(node.bytes_in(tier) for node in self._unclaimed.values())
-        return unclaimed + sum(tree.num_bytes(tier) for tree in self._trees.values())
+        claimed = sum(tree.num_bytes(tier) for tree in self._trees.values())
+        if tier == "memory":
+            return claimed
+        return claimed + sum(node.bytes_in(tier) for node in self._unclaimed.values())
 
     def forget(self, key: bytes, tier: Tier) -> None:
         """The tier holds the node no longer. What cannot be reached without it goes too."""
@@ -133,10 +141,13 @@ class Holdings:
     def found(self, added: Iterable[Node], removed: Iterable[bytes]) -> None:
         """Files that are on the disk now, and keys of files that are no longer."""
         for node in added:
-            if node.key in self._tenants:
-                self.gain(node)
-            else:
+            if node.key not in self._tenants:
                 self._unclaimed[node.key] = node
+                continue
+            try:
+                self.hold(node)
+            except ValueError as error:
+                log.warning("a node file is not used: %s", error)
         for key in removed:
             self.forget(key, "disk")
         for tenant in self._trees:
@@ -188,12 +199,15 @@ class Holdings:
 
     def _claim_files(self, tenant: bytes) -> None:
         """Take in the files that only this tenant's key can have named."""
-        rooted, _ = parents_first(
+        found = [
             node
             for node in self._unclaimed.values()
             if node_key(node.tokens, tenant, node.parent) == node.key
-        )
+        ]
+        rooted, _ = parents_first([*self._trees[tenant], *found])
         for node in rooted:
+            if node.key not in self._unclaimed:
+                continue
             try:
                 self.insert(tenant, node)
             except ValueError as error:

@@ -1,7 +1,7 @@
 """What a prompt can take up, and what is kept of a generation: the prefix cache's decisions.
 
-Owns the claims of generations and what is under way to and from the disk. Knows which node is
-wanted where; nodes are held by Holdings, moved by StateMover, kept in files by the shelf.
+Owns the claims of generations. Knows which node is wanted where; nodes are held by Holdings, moved
+by StateMover, on their way from the disk in Fetches and to it in Writes.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from luceasync.engine.claim import Claim, plan_prefill, tokens_to_come
+from luceasync.engine.fetches import Fetches, nodes_of
 from luceasync.engine.holdings import Holdings, Limits
-from luceasync.engine.shelf import Fetched, Lost, Order, Shelf
+from luceasync.engine.shelf import Fetched, Lost, Shelf
 from luceasync.engine.state import StateMover
 from luceasync.engine.writes import Writes
-from luceasync.errors import SnapshotMismatch
 from luceasync.kv.node import Span
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
@@ -64,14 +64,11 @@ class Prefixes:
         self._holdings = Holdings(mover, shelf, limits, recurrent=recurrent)
         self._rates = Rates()
         self._claims: list[Claim] = []
-        self._fetching: set[bytes] = set()
+        self._fetches = Fetches(self._holdings, mover, shelf, recurrent=recurrent)
         self._writes = Writes(self._holdings, mover, shelf, limits)
 
     def __repr__(self) -> str:
-        return (
-            f"Prefixes({self._holdings}, {len(self._claims)} claims, "
-            f"{len(self._fetching)} nodes to come)"
-        )
+        return f"Prefixes({self._holdings}, {len(self._claims)} claims, {self._fetches})"
 
     @property
     def status(self) -> CacheStatus:
@@ -96,13 +93,11 @@ class Prefixes:
         if max(coming, default=0) >= claim.match.num_tokens + CHUNK_TOKENS:
             return False
         claim.match = self._decide(claim, claim.match)
-        orders = self._orders(claim.match)
+        orders = self._fetches.orders(claim.match)
         if orders:
             claim.started_s = claim.started_s or time.perf_counter()
             claim.awaited = {order.key for order in orders}
-            new = [order for order in orders if order.key not in self._fetching]
-            self._fetching |= claim.awaited
-            self._shelf.read(new)
+            self._fetches.begin(orders)
         return not orders
 
     def take_up(self, claim: Claim, lane: int) -> int:
@@ -111,8 +106,9 @@ class Prefixes:
         """
         match = claim.match
         assert match is not None, "prepare comes first"
-        nodes = _nodes(match)
+        nodes = nodes_of(match)
         claim.started_s = claim.started_s or time.perf_counter()
+        claim.used_disk = any(node.key in claim.fetched for node in nodes)
         if nodes:
             self._mover.restore(lane, [node.key.hex() for node in nodes], match.num_tokens)
             self._holdings.tree(claim.tenant).touch([node.key for node in nodes], time.time())
@@ -185,7 +181,7 @@ class Prefixes:
         """
         is_generated = claim.path_end >= claim.num_prompt_tokens
         key = self._keep(claim, lane, Kept(end, is_turn_end=True, is_generated=is_generated))
-        if claim.prompt_node is not None:
+        if claim.prompt_node is not None and claim.prompt_node in self._holdings:
             self._write_later(claim.prompt_node, with_end=key is None)
         if key is not None:
             self._write_later(key, with_end=True)
@@ -224,16 +220,25 @@ class Prefixes:
 
     def fetched(self, key: bytes, result: Fetched | Lost) -> None:
         """A node has come from the disk, or it cannot."""
-        self._fetching.discard(key)
-        waiting = [claim for claim in self._claims if key in claim.awaited]
-        lost = result if isinstance(result, Lost) else self._adopt(key, result)
-        for claim in waiting:
+        lost = self._fetches.fetched(key, result)
+        for claim in [claim for claim in self._claims if key in claim.awaited]:
             claim.awaited.discard(key)
-            claim.used_disk |= lost is None
-            claim.fault = claim.fault if lost is None else lost.reason
-            claim.without_disk |= lost is not None and lost.is_passing
+            if lost is None and isinstance(result, Fetched):
+                self._arrived(claim, key, result.num_bytes)
+            elif lost is not None:
+                claim.fault = lost.reason
+                claim.without_disk |= lost.is_passing
         if lost is not None and not lost.is_passing:
             self._holdings.forget(key, "disk")
+
+    def _arrived(self, claim: Claim, key: bytes, num_bytes: int) -> None:
+        """A node is here that the claim waits for; the last one tells how fast the disk was."""
+        claim.fetched.add(key)
+        claim.num_fetched_bytes += num_bytes
+        if not claim.awaited:
+            assert claim.started_s is not None
+            elapsed_s = time.perf_counter() - claim.started_s
+            self.observed("disk_bytes_per_s", claim.num_fetched_bytes, elapsed_s)
 
     # --- inside ----------------------------------------------------------------------------------
 
@@ -254,24 +259,16 @@ class Prefixes:
             rates=self._rates,
         )
         claim.decision = decision.reason
-        fits = self._holdings.make_room(match.read_bytes("disk"), self._in_use())
+        fits = self._make_room(self._fetches.num_bytes_of(self._fetches.orders(match)))
         if decision.restore and fits:
             return match
         claim.fault = "no_memory" if decision.restore else "prefill_is_faster"
         self._rates = self._rates if decision.restore else self._rates.after_refusal()
         return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
 
-    def _orders(self, match: Match) -> list[Order]:
-        """What has to be read before the match can be taken up."""
-        orders = []
-        for node in _nodes(match):
-            is_end = match.part is None and node is match.nodes[-1]
-            wants_state = is_end and self._recurrent and "memory" not in node.state_tiers
-            wants_logits = is_end and match.exact and "memory" not in node.logits_tiers
-            if wants_state or wants_logits or "memory" not in node.tiers:
-                near = match.num_tokens - node.end < self._mover.num_feature_tokens
-                orders.append(Order(node.key, with_end=wants_state or wants_logits or near))
-        return orders
+    def _make_room(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` fit into memory beside what is on its way there."""
+        return self._holdings.make_room(num_bytes + self._fetches.num_bytes, self._in_use())
 
     def _known_nodes(self, claim: Claim, match: Match) -> tuple[Node, ...]:
         """The nodes, root first, that hold the prompt's first tokens already: also where they were
@@ -281,6 +278,7 @@ class Prefixes:
 
     def _keep(self, claim: Claim, lane: int, kept: Kept) -> bytes | None:
         """Make a node of what was added since the path's end; None where it cannot be kept."""
+        self._shorten(claim)
         begin, end = claim.path_end, kept.end
         if end <= begin:
             return None
@@ -297,12 +295,13 @@ class Prefixes:
             size = self._mover.size(
                 span, with_logits=kept.logits is not None, with_features=with_features
             )
-            if not self._holdings.make_room(size.span_bytes + size.end_bytes, self._in_use()):
+            if not self._make_room(size.span_bytes + size.end_bytes):
                 return None
             try:
                 self._mover.save(lane, key.hex(), span, kept.logits, with_features=with_features)
             except MemoryError as error:
                 log.debug("tokens [%d, %d) are not kept: %s", begin, end, error)
+                self._holdings.forget(key, "memory")
                 return None
             self._holdings.insert(
                 claim.tenant,
@@ -328,52 +327,32 @@ class Prefixes:
         self._holdings.thin(claim.path, self._ends_in_use())
         return key
 
+    def _shorten(self, claim: Claim) -> None:
+        """Files that nobody has read yet may go at any time, and with them the path's end: what
+        they held is kept again, the lane has it all.
+        """
+        while claim.path and claim.path[-1] not in self._holdings:
+            claim.path.pop()
+        last = self._holdings.node(claim.path[-1]) if claim.path else None
+        claim.path_end = 0 if last is None else last.end
+
     def _write_later(self, key: bytes, *, with_end: bool) -> None:
         node = self._holdings.node(key)
         assert node is not None, "a node that was just kept or used is here"
         self._writes.add(node, with_end=with_end)
 
-    def _adopt(self, key: bytes, fetched: Fetched) -> Lost | None:
-        """Own what came from the disk; None, or why it is no use."""
-        node = self._holdings.node(key)
-        if node is None:
-            return None  # gone meanwhile, with the parent that it continues
-        with_state = fetched.with_state
-        span = Span(node.begin, node.end, with_state=with_state)
-        try:
-            has_logits = self._mover.adopt(key.hex(), span, node.tokens, fetched.tensors)
-        except SnapshotMismatch as error:
-            log.warning("node %s is set aside: %s", key.hex()[:16], error)
-            self._shelf.quarantine(key)
-            return Lost("corrupt", is_passing=False)
-        self.observed("disk_bytes_per_s", fetched.num_bytes, fetched.elapsed_s)
-        self._holdings.gain(
-            replace(
-                node,
-                tiers=MEMORY,
-                state_tiers=MEMORY if with_state else NOWHERE,
-                logits_tiers=MEMORY if has_logits else NOWHERE,
-            )
-        )
-        return None
-
     def _in_use(self) -> set[bytes]:
         """Nodes that must stay, with all that they continue."""
-        keys = {*self._writes, *self._fetching}
+        keys = {*self._writes, *self._fetches}
         for claim in self._claims:
             keys.update(claim.path[-1:])
             keys.update(claim.awaited)
             if claim.match is not None:
-                keys.update(node.key for node in _nodes(claim.match))
+                keys.update(node.key for node in nodes_of(claim.match))
         return {key for key in keys if key in self._holdings}
 
     def _ends_in_use(self) -> set[bytes]:
         """Nodes that must keep what belongs to their end."""
-        ends = {*self._writes, *self._fetching}
+        ends = {*self._writes, *self._fetches}
         ends.update(c.match.nodes[-1].key for c in self._claims if c.match and c.match.nodes)
         return ends
-
-
-def _nodes(match: Match) -> list[Node]:
-    """The nodes that the match takes up, root first."""
-    return [*match.nodes, *([] if match.part is None else [match.part])]

@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from luceasync.prefix.layout import Part
 from luceasync.prefix.node import MissReason
 
 
@@ -37,12 +38,14 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A node from the disk, checked to its last byte; the tensors are the receiver's."""
+    """A node from the disk, or its span alone, checked to its last byte; the tensors are the
+    receiver's. `parts`: what came, `file_parts`: all that the file holds.
+    """
 
     tensors: Mapping[str, Tensor]
-    with_state: bool
+    parts: frozenset[Part]
+    file_parts: frozenset[Part]
     num_bytes: int
-    elapsed_s: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,8 +182,8 @@ class StateMover:
 
     def adopt(
         self, node: str, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
-    ) -> bool:
-        """Own what `export` gave, under whatever split, and say whether logits came with it.
+    ) -> None:
+        """Own what `export` gave, under whatever split, in place of what is held.
 
         Raises SnapshotMismatch where it is not this node's or not this model's; the caller still
         owns its tensors then.
@@ -203,7 +203,6 @@ class StateMover:
         self._target.adopt(node, span, {n: t for n, t in tensors.items() if n not in OWN_NAMES})
         features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
         self._extras[node] = _Extras(span, features, logits)
-        return logits is not None
 
     def drop(self, node: str) -> None:
         """Forget the node, if it is here."""

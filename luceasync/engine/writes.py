@@ -7,7 +7,7 @@ decided by whoever adds it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from luceasync.engine.holdings import Holdings, Limits
 from luceasync.engine.shelf import KeptNode, Shelf
@@ -15,7 +15,17 @@ from luceasync.engine.state import StateMover
 from luceasync.prefix.node import NOWHERE, Node, Tier
 
 DISK: frozenset[Tier] = frozenset(("disk",))
+NOTHING: frozenset[str] = frozenset()
 MAX_WRITING = 2  # nodes that are handed to the shelf at a time; the others wait by key
+
+
+@dataclass(frozen=True, slots=True)
+class _Write:
+    """A file that the shelf is writing, and what of the node's end goes into it."""
+
+    key: bytes
+    with_end: bool
+    ends: frozenset[str]
 
 
 class Writes:
@@ -27,12 +37,12 @@ class Writes:
         self._shelf = shelf
         self._limits = limits
         self._waiting: dict[bytes, bool] = {}  # with what belongs to the node's end, or without
-        self._under_way: dict[bytes, bool] = {}
+        self._under_way: list[_Write] = []
 
     def __iter__(self) -> Iterator[bytes]:
         """Keys of the nodes that must stay in memory."""
         yield from self._waiting
-        yield from self._under_way
+        yield from (write.key for write in self._under_way)
 
     @property
     def is_due(self) -> bool:
@@ -49,12 +59,12 @@ class Writes:
             is_last = key == node.key
             lacks_end = is_last and with_end and _ends(above, "memory") > _ends(above, "disk")
             if "disk" not in above.tiers or lacks_end:
-                self._add(key, with_end=is_last and with_end)
+                self._add(above, with_end=is_last and with_end)
 
-    def _add(self, key: bytes, *, with_end: bool) -> None:
-        if key in self._under_way and (self._under_way[key] or not with_end):
-            return
-        self._waiting[key] = with_end or self._waiting.get(key, False)
+    def _add(self, node: Node, *, with_end: bool) -> None:
+        ends = _ends(node, "memory") if with_end else NOTHING
+        if not any(write.key == node.key and write.ends >= ends for write in self._under_way):
+            self._waiting[node.key] = with_end or self._waiting.get(node.key, False)
 
     def hand_over(self, *, wait: bool = False) -> None:
         """Give the shelf nodes that have arrived in host memory, a few at a time; with `wait` all
@@ -64,45 +74,51 @@ class Writes:
             key, with_end = next(iter(self._waiting.items()))
             node = self._holdings.node(key)
             if node is not None and "memory" in node.tiers:
-                if not wait and (key in self._under_way or not self._mover.saved(key.hex())):
+                if not (wait or self._mover.saved(key.hex())):
                     return
-                self._under_way[key] = with_end
-                self._shelf.write(self._packed(node, with_end))
+                self._hand_over(node, with_end)
             del self._waiting[key]
 
     def written(self, key: bytes, *, is_there: bool, again: bool) -> None:
-        """What became of a write; `again`: the shelf was too busy."""
-        with_end = self._under_way.pop(key)
+        """What became of the first write of the node that is under way; `again`: the shelf was too
+        busy.
+        """
+        write = next(write for write in self._under_way if write.key == key)
+        self._under_way.remove(write)
         node = self._holdings.node(key)
         if again:
-            self._waiting.setdefault(key, with_end)
+            with_end = write.with_end or self._waiting.pop(key, False)
+            self._waiting = {key: with_end, **self._waiting}  # what continues it still waits
         elif is_there and node is None:
             self._shelf.remove([key])
         elif is_there and node is not None:
-            ends = DISK if with_end else NOWHERE
-            self._holdings.gain(
+            self._holdings.hold(
                 replace(
                     node,
                     tiers=DISK,
-                    state_tiers=ends if node.has_state else NOWHERE,
-                    logits_tiers=ends if node.has_logits else NOWHERE,
+                    state_tiers=DISK if "state" in write.ends else NOWHERE,
+                    logits_tiers=DISK if "logits" in write.ends else NOWHERE,
                 )
             )
             self._holdings.saved["disk"] += 1
 
-    def _packed(self, node: Node, with_end: bool) -> KeptNode:
-        return KeptNode(
-            key=node.key,
-            parent=node.parent,
-            begin=node.begin,
-            end=node.end,
-            is_turn_end=node.is_turn_end,
-            is_generated=node.is_generated,
-            tensors=self._mover.export(node.key.hex(), node.tokens, with_end=with_end),
+    def _hand_over(self, node: Node, with_end: bool) -> None:
+        ends = _ends(node, "memory") if with_end else NOTHING
+        self._under_way.append(_Write(node.key, with_end, ends))
+        self._shelf.write(
+            KeptNode(
+                key=node.key,
+                parent=node.parent,
+                begin=node.begin,
+                end=node.end,
+                is_turn_end=node.is_turn_end,
+                is_generated=node.is_generated,
+                tensors=self._mover.export(node.key.hex(), node.tokens, with_end=with_end),
+            )
         )
 
 
-def _ends(node: Node, tier: Tier) -> set[str]:
+def _ends(node: Node, tier: Tier) -> frozenset[str]:
     """What of the node's end the tier holds."""
     tiers = {"state": node.state_tiers, "logits": node.logits_tiers}
-    return {part for part, held in tiers.items() if tier in held}
+    return frozenset(part for part, held in tiers.items() if tier in held)

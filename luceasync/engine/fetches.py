@@ -1,0 +1,128 @@
+"""Which nodes are on their way from the disk, and what memory takes of them when they come.
+
+Owns what is under way between the shelf and memory. Knows no claims; what is wanted is asked of it,
+and what that takes is for others to allow.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from luceasync.engine.holdings import Holdings
+from luceasync.engine.shelf import Fetched, Lost, Order, Shelf
+from luceasync.engine.state import StateMover
+from luceasync.errors import SnapshotMismatch
+from luceasync.kv.node import Span
+from luceasync.prefix.layout import Part
+from luceasync.prefix.node import NOWHERE, Match, Node, Tier
+
+log = logging.getLogger(__name__)
+
+MEMORY: frozenset[Tier] = frozenset(("memory",))
+DISK: frozenset[Tier] = frozenset(("disk",))
+
+
+class Fetches:
+    """Nodes that come from the disk; each of them is read once, however many wait for it."""
+
+    def __init__(
+        self, holdings: Holdings, mover: StateMover, shelf: Shelf, *, recurrent: bool
+    ) -> None:
+        self._holdings = holdings
+        self._mover = mover
+        self._shelf = shelf
+        self._recurrent = recurrent
+        self._coming: dict[bytes, int] = {}  # how much memory each will take
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Keys of the nodes that must stay."""
+        return iter(self._coming)
+
+    def __repr__(self) -> str:
+        return f"{len(self._coming)} nodes to come"
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that what is on its way will take."""
+        return sum(self._coming.values())
+
+    def num_bytes_of(self, orders: Iterable[Order]) -> int:
+        """Memory that the orders will take beyond that."""
+        return sum(self._size(order) for order in orders if order.key not in self._coming)
+
+    def orders(self, match: Match) -> list[Order]:
+        """What has to be read before the match can be taken up."""
+        orders = []
+        for node in nodes_of(match):
+            is_end = match.part is None and node is match.nodes[-1]
+            wants_state = is_end and self._recurrent and "memory" not in node.state_tiers
+            wants_logits = is_end and match.exact and "memory" not in node.logits_tiers
+            if wants_state or wants_logits or "memory" not in node.tiers:
+                near = match.num_tokens - node.end < self._mover.num_feature_tokens
+                orders.append(Order(node.key, with_end=wants_state or wants_logits or near))
+        return orders
+
+    def begin(self, orders: Sequence[Order]) -> None:
+        """Have read what is not on its way already."""
+        new = [order for order in orders if order.key not in self._coming]
+        self._coming |= {order.key: self._size(order) for order in new}
+        self._shelf.read(new)
+
+    def fetched(self, key: bytes, result: Fetched | Lost) -> Lost | None:
+        """A node has come, or it cannot. None, or why it is no use."""
+        self._coming.pop(key, None)
+        return result if isinstance(result, Lost) else self._adopt(key, result)
+
+    def _size(self, order: Order) -> int:
+        """How much memory the node will take when it has come."""
+        node = self._holdings.node(order.key)
+        assert node is not None, "what is ordered is in the tree"
+        return node.num_bytes + (node.state_bytes if order.with_end else 0)
+
+    def _adopt(self, key: bytes, fetched: Fetched) -> Lost | None:
+        """Own what came from the disk; None, or why it is no use."""
+        node = self._holdings.node(key)
+        if node is None:
+            return Lost("gone", is_passing=False)  # meanwhile, with the parent that it continues
+        self._holdings.hold(_held(node, DISK, fetched.file_parts))
+        if not _gains(node, fetched.parts):
+            return None  # a prefill has kept it meanwhile
+        with_state = Part.STATE in fetched.parts
+        span = Span(node.begin, node.end, with_state=with_state)
+        try:
+            self._mover.adopt(key.hex(), span, node.tokens, fetched.tensors)
+        except SnapshotMismatch as error:
+            log.warning("node %s is set aside: %s", key.hex()[:16], error)
+            self._shelf.quarantine(key)
+            return Lost("corrupt", is_passing=False)
+        self._holdings.hold(_held(node, MEMORY, fetched.parts))
+        return None
+
+
+def nodes_of(match: Match) -> list[Node]:
+    """The nodes that the match takes up, root first."""
+    return [*match.nodes, *([] if match.part is None else [match.part])]
+
+
+def _held(node: Node, tiers: frozenset[Tier], parts: frozenset[Part]) -> Node:
+    """The node, of which `tiers` hold these parts."""
+    return replace(
+        node,
+        tiers=tiers,
+        state_tiers=tiers if Part.STATE in parts else NOWHERE,
+        logits_tiers=tiers if Part.LOGITS in parts else NOWHERE,
+    )
+
+
+def _gains(node: Node, parts: frozenset[Part]) -> bool:
+    """Whether memory holds more of the node if it takes these parts in place of what it has."""
+    if "memory" not in node.tiers:
+        return True
+    has = {
+        part
+        for part, tiers in ((Part.STATE, node.state_tiers), (Part.LOGITS, node.logits_tiers))
+        if "memory" in tiers
+    }
+    return has < parts & {Part.STATE, Part.LOGITS}
