@@ -76,6 +76,13 @@ class Traffic:
             self._backend.save(SOURCE, name, span)
         self.num_saves += 1
 
+    def wait(self) -> None:
+        """Wait for what is under way."""
+        while not self._backend.saved(self._names[-1]):
+            time.sleep(0)
+        self._backend.settle(TARGET)
+        torch.cuda.synchronize()
+
     def restore(self) -> None:
         """Begin to put the chain into the target lane if that is not under way."""
         if self._backend.settled(TARGET):
@@ -100,6 +107,7 @@ def main() -> None:
     backend = load(options, memory)
     node = Traffic(backend, options.tokens, 1)
     turns = Traffic(backend, options.tokens, options.tokens // TURN_TOKENS)
+    node.save()
     turns.save()
     rows += measure_gaps(backend, node, turns, options.rounds)
     rows += measure_rates(node, turns)
@@ -148,7 +156,8 @@ def measure_gaps(
     stream.gaps(phases["alone"])  # to warm up
     for name, beside in [*phases.items()] * num_rounds:
         gaps[name] += stream.gaps(beside)
-        torch.cuda.synchronize()
+        node.wait()
+        turns.wait()
     for name, seconds in gaps.items():
         for percentile in (50, 99):
             figure, alone = (
@@ -179,7 +188,8 @@ def measure_rates(node: Traffic, turns: Traffic) -> Iterator[Row]:
             started = time.perf_counter()
             run()
             queued[name].append(time.perf_counter() - started)
-            torch.cuda.synchronize()
+            node.wait()
+            turns.wait()
             arrived[name].append(time.perf_counter() - started)
     plain_s = 0.0
     for name in runs:

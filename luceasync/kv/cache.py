@@ -6,6 +6,7 @@ Knows no requests and decides nothing: pages are placed as the events of the pag
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -65,6 +66,14 @@ class LaneCache:
         self.tables = self._pages.to(device, copy=True)  # [lanes, chunks]
         self._num_in_order = [num_pages] * num_lanes
         self._device = device
+        self._row_shapes: dict[TensorKey, Shape] = {
+            key: (tuple(tensor.shape[2:]), tensor.dtype)
+            for key, tensor in self._tensors("attention")
+        }
+        self._state_shapes: dict[TensorKey, Shape] = {
+            key: (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in self._tensors("delta")
+        }
+        self._bytes: dict[tuple[str, int], dict[TensorKey, Tensor]] = {}
 
     @property
     def num_bytes(self) -> int:
@@ -73,13 +82,16 @@ class LaneCache:
 
     def place(self, events: Iterable[PageEvent]) -> None:
         """Follow the page map."""
-        for lane, chunk, page in ((e.lane, e.chunk, e.page) for e in events):
-            if int(self._pages[lane, chunk]) != page:
-                self._pages[lane, chunk] = page
-                self.tables[lane, chunk] = page
-            moved = page != chunk and chunk < self._num_in_order[lane]
-            self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
-            self._clear(lane, page)
+        for lane, of_lane in itertools.groupby(events, lambda event: event.lane):
+            pages = self._pages[lane].tolist()
+            for chunk, page in ((event.chunk, event.page) for event in of_lane):
+                if pages[chunk] != page:
+                    pages[chunk] = page
+                    self._pages[lane, chunk] = page
+                    self.tables[lane, chunk] = page
+                moved = page != chunk and chunk < self._num_in_order[lane]
+                self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
+                self._clear(lane, page)
 
     def _clear(self, lane: int, page: int) -> None:
         """On CPUs a decode step reads whole pages and gives what is not written yet no weight,
@@ -118,29 +130,34 @@ class LaneCache:
     def row_shapes(self, num_tokens: int) -> dict[TensorKey, Shape]:
         """What so many tokens leave behind: keys and values [num_tokens, kv_heads, head_dim]."""
         return {
-            (kind, layer): ((num_tokens, *tensor.shape[2:]), tensor.dtype)
-            for (kind, layer), tensor in self._tensors("attention")
+            key: ((num_tokens, *shape), dtype) for key, (shape, dtype) in self._row_shapes.items()
         }
 
     def state_shapes(self) -> dict[TensorKey, Shape]:
         """Each tensor of a lane's recurrent state, those of wider numbers first."""
-        return {
-            key: (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in self._tensors("delta")
-        }
+        return self._state_shapes
 
     def row_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
         """The lane's keys and values, uint8 [bytes], in the order of `row_shapes`."""
-        return {key: _bytes_of(tensor[lane]) for key, tensor in self._tensors("attention")}
+        return self._lane_bytes("attention", lane)
 
     def state_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
         """The lane's recurrent state, uint8 [bytes], in the order of `state_shapes`."""
-        return {key: _bytes_of(tensor[lane]) for key, tensor in self._tensors("delta")}
+        return self._lane_bytes("delta", lane)
 
     @property
     def state_stacks(self) -> tuple[Tensor, Tensor]:
         """Recurrent states [layers, lanes + 1, ...], in the order of `state_shapes`."""
         conv, delta = self.stacked["delta"]
         return delta, conv
+
+    def _lane_bytes(self, kind: str, lane: int) -> dict[TensorKey, Tensor]:
+        """Made once for each lane: it is asked for between the steps of other lanes."""
+        if (kind, lane) not in self._bytes:
+            self._bytes[kind, lane] = {
+                key: tensor[lane].view(-1).view(torch.uint8) for key, tensor in self._tensors(kind)
+            }
+        return self._bytes[kind, lane]
 
     def _tensors(self, kind: str) -> list[tuple[TensorKey, Tensor]]:
         """The layers' tensors of a kind, in the order in which they lie in host memory: all layers
@@ -167,7 +184,4 @@ class LaneCache:
         """Let the tensors go. May be called twice."""
         self.layers.clear()
         self.stacked.clear()
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+        self._bytes.clear()

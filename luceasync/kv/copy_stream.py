@@ -1,8 +1,8 @@
 """Copies between a GPU and host memory, one after the other, on a stream and a thread of their own.
 
-Owns how far the stream runs ahead. A copy engine serves copies in the order in which they were
-queued, whatever their streams: a token that goes to the host waits for all that is queued in front
-of it. So little is queued at a time, and the thread adds to it. Knows no lane and no node.
+Owns how far the stream runs ahead. A GPU's copy engine stays with a stream as long as that has
+copies for it, and a token on its way to the host waits meanwhile: so what is queued is little, and
+the thread adds to it when it is over. Knows no lane and no node.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from luceasync.kv.host import PIECE_BYTES
 
-NUM_BATCHES_AHEAD = 2  # one is copied while the next one waits
 Pair = tuple[Tensor, Tensor]  # target and source: uint8 [bytes], one of them in host memory
 
 
@@ -64,9 +63,12 @@ class Delivery:
 
 
 class CopyStream:
-    """One direction of copies."""
+    """One direction of copies. Up to `num_batches` are queued at a time: with one, the engine is
+    free for others in between; with two it is never idle.
+    """
 
-    def __init__(self, device: torch.device, name: str) -> None:
+    def __init__(self, device: torch.device, name: str, num_batches: int) -> None:
+        self._num_batches = num_batches
         self._stream = torch.cuda.Stream(device)
         self._deliveries: SimpleQueue[Delivery | None] = SimpleQueue()
         self._starting = threading.Lock()
@@ -121,7 +123,7 @@ class CopyStream:
         for before in delivery.after:
             before.precede(self._stream)
         for batch in batches(delivery.pairs):
-            while len(ahead) >= NUM_BATCHES_AHEAD:
+            while len(ahead) >= self._num_batches:
                 event = ahead.popleft()
                 if delivery.number > self._num_hurried:
                     event.synchronize()

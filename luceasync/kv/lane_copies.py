@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import torch
@@ -39,12 +39,13 @@ class LaneCopies(Protocol):
     def save(
         self,
         lane: int,
-        rows: Sequence[Block],
+        rows: Iterable[Block],
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
         """Copy the rows, in rising order, and all recurrent state where a region is given for it.
-        The lane may change afterwards, as far as `use` and `rewrite` are told.
+        The lane may change afterwards, as far as `use` and `rewrite` are told. The iterable may be
+        run through in another thread, later.
         """
         ...
 
@@ -52,11 +53,11 @@ class LaneCopies(Protocol):
         self,
         lane: int,
         pairs: Iterable[Pair],
-        sources: Sequence[Tensor],
+        memory: object,
         after: Sequence[Arrival],
     ) -> None:
-        """Copy pairs of bytes of the lane and bytes of `sources`, in host memory, once the saves
-        `after` have arrived. The iterable may be run through in another thread, later.
+        """Copy pairs of bytes of the lane and of host memory, which `memory` keeps alive, once the
+        saves `after` have arrived. The iterable may be run through in another thread, later.
         """
         ...
 
@@ -107,13 +108,14 @@ class DirectCopies:
     def save(
         self,
         lane: int,
-        rows: Sequence[Block],
+        rows: Iterable[Block],
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
         """See LaneCopies."""
         if row_region is not None:
-            fill(row_region, [at for _, at in rows], [source.numpy() for source, _ in rows])
+            sources, begins = zip(*rows, strict=True)
+            fill(row_region, [*begins], [source.numpy() for source in sources])
         if state_region is not None:
             sources = [source.numpy() for source in self._cache.state_bytes(lane).values()]
             ends = [*itertools.accumulate(source.nbytes for source in sources)]
@@ -124,7 +126,7 @@ class DirectCopies:
         self,
         lane: int,
         pairs: Iterable[Pair],
-        sources: Sequence[Tensor],
+        memory: object,
         after: Sequence[Arrival],
     ) -> None:
         """See LaneCopies."""
@@ -176,8 +178,9 @@ class StreamCopies:
     def __init__(self, cache: LaneCache, num_staged: int) -> None:
         self._cache = cache
         self._device = cache.tables.device
-        self._out = CopyStream(self._device, "save")
-        self._in = CopyStream(self._device, "restore")
+        # Every token goes to the host by a copy; what a pass is given comes with its commands.
+        self._out = CopyStream(self._device, "save", num_batches=1)
+        self._in = CopyStream(self._device, "restore", num_batches=2)
         has_state = any(stack.numel() for stack in cache.state_stacks)
         self._staged = deque(_Staged(cache) for _ in range(num_staged if has_state else 0))
         # By lane: saves that read it; its restore; saves that read what it was before, which its
@@ -185,41 +188,38 @@ class StreamCopies:
         self._saves: dict[int, list[Delivery]] = defaultdict(list)
         self._restores: dict[int, Delivery] = {}
         self._before_use: dict[int, list[Delivery]] = defaultdict(list)
-        self._held: list[tuple[Delivery, Sequence[Tensor]]] = []
+        self._held: list[tuple[Delivery, object]] = []
 
     def save(
         self,
         lane: int,
-        rows: Sequence[Block],
+        rows: Iterable[Block],
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         staged = None if state_region is None else self._stage(lane)
-        begun, pairs, held = _Now(self._computing), [], []
-        if row_region is not None:
-            held.append(torch.frombuffer(row_region, dtype=torch.uint8))
-            pairs = [(held[0][at : at + source.numel()], source) for source, at in rows]
+        begun = _Now(self._computing)
         if staged is not None and state_region is not None:
-            held.append(torch.frombuffer(state_region, dtype=torch.uint8))
-            staged.taken = self._out.put([begun], [(held[-1], staged.bytes)])
-        delivery = self._out.put([begun], pairs)
+            state = torch.frombuffer(state_region, dtype=torch.uint8)
+            staged.taken = self._out.put([begun], [(state, staged.bytes)])
+        delivery = self._out.put([begun], [] if row_region is None else _into(row_region, rows))
         self._saves[lane] = [*_on_their_way(self._saves[lane]), delivery]
-        self._hold(delivery, held)
+        self._hold(delivery, [row_region, state_region])
         return delivery
 
     def restore(
         self,
         lane: int,
         pairs: Iterable[Pair],
-        sources: Sequence[Tensor],
+        memory: object,
         after: Sequence[Arrival],
     ) -> None:
         """See LaneCopies."""
         saves = self._before_use[lane]
         delivery = self._in.put([_Now(self._computing), *saves, *after], pairs)
         self._restores[lane] = delivery
-        self._hold(delivery, sources)
+        self._hold(delivery, memory)
 
     def use(self, lanes: Sequence[int]) -> None:
         """See LaneCopies. Copies that are not all queued yet are queued now."""
@@ -273,10 +273,17 @@ class StreamCopies:
             place.copy_(stack[:, lane])
         return staged
 
-    def _hold(self, delivery: Delivery, tensors: Sequence[Tensor]) -> None:
+    def _hold(self, delivery: Delivery, memory: object) -> None:
+        """Keep host memory until it has been read or written."""
         self._held = [(known, held) for known, held in self._held if not known.query()]
-        self._held.append((delivery, tensors))
+        self._held.append((delivery, memory))
 
 
 def _on_their_way(deliveries: Sequence[Delivery]) -> list[Delivery]:
     return [delivery for delivery in deliveries if not delivery.query()]
+
+
+def _into(region: memoryview, blocks: Iterable[Block]) -> Iterator[Pair]:
+    target = torch.frombuffer(region, dtype=torch.uint8)
+    for source, begin in blocks:
+        yield target[begin : begin + source.numel()], source

@@ -56,6 +56,37 @@ def renamed(tensors: Mapping[str, Tensor], begins: Sequence[int]) -> dict[str, T
     return {table[name]: tensor for name, tensor in tensors.items()}
 
 
+class _Flat:
+    """Tensors one after the other in a region of memory; views of them are made when asked for."""
+
+    def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
+        self._region = region
+        self._shapes = shapes
+
+    def tensors(self) -> dict[TensorKey, Tensor]:
+        if self._region is None:
+            return {}
+        sizes = [_num_bytes([shape]) for shape in self._shapes.values()]
+        parts = torch.frombuffer(self._region, dtype=torch.uint8).split(sizes)
+        return {
+            key: part.view(dtype).view(shape)
+            for (key, (shape, dtype)), part in zip(self._shapes.items(), parts, strict=True)
+        }
+
+
+class _Given:
+    """Tensors that lie where somebody else has put them."""
+
+    def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def tensors(self) -> dict[TensorKey, Tensor]:
+        return self._tensors
+
+
+NOTHING = _Given({})
+
+
 @dataclass(slots=True)
 class _Node:
     """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
@@ -63,8 +94,8 @@ class _Node:
     """
 
     span: Span
-    rows: dict[TensorKey, Tensor]
-    state: dict[TensorKey, Tensor]
+    rows: _Flat | _Given
+    state: _Flat | _Given
     arrival: Arrival | None
 
 
@@ -98,11 +129,14 @@ class NodeStore:
         """
         sizes = self.node_bytes(span)
         rows, state = (self._memory.allocate(size) if size else None for size in sizes)
-        arrival = self._copies.save(lane, self._blocks(lane, span), rows, state)
+        row_bytes = [_num_bytes([shape]) for shape in self._cache.row_shapes(1).values()]
+        runs = self._cache.runs(lane, span.begin, span.end)
+        blocks = _blocks(self._cache.row_bytes(lane), row_bytes, runs)
+        arrival = self._copies.save(lane, blocks, rows, state)
         self._nodes[node] = _Node(
             span,
-            _lay_out(rows, self._cache.row_shapes(span.end - span.begin)),
-            _lay_out(state, self._cache.state_shapes()),
+            _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
+            _Flat(state, self._cache.state_shapes()),
             arrival,
         )
 
@@ -128,10 +162,10 @@ class NodeStore:
             (n.rows, self._cache.runs(lane, n.span.begin, min(n.span.end, num_tokens)))
             for n in held
         ]
-        state = dict(held[-1].state)
-        sources = [*state.values(), *[tensor for n in held for tensor in n.rows.values()]]
+        state = held[-1].state
         arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.query()]
-        self._copies.restore(lane, _pairs(targets, parts, state), sources, arrivals)
+        memory = [state, *[rows for rows, _ in parts]]
+        self._copies.restore(lane, _pairs(targets, parts, state), memory, arrivals)
 
     def settled(self, lane: int) -> bool:
         """Whether the lane's restore has arrived."""
@@ -159,7 +193,10 @@ class NodeStore:
         held = self._nodes[node]
         if held.arrival is not None:
             held.arrival.synchronize()
-        return {self._name(key): tensor for key, tensor in (held.rows | held.state).items()}
+        return {
+            self._name(key): tensor
+            for key, tensor in (held.rows.tensors() | held.state.tensors()).items()
+        }
 
     def has_state(self, node: str) -> bool:
         """Whether a chain may end with all of this node."""
@@ -187,7 +224,7 @@ class NodeStore:
         rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
         kept = self._cache.state_shapes() if span.with_state else {}
         state = {key: tensors[self._name(key)] for key in kept}
-        self._nodes[node] = _Node(span, rows, state, None)
+        self._nodes[node] = _Node(span, _Given(rows), _Given(state), None)
 
     def drop(self, node: str) -> None:
         """Forget the node, if it is here."""
@@ -197,7 +234,7 @@ class NodeStore:
         """Forget the recurrent state at the node's end."""
         held = self._nodes[node]
         held.span = replace(held.span, with_state=False)
-        held.state = {}
+        held.state = NOTHING
 
     def close(self) -> None:
         """Forget everything."""
@@ -211,31 +248,31 @@ class NodeStore:
         rows = self._cache.row_shapes(span.end - span.begin)
         return rows | (self._cache.state_shapes() if span.with_state else {})
 
-    def _blocks(self, lane: int, span: Span) -> list[Block]:
-        """The lane's rows of the span, and where each begins in the region of the node."""
-        runs, blocks, at = self._cache.runs(lane, span.begin, span.end), [], 0
-        shapes = self._cache.row_shapes(1)
-        for key, source in self._cache.row_bytes(lane).items():
-            row_bytes = _num_bytes([shapes[key]])
-            for run in runs:
-                block = source[run.start * row_bytes : run.stop * row_bytes]
-                blocks.append((block, at))
-                at += block.numel()
-        return blocks
+
+def _blocks(
+    sources: Mapping[TensorKey, Tensor], row_bytes: Sequence[int], runs: Sequence[range]
+) -> Iterator[Block]:
+    """The rows of `runs` of each source, and where they begin in the region of a node."""
+    at = 0
+    for source, num_bytes in zip(sources.values(), row_bytes, strict=True):
+        for run in runs:
+            block = source[run.start * num_bytes : run.stop * num_bytes]
+            yield block, at
+            at += block.numel()
 
 
 def _pairs(
     targets: Mapping[TensorKey, Tensor],
-    parts: Sequence[tuple[Mapping[TensorKey, Tensor], Sequence[range]]],
-    state: Mapping[TensorKey, Tensor],
+    parts: Sequence[tuple[_Flat | _Given, Sequence[range]]],
+    state: _Flat | _Given,
 ) -> Iterator[Pair]:
     """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
     go to the places of `runs` as far as these reach.
     """
-    for key, tensor in state.items():
+    for key, tensor in state.tensors().items():
         yield targets[key], _bytes_of(tensor)
     for rows, runs in parts:
-        for key, tensor in rows.items():
+        for key, tensor in rows.tensors().items():
             source, at = _bytes_of(tensor), 0
             row_bytes = source.numel() // len(tensor)
             for run in runs:
@@ -246,21 +283,6 @@ def _pairs(
 
 def _num_bytes(shapes: Iterable[Shape]) -> int:
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
-
-
-def _lay_out(
-    region: memoryview | None, shapes: Mapping[TensorKey, Shape]
-) -> dict[TensorKey, Tensor]:
-    """The tensors that lie in `region`, one after the other; none where there is no region."""
-    if region is None:
-        return {}
-    parts = torch.frombuffer(region, dtype=torch.uint8).split(
-        [_num_bytes([s]) for s in shapes.values()]
-    )
-    return {
-        key: part.view(dtype).view(shape)
-        for (key, (shape, dtype)), part in zip(shapes.items(), parts, strict=True)
-    }
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:

@@ -83,6 +83,7 @@ def decode(backend: LayerSplitBackend, lane: int, begin: int, num_steps: int = 8
 
 def lane_tensors(backend: LayerSplitBackend, lane: int, num_tokens: int) -> dict[str, Tensor]:
     """The lane's tensors, copied while everybody waits."""
+    backend.settle(lane)
     torch.cuda.synchronize()
     cache = backend._groups[0]._shards[0].cache
     found = {}
@@ -192,7 +193,7 @@ def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena
     free_bytes = arena.free_bytes
     for _ in range(6):
         backend.save(0, "n", Span(0, NUM_TOKENS, True))
-        torch.cuda.synchronize()
+        backend.export("n")  # waits for it
     backend.drop("n")
     backend.save(0, "small", Span(0, 1, False))  # lets go of what has arrived
     backend.drop("small")
