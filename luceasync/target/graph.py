@@ -158,7 +158,8 @@ class GraphedShard:
                 run()
         torch.cuda.current_stream(device).wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream):
+        mode = "thread_local"  # other threads pin memory meanwhile
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
             output = run()
         return graph, output
 
