@@ -170,8 +170,9 @@ class CacheStatus:
     """The prefix cache: bytes and nodes by tier, and what became of requests since the start.
 
     `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
-    tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `degraded` is not empty
-    while a fault of the disk keeps nodes from being written or read.
+    tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `num_unwritten` nodes
+    are still on their way to the disk. `degraded` is not empty while a fault of the disk keeps
+    nodes from being written or read.
     """
 
     num_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -184,6 +185,7 @@ class CacheStatus:
     written_bytes_total: int = 0
     read_bytes_total: int = 0
     quarantined_total: int = 0
+    num_unwritten: int = 0
     degraded: str = ""
 
 

@@ -73,7 +73,7 @@ class Prefixes:
     @property
     def status(self) -> CacheStatus:
         """May be read from any thread."""
-        return self._holdings.status
+        return replace(self._holdings.status, num_unwritten=len(self._writes))
 
     # --- before the prefill ----------------------------------------------------------------------
 

@@ -44,6 +44,10 @@ class Writes:
         yield from self._waiting
         yield from (write.key for write in self._under_way)
 
+    def __len__(self) -> int:
+        """How many files are still to be written; may be asked from any thread."""
+        return len(self._waiting) + len(self._under_way)
+
     @property
     def is_due(self) -> bool:
         """Whether a node waits that the shelf would take."""

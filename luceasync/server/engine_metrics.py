@@ -50,6 +50,8 @@ def _engine(status: EngineStatus) -> Iterator[Metric]:
 def _cache(cache: CacheStatus) -> Iterator[Metric]:
     yield _gauges(f"{CACHE}_bytes", "Bytes of the nodes kept.", "tier", cache.num_bytes)
     yield _gauges(f"{CACHE}_nodes", "Nodes kept.", "tier", cache.num_nodes)
+    words = "Nodes on their way to the disk."
+    yield GaugeMetricFamily(f"{CACHE}_unwritten_nodes", words, value=cache.num_unwritten)
     for name, words, label, values in (
         ("hits", "Requests that took up a prefix.", "tier", cache.restored_total),
         ("misses", "Requests that could take up no more.", "reason", cache.missed_total),

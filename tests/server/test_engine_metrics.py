@@ -9,7 +9,7 @@ CACHE = CacheStatus(
     num_bytes={"memory": 100, "disk": 200}, num_nodes={"memory": 1, "disk": 2},
     restored_total={"memory": 3}, restored_tokens_total={"memory": 300},
     missed_total={"no node": 4}, saved_total={"disk": 5}, evicted_total={"memory": 6},
-    written_bytes_total=7, read_bytes_total=8, quarantined_total=9,
+    written_bytes_total=7, read_bytes_total=8, quarantined_total=9, num_unwritten=10,
 )  # fmt: skip
 
 
@@ -32,7 +32,8 @@ async def test_the_cache_is_told_by_tier_and_reason(in_memory):
         'hits_total{tier="memory"} 3.0', 'restored_tokens_total{tier="memory"} 300.0',
         'misses_total{reason="no node"} 4.0', 'saved_nodes_total{tier="disk"} 5.0',
         'evicted_nodes_total{tier="memory"} 6.0', "written_bytes_total 7.0",
-        "read_bytes_total 8.0", "quarantined_nodes_total 9.0", "degraded 0.0",
+        "read_bytes_total 8.0", "quarantined_nodes_total 9.0", "unwritten_nodes 10.0",
+        "degraded 0.0",
     ):  # fmt: skip
         assert f"luceasync_prefix_cache_{line}" in lines
 
