@@ -282,7 +282,7 @@ def _convolve_kernel(
 
 @triton.jit
 def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1, lower strictly lower triangular [CHUNK, CHUNK], CHUNK = 1, 2 or 4 BLOCK.
+    """(I + lower)^-1, lower strictly lower triangular [CHUNK, CHUNK], CHUNK = 4 BLOCK.
 
     Forward substitution within the diagonal blocks, all at once; between blocks a product that ends
     after three terms because block-strictly-lower matrices of 4 blocks vanish at the fourth power.
@@ -297,14 +297,12 @@ def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISIO
         row = tl.sum(tl.where(r % BLOCK == i, diagonal, 0.0), 0)
         solved = tl.sum(row[:, None] * inverse, 0)
         inverse -= tl.where(same & (r % BLOCK == i), solved[None, :], 0.0)
-    if CHUNK > BLOCK:
-        between = tl.where(same, 0.0, lower)
-        m = tl.dot(inverse, between, input_precision=PRECISION)
-        m_squared = tl.dot(m, m, input_precision=PRECISION)
-        eye = tl.where(r == c, 1.0, 0.0)
-        series = tl.dot(eye - m, eye + m_squared, input_precision=PRECISION)
-        inverse = tl.dot(series, inverse, input_precision=PRECISION)
-    return inverse
+    between = tl.where(same, 0.0, lower)
+    m = tl.dot(inverse, between, input_precision=PRECISION)
+    m_squared = tl.dot(m, m, input_precision=PRECISION)
+    eye = tl.where(r == c, 1.0, 0.0)
+    series = tl.dot(eye - m, eye + m_squared, input_precision=PRECISION)
+    return tl.dot(series, inverse, input_precision=PRECISION)
 
 
 @triton.jit

@@ -91,7 +91,8 @@ def _launch(
     x = x.contiguous()
     out = x.new_empty(num_rows, num_outputs)
     element_bytes = weight.element_size()
-    padded_rows = 8 if num_rows <= 8 and x.is_cuda and torch.version.hip is None else MAX_ROWS
+    smallest = 8 if x.is_cuda and torch.version.hip is None else 16
+    padded_rows = max(smallest, triton.next_power_of_2(num_rows))
     chosen = chosen or tile(
         num_outputs,
         padded_rows,

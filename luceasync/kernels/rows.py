@@ -33,7 +33,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
     inner = width // 2
     out = gate_up.new_empty(num_rows, inner)
     _swiglu_kernel[(triton.cdiv(inner, 2048), num_rows)](
-        gate_up, out, inner, BLOCK=2048, num_warps=8
+        gate_up, out, inner, BLOCK=2048, num_warps=8, **overlap_options(gate_up)
     )
     return out
 
@@ -153,7 +153,9 @@ def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.
 
 
 @triton.jit
-def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr):
+def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+    start_next(OVERLAP)
+    wait_for_inputs(OVERLAP)
     row = tl.program_id(1).to(tl.int64)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < inner

@@ -166,8 +166,8 @@ def _attend_tree_kernel(
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d[None, :] < HEAD_DIM
     own = (entry * num_rows + row) * (NUM_KV_HEADS * GROUP) + head
-    at = own.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
-    q = tl.load(queries + at, mask=m_ok[:, None] & d_ok, other=0.0)
+    at_query = own.to(tl.int64)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(queries + at_query, mask=m_ok[:, None] & d_ok, other=0.0)
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_M], tl.float32)
     total = tl.zeros([BLOCK_M, BLOCK_DIM], tl.float32)
@@ -175,14 +175,16 @@ def _attend_tree_kernel(
     if split == 0:
         c = tl.arange(0, BLOCK_ROWS)
         c_ok = c < num_rows
-        at = ((entry * num_rows + c) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-        k = tl.load(new_keys + at, mask=c_ok[:, None] & d_ok, other=0.0)
-        v = tl.load(new_values + at, mask=c_ok[:, None] & d_ok, other=0.0)
+        at_new = ((entry * num_rows + c) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        k_new = tl.load(new_keys + at_new, mask=c_ok[:, None] & d_ok, other=0.0)
+        v_new = tl.load(new_values + at_new, mask=c_ok[:, None] & d_ok, other=0.0)
         square = (entry * num_rows + row)[:, None] * num_rows + c[None, :]
         # What fills up the rows sees all: any number will do for it, but not none.
         seen = tl.load(ancestors + square, mask=m_ok[:, None] & c_ok[None, :], other=1)
         seen = (seen > 0) & c_ok[None, :]
-        best, weight, total = attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION)
+        best, weight, total = attend_chunk(
+            q, k_new, v_new, seen, scale, best, weight, total, PRECISION
+        )
 
     lane_offset = lane.to(tl.int64) * lane_stride + kv_head * HEAD_DIM
     keys += lane_offset

@@ -20,8 +20,9 @@ from luceasync.kernels.overlap import (
     wait_for_inputs,
 )
 
-BLOCK = 16  # of the triangular inverse, and rows of one program of the convolution
+CONV_ROWS = 16  # of one program of the convolution
 BLOCK_VALUE = 32  # columns of the state in one program
+NUM_WARPS = 4
 
 
 def delta_tree(
@@ -53,6 +54,7 @@ def delta_tree(
     num_entries, num_rows, channels = mixed.shape
     _, num_heads, key_dim, value_dim = delta_state.shape
     out = mixed.new_empty(num_entries, num_rows, num_heads, value_dim)
+    block_rows = max(16, triton.next_power_of_2(num_rows))
     grid = (triton.cdiv(value_dim, BLOCK_VALUE), num_heads, num_entries)
     _delta_tree_kernel[grid](
         projected,
@@ -74,10 +76,11 @@ def delta_tree(
         VALUE_DIM=value_dim,
         BLOCK_KEY=max(16, triton.next_power_of_2(key_dim)),
         BLOCK_VALUE=BLOCK_VALUE,
-        BLOCK_ROWS=max(BLOCK, triton.next_power_of_2(num_rows)),
-        BLOCK=BLOCK,
-        PRECISION=dot_precision(torch.float32),
-        num_warps=4,
+        BLOCK_ROWS=block_rows,
+        BLOCK=block_rows // 4,
+        PRECISION=_precision(projected.dtype),
+        SOLVE_PRECISION=dot_precision(torch.float32),
+        num_warps=NUM_WARPS,
         num_stages=1,
         **overlap_options(projected),
     )
@@ -103,7 +106,7 @@ def _convolve(
         num_entries, num_rows, channels, dtype=torch.float32, device=projected.device
     )
     # A program takes as many channels as a key head has, of the values too.
-    grid = (triton.cdiv(num_rows, BLOCK), triton.cdiv(channels, key_dim), num_entries)
+    grid = (triton.cdiv(num_rows, CONV_ROWS), triton.cdiv(channels, key_dim), num_entries)
     _convolve_tree_kernel[grid](
         projected,
         conv,
@@ -122,11 +125,18 @@ def _convolve(
         NUM_KEY_HEADS=num_key_heads,
         KEY_DIM=key_dim,
         BLOCK_DIM=triton.next_power_of_2(key_dim),
-        BLOCK_ROWS=BLOCK,
+        BLOCK_ROWS=CONV_ROWS,
         num_warps=4,
         **overlap_options(projected),
     )
     return mixed
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """Of products with values that came in `dtype`: tf32 keeps more than a half has."""
+    if dtype == torch.float32 or torch.version.hip is not None:
+        return dot_precision(torch.float32)
+    return "tf32"
 
 
 @triton.jit
@@ -214,6 +224,7 @@ def _delta_tree_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
+    SOLVE_PRECISION: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):
     head = tl.program_id(1)
@@ -257,7 +268,7 @@ def _delta_tree_kernel(
     decay = tl.exp(tl.where(seen, total[:, None] - across[None, :], float("-inf")))
     lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
     lower = tl.where(r[:, None] > r[None, :], lower, 0.0)
-    inverse = unit_lower_inverse(lower, BLOCK_ROWS, BLOCK, PRECISION)
+    inverse = unit_lower_inverse(lower, BLOCK_ROWS, BLOCK, SOLVE_PRECISION)
     from_root = tl.exp(total)[:, None]
     v -= tl.dot(k, state, input_precision=PRECISION) * from_root
     u = tl.dot(inverse * beta[None, :], v, input_precision=PRECISION)

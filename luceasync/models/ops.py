@@ -60,7 +60,7 @@ class TorchOps:
         return self.linear(rms_norm(x, norm, eps), weight)
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
-        """residual + x @ weight^T."""
+        """residual + x @ weight^T; `residual` may be what is returned, overwritten."""
         return residual + self.linear(x, weight)
 
     def norm_swiglu(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter 
 CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
 NAMED_SHARE = 0.95
 SMALL_ON_CPU_BYTES = 128 * 2**20
+VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 
 
@@ -203,6 +204,7 @@ def plan_shard(
     dtype: str,
     chunk_tokens: int,
     num_verify_rows: int = 0,
+    num_lanes: int = DEFAULT_PARALLEL,
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, as they will be allocated."""
     size = DTYPE_BYTES[dtype]
@@ -233,6 +235,13 @@ def plan_shard(
         lane_scratch_bytes=num_verify_rows * _scratch_row_bytes(spec, kinds, size),
         workspace_bytes=chunk_tokens * widest * 4 * 4 + 256 * 2**20 + staged_bytes,
     )
+
+
+def _verified_row_bytes(spec: ModelSpec, is_last: bool) -> int:
+    """What a row takes while it is verified: the splits of its attention, and its logits in the
+    model's dtype and in float32.
+    """
+    return spec.attention.query_dim * VERIFY_SPLITS * 4 + is_last * spec.vocab_size * (4 + 4)
 
 
 def _scratch_row_bytes(spec: ModelSpec, kinds: Sequence[str], size: int) -> int:
@@ -288,7 +297,16 @@ def make_plan(
         check_weights(weights, len(devices))
     ranges = split_layers(spec.num_layers, weights)
     shards = tuple(
-        plan_shard(spec, device.name, begin, end, dtype, chunk, max(verify_rows, default=0))
+        plan_shard(
+            spec,
+            device.name,
+            begin,
+            end,
+            dtype,
+            chunk,
+            max(verify_rows, default=0),
+            parallel or DEFAULT_PARALLEL,
+        )
         for device, (begin, end) in zip(devices, ranges, strict=True)
     )
     loads = _loads(devices, shards, guest)

@@ -213,7 +213,7 @@ class Shard:
 
     def _tap(self, layer: int, x: Tensor) -> None:
         if layer in self._tapped:
-            self.taps[layer] = x
+            self.taps[layer] = x.clone()  # the next layer may overwrite it
 
     def _committed(self, lane: int, num_tokens: int) -> slice | Tensor:
         """Places of the lane's first tokens in whole chunks: see models.trees.attend_tree."""

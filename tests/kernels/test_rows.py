@@ -27,4 +27,4 @@ def test_many_rows_take_the_same_operations_as_few(dtype, device) -> None:
     weight = random(64, 48, scale=0.1, dtype=dtype, device=device)
     norm = torch.ones(48, device=device)
     many = few.norm_swiglu(x, norm, 1e-6, weight)
-    assert distance(few.norm_swiglu(x[:, :16], norm, 1e-6, weight), many[:, :16]) < TOLERANCE[dtype]
+    assert distance(few.norm_swiglu(x[:, :8], norm, 1e-6, weight), many[:, :8]) < TOLERANCE[dtype]

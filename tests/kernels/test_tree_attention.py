@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from luceasync.kernels import tree_attention
-from luceasync.kernels.tree_attention import tile
+from luceasync.kernels.tree_attention import NUM_SPLITS, tile
 from luceasync.models.rows import NO_LANE
 from luceasync.models.spec import AttentionSpec
 from luceasync.models.trees import TorchTrees
 from luceasync.models.triton_trees import TritonTrees
+from luceasync.target.plan import VERIFY_SPLITS
 from tests.kernels.cases import (
     TOLERANCE,
     AttentionCase,
@@ -47,6 +48,10 @@ def run(ops, case: AttentionCase, parents: torch.Tensor):
         case.projected, case.spec, case.norms, case.keys, case.values, rows, trees, scratch
     )
     return out, scratch
+
+
+def test_the_splits_are_those_that_the_plan_counts_with() -> None:
+    assert NUM_SPLITS == VERIFY_SPLITS
 
 
 @pytest.mark.parametrize("position", [0, 63, 64, 300])

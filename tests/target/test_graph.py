@@ -1,14 +1,16 @@
-"""On a GPU: captured decode steps give the tokens that the CPU gives, alone, together and split."""
+"""On a GPU: captured passes give what the CPU gives, alone, together and split."""
 
 from __future__ import annotations
 
 import gc
+import random
 from pathlib import Path
 
 import pytest
 import torch
 
 from luceasync.models.spec import read_spec
+from luceasync.models.trees import ROOT
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import find_devices
 from luceasync.target.plan import Device, make_plan
@@ -16,6 +18,10 @@ from tests import tiny
 
 pytestmark = pytest.mark.gpu
 PROMPTS = {0: 130, 1: 5, 3: 70}
+
+
+VERIFY_ROWS = (5, 22)
+TAPS = (2, 0)
 
 
 def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> LayerSplitBackend:
@@ -27,9 +33,10 @@ def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> L
         dtype=dtype,
         weights=[1.0] * len(found),
         prefill_chunk_tokens=None,
+        verify_rows=VERIFY_ROWS,
         **{"parallel": 4, "max_ctx_tokens": 512, **sizes},
     )
-    return LayerSplitBackend.open(model_dir, spec, plan)
+    return LayerSplitBackend.open(model_dir, spec, plan, taps=TAPS)
 
 
 def prompt(lane: int) -> list[int]:
@@ -107,3 +114,59 @@ def test_lives_leave_no_memory_behind(tiny_dir: Path):
         gc.collect()
         held.append(torch.cuda.memory_allocated())
     assert held[-1] == held[1]
+
+
+def random_tree(num_rows: int, seed: int) -> list[int]:
+    choose = random.Random(seed)
+    return [ROOT, *(choose.randrange(row) for row in range(1, num_rows))]
+
+
+def path_to(parents: list[int], row: int) -> list[int]:
+    path = [row]
+    while parents[path[-1]] != ROOT:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+def speculate(backend: LayerSplitBackend, lanes: list[int], num_rows: int) -> list[torch.Tensor]:
+    """Three rounds of verify and commit, the last lane keeping nothing, then a decode step: all
+    logits and taps.
+    """
+    at, found = [PROMPTS[lane] for lane in lanes], []
+    for lane in lanes:
+        backend.reset(lane)
+        backend.prefill(lane, 0, prompt(lane), project=False)
+    for turn in range(3):
+        trees = [random_tree(num_rows, lane + 10 * turn) for lane in lanes]
+        generator = torch.Generator().manual_seed(turn)
+        tokens = torch.randint(3, tiny.VOCAB_SIZE, (len(lanes), num_rows), generator=generator)
+        logits = backend.verify(lanes, at, tokens, torch.tensor(trees, dtype=torch.int32))
+        found += [x.cpu().clone() for x in (logits, *backend.taps())]
+        paths = [path_to(tree, num_rows - 1 - turn) for tree in trees[:-1]] + [[]]
+        backend.commit(paths)
+        at = [begin + len(path) for begin, path in zip(at, paths, strict=True)]
+    logits = backend.decode(lanes, at, [9] * len(lanes))
+    return found + [x.cpu().clone() for x in (logits, *backend.taps())]
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+@pytest.mark.parametrize("lanes", [[1], [0, 1, 3]], ids=len)
+@pytest.mark.parametrize("num_rows", VERIFY_ROWS)
+def test_verify_and_commit_are_those_of_the_cpu(
+    tiny_dir: Path, devices: list[str], lanes: list[int], num_rows: int
+):
+    expected = speculate(load(tiny_dir, ["cpu"]), lanes, num_rows)
+    backend = load(tiny_dir, devices)
+    for found, truth in zip(speculate(backend, lanes, num_rows), expected, strict=True):
+        assert found.shape == truth.shape and (found - truth).abs().max() < 1e-4
+    backend.close()
+
+
+def test_in_bf16_a_verified_row_is_close_to_a_decoded_one(tiny_dir: Path):
+    backend = load(tiny_dir, ["cuda:0"], "bf16")
+    backend.prefill(0, 0, prompt(0), project=False)
+    tokens = prompt(3)[:5]
+    verified = backend.verify([0], [130], torch.tensor([tokens], device="cuda"))[0].clone()
+    decoded = [backend.decode([0], [130 + i], [t])[0].clone() for i, t in enumerate(tokens)]
+    assert (verified - torch.stack(decoded)).norm() / verified.norm() < 2e-2
+    backend.close()

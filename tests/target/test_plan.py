@@ -272,7 +272,7 @@ def test_a_context_that_was_asked_may_take_more_of_the_memory_than_we_would():
 def test_planned_bytes_are_loaded_bytes(family, tmp_path: Path, weights, tied: bool, dtype: str):
     model_dir = tiny.save(tiny.build(family, tied=tied), tmp_path)
     spec = read_spec(model_dir)
-    asked = {"parallel": 2, "max_ctx_tokens": 100, "dtype": dtype}
+    asked = {"parallel": 2, "max_ctx_tokens": 100, "dtype": dtype, "verify_rows": (3, 8)}
     plan = plan_of([4096] * len(weights), spec=spec, weights=weights, **asked)
     with open_checkpoint(model_dir) as checkpoint:
         group = LocalGroup(spec, plan, checkpoint)
@@ -285,6 +285,26 @@ def test_half_the_dtype_is_half_the_keys_and_about_half_the_weights():
     whole, half = (plan_shard(make_spec(), "cpu:0", 0, 8, dtype, 64) for dtype in ("fp32", "bf16"))
     assert whole.token_bytes == 2 * half.token_bytes == 8 * 2 * 2 * 64 * 4
     assert half.weight_bytes < 0.51 * whole.weight_bytes
+
+
+def test_what_verifying_needs_grows_with_the_rows_and_not_with_the_state():
+    spec, replace = make_hybrid_spec(), dataclasses.replace
+    narrow = replace(spec, delta=replace(spec.delta, num_key_heads=2, key_dim=64))
+    wide = replace(spec, delta=replace(spec.delta, num_key_heads=1, key_dim=128))
+    sizes = [
+        plan_shard(s, "cpu:0", 0, 8, "bf16", 64, num_verify_rows=rows)
+        for s, rows in ((narrow, 8), (wide, 8), (narrow, 16), (narrow, 0))
+    ]
+    few, same, many, none = (size.lane_scratch_bytes for size in sizes)
+    assert few == same and many == 2 * few and none == 0
+    assert sizes[1].lane_state_bytes > sizes[0].lane_state_bytes
+
+
+def test_room_is_left_for_what_is_verified():
+    plain, verifying = plan_of(600, parallel=4), plan_of(600, parallel=4, verify_rows=[60])
+    assert verifying.max_ctx_tokens < plain.max_ctx_tokens
+    shard = verifying.shards[0]
+    assert verifying.device_bytes(shard) + shard.workspace_bytes <= 600 * MIB
 
 
 # --- batch sizes --------------------------------------------------------------------------------
@@ -306,6 +326,15 @@ def test_half_the_dtype_is_half_the_keys_and_about_half_the_weights():
 )
 def test_decode_runs_in_these_batch_sizes(on_cpu, dtype, parallel, sizes):
     assert decode_sizes(on_cpu, dtype, parallel) == sizes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_entries", "num_rows", "size"),
+    [("fp32", 1, 1, 4), ("fp32", 1, 3, 2), ("fp32", 1, 8, 1), ("fp32", 3, 8, 3), ("bf16", 1, 2, 1)],
+)
+def test_a_verify_pass_on_cpus_is_filled_up_to_as_many_rows(dtype, num_entries, num_rows, size):
+    plan = plan_of(600, dtype=dtype, parallel=4)
+    assert plan.verify_size(num_entries, num_rows) == size
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
