@@ -127,6 +127,7 @@ class NodeStore:
 
         Raises MemoryError; nothing has changed then.
         """
+        assert span.begin < span.end, f"no token in {span}"
         sizes = self.node_bytes(span)
         rows, state = (self._memory.allocate(size) if size else None for size in sizes)
         row_bytes = [_num_bytes([shape]) for shape in self._cache.row_shapes(1).values()]
