@@ -1,0 +1,137 @@
+"""What is to be kept, read from files: plain text, JSON, or JSONL with one entry a line.
+
+Owns their forms and the words for what is wrong with one. Whether a model can be asked so is the
+server's to say.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from luceasync.errors import ConfigError
+
+Form = Literal["auto", "text", "json", "jsonl"]
+Role = Literal["system", "user"]
+
+STDIN = "-"
+FORMS: Mapping[str, Form] = {".json": "json", ".jsonl": "jsonl"}
+# Whoever has a log of requests can give it as it is: other fields of a request do not matter here.
+EXPECTED = 'expected a list of messages, or an object with "messages" or "tools"'
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Fields of a chat request, and where they were written: a file, or one of its lines."""
+
+    origin: str
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether an answer comes after the messages, and not a user's turn."""
+        return bool(self.messages) and self.messages[-1].get("role") in ("user", "tool")
+
+    def body(self) -> dict[str, Any]:
+        """What of a request's body these fields make."""
+        optional = {"tools": self.tools, "chat_template_kwargs": self.template_kwargs}
+        return {"messages": self.messages, **{name: x for name, x in optional.items() if x}}
+
+
+def read_entries(source: str, form: Form = "auto", role: Role = "system") -> list[Entry]:
+    """The entries of a file, or of stdin for "-". A text is one message of `role`.
+
+    Raises ConfigError, one line that names the file and the line.
+    """
+    name = "stdin" if source == STDIN else source
+    text = _read(source)
+    if form == "auto":
+        form = FORMS.get(Path(source).suffix.lower(), "text")
+    if form == "text":
+        entries = [Entry(name, [{"role": role, "content": text.strip()}])] if text.strip() else []
+    elif form == "json":
+        entries = [_entry(name, _parse(name, text))]
+    else:
+        entries = [_entry(origin, _parse(origin, line)) for origin, line in _lines(name, text)]
+    if not entries:
+        raise ConfigError(f"--file {name}: it is empty; expected a prompt")
+    return entries
+
+
+def with_common(
+    entries: Sequence[Entry],
+    tools: Sequence[dict[str, Any]],
+    template_kwargs: Mapping[str, Any],
+) -> list[Entry]:
+    """The entries, with `tools` for those that bring none, and variables that their own add to."""
+    return [
+        replace(
+            entry,
+            tools=entry.tools or list(tools),
+            template_kwargs={**template_kwargs, **entry.template_kwargs},
+        )
+        for entry in entries
+    ]
+
+
+def read_tools(path: Path) -> list[dict[str, Any]]:
+    """A JSON list of tools. Raises ConfigError."""
+    name = f"--tools {path}"
+    return _objects(name, "tools", _parse(name, _read(str(path), "--tools")))
+
+
+def parse_kwargs(text: str) -> dict[str, Any]:
+    """Variables for the chat template, a JSON object. Raises ConfigError."""
+    value = _parse("--template-kwargs", text)
+    if not isinstance(value, dict):
+        raise ConfigError(f"--template-kwargs: {text!r} is not allowed; allowed: a JSON object")
+    return value
+
+
+def _read(source: str, flag: str = "--file") -> str:
+    try:
+        return sys.stdin.read() if source == STDIN else Path(source).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise ConfigError(f"{flag} {source}: cannot be read: {reason}") from None
+
+
+def _lines(name: str, text: str) -> Iterator[tuple[str, str]]:
+    """Origin and content of each line that is not blank."""
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            yield f"{name}:{number}", line
+
+
+def _parse(origin: str, text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ConfigError(f"{origin}: not JSON: {error}") from None
+
+
+def _entry(origin: str, value: Any) -> Entry:
+    fields = {"messages": value} if isinstance(value, list) else value
+    if not isinstance(fields, dict) or not (fields.get("messages") or fields.get("tools")):
+        raise ConfigError(f"{origin}: {EXPECTED}")
+    kwargs = fields.get("chat_template_kwargs") or {}
+    if not isinstance(kwargs, dict):
+        raise ConfigError(f"{origin}: chat_template_kwargs: expected an object")
+    return Entry(
+        origin,
+        _objects(origin, "messages", fields.get("messages") or []),
+        _objects(origin, "tools", fields.get("tools") or []),
+        kwargs,
+    )
+
+
+def _objects(origin: str, what: str, value: Any) -> list[dict[str, Any]]:
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise ConfigError(f"{origin}: {what}: expected a list of objects")
+    return value

@@ -1,0 +1,195 @@
+"""Have prompts computed and kept before anybody asks them: by a server, or into its directory.
+
+Owns the flags, the two ways and the exit codes. Asking is idempotent, so that a run which was
+interrupted is simply done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from warm.door import Door, open_directory, open_server
+from warm.entries import Entry, Form, Role, parse_kwargs, read_entries, read_tools, with_common
+from warm.report import Bar, Report, as_json, as_text
+from warm.run import Outcome, Verify, warm
+
+from luceasync.cli.flags import with_config
+from luceasync.config import Config, load_config
+from luceasync.errors import ConfigError, LuceasyncError
+from luceasync.options import CONFIG_VARIABLE
+
+EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+DEFAULT_PARALLEL = 2  # of a server: one prompt is computed while the other is restored
+WRITE_TIMEOUT_S = 600.0  # until what is under way has reached the disk
+
+Files = Annotated[
+    list[str],
+    typer.Option(
+        help="What to keep; may be repeated; - is stdin. A text is one prompt; JSON is a list of "
+        "messages, or an object with messages, tools and chat_template_kwargs; JSONL has one of "
+        "these a line.",
+        show_default=False,
+    ),
+]
+FormOption = Annotated[
+    Form, typer.Option("--format", help="Of the files; auto: .json, .jsonl, else text.")
+]
+RoleOption = Annotated[Role, typer.Option(help="Whose message a text is.")]
+Tools = Annotated[
+    Path | None, typer.Option(help="JSON list of tools, for entries that bring none.")
+]
+Kwargs = Annotated[
+    str | None, typer.Option(metavar="JSON", help="Variables for the chat template.")
+]
+Url = Annotated[str | None, typer.Option(help="A running server, such as http://127.0.0.1:8000.")]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        envvar="LUCEASYNC_API_KEY",
+        show_envvar=False,
+        help="Key of those who will ask: what is kept under one is not found under another.",
+    ),
+]
+Salt = Annotated[str | None, typer.Option(help="The cache_salt that they will send.")]
+Parallel = Annotated[int | None, typer.Option(min=1, max=1024, help="Prompts at a time.")]
+VerifyOption = Annotated[
+    Verify, typer.Option(help="Ask once more, as a client goes on, and see what is found.")
+]
+Patience = Annotated[
+    float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for a busy server.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as JSON.")]
+
+HELP = """Have prompts computed before anybody asks them, so that nobody waits for their prefill.
+
+Either by a running server (--url), or in this process, into a directory that servers use \
+(--kv-cache-dir, with the server's own flags of model and placement). Run again it goes on where \
+it was: what is there already is not computed again.
+"""
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """What to have kept, and through which door."""
+
+    entries: list[Entry]
+    door: AbstractAsyncContextManager[Door]
+    parallel: int
+    verify: Verify
+    min_tokens: int = 0
+
+
+@app.command(help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
+@with_config("model", "placement", "max-ctx", "prefill-chunk", "cache", "draft")
+def warm_cache(
+    config: Config,
+    file: Files,
+    form: FormOption = "auto",
+    role: RoleOption = "system",
+    tools: Tools = None,
+    template_kwargs: Kwargs = None,
+    url: Url = None,
+    api_key: Key = None,
+    cache_salt: Salt = None,
+    parallel: Parallel = None,
+    verify: VerifyOption = "first",
+    patience: Patience = 600.0,
+    as_json_: Json = False,
+) -> None:
+    if api_key is not None and "," in api_key:
+        raise ConfigError("--api-key: several keys; expected one, each has prefixes of its own")
+    entries = with_common(
+        [entry for source in file for entry in read_entries(source, form, role)],
+        [] if tools is None else read_tools(tools),
+        {} if template_kwargs is None else parse_kwargs(template_kwargs),
+    )
+    if url is None:
+        config = _for_directory(config, parallel)
+        door = open_directory(config, api_key, cache_salt)
+        num_lanes, min_tokens = config.engine.parallel or 1, config.cache.min_tokens
+        errand = Errand(entries, door, num_lanes, verify, min_tokens)
+    else:
+        _refuse_flags(config)
+        door = open_server(url, api_key, cache_salt, patience)
+        errand = Errand(entries, door, parallel or DEFAULT_PARALLEL, verify)
+    raise typer.Exit(run(errand, as_json_))
+
+
+def run(errand: Errand, is_json: bool) -> int:
+    """Do it and tell of it; the exit code. Raises ConfigError."""
+    console = Console(stderr=True, highlight=False)
+    outcomes: list[Outcome] = []
+    try:
+        report = asyncio.run(_run(errand, console, outcomes))
+    except KeyboardInterrupt:
+        console.print(
+            f"Interrupted: {len(outcomes)} of {len(errand.entries)} prefixes are done; "
+            "the same command goes on from there."
+        )
+        return EXIT_INTERRUPTED
+    print(as_json(report) if is_json else as_text(report))
+    return 0 if report.is_good else EXIT_FAILED
+
+
+async def _run(errand: Errand, console: Console, outcomes: list[Outcome]) -> Report:
+    async with errand.door as door:
+        before, started_s = await door.counters(), time.perf_counter()
+        with Bar(console, len(errand.entries)) as bar:
+
+            def tell(outcome: Outcome) -> None:
+                outcomes.append(outcome)
+                bar.advance(outcome)
+
+            await warm(
+                errand.entries,
+                door,
+                tell,
+                parallel=errand.parallel,
+                verify=errand.verify,
+                min_tokens=errand.min_tokens,
+            )
+            after = await door.written(WRITE_TIMEOUT_S)
+        elapsed_s = time.perf_counter() - started_s
+        return Report(outcomes, after.since(before), await door.fault(), elapsed_s)
+
+
+def _for_directory(config: Config, parallel: int | None) -> Config:
+    """What an engine needs that serves nobody. Raises ConfigError."""
+    if config.cache.cache_dir is None:
+        raise ConfigError("expected --url of a running server, or --kv-cache-dir to write into")
+    num_lanes = parallel or config.engine.parallel or 1
+    return replace(config, engine=replace(config.engine, parallel=num_lanes))
+
+
+def _refuse_flags(config: Config) -> None:
+    """Raise ConfigError where flags were given that only an engine in this process would honour."""
+    path = os.environ.get(CONFIG_VARIABLE)
+    if config != load_config({}, os.environ, Path(path) if path else None):
+        raise ConfigError(
+            "--url: not allowed with flags of model, placement, cache or draft: a server has its "
+            "own; leave out one or the other"
+        )
+
+
+def main() -> None:
+    """The entry point. What cannot be honoured is one line on stderr and exit code 2."""
+    try:
+        app()
+    except LuceasyncError as error:
+        print(f"warm_cache: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main()
