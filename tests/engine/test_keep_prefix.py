@@ -88,6 +88,14 @@ async def test_the_end_of_a_kept_prompt_is_on_disk(serve, tmp_path, family):
     assert any("_delta." in name for name in names) == (family == "qwen3_5")
 
 
+async def test_a_prompt_is_kept_for_itself_where_an_answer_follows_too(serve):
+    async with serve() as (_, post):
+        await post(SYSTEM, QUESTION, max_tokens=8, keep_prefix=True)
+    async with serve() as (engine, post):
+        await post(SYSTEM, QUESTION, **KEEP)
+    assert engine.status().prefilled_tokens_total == 0
+
+
 async def test_a_kept_beginning_serves_every_chat_that_goes_on_from_it(serve):
     async with serve() as (_, post):
         kept = await post(SYSTEM, **KEEP)
