@@ -100,6 +100,10 @@ class Holdings:
         """Keys from the root to `key`, it included."""
         return [node.key for node in self._trees[self._tenants[key]].chain(key)]
 
+    def children(self, key: bytes) -> list[Node]:
+        """The nodes that continue `key`."""
+        return self._trees[self._tenants[key]].children(key)
+
     def insert(self, tenant: bytes, node: Node) -> None:
         """Take in a node, or the tiers that it has gained. See Tree.insert."""
         self.tree(tenant).insert(node)

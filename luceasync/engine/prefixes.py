@@ -209,7 +209,10 @@ class Prefixes:
 
     def found(self, added: Iterable[Node], removed: Iterable[bytes]) -> None:
         """Files that are on the disk now, and keys of files that are no longer."""
-        self._holdings.found(added, removed)
+        gone = list(removed)
+        self._holdings.found(added, gone)
+        for key in gone:
+            self._writes.mend(key)
         self._holdings.refresh_status()
 
     def written(self, key: bytes, *, is_there: bool, again: bool = False) -> None:
@@ -230,6 +233,7 @@ class Prefixes:
                 claim.without_disk |= lost.is_passing
         if lost is not None and not lost.is_passing:
             self._holdings.forget(key, "disk")
+            self._writes.mend(key)
 
     def _arrived(self, claim: Claim, key: bytes, num_bytes: int) -> None:
         """A node is here that the claim waits for; the last one tells how fast the disk was."""
@@ -353,6 +357,6 @@ class Prefixes:
 
     def _ends_in_use(self) -> set[bytes]:
         """Nodes that must keep what belongs to their end."""
-        ends = {*self._writes, *self._fetches}
+        ends = {*self._writes.ends, *self._fetches}
         ends.update(c.match.nodes[-1].key for c in self._claims if c.match and c.match.nodes)
         return ends

@@ -49,6 +49,11 @@ class Writes:
         return len(self._waiting) + len(self._under_way)
 
     @property
+    def ends(self) -> set[bytes]:
+        """Keys of those that must keep what belongs to their end."""
+        return {key for key, with_end in self._waiting.items() if with_end}
+
+    @property
     def is_due(self) -> bool:
         """Whether a node waits that the shelf would take."""
         return bool(self._waiting) and len(self._under_way) < MAX_WRITING
@@ -77,7 +82,7 @@ class Writes:
         while self._waiting and (wait or self.is_due):
             key, with_end = next(iter(self._waiting.items()))
             node = self._holdings.node(key)
-            if node is not None and "memory" in node.tiers:
+            if node is not None and "memory" in node.tiers and self._has_parent(node):
                 if not (wait or self._mover.saved(key.hex())):
                     return
                 self._hand_over(node, with_end)
@@ -91,11 +96,12 @@ class Writes:
         self._under_way.remove(write)
         node = self._holdings.node(key)
         if again:
-            with_end = write.with_end or self._waiting.pop(key, False)
-            self._waiting = {key: with_end, **self._waiting}  # what continues it still waits
-        elif is_there and node is None:
-            self._shelf.remove([key])
-        elif is_there and node is not None:
+            self._put_first(key, with_end=write.with_end)
+        elif not is_there:
+            self._drop_orphans()
+        elif node is None or not self._has_parent(node):
+            self._shelf.remove([key])  # nobody could reach it
+        else:
             self._holdings.hold(
                 replace(
                     node,
@@ -105,6 +111,31 @@ class Writes:
                 )
             )
             self._holdings.saved["disk"] += 1
+
+    def mend(self, key: bytes) -> None:
+        """The disk has lost the node. Others there that continue it need it again."""
+        node = self._holdings.node(key)
+        if node is not None and any("disk" in n.tiers for n in self._holdings.children(key)):
+            self._put_first(key, with_end=True)
+
+    def _put_first(self, key: bytes, *, with_end: bool) -> None:
+        """Write the node before what waits already, which may continue it."""
+        with_end |= self._waiting.pop(key, False)
+        self._waiting = {key: with_end, **self._waiting}
+
+    def _drop_orphans(self) -> None:
+        """Nothing is written that continues what the disk does not have."""
+        waiting, self._waiting = self._waiting, {}
+        for key, with_end in waiting.items():
+            node = self._holdings.node(key)
+            if node is not None and (node.parent in self._waiting or self._has_parent(node)):
+                self._waiting[key] = with_end
+
+    def _has_parent(self, node: Node) -> bool:
+        """Whether what the node continues is on the disk, or will be before it."""
+        parent = None if node.parent is None else self._holdings.node(node.parent)
+        is_coming = any(write.key == node.parent for write in self._under_way)
+        return node.parent is None or is_coming or (parent is not None and "disk" in parent.tiers)
 
     def _hand_over(self, node: Node, with_end: bool) -> None:
         ends = _ends(node, "memory") if with_end else NOTHING

@@ -1,0 +1,279 @@
+"""A target whose keys and values are the tokens themselves, and a shelf that answers when it is
+told to: what is taken up wrongly gives wrong answers, what is not there cannot be taken up.
+"""
+
+from __future__ import annotations
+
+import zlib
+from array import array
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from luceasync.engine.chunks import chunk_end
+from luceasync.engine.claim import Claim
+from luceasync.engine.generation import NO_TENANT
+from luceasync.engine.holdings import Limits
+from luceasync.engine.prefixes import Prefixes
+from luceasync.engine.shelf import Fetched, KeptNode, Lost, Order
+from luceasync.engine.state import NoFeatures, StateMover
+from luceasync.errors import SnapshotMismatch
+from luceasync.kv.node import Span
+from luceasync.prefix.layout import Part, part_of
+from luceasync.prefix.node import NOWHERE, Node
+
+VOCAB_SIZE = 8
+TOKEN_BYTES, STATE_BYTES = 4, 8
+MEMORY, DISK = frozenset({"memory"}), frozenset({"disk"})
+CHUNK = 64
+GONE = Lost("gone", is_passing=False)
+FAULT = Lost("io_error", is_passing=True)
+
+
+def digest(tokens: Sequence[int]) -> int:
+    """What a recurrent state would know of the tokens."""
+    return zlib.crc32(array("i", tokens).tobytes())
+
+
+def following(tokens: Sequence[int]) -> int:
+    """The token that the model says next; it depends on each one before."""
+    return digest(tokens) % VOCAB_SIZE
+
+
+class TokenTarget:
+    """Lanes that hold tokens, and nodes that hold spans of them. Refuses what a real one could not
+    do. `is_late`: copies out of lanes do not arrive; `is_full`: there is no memory.
+    """
+
+    def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
+        self.lanes: list[list[int]] = [[] for _ in range(num_lanes)]
+        self.nodes: dict[str, tuple[Span, list[int], int | None]] = {}
+        self.recurrent = recurrent
+        self.num_run = 0
+        self.is_late = self.is_full = False
+
+    def prefill(
+        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+    ) -> Tensor | None:
+        assert len(self.lanes[lane]) == begin
+        self.lanes[lane].extend(tokens)
+        self.num_run += len(tokens)
+        return self._logits([lane])[0] if project else None
+
+    def decode(self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):
+        for lane, position, token in zip(lanes, positions, tokens, strict=True):
+            assert len(self.lanes[lane]) == position
+            self.lanes[lane].append(token)
+        return self._logits(lanes)
+
+    def reset(self, lane: int) -> None:
+        self.lanes[lane] = []
+
+    def save(self, lane: int, node: str, span: Span) -> None:
+        if self.is_full:
+            self.drop(node)  # as a backend of several groups does
+            raise MemoryError("no room")
+        tokens = self.lanes[lane]
+        assert len(tokens) >= span.end
+        assert len(tokens) == span.end or not span.with_state
+        state = digest(tokens) if span.with_state else None
+        self.nodes[node] = (span, tokens[span.begin : span.end], state)
+
+    def saved(self, node: str) -> bool:
+        return node in self.nodes and not self.is_late
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        tokens: list[int] = []
+        for node in nodes:
+            span, rows, state = self.nodes[node]
+            assert span.begin == len(tokens) < num_tokens
+            tokens += rows
+        if self.recurrent:
+            assert len(tokens) == num_tokens
+            assert state == digest(tokens)
+        self.lanes[lane] = tokens[:num_tokens]
+
+    def settled(self, lane: int) -> bool:
+        return True
+
+    def settle(self, lane: int) -> None:
+        pass
+
+    def drop(self, node: str) -> None:
+        self.nodes.pop(node, None)
+
+    def drop_state(self, node: str) -> None:
+        span, rows, _ = self.nodes[node]
+        self.nodes[node] = (Span(span.begin, span.end, with_state=False), rows, None)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        _, rows, state = self.nodes[node]
+        tensors = {"ls0_attn_k.0": torch.tensor(rows)}
+        return tensors if state is None else tensors | {"ls0_delta.1": torch.tensor([state])}
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        names = {"ls0_attn_k.0", *(["ls0_delta.1"] if span.with_state else [])}
+        if tensors.keys() != names or len(tensors["ls0_attn_k.0"]) != span.end - span.begin:
+            raise SnapshotMismatch("not the node's tensors")
+        state = int(tensors["ls0_delta.1"][0]) if span.with_state else None
+        self.nodes[node] = (span, tensors["ls0_attn_k.0"].tolist(), state)
+
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        return TOKEN_BYTES * (span.end - span.begin), STATE_BYTES * span.with_state
+
+    def _logits(self, lanes: Sequence[int]) -> Tensor:
+        tokens = torch.tensor([following(self.lanes[lane]) for lane in lanes])
+        return torch.nn.functional.one_hot(tokens, VOCAB_SIZE).float()
+
+
+class Shelf:
+    """Files in a dict. Orders wait until `deliver` carries them out, one after the other."""
+
+    def __init__(self) -> None:
+        self.files: dict[bytes, KeptNode] = {}
+        self.jobs: list[Callable[[Prefixes, Lost | None], None]] = []
+        self.reads: list[bytes] = []
+        self.written: list[bytes] = []
+        self.quarantined: list[bytes] = []
+
+    def read(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self.reads.append(order.key)
+            self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
+
+    def write(self, node: KeptNode) -> None:
+        def job(prefixes: Prefixes, fault: Lost | None) -> None:
+            if fault is None:
+                self.written.append(node.key)
+                self.files[node.key] = node
+            busy = fault is not None and fault.is_passing
+            prefixes.written(node.key, is_there=fault is None, again=busy)
+
+        self.jobs.append(job)
+
+    def remove(self, keys: Sequence[bytes]) -> None:
+        self.jobs.append(lambda prefixes, fault: [self.files.pop(key, None) for key in keys])
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        assert all(isinstance(key, bytes) for key in keys)
+
+    def quarantine(self, key: bytes) -> None:
+        self.quarantined.append(key)
+        self.files.pop(key, None)
+
+    def deliver(self, prefixes: Prefixes, fault: Lost | None = None, index: int = 0) -> None:
+        """Carry out one order; with a fault it fails."""
+        self.jobs.pop(index)(prefixes, fault)
+
+    def deliver_all(self, prefixes: Prefixes) -> None:
+        """Carry out all orders, and what follows from them."""
+        while self.jobs or prefixes.has_due_writes:
+            prefixes.hand_over()
+            if self.jobs:
+                self.deliver(prefixes)
+
+    def nodes(self) -> list[Node]:
+        """What a scan would find."""
+        return [_found(node) for node in self.files.values()]
+
+    def _fetch(self, order: Order) -> Fetched | Lost:
+        node = self.files.get(order.key)
+        if node is None:
+            return GONE
+        tensors = {
+            name: tensor
+            for name, tensor in node.tensors.items()
+            if order.with_end or part_of(name) is Part.SPAN
+        }
+        return Fetched(tensors, _parts(tensors), _parts(node.tensors), num_bytes=1)
+
+
+def _parts(names: Iterable[str]) -> frozenset[Part]:
+    return frozenset(map(part_of, names))
+
+
+def _found(node: KeptNode) -> Node:
+    tokens = array("i", node.tensors["tokens"].tolist())
+    parts = _parts(node.tensors)
+    logits_bytes = 4 * VOCAB_SIZE * (Part.LOGITS in parts)
+    return Node(
+        key=node.key,
+        parent=node.parent,
+        begin=node.begin,
+        tokens=tokens,
+        tiers=DISK,
+        state_tiers=DISK if Part.STATE in parts else NOWHERE,
+        logits_tiers=DISK if Part.LOGITS in parts else NOWHERE,
+        num_bytes=TOKEN_BYTES * len(tokens),
+        state_bytes=STATE_BYTES * (Part.STATE in parts) + logits_bytes,
+        is_turn_end=node.is_turn_end,
+        is_generated=node.is_generated,
+    )
+
+
+class Bench:
+    """The prefixes of one server, and lanes that are run by hand."""
+
+    def __init__(
+        self, *, recurrent: bool = True, shelf: Shelf | None = None, num_lanes: int = 4, **limits
+    ) -> None:
+        self.target = TokenTarget(num_lanes, recurrent=recurrent)
+        self.mover = StateMover(self.target, NoFeatures(), VOCAB_SIZE)
+        self.shelf = shelf or Shelf()
+        sizes = {"memory_bytes": 1 << 20, "disk_bytes": 1 << 20, **limits}
+        self.prefixes = Prefixes(
+            self.mover, self.shelf, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
+        )
+        self.prefixes.found(self.shelf.nodes(), [])
+
+    @property
+    def holdings(self):
+        return self.prefixes._holdings
+
+    def claim(self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False):
+        claim = Claim(tenant, array("i", prompt), len(prompt), boundaries, keep)
+        self.prefixes.admit(claim)
+        return claim
+
+    def start(self, claim: Claim, lane: int = 0) -> int:
+        """Take up what there is; the number of tokens."""
+        assert self.prefixes.prepare(claim, [])
+        self.target.reset(lane)
+        num_tokens = self.prefixes.take_up(claim, lane)
+        assert self.prefixes.settled(claim, lane)
+        assert self.target.lanes[lane] == list(claim.prompt[:num_tokens])
+        return num_tokens
+
+    def prefill(self, claim: Claim, lane: int = 0, begin: int = 0, until: int | None = None):
+        """Run the prompt from `begin` on."""
+        num_tokens = claim.num_prompt_tokens
+        while begin < (until or num_tokens):
+            end = chunk_end(begin, num_tokens, CHUNK, claim.splits)
+            tokens = claim.prompt[begin:end]
+            logits = self.target.prefill(lane, begin, tokens, project=end == num_tokens)
+            self.prefixes.prefilled(claim, lane, end, logits)
+            begin = end
+
+    def end(self, claim: Claim, num_generated: int = 0, lane: int = 0) -> None:
+        """Generate, but do not run, one token more than `num_generated`; then let go."""
+        for _ in range(num_generated):
+            token = following(self.target.lanes[lane])
+            claim.sequence.append(token)
+            self.target.decode([lane], [len(self.target.lanes[lane])], [token])
+        self.prefixes.finished(claim, lane, len(self.target.lanes[lane]))
+        self.prefixes.release(claim)
+
+    def serve(self, prompt: Sequence[int], *boundaries: int, num_generated: int = 0, **how) -> int:
+        """A whole request; the number of tokens that were taken up."""
+        claim = self.claim(prompt, *boundaries, **how)
+        while not self.prefixes.prepare(claim, []):
+            self.shelf.deliver(self.prefixes)
+        num_cached = self.start(claim)
+        self.prefill(claim, begin=num_cached)
+        self.end(claim, num_generated)
+        return num_cached
+
+    def ends(self, tier: str) -> dict[int, bool]:
+        """Of each node in the tier its end, and whether its state is held there."""
+        return {n.end: tier in n.state_tiers for n in self.holdings if tier in n.tiers}

@@ -1,0 +1,36 @@
+"""Where the chunks of a prefill end."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+from hypothesis import given
+
+from luceasync.engine.chunks import MIN_LAST_TOKENS, chunk_end, chunk_ends, split_points
+
+
+def test_chunks_end_at_multiples_whatever_was_taken_up():
+    assert chunk_ends(0, 1000, 256) == [256, 512, 768, 1000]
+    assert chunk_ends(300, 1000, 256) == [512, 768, 1000]
+
+
+def test_a_turn_ends_a_chunk_and_the_next_multiple_stays():
+    assert chunk_ends(0, 600, 256, splits=(100,)) == [100, 256, 512, 600]
+
+
+def test_turns_that_follow_each_other_closely_are_run_in_one():
+    assert split_points([100, 120, 400], 1000, 512) == (100, 400)
+
+
+def test_what_opens_the_answer_is_no_chunk_of_its_own():
+    assert split_points([996], 1000, 512) == ()
+    assert split_points([1000 - MIN_LAST_TOKENS], 1000, 512) == (1000 - MIN_LAST_TOKENS,)
+
+
+@given(st.integers(0, 900), st.integers(1, 900), st.lists(st.integers(1, 900), max_size=5))
+def test_from_a_chunks_end_on_the_chunks_are_those_of_a_run_from_the_start(begin, more, turns):
+    num_tokens = begin + more
+    splits = split_points(sorted(turns), num_tokens, 128)
+    whole = chunk_ends(0, num_tokens, 128, splits)
+    start = max([0, *(end for end in whole if end <= begin)])
+    assert chunk_ends(start, num_tokens, 128, splits) == [end for end in whole if end > start]
+    assert chunk_end(num_tokens - 1, num_tokens, 128, splits) == num_tokens

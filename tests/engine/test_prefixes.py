@@ -1,0 +1,311 @@
+"""What is taken up, what is kept, and who waits for what."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from luceasync.engine.shelf import Lost
+from luceasync.prefix.keys import tenant_key
+from tests.engine.kept import FAULT, GONE, STATE_BYTES, TOKEN_BYTES, Bench
+
+PROMPT = [1, 2, 3, 4] * 75
+FULL = {"memory_bytes": 0, "transit_bytes": 1 << 20}
+
+
+def served(bench: Bench, *boundaries: int, num_generated: int = 20) -> Bench:
+    """The bench after a request and all that was to be written of it."""
+    bench.serve(PROMPT, *boundaries, num_generated=num_generated)
+    bench.shelf.deliver_all(bench.prefixes)
+    return bench
+
+
+def restarted(bench: Bench, **limits) -> Bench:
+    return Bench(recurrent=bench.target.recurrent, shelf=bench.shelf, **limits)
+
+
+def state_ends(bench: Bench) -> list[int]:
+    return sorted(end for end, has_state in bench.ends("disk").items() if has_state)
+
+
+# --- taken up ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_a_prompt_that_was_run_is_not_run_again(recurrent: bool):
+    bench = Bench(recurrent=recurrent)
+    assert bench.serve(PROMPT) == 0
+    assert bench.serve(PROMPT) == len(PROMPT)
+    assert bench.target.num_run == len(PROMPT)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_next_turn_runs_its_own_tokens_alone(recurrent: bool):
+    bench = Bench(recurrent=recurrent)
+    claim = bench.claim(PROMPT)
+    bench.start(claim)
+    bench.prefill(claim)
+    bench.end(claim, num_generated=20)
+    assert bench.serve([*claim.sequence, 7, 7]) == len(claim.sequence)
+
+
+def test_attention_takes_up_a_part_of_a_node():
+    bench = Bench(recurrent=False)
+    bench.serve(PROMPT)
+    assert bench.serve([*PROMPT[:200], 7]) == 192
+
+
+def test_a_recurrent_model_takes_up_the_first_turn_that_two_chats_share():
+    bench = Bench()
+    bench.serve([*PROMPT, *[5] * 100], 300)
+    assert bench.serve([*PROMPT, *[6] * 100], 300) == 300
+
+
+def test_tenants_never_take_up_each_others():
+    bench, other = served(Bench(), num_generated=0), tenant_key("other")
+    assert bench.serve(PROMPT, tenant=other) == 0
+    bench.shelf.deliver_all(bench.prefixes)
+    after = restarted(bench)
+    assert after.serve(PROMPT, tenant=tenant_key("third")) == 0
+    assert after.serve(PROMPT, tenant=other) == after.serve(PROMPT) == len(PROMPT)
+
+
+# --- kept on disk -----------------------------------------------------------------------------
+
+
+def test_one_state_a_turn_goes_to_disk_and_that_of_the_first_turn():
+    bench, prompt = Bench(interval_tokens=64), [*PROMPT]
+    ends = []
+    for turn in range(4):
+        claim = bench.claim(prompt, 100, len(prompt) - 20)
+        bench.prefill(claim, begin=bench.start(claim))
+        bench.end(claim, num_generated=20)
+        ends.append(len(claim.sequence))
+        prompt = [*claim.sequence, *[turn] * 90]
+    bench.shelf.deliver_all(bench.prefixes)
+    assert state_ends(bench) == [100, *ends]
+    assert len(bench.ends("disk")) > len(ends) + 1  # the rows of all of them are there
+
+
+def test_the_prompts_end_is_written_whole_only_if_nothing_follows():
+    assert len(PROMPT) not in state_ends(served(Bench(), num_generated=20))
+    assert len(PROMPT) in state_ends(served(Bench(), num_generated=0))
+
+
+def test_or_if_it_was_asked_to_be_kept():
+    bench = Bench()
+    bench.serve(PROMPT, num_generated=20, keep=True)
+    bench.shelf.deliver_all(bench.prefixes)
+    after = restarted(bench)
+    assert after.serve(PROMPT) == len(PROMPT)
+    assert after.target.num_run == 0
+
+
+def test_a_state_that_was_of_use_is_written():
+    bench = served(Bench())
+    bench.serve([*PROMPT, 7])
+    bench.shelf.deliver_all(bench.prefixes)
+    assert len(PROMPT) in state_ends(bench)
+
+
+def test_a_cancelled_prefill_keeps_what_it_has_done():
+    bench = Bench()
+    claim = bench.claim(PROMPT)
+    bench.start(claim)
+    bench.prefill(claim, until=128)
+    bench.end(claim)
+    assert bench.serve(PROMPT) == 128
+
+
+def test_what_fits_nowhere_is_not_kept_and_nobody_minds():
+    bench = Bench(memory_bytes=100)
+    assert bench.serve(PROMPT) == bench.serve(PROMPT) == 0
+
+
+def test_refused_memory_keeps_nothing_and_loses_nothing():
+    bench = Bench()
+    bench.serve(PROMPT[:128])
+    bench.target.is_full = True
+    bench.serve(PROMPT)
+    bench.target.is_full = False
+    assert bench.serve(PROMPT) == 128
+
+
+def test_without_a_disk_memory_serves():
+    bench = Bench(disk_bytes=None)
+    bench.serve(PROMPT, num_generated=9)
+    assert bench.serve(PROMPT) == len(PROMPT)
+    assert not bench.shelf.jobs
+
+
+def test_thinned_states_do_not_come_back_wrong():
+    bench = Bench(interval_tokens=64)
+    bench.serve([1] * 1200)
+    states = sorted(end for end, has_state in bench.ends("memory").items() if has_state)
+    assert len(states) < len(bench.ends("memory"))
+    gaps = [b - a for a, b in pairwise(states)]
+    assert gaps[0] > gaps[-1]  # sparser the further from the tip
+    assert bench.serve([*[1] * 700, 2]) == max(end for end in states if end <= 700)
+
+
+# --- from the disk ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_after_a_restart_the_files_serve(recurrent: bool):
+    bench = served(Bench(recurrent=recurrent), num_generated=0)
+    after = restarted(bench)
+    assert after.serve(PROMPT) == len(PROMPT)
+    assert after.target.num_run == 0
+
+
+def test_who_waits_for_the_disk_gets_no_lane():
+    after = restarted(served(Bench(), num_generated=0))
+    claim = after.claim([*PROMPT, 7])
+    assert not after.prefixes.prepare(claim, [])
+    assert claim.awaited
+    assert not after.prefixes.prepare(claim, [])
+    after.shelf.deliver_all(after.prefixes)
+    assert after.prefixes.prepare(claim, [])
+
+
+def test_two_that_want_the_same_node_read_it_once():
+    after = restarted(served(Bench(), num_generated=0))
+    first, second = after.claim(PROMPT), after.claim([*PROMPT, 7])
+    for claim in (first, second):
+        assert not after.prefixes.prepare(claim, [])
+    after.shelf.deliver_all(after.prefixes)
+    assert len(after.shelf.reads) == len(set(after.shelf.reads))
+    assert after.start(first, 0) == after.start(second, 1) == len(PROMPT)
+
+
+@pytest.mark.parametrize(("fault", "stays"), [(FAULT, True), (GONE, False)])
+def test_a_node_that_does_not_come_is_run_again(fault: Lost, stays: bool):
+    after = restarted(served(Bench(), num_generated=0))
+    num_files = len(after.shelf.files)
+    claim = after.claim(PROMPT)
+    assert not after.prefixes.prepare(claim, [])
+    while after.shelf.jobs:
+        after.shelf.deliver(after.prefixes, fault)
+    assert after.start(claim) == 0
+    assert claim.restore.miss_reason == fault.reason
+    assert (len(after.shelf.files) == num_files) or not stays
+    assert bool(after.ends("disk")) == stays
+
+
+def test_a_passing_fault_does_not_keep_the_next_request_from_the_disk():
+    after = restarted(served(Bench(), num_generated=0))
+    claim = after.claim(PROMPT)
+    after.prefixes.prepare(claim, [])
+    while after.shelf.jobs:
+        after.shelf.deliver(after.prefixes, FAULT)
+    after.start(claim)
+    after.prefixes.release(claim)
+    assert after.serve(PROMPT) == len(PROMPT)
+
+
+def test_the_rest_of_a_chain_that_broke_is_used():
+    bench = served(Bench(interval_tokens=64), 100)
+    after = restarted(bench)
+    claim = after.claim(PROMPT, 100)
+    last = max(after.holdings, key=lambda n: n.end)
+    assert not after.prefixes.prepare(claim, [])
+    del after.shelf.files[last.key]
+    while not after.prefixes.prepare(claim, []):
+        after.shelf.deliver(after.prefixes)
+    assert after.start(claim) == 100
+
+
+def test_nothing_is_read_that_has_no_room():
+    bench = served(Bench(), num_generated=0)
+    num_bytes = len(PROMPT) * TOKEN_BYTES
+    after = restarted(bench, memory_bytes=num_bytes - 1)
+    claim = after.claim(PROMPT)
+    assert after.start(claim) == 0
+    assert claim.restore.miss_reason == "no_memory"
+    assert not after.shelf.reads
+
+
+def test_what_is_on_its_way_has_its_place():
+    """Two prompts, and room for one: the second is run at once."""
+    bench, other = Bench(), [5] * len(PROMPT)
+    bench.serve(PROMPT, keep=True)
+    bench.serve(other, keep=True)
+    bench.shelf.deliver_all(bench.prefixes)
+    room = len(PROMPT) * TOKEN_BYTES + STATE_BYTES + 4 * 8
+    after = restarted(bench, memory_bytes=room)
+    first, second = after.claim(PROMPT), after.claim(other)
+    assert not after.prefixes.prepare(first, [])
+    assert after.prefixes.prepare(second, [])
+    assert after.prefixes._fetches.num_bytes <= room
+
+
+def test_files_that_vanish_under_a_running_prompt_are_written_again():
+    """It was faster to run the prompt than to read it, so what it goes on from is on disk alone."""
+    after = restarted(served(Bench(), num_generated=0))
+    claim = after.claim([*PROMPT, 7])
+    claim.without_disk = True
+    assert after.start(claim) == 0
+    claim.path = [max(after.holdings, key=lambda n: n.end).key]
+    claim.path_end = len(PROMPT)
+    after.prefixes.found([], [n.key for n in after.shelf.nodes()])
+    after.shelf.files.clear()
+    after.prefill(claim)
+    after.end(claim, num_generated=5)
+    after.shelf.deliver_all(after.prefixes)
+    assert restarted(after).serve([*claim.sequence, 7]) == len(claim.sequence)
+
+
+# --- at the same time -------------------------------------------------------------------------
+
+
+def test_the_second_of_two_that_are_equal_waits_for_the_first():
+    bench = Bench()
+    first, second = bench.claim(PROMPT), bench.claim(PROMPT)
+    bench.start(first, 0)
+    assert not bench.prefixes.prepare(second, [first])
+    bench.prefill(first, 0)
+    assert bench.start(second, 1) == len(PROMPT)
+
+
+def test_and_runs_the_prompt_itself_if_the_first_one_leaves():
+    bench = Bench()
+    first, second = bench.claim(PROMPT), bench.claim(PROMPT)
+    bench.start(first, 0)
+    bench.prefill(first, 0, until=64)
+    bench.end(first, lane=0)
+    assert bench.start(second, 1) == 64
+
+
+def test_who_shares_less_than_a_chunk_does_not_wait():
+    bench = Bench()
+    first, second = bench.claim(PROMPT), bench.claim([*PROMPT[:40], *[7] * 300])
+    bench.start(first, 0)
+    assert bench.prefixes.prepare(second, [first])
+
+
+def test_what_a_waiting_request_will_need_is_not_evicted():
+    size = len(PROMPT) * TOKEN_BYTES
+    bench = Bench(memory_bytes=int(1.5 * size), disk_bytes=None)
+    bench.serve(PROMPT)
+    waiting = bench.claim([*PROMPT, 7])
+    bench.serve([5] * len(PROMPT))  # has no room beside it
+    assert bench.start(waiting) == len(PROMPT)
+
+
+def test_memory_is_within_its_budget_when_all_is_done():
+    bench = served(Bench(**FULL), num_generated=0)
+    assert bench.prefixes.status.num_bytes["memory"] == 0
+    assert not bench.target.nodes
+    assert bench.serve(PROMPT) == len(PROMPT)  # from the disk
+
+
+def test_the_status_counts_what_happened():
+    bench = served(Bench())
+    bench.serve(PROMPT)
+    status = bench.prefixes.status
+    assert status.restored_total == {"memory": 1, "disk": 0}
+    assert status.restored_tokens_total["memory"] == len(PROMPT)
+    assert status.missed_total["empty"] == 1
+    assert status.num_nodes["disk"] == len(bench.shelf.files)

@@ -1,0 +1,245 @@
+"""Whatever comes, and in whatever order: answers are right, budgets hold, nobody waits for ever.
+
+Requests come, go on and leave, files come late, fail, vanish or are changed by others, memory is
+refused. What a request is answered is what a model without any cache says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    rule,
+    run_state_machine_as_test,
+)
+
+from luceasync.engine import holdings as holdings_module
+from luceasync.engine.decoding import PlainDecoding
+from luceasync.engine.generation import Prepared
+from luceasync.engine.pump import Pump
+from luceasync.prefix.cost import Rates
+from luceasync.prefix.keys import tenant_key
+from luceasync.prefix.layout import Part, part_of
+from luceasync.request import Sampling
+from luceasync.text.detokenizer import Detokenizer
+from tests.engine.kept import CHUNK, FAULT, GONE, Bench, Shelf, following
+from tests.engine.test_pump import tokenizer  # noqa: F401
+
+NUM_LANES = 3
+TENANTS = [tenant_key("one"), tenant_key("two")]
+MAX_STEPS = 500
+SLOW_DISK = Rates(1e-3, 1e9, 1e9)
+
+
+def said(prompt: tuple[int, ...], num_tokens: int) -> tuple[int, ...]:
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(following(tokens))
+    return tuple(tokens[len(prompt) :])
+
+
+class Server(RuleBasedStateMachine):
+    recurrent = True
+    tokenizer = None
+
+    @initialize(memory=st.sampled_from([0, 300, 1500, 4000]), disk=st.sampled_from([1500, 6000]))
+    def start(self, memory: int, disk: int) -> None:
+        self.limits = {
+            "memory_bytes": memory,
+            "transit_bytes": 1600,
+            "disk_bytes": disk,
+            "interval_tokens": 128,
+        }
+        self.histories: list[tuple[int, ...]] = [()]
+        self.asked: dict[int, tuple[tuple[int, ...], int]] = {}
+        self.answers: dict[int, tuple[int, ...]] = {}
+        self.num_streams = 0
+        self.open(Shelf())
+
+    def open(self, shelf: Shelf) -> None:
+        self.bench = Bench(
+            recurrent=self.recurrent, shelf=shelf, num_lanes=NUM_LANES, **self.limits
+        )
+        self.prefixes, self.shelf = self.bench.prefixes, shelf
+        self.pump = Pump(
+            self.bench.target,
+            PlainDecoding(self.bench.target),
+            self.prefixes,
+            num_lanes=NUM_LANES,
+            chunk_tokens=CHUNK,
+        )
+
+    def hear(self, emitted) -> None:
+        for stream, delta in emitted:
+            self.answers[stream] = self.answers.get(stream, ()) + delta.token_ids
+            if delta.finish is None:
+                continue
+            prompt, num_tokens = self.asked.pop(stream)
+            answer = self.answers.pop(stream)
+            assert answer == said(prompt, len(answer))
+            if delta.finish.reason == "length":
+                assert len(answer) == num_tokens
+            self.histories.append(prompt + answer)
+
+    @rule(
+        turn=st.integers(0, 100),
+        shared=st.integers(0, 400),
+        more=st.integers(1, 150),
+        token=st.integers(0, 1),
+        num_tokens=st.integers(0, 40),
+        tenant=st.sampled_from(TENANTS),
+        keep=st.booleans(),
+    )
+    def ask(self, turn, shared, more, token, num_tokens, tenant, keep) -> None:
+        before = self.histories[turn % len(self.histories)][:shared]
+        prompt = before + (token,) * more
+        stream, self.num_streams = self.num_streams, self.num_streams + 1
+        self.asked[stream] = (prompt, num_tokens)
+        boundaries = tuple(sorted({len(before), len(before) + more // 2} - {0}))
+        self.pump.submit(
+            [
+                Prepared(
+                    stream_id=stream,
+                    index=0,
+                    prompt_ids=prompt,
+                    max_tokens=num_tokens,
+                    stop_ids=frozenset(),
+                    sampling=Sampling(),
+                    seed=0,
+                    counts=None,
+                    top_logprobs=None,
+                    tokenizer=self.tokenizer,
+                    detokenizer=Detokenizer(self.tokenizer),
+                    tenant=tenant,
+                    boundaries=boundaries,
+                    keep_prompt=keep,
+                )
+            ]
+        )
+
+    @rule(num_steps=st.integers(1, 40))
+    def go_on(self, num_steps: int) -> None:
+        for _ in range(num_steps):
+            self.hear(self.pump.step())
+
+    @rule(which=st.integers(0, 10))
+    def leave(self, which: int) -> None:
+        if self.asked:
+            self.hear(self.pump.cancel(sorted(self.asked)[which % len(self.asked)]))
+
+    @rule(count=st.integers(1, 6), fault=st.sampled_from([None, None, None, FAULT, GONE]))
+    def hear_of_the_disk(self, count: int, fault) -> None:
+        for _ in range(min(count, len(self.shelf.jobs))):
+            self.shelf.deliver(self.prefixes, fault)
+
+    @rule(which=st.integers(0, 20), is_told=st.booleans())
+    def lose_a_file(self, which: int, is_told: bool) -> None:
+        if self.shelf.files:
+            key = sorted(self.shelf.files)[which % len(self.shelf.files)]
+            del self.shelf.files[key]
+            if is_told:
+                self.prefixes.found([], [key])
+
+    @rule(which=st.integers(0, 20), is_told=st.booleans())
+    def another_server_writes_it_without_its_end(self, which: int, is_told: bool) -> None:
+        if self.shelf.files:
+            key = sorted(self.shelf.files)[which % len(self.shelf.files)]
+            node = self.shelf.files[key]
+            span = {n: t for n, t in node.tensors.items() if part_of(n) is Part.SPAN}
+            self.shelf.files[key] = replace(node, tensors=span)
+            if is_told:
+                self.prefixes.found([n for n in self.shelf.nodes() if n.key == key], [])
+
+    @rule(is_late=st.booleans(), is_full=st.booleans())
+    def copies_are_late_or_memory_is_full(self, is_late: bool, is_full: bool) -> None:
+        self.bench.target.is_late, self.bench.target.is_full = is_late, is_full
+
+    @rule(is_slow=st.booleans())
+    def reading_is_slower_than_running(self, is_slow: bool) -> None:
+        self.prefixes._rates = SLOW_DISK if is_slow else Rates()
+
+    @rule()
+    def restart(self) -> None:
+        self.hear(self.pump.end_all("shutting down"))
+        self.shelf.deliver_all(self.prefixes)
+        self.open(self.shelf)
+
+    @rule()
+    def come_to_rest(self) -> None:
+        self.bench.target.is_late = self.bench.target.is_full = False
+        for _ in range(MAX_STEPS):
+            if self.pump.is_idle and not self.shelf.jobs:
+                break
+            self.hear(self.pump.step())
+            if self.shelf.jobs:
+                self.shelf.deliver(self.prefixes)
+        assert not self.asked, f"somebody waits for ever: {self.pump}"
+        for tier, most in (("memory", "memory_bytes"), ("disk", "disk_bytes")):
+            is_within = self.bench.holdings.num_bytes(tier) <= self.limits[most]
+            assert is_within or not self.may_go(tier)
+
+    def may_go(self, tier: str) -> list[bytes]:
+        """Keys of nodes that nothing needs in the tier."""
+        held = self.bench.holdings
+        below = {n.parent for n in held if tier in n.tiers}
+        return [
+            n.key
+            for n in held
+            if tier in n.tiers
+            and n.key not in below
+            and (len(n.tiers) > 1 or not held.children(n.key))
+        ]
+
+    @invariant()
+    def memory_and_tree_agree(self) -> None:
+        target, held = self.bench.target, self.bench.holdings
+        in_memory = {node.key.hex(): node for node in held if "memory" in node.tiers}
+        assert target.nodes.keys() == in_memory.keys() == self.bench.mover._extras.keys()
+        for name, (span, _, _) in target.nodes.items():
+            assert span.with_state == ("memory" in in_memory[name].state_tiers)
+            has_logits = self.bench.mover._extras[name].logits is not None
+            assert has_logits == ("memory" in in_memory[name].logits_tiers)
+
+    @invariant()
+    def bytes_are_counted_and_bounded(self) -> None:
+        held = self.bench.holdings
+        for tier in ("memory", "disk"):
+            unclaimed = sum(n.bytes_in(tier) for n in held._unclaimed.values())
+            assert held.num_bytes(tier) == sum(n.bytes_in(tier) for n in held) + unclaimed
+        most = self.limits["memory_bytes"] + self.limits["transit_bytes"]
+        assert held.num_bytes("memory") + self.prefixes._fetches.num_bytes <= most
+
+    @invariant()
+    def a_lane_is_not_given_while_something_is_awaited(self) -> None:
+        assert not any(g.claim.awaited for g in self.pump._running)
+
+    @invariant()
+    def tenants_stay_apart(self) -> None:
+        for generation in [*self.pump._waiting, *self.pump._running]:
+            claim = generation.claim
+            tree = self.bench.holdings.tree(claim.tenant)
+            assert all(key in tree for key in claim.path if key in self.bench.holdings)
+
+    def teardown(self) -> None:
+        self.come_to_rest()
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_whatever_comes(recurrent: bool, tokenizer, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(holdings_module, "MIN_AGE_S", 0.0)
+    kind = type("Kind", (Server,), {"recurrent": recurrent, "tokenizer": tokenizer})
+    run_state_machine_as_test(
+        kind,
+        settings=settings(
+            max_examples=40,
+            stateful_step_count=30,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
