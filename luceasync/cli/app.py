@@ -107,7 +107,7 @@ def doctor(config: Config) -> None:
 
 
 @app.command()
-@with_config("model", "placement", "engine")
+@with_config("model", "placement", "engine", "cache", "draft")
 def plan(
     config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

@@ -5,6 +5,7 @@ Owns the list of checks. Each looks at one thing and changes nothing.
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -63,6 +64,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("kernels", _kernels),
         ("memory", _memory),
         ("disk", _disk),
+        ("cache", _cache),
         ("model", _model),
         ("model files", _model_files),
         ("port", _port),
@@ -119,6 +121,25 @@ def _disk(config: Config) -> Iterator[Finding]:
     yield _space("disk", Path.home() if Path.home().is_dir() else Path.cwd())
 
 
+def _cache(config: Config) -> Iterator[Finding]:
+    """Whether prefixes would outlive a restart. Nothing is made or written here."""
+    root = config.cache.cache_dir
+    if root is None:
+        words = "prefixes stay in memory; --kv-cache-dir keeps them over restarts"
+        yield Finding("cache", "ok", words)
+        return
+    nearest = next(path for path in (root, *root.resolve().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        words = f"{nearest} is no directory that can be written to"
+        yield Finding("cache", "broken", f"--kv-cache-dir {root}: {words}")
+        return
+    yield _space("cache", nearest)
+    mode = root.stat().st_mode & 0o777 if root.exists() else 0
+    if mode & 0o077:
+        words = f"mode {mode:o}: others on this machine get in; chmod 700 {root}"
+        yield Finding("cache mode", "note", words)
+
+
 def _space(subject: str, directory: Path) -> Finding:
     usage = shutil.disk_usage(directory)
     words = f"{size_text(usage.free)} free of {size_text(usage.total)} in {directory}"
@@ -127,15 +148,21 @@ def _space(subject: str, directory: Path) -> Finding:
 
 def _model(config: Config) -> Iterator[Finding]:
     """What would be used, or why it cannot be."""
-    from luceasync.target.report import plan_report
+    from luceasync.dflash.placement import plan_with_drafter
 
-    report = plan_report(config)
+    report, drafter = plan_with_drafter(config)
     spec, plan = report.spec, report.plan
     words = f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters"
     yield Finding("model", "ok", f"{config.model.model_dir}: {words}")
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.dtype} on {where}, {lanes}")
+    words = "none: one token a step"
+    if drafter is not None:
+        words = (
+            f"{drafter.draft_dir}: on {drafter.device.name}, {drafter.spec.block} rows a proposal"
+        )
+    yield Finding("drafter", "ok", words)
 
 
 def _model_files(config: Config) -> Iterator[Finding]:

@@ -10,21 +10,43 @@ from rich.console import Console
 from rich.table import Table
 
 from luceasync.cli.words import size_text
-from luceasync.config import Config
-from luceasync.target.report import PlanReport, ShardReport, plan_report
+from luceasync.config import CacheConfig, Config
+from luceasync.dflash.placement import Drafter, plan_with_drafter
+from luceasync.engine.start import limits_of
+from luceasync.target.report import PlanReport, ShardReport
 
 
 def run_plan(config: Config, as_json: bool) -> None:
-    """Print the plan. Raises ModelError, and PlacementError when it does not fit."""
-    report = plan_report(config)
+    """Print the plan. Raises ConfigError, and PlacementError when it does not fit."""
+    report, drafter = plan_with_drafter(config)
+    cache = cache_summary(report, config.cache)
     if as_json:
-        print(msgspec.json.format(msgspec.json.encode(summary(report))).decode())
-    else:
-        _print(report, Console(highlight=False))
+        told = summary(report) | {"drafter": _drafter_summary(report, drafter)}
+        told["prefix_cache"] = cache
+        print(msgspec.json.format(msgspec.json.encode(told)).decode())
+        return
+    console = Console(highlight=False)
+    _print(report, console)
+    if drafter is not None:
+        _print_drafter(report, drafter, console)
+    _print_cache(cache, config.cache, console)
+
+
+def cache_summary(report: PlanReport, config: CacheConfig) -> dict[str, int | None]:
+    """Sizes of the prefix cache; `disk_bytes` None: there is no directory. A node takes so much for
+    each of its tokens, and where a state is kept at its end that too.
+    """
+    limits = limits_of(config)
+    return {
+        "memory_bytes": limits.memory_bytes,
+        "disk_bytes": limits.disk_bytes,
+        "bytes_per_token": sum(shard.token_bytes for shard in report.plan.shards),
+        "state_bytes": sum(shard.lane_state_bytes for shard in report.plan.shards),
+    }
 
 
 def summary(report: PlanReport) -> dict[str, object]:
-    """The report in plain words and numbers; all sizes in bytes or tokens."""
+    """The model's plan in plain words and numbers; all sizes in bytes or tokens."""
     plan, spec = report.plan, report.spec
     return {
         "family": spec.family,
@@ -48,10 +70,24 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
         "weight_bytes": shard.weight_bytes,
         "lane_bytes_per_token": shard.token_bytes,
         "state_bytes_per_lane": shard.lane_state_bytes,
+        "verify_bytes_per_lane": shard.lane_scratch_bytes,
         "lane_bytes": report.lane_bytes,
         "workspace_bytes": shard.workspace_bytes,
         "device_bytes": report.device_bytes,
         "free_bytes": report.free_bytes,
+    }
+
+
+def _drafter_summary(report: PlanReport, drafter: Drafter | None) -> dict[str, object] | None:
+    if drafter is None or report.guest is None:
+        return None
+    return {
+        "draft_dir": str(drafter.draft_dir),
+        "device": drafter.device.name,
+        "block": drafter.spec.block,
+        "weight_bytes": report.guest.weight_bytes,
+        "lane_bytes_per_token": report.guest.token_bytes,
+        "state_bytes_per_lane": report.guest.lane_bytes,
     }
 
 
@@ -70,6 +106,27 @@ def _print(report: PlanReport, console: Console) -> None:
     console.print(table)
     for reason in plan.reasons:
         console.print(f"- {reason}", markup=False)
+
+
+def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:
+    assert report.guest is not None
+    lane_bytes = report.guest.lane_bytes + report.plan.max_ctx_tokens * report.guest.token_bytes
+    console.print(
+        f"drafter on {drafter.device.name}: weights {size_text(report.guest.weight_bytes)}, one "
+        f"lane {size_text(lane_bytes)}, {drafter.spec.block} rows a proposal",
+        markup=False,
+    )
+
+
+def _print_cache(cache: dict[str, int | None], config: CacheConfig, console: Console) -> None:
+    memory_bytes, per_token = cache["memory_bytes"] or 0, cache["bytes_per_token"] or 1
+    words = (
+        f"prefix cache: {size_text(memory_bytes)} of memory, at most {memory_bytes // per_token}"
+    )
+    state = f"; {size_text(cache['state_bytes'])} for each state" if cache["state_bytes"] else ""
+    console.print(f"{words} tokens of {size_text(per_token)}{state}", markup=False)
+    if cache["disk_bytes"] is not None:
+        console.print(f"- {size_text(cache['disk_bytes'])} in {config.cache_dir}", markup=False)
 
 
 def _row(report: ShardReport, num_lanes: int) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.cli.doctor import Finding, examine, run_doctor
-from luceasync.config import Config, ModelConfig, ServerConfig
+from luceasync.config import CacheConfig, Config, DraftConfig, ModelConfig, ServerConfig
 
 HEALTHY = Config(server=ServerConfig(port=0))
 
@@ -38,6 +38,33 @@ def test_a_directory_without_a_model_is_broken_and_the_rest_still_checked(tmp_pa
     broken = [subject for subject, finding in findings.items() if finding.state == "broken"]
     assert broken == ["model", "weights", "tokenizer"]
     assert findings["port"].state == "ok"
+
+
+def test_a_cache_directory_that_is_still_to_be_made_is_fine(tmp_path):
+    config = replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path / "a" / "b"))
+    assert "broken" not in {finding.state for finding in find(config).values()}
+    assert f"in {tmp_path}" in find(config)["cache"].words
+    assert not (tmp_path / "a").exists()
+
+
+def test_a_file_is_no_cache_directory(tmp_path):
+    (tmp_path / "file").touch()
+    finding = find(replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path / "file")))["cache"]
+    assert (finding.state, str(tmp_path / "file") in finding.words) == ("broken", True)
+
+
+@pytest.mark.parametrize(("mode", "is_noted"), [(0o700, False), (0o750, True)])
+def test_a_cache_that_others_can_look_into_is_noted(tmp_path, mode, is_noted):
+    tmp_path.chmod(mode)
+    findings = find(replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path)))
+    assert ("cache mode" in findings) == is_noted
+
+
+def test_a_drafter_that_is_none_is_said(tmp_path):
+    config = replace(HEALTHY, draft=DraftConfig(draft_dir="none"))
+    assert find(config)["drafter"].words.startswith("none")
+    broken = find(replace(HEALTHY, draft=DraftConfig(draft_dir=tmp_path)))["model"]
+    assert (broken.state, str(tmp_path) in broken.words) == ("broken", True)
 
 
 def test_an_unexpected_failure_is_a_finding(monkeypatch):
