@@ -19,23 +19,23 @@ from luceasync.dflash.context import ContextRows, held_positions, rings_of, visi
 from luceasync.dflash.spec import DraftLayerSpec, DraftSpec
 from luceasync.dflash.weights import DraftLayerWeights, DraftWeights, open_draft, read_weights
 from luceasync.models.layers import Ops
-from luceasync.models.ops import attention_widths, heads_norm, rms_norm
+from luceasync.models.ops import rms_norm
 
 Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
 
 
 @dataclass(frozen=True, slots=True)
 class _Rotation:
-    """cos, sin: float32 [entries, rows, 1, head_dim / 2]."""
+    """Rotary positions; float32 [entries, rows, 1, head_dim] each, `sin` with the first half
+    negated.
+    """
 
     cos: Tensor
     sin: Tensor
 
     def turn(self, x: Tensor) -> Tensor:
-        """x: [..., entries, rows, heads, head_dim]; halves are paired."""
-        first, second = x.float().chunk(2, -1)
-        turned = first * self.cos - second * self.sin, second * self.cos + first * self.sin
-        return torch.cat(turned, -1).to(x.dtype)
+        """x: float32 [..., entries, rows, heads, head_dim]; halves are paired."""
+        return torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin)
 
 
 class DraftNetwork:
@@ -144,20 +144,22 @@ class DraftNetwork:
         return torch.cat([x[:, :1], mask.expand(x.shape[0], block - 1, -1)], 1)
 
     def _sights(self, lanes: Tensor, begins: Tensor, block: int, reach: int | None) -> list[Tensor]:
-        """For each layer what its rows see: bool [entries, block, places + block]; layers that see
-        alike share one tensor.
+        """For each layer what its rows see, as `attend` wants it; layers that see alike share one
+        tensor.
         """
         floors = self.valid_from[lanes]
         if self.spec.ctx_max_tokens is not None:
             floors = torch.maximum(floors, begins - self.spec.ctx_max_tokens)
         floors = floors.clamp(min=0)
+        group = self.spec.attention.num_heads // self.spec.attention.num_kv_heads
         made: dict[tuple[DraftLayerSpec, int], Tensor] = {}
         for layer, sees in enumerate(self.spec.layers):
             capacity = self._ring_of[layer].capacity
             if (sees, capacity) not in made:
                 num_places = capacity if reach is None else min(capacity, reach)
                 held = held_positions(begins, capacity, num_places)
-                made[sees, capacity] = visible(sees, held, floors, begins, block)
+                sight = visible(sees, held, floors, begins, block)
+                made[sees, capacity] = sight.repeat(1, group, 1)[:, None]
         pairs = enumerate(self.spec.layers)
         return [made[sees, self._ring_of[layer].capacity] for layer, sees in pairs]
 
@@ -173,20 +175,22 @@ class DraftNetwork:
         """Attention of the block's rows to the context and to each other: [entries, block,
         query_dim].
         """
-        spec, norms = self.spec.attention, weights.head_norms
-        projected = self._ops.norm_linear(x, weights.norm.weight, norms.eps, weights.projection)
-        q, k, v = projected.split(attention_widths(spec), -1)
-        q = rotation.turn(heads_norm(q, spec.head_dim, norms.query, norms.eps))
-        k = rotation.turn(heads_norm(k, spec.head_dim, norms.key, norms.eps))
-        v = v.unflatten(-1, (-1, spec.head_dim))
-        num_places = sight.shape[2] - x.shape[1]
-        keys, values = self._ring_of[layer].read(layer, lanes, num_places)
+        spec, norm = self.spec.attention, weights.norm
+        projected = self._ops.norm_linear(x, norm.weight, norm.eps, weights.projection)
+        heads = projected.unflatten(-1, (-1, spec.head_dim))
+        turning, v = heads.split([spec.num_heads + spec.num_kv_heads, spec.num_kv_heads], 2)
+        turning = F.rms_norm(turning.float(), turning.shape[-1:], None, norm.eps)
+        turning = rotation.turn(turning * weights.head_norms).to(self.dtype)
+        q, k = turning.split([spec.num_heads, spec.num_kv_heads], 2)
+        ring, span = self._ring_of[layer], sight.shape[-1]
+        keys, values = ring.read(layer, lanes, span - x.shape[1])
         return attend(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), sight).flatten(2)
 
     def _rotation(self, positions: Tensor) -> _Rotation:
         """Of absolute positions int64 [entries, rows]."""
         angles = positions.float()[..., None, None] * self._inverse
-        return _Rotation(angles.cos(), angles.sin())
+        cos, sin = angles.cos(), angles.sin()
+        return _Rotation(torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1))
 
     def close(self) -> None:
         """Let weights and context go. May be called twice."""
@@ -205,7 +209,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Tensor) -> Tensor:
     """Attention with a mask, query heads that share a key head folded into rows of one product.
 
     q: [entries, rows, heads, head_dim]; k, v: [entries, span, kv_heads, head_dim]; sight: bool
-    [entries, rows, span]. Returns the shape of q.
+    [entries, 1, group * rows, span], the rows' once for each head of a group. Returns the shape of
+    q.
     """
     group = q.shape[2] // k.shape[2]
     folded = q.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
@@ -213,7 +218,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Tensor) -> Tensor:
         folded,  # [entries, kv_heads, group * rows, head_dim]
         k.transpose(1, 2),
         v.transpose(1, 2),
-        attn_mask=sight.repeat(1, group, 1)[:, None],
+        attn_mask=sight,
     )
     return out.unflatten(2, (group, q.shape[1])).permute(0, 3, 1, 2, 4).flatten(2, 3)
 

@@ -79,13 +79,16 @@ class DraftSpec:
         return 2 * (num_lanes + 1) * rows * self.attention.kv_dim * element_bytes
 
     def weight_bytes(self, element_bytes: int) -> int:
-        """Bytes of the weights as the network holds them: norms in float32, and the key and value
-        projections of all layers once more, stacked.
+        """Bytes of the weights as the network holds them: norms in float32, those of heads once for
+        each head, and the key and value projections of all layers once more, stacked.
         """
-        shapes = [shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING]
-        shapes.append((2 * self.num_layers * self.attention.kv_dim, self.hidden_size))
-        shapes.append((self.num_layers * self.attention.head_dim,))
-        return sum(prod(shape) * (element_bytes if len(shape) == 2 else 4) for shape in shapes)
+        attention = self.attention
+        once = [shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING]
+        num_bytes = sum(prod(shape) * (element_bytes if len(shape) == 2 else 4) for shape in once)
+        # q_norm and k_norm are in `once` already; the keys of the context have k_norm of their own.
+        num_norms = (attention.num_heads - 1) + (attention.num_kv_heads - 1) + 1
+        stacked = 2 * attention.kv_dim * self.hidden_size * element_bytes
+        return num_bytes + self.num_layers * (num_norms * attention.head_dim * 4 + stacked)
 
     @property
     def shapes(self) -> dict[str, Shape]:

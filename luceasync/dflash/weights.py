@@ -19,7 +19,6 @@ from luceasync.dflash.spec import MASK_EMBEDDING, DraftSpec
 from luceasync.errors import ModelError
 from luceasync.models.layers import Mlp, Norm, Ops
 from luceasync.models.loader import Checkpoint, TensorSource, open_checkpoint, weight_files
-from luceasync.models.ops import AttentionNorms
 from luceasync.models.spec import Shape
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
@@ -29,19 +28,20 @@ TARGETS_OWN = ("embed_tokens.weight", "lm_head.weight")
 
 @dataclass(frozen=True, slots=True)
 class DraftLayerWeights:
-    """projection: query, key, value rows stacked; norms float32."""
+    """projection: query, key, value rows stacked; head_norms float32 [heads + kv_heads, head_dim],
+    of query heads, then of key heads.
+    """
 
     norm: Norm
     projection: Tensor
-    head_norms: AttentionNorms
+    head_norms: Tensor
     output: Tensor
     mlp: Mlp
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        norms = (self.norm.weight, self.head_norms.query, self.head_norms.key)
         mlp = (self.mlp.norm.weight, self.mlp.gate_up, self.mlp.down)
-        return (*norms, self.projection, self.output, *mlp)
+        return (self.norm.weight, self.projection, self.head_norms, self.output, *mlp)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,10 +139,11 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
     return DraftLayerWeights(
         norm=Norm(reader.vector(prefix + "input_layernorm.weight"), eps),
         projection=ops.pack(reader.matrix(*projections)),
-        head_norms=AttentionNorms(
-            query=reader.vector(attention + "q_norm.weight"),
-            key=reader.vector(attention + "k_norm.weight"),
-            eps=eps,
+        head_norms=torch.cat(
+            [
+                reader.vector(attention + "q_norm.weight").expand(spec.attention.num_heads, -1),
+                reader.vector(attention + "k_norm.weight").expand(spec.attention.num_kv_heads, -1),
+            ]
         ),
         output=ops.pack(reader.matrix(attention + "o_proj.weight")),
         mlp=Mlp(
