@@ -132,6 +132,19 @@ def test_refused_memory_keeps_nothing_and_loses_nothing():
     assert bench.serve(PROMPT) == 128
 
 
+def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
+    """The turn's end was kept without logits, and is to be kept again with them."""
+    bench = Bench(disk_bytes=None)
+    claim = bench.claim(PROMPT)
+    bench.start(claim)
+    bench.prefill(claim)
+    bench.end(claim, num_generated=20)
+    bench.target.is_full = True
+    assert bench.serve(claim.sequence) == len(PROMPT)
+    bench.target.is_full = False
+    assert bench.serve([*claim.sequence, 7]) == len(PROMPT)
+
+
 def test_without_a_disk_memory_serves():
     bench = Bench(disk_bytes=None)
     bench.serve(PROMPT, num_generated=9)

@@ -1,0 +1,186 @@
+"""Orders of the engine's thread, over a real directory."""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.engine.disk_shelf import DiskShelf
+from luceasync.engine.shelf import KeptNode, Lost, Order
+from luceasync.prefix.keys import node_key, tenant_key
+from luceasync.prefix.layout import Part
+from tests.prefix.faulty_files import FaultyFiles, failing
+from tests.prefix.tiers import quarantined, tier_of
+
+TENANT = tenant_key("")
+DEADLINE_S = 20.0
+
+
+class Heard:
+    """What the engine's thread is told."""
+
+    def __init__(self) -> None:
+        self.fetches: list = []
+        self.writes: list = []
+        self.added: list = []
+        self.removed: list = []
+
+    def fetched(self, key: bytes, result) -> None:
+        self.fetches.append((key, result))
+
+    def written(self, key: bytes, *, is_there: bool, again: bool = False) -> None:
+        self.writes.append((key, is_there, again))
+
+    def found(self, added, removed) -> None:
+        self.added += added
+        self.removed += removed
+
+
+def kept(number: int = 0, parent: KeptNode | None = None, num_tokens: int = 64) -> KeptNode:
+    tokens = array("i", [number] * num_tokens)
+    begin = 0 if parent is None else parent.end
+    return KeptNode(
+        key=node_key(tokens, TENANT, None if parent is None else parent.key),
+        parent=None if parent is None else parent.key,
+        begin=begin,
+        end=begin + num_tokens,
+        is_turn_end=True,
+        is_generated=True,
+        tensors={
+            "tokens": torch.frombuffer(tokens, dtype=torch.int32),
+            "ls0_attn_k.0": torch.full((num_tokens, 2, 16), number, dtype=torch.bfloat16),
+            "ls0_delta.1": torch.full((4, 4), float(number)),
+            "snap_prefill_logits": torch.arange(32.0),
+        },
+    )
+
+
+@asynccontextmanager
+async def serving(root: Path, files=None) -> AsyncIterator[tuple[DiskShelf, Heard]]:
+    heard = Heard()
+    shelf = DiskShelf((0, 2), lambda outcome: outcome(heard))
+    async with tier_of(root, files) as disk:
+        await shelf.scan(disk)
+        task = asyncio.create_task(shelf.serve(disk))
+        yield shelf, heard
+        await shelf.drain(DEADLINE_S)
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def until(is_so: Callable[[], object]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not is_so():
+            await asyncio.sleep(0.002)
+
+
+async def test_a_node_comes_back_as_it_was(tmp_path):
+    node = kept(3)
+    async with serving(tmp_path) as (shelf, heard):
+        shelf.write(node)
+        await until(lambda: heard.writes)
+        shelf.read([Order(node.key, with_end=True)])
+        await until(lambda: heard.fetches)
+    [(key, found)] = heard.fetches
+    assert (key, heard.writes) == (node.key, [(node.key, True, False)])
+    assert found.tensors.keys() == node.tensors.keys()
+    assert all(torch.equal(found.tensors[name], node.tensors[name]) for name in node.tensors)
+    assert found.parts == found.file_parts == {Part.SPAN, Part.STATE, Part.LOGITS}
+
+
+async def test_the_span_comes_alone_and_says_what_else_there_is(tmp_path):
+    node = kept(3)
+    async with serving(tmp_path) as (shelf, heard):
+        shelf.write(node)
+        await until(lambda: heard.writes)
+        shelf.read([Order(node.key, with_end=False)])
+        await until(lambda: heard.fetches)
+    found = heard.fetches[0][1]
+    assert found.tensors.keys() == {"tokens", "ls0_attn_k.0"}
+    assert found.parts < found.file_parts
+
+
+async def test_a_new_server_hears_of_the_files(tmp_path):
+    first = kept(1)
+    second = kept(2, first)
+    async with serving(tmp_path) as (shelf, _):
+        shelf.write(first)
+        shelf.write(second)
+    async with serving(tmp_path) as (_, heard):
+        pass
+    found = {node.key: node for node in heard.added}
+    assert found.keys() == {first.key, second.key}
+    node = found[second.key]
+    assert (node.parent, node.begin, node.end) == (first.key, 64, 128)
+    assert node.is_generated
+    assert node.has_state
+    assert node.has_logits
+
+
+async def test_nodes_are_written_in_order_however_large(tmp_path):
+    nodes = [kept(0, num_tokens=1 << 14)]
+    for i in range(1, 5):
+        nodes.append(kept(i, nodes[-1], num_tokens=1 << (14 - 2 * i)))
+    async with serving(tmp_path) as (shelf, heard):
+        for node in nodes:
+            shelf.write(node)
+    assert [key for key, *_ in heard.writes] == [node.key for node in nodes]
+
+
+async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
+    node = kept(1)
+    async with serving(tmp_path, FaultyFiles(failing(5), before="rename")) as (shelf, heard):
+        shelf.write(node)
+        shelf.read([Order(node.key, with_end=True)])
+        await until(lambda: heard.writes and heard.fetches)
+    assert heard.writes == [(node.key, False, False)]
+    assert heard.fetches == [(node.key, Lost("gone", is_passing=False))]
+
+
+async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
+    node = kept(1, num_tokens=1 << 12)
+    async with serving(tmp_path) as (shelf, _):
+        shelf.write(node)
+    async with serving(tmp_path, FaultyFiles(failing(5), before="readinto")) as (shelf, heard):
+        shelf.read([Order(node.key, with_end=True)])
+        await until(lambda: heard.fetches)
+    assert heard.fetches[0][1] == Lost("io_error", is_passing=True)
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
+
+
+async def test_an_order_that_cannot_be_done_is_told_as_such(tmp_path):
+    node = kept(1)
+    odd = replace(node, tensors={**node.tensors, "ls0_attn_v.0": torch.zeros(3, dtype=torch.bool)})
+    async with serving(tmp_path) as (shelf, heard):
+        shelf.write(odd)
+        await until(lambda: heard.writes)
+        shelf.write(node)
+    assert heard.writes == [(node.key, False, False), (node.key, True, False)]
+
+
+@pytest.mark.parametrize("order", ["remove", "quarantine"])
+async def test_what_is_removed_or_set_aside_is_not_found_again(tmp_path, order: str):
+    node = kept(1)
+    async with serving(tmp_path) as (shelf, _):
+        shelf.write(node)
+    async with serving(tmp_path) as (shelf, _):
+        shelf.remove([node.key]) if order == "remove" else shelf.quarantine(node.key)
+    async with serving(tmp_path) as (_, heard):
+        assert not heard.added
+    [directory] = tmp_path.glob("*")
+    assert len(quarantined(directory)) == (order == "quarantine")
+
+
+async def test_a_node_that_is_not_there_is_gone(tmp_path):
+    async with serving(tmp_path) as (shelf, heard):
+        shelf.touch([kept(1).key])
+        shelf.read([Order(kept(1).key, with_end=True)])
+        await until(lambda: heard.fetches)
+    assert heard.fetches == [(kept(1).key, Lost("gone", is_passing=False))]

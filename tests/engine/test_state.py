@@ -1,0 +1,121 @@
+"""Nodes by name: what is kept of a lane comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+
+from luceasync.engine.state import (
+    FEATURE_DATA,
+    LOGITS,
+    TOKENS,
+    NodeSize,
+    NoFeatures,
+    StateMover,
+)
+from luceasync.errors import SnapshotMismatch
+from luceasync.kv.node import Span
+from tests.engine.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
+
+TOKEN_IDS = array("i", [3, 1, 4, 1, 5])
+SPAN = Span(0, 5, with_state=True)
+
+
+class RowFeatures(NoFeatures):
+    """One number for each token: its position."""
+
+    def __init__(self) -> None:
+        self.restored: list = []
+
+    @property
+    def num_tokens(self) -> int:
+        return 2
+
+    def num_bytes(self, num_tokens: int) -> int:
+        return 10 * num_tokens
+
+    def export(self, lane: int, begin: int, end: int):
+        return {FEATURE_DATA: torch.arange(begin, end)}
+
+    def restore(self, lane: int, spans, num_tokens: int) -> None:
+        self.restored = [(begin, end, sorted(tensors)) for begin, end, tensors in spans]
+
+
+@pytest.fixture
+def features() -> RowFeatures:
+    return RowFeatures()
+
+
+@pytest.fixture
+def mover(features: RowFeatures) -> StateMover:
+    target = TokenTarget(2, recurrent=True)
+    target.lanes[0] = list(TOKEN_IDS)
+    mover = StateMover(target, features, VOCAB_SIZE)
+    mover.save(0, "n", SPAN, torch.arange(8.0), with_features=True)
+    return mover
+
+
+def test_the_size_of_a_node_is_told_apart_by_what_goes_with_its_end(mover):
+    size = mover.size(SPAN, with_logits=True, with_features=True)
+    assert size == NodeSize(5 * (TOKEN_BYTES + 10), STATE_BYTES + 4 * VOCAB_SIZE)
+
+
+def test_kept_logits_are_a_copy(mover):
+    logits = torch.arange(8.0)
+    mover.save(0, "m", SPAN, logits, with_features=False)
+    logits += 1
+    assert mover.logits("m").tolist() == list(range(8))
+
+
+def test_what_is_exported_can_be_adopted_elsewhere(mover, features):
+    tensors = mover.export("n", TOKEN_IDS, with_end=True)
+    assert {TOKENS, LOGITS, FEATURE_DATA} < tensors.keys()
+    other = StateMover(TokenTarget(1, recurrent=True), features, VOCAB_SIZE)
+    other.adopt("n", SPAN, TOKEN_IDS, tensors)
+    other.restore(0, ["n"], 5)
+    assert other._target.lanes[0] == list(TOKEN_IDS)
+    assert other.logits("n").tolist() == list(range(8))
+    assert features.restored == [(0, 5, [FEATURE_DATA])]
+
+
+def test_without_its_end_a_node_has_neither_state_nor_logits(mover):
+    tensors = mover.export("n", TOKEN_IDS, with_end=False)
+    assert tensors.keys() == {"ls0_attn_k.0", TOKENS, FEATURE_DATA}
+
+
+def test_a_dropped_state_takes_the_logits_with_it(mover):
+    mover.drop_state("n")
+    assert mover.export("n", TOKEN_IDS, with_end=True).keys() == {
+        "ls0_attn_k.0",
+        TOKENS,
+        FEATURE_DATA,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        (TOKENS, torch.tensor([3, 1, 4, 1, 6], dtype=torch.int32), "tokens"),
+        (TOKENS, torch.tensor([3, 1, 4, 1], dtype=torch.int32), "tokens"),
+        (TOKENS, torch.tensor([3, 1, 4, 1, 5]), "tokens"),
+        (LOGITS, torch.zeros(VOCAB_SIZE + 1), "snap_prefill_logits"),
+        (LOGITS, torch.zeros(VOCAB_SIZE, dtype=torch.bfloat16), "snap_prefill_logits"),
+        ("ls0_other.0", torch.zeros(1), "node"),
+    ],
+)
+def test_what_is_not_the_nodes_is_refused_and_the_old_stays(mover, name, tensor, words):
+    tensors = mover.export("n", TOKEN_IDS, with_end=True)
+    with pytest.raises(SnapshotMismatch, match=words):
+        mover.adopt("n", SPAN, TOKEN_IDS, tensors | {name: tensor})
+    assert mover.export("n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
+
+
+def test_refused_memory_keeps_nothing(mover):
+    mover._target.is_full = True
+    with pytest.raises(MemoryError):
+        mover.save(0, "m", SPAN, None, with_features=True)
+    mover.drop("m")
+    with pytest.raises(KeyError):
+        mover.export("m", TOKEN_IDS, with_end=True)
