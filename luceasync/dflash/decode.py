@@ -86,6 +86,7 @@ class Speculator:
 
     # --- what a lane goes through ---------------------------------------------------------------
 
+    @torch.inference_mode()
     def start(self, lane: int) -> None:
         """The lane is given to another choice, and is empty."""
         self._outlooks[lane] = Outlook(self._common.as_prior())

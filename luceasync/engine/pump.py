@@ -136,11 +136,12 @@ class Pump:
                 return
             prefilling = (g.claim for g in self._running if not g.is_decoding)
             if self.prefixes.prepare(generation.claim, prefilling):
-                self._waiting.remove(generation)
-                lane = self._free_lanes.pop(0)
+                lane = self._free_lanes[0]
                 self._target.reset(lane)
                 self.decoding.start(lane)
                 generation.start(lane, self.prefixes.take_up(generation.claim, lane))
+                self._waiting.remove(generation)  # not before: whoever fails is told so
+                self._free_lanes.remove(lane)
                 self._running.append(generation)
 
     def _end_restores(self) -> list[Emitted]:

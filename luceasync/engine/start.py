@@ -8,7 +8,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +16,17 @@ import psutil
 import torch
 
 from luceasync.config import CacheConfig, Config
-from luceasync.engine.decoding import PlainDecoding
+from luceasync.dflash.load import load_draft
+from luceasync.dflash.placement import Drafter, plan_with_drafter
+from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
+from luceasync.engine.draft_state import DraftFeatures
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
 from luceasync.engine.holdings import Limits
 from luceasync.engine.namespace import namespace_of
 from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
 from luceasync.engine.shelf import Shelf
-from luceasync.engine.state import NoFeatures, StateMover
+from luceasync.engine.state import Features, NoFeatures, StateMover
 from luceasync.engine.thread import Loaded
 from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
@@ -31,8 +34,7 @@ from luceasync.prefix.disk import DiskTier
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import host_memory
-from luceasync.target.plan import Plan
-from luceasync.target.report import plan_model
+from luceasync.target.plan import DTYPE_BYTES, Plan
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -50,6 +52,7 @@ class Recipe:
     model_dir: Path
     spec: ModelSpec
     plan: Plan
+    drafter: Drafter | None
     limits: Limits
     host: HostMemory
     progress: Progress | None
@@ -63,7 +66,8 @@ def build_engine(config: Config, progress: Progress | None = None) -> LocalEngin
     """
     model_dir = config.model.model_dir
     spec = read_spec(model_dir)
-    plan = plan_model(spec, config)
+    report, drafter = plan_with_drafter(config, spec)
+    plan = report.plan
     tokenizer = Tokenizer.load(model_dir)
     language = Language(
         card=ModelCard(
@@ -81,7 +85,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> LocalEngin
     limits = limits_of(config.cache)
     capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory([shard.device for shard in plan.shards], capacity)
-    recipe = Recipe(model_dir, spec, plan, limits, host, progress)
+    recipe = Recipe(model_dir, spec, plan, drafter, limits, host, progress)
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
 
@@ -128,39 +132,54 @@ def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
 
 def load(recipe: Recipe, shelf: Shelf) -> Loaded:
     """Read the weights; runs in the engine thread."""
-    spec, plan = recipe.spec, recipe.plan
-    total = sum(shard.weight_bytes for shard in plan.shards)
-    done = 0
-
-    def advance(num_bytes: int) -> None:
-        nonlocal done
-        done += num_bytes
-        if recipe.progress is not None:
-            recipe.progress(min(done, total), total)
-
+    spec, plan, drafter = recipe.spec, recipe.plan, recipe.drafter
+    reading = _Reading(recipe)
     if plan.is_small_on_cpu:
         # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
         torch.set_num_threads(1)  # of this thread, which is the engine's
-    backend = LayerSplitBackend.open(recipe.model_dir, spec, plan, advance, memory=recipe.host)
-    if recipe.progress is not None:
-        recipe.progress(total, total)
-    prefixes = Prefixes(
-        StateMover(backend, NoFeatures(), spec.vocab_size),
-        shelf,
-        recipe.limits,
-        recurrent=spec.delta is not None,
-        chunk_tokens=plan.prefill_chunk_tokens,
-    )
-    pump = Pump(
-        backend,
-        PlainDecoding(backend),
-        prefixes,
-        num_lanes=plan.parallel,
-        chunk_tokens=plan.prefill_chunk_tokens,
-    )
+    with ExitStack() as closing:
+        closing.callback(recipe.host.close)
+        taps = drafter.spec.taps if drafter else ()
+        backend = LayerSplitBackend.open(
+            recipe.model_dir, spec, plan, reading.advance, memory=recipe.host, taps=taps
+        )
+        closing.callback(backend.close)
+        decoding: Decoding = PlainDecoding(backend)
+        features: Features = NoFeatures()
+        if drafter is not None:
+            draft = load_draft(drafter, plan, backend, reading.advance)
+            closing.callback(draft.close)
+            decoding = SpeculativeDecoding(backend, draft.speculator)
+            features = DraftFeatures(draft.ring, draft.speculator, recipe.host)
+        reading.end()
+        prefixes = Prefixes(
+            StateMover(backend, features, spec.vocab_size),
+            shelf,
+            recipe.limits,
+            recurrent=spec.delta is not None,
+            chunk_tokens=plan.prefill_chunk_tokens,
+        )
+        sizes = {"num_lanes": plan.parallel, "chunk_tokens": plan.prefill_chunk_tokens}
+        pump = Pump(backend, decoding, prefixes, **sizes)
+        return Loaded(pump, closing.pop_all().close)
 
-    def close() -> None:
-        backend.close()
-        recipe.host.close()
 
-    return Loaded(pump, close)
+class _Reading:
+    """Tells how far the reading of weights has come."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._progress = recipe.progress or (lambda done, total: None)
+        self._done = 0
+        self._total = sum(shard.weight_bytes for shard in recipe.plan.shards)
+        if recipe.drafter is not None:
+            size = DTYPE_BYTES[recipe.plan.dtype]
+            self._total += recipe.drafter.spec.num_parameters * size
+
+    def advance(self, num_bytes: int) -> None:
+        """So many bytes more are read."""
+        self._done += num_bytes
+        self._progress(min(self._done, self._total), self._total)
+
+    def end(self) -> None:
+        """All are."""
+        self._progress(self._total, self._total)

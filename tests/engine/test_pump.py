@@ -221,3 +221,15 @@ def test_a_row_without_numbers_ends_with_an_error_and_the_others_go_on(make_prep
     ended = {stream: delta.finish for stream, delta in run(pump) if delta.finish}
     assert (ended[0].reason, ended[1].reason) == ("error", "length")
     assert "not numbers" in ended[0].error
+
+
+def test_a_choice_whose_lane_cannot_be_prepared_is_told_too(make_prepared):
+    class Broken(CountingTarget):
+        def reset(self, lane: int) -> None:
+            raise RuntimeError("no lane")
+
+    pump = make_pump(Broken())
+    pump.submit([make_prepared(5, [0])])
+    with pytest.raises(RuntimeError, match="no lane"):
+        pump.step()
+    assert [(stream, d.finish.reason) for stream, d in pump.fail_all("broken")] == [(5, "error")]
