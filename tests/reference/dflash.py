@@ -7,6 +7,7 @@ built anew for every round from the target's hidden states, and the greedy loop 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,9 +46,8 @@ class SlowDrafter:
         """
         config, weights, mistake = self.config, self.weights, self.mistake
         end = begin + 1 if mistake.anchor_seen else begin
-        states = self.target(torch.tensor([ids]), output_hidden_states=True).hidden_states
-        taps = [tap + 1 + mistake.tap_shift for tap in config["dflash_config"]["target_layer_ids"]]
-        features = torch.cat([states[min(tap, len(states) - 1)][0, :end] for tap in taps], -1)
+        taps = [tap + mistake.tap_shift for tap in config["dflash_config"]["target_layer_ids"]]
+        features = residuals(self.target, ids, taps)[:end]
         context = self._norm(features @ weights["fc.weight"].T, "hidden_norm.weight")
         masks = [config["dflash_config"]["mask_token_id"]] * (block - 1)
         x = self.target.get_input_embeddings()(torch.tensor([ids[begin], *masks]))
@@ -110,6 +110,27 @@ class SlowDrafter:
     def _norm(self, x: Tensor, name: str) -> Tensor:
         mean = x.square().mean(-1, keepdim=True) + self.config["rms_norm_eps"]
         return x * mean.rsqrt() * self.weights[name]
+
+
+@torch.no_grad()
+def residuals(target: Any, ids: list[int], taps: list[int]) -> Tensor:
+    """The residual stream after each tapped layer, side by side: [tokens, taps * hidden]. Taken by
+    hooks: transformers' last hidden state has gone through the final norm.
+    """
+    outputs: dict[int, Tensor] = {}
+
+    def keep(layer: int) -> Callable[..., None]:
+        def hook(module: Any, given: Any, output: Any) -> None:
+            outputs[layer] = output[0] if isinstance(output, tuple) else output
+
+        return hook
+
+    layers = target.model.layers
+    handles = [layers[tap].register_forward_hook(keep(tap)) for tap in taps]
+    target(torch.tensor([ids]))
+    for handle in handles:
+        handle.remove()
+    return torch.cat([outputs[tap][0] for tap in taps], -1)
 
 
 @torch.no_grad()
