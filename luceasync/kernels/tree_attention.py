@@ -44,7 +44,7 @@ def tile(num_pairs: int, head_dim: int, element_bytes: int, shared_bytes: int) -
     while block_m > 16 and (block_m + 3 * PAGE_TOKENS) * row_bytes > shared_bytes:
         block_m //= 2
     num_stages = 2 if (block_m + 5 * PAGE_TOKENS) * row_bytes <= shared_bytes else 1
-    return Tile(block_m, 8 if row_bytes > 256 else 4, num_stages)
+    return Tile(block_m, num_warps=4, num_stages=num_stages)
 
 
 def attend_tree(

@@ -21,8 +21,6 @@ from luceasync.kernels.overlap import (
 )
 
 CONV_ROWS = 16  # of one program of the convolution
-BLOCK_VALUE = 32  # columns of the state in one program
-NUM_WARPS = 4
 
 
 def delta_tree(
@@ -55,7 +53,8 @@ def delta_tree(
     _, num_heads, key_dim, value_dim = delta_state.shape
     out = mixed.new_empty(num_entries, num_rows, num_heads, value_dim)
     block_rows = max(16, triton.next_power_of_2(num_rows))
-    grid = (triton.cdiv(value_dim, BLOCK_VALUE), num_heads, num_entries)
+    block_value = 32 if block_rows == 16 else 64  # columns of the state in one program
+    grid = (triton.cdiv(value_dim, block_value), num_heads, num_entries)
     _delta_tree_kernel[grid](
         projected,
         mixed,
@@ -75,12 +74,12 @@ def delta_tree(
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,
         BLOCK_KEY=max(16, triton.next_power_of_2(key_dim)),
-        BLOCK_VALUE=BLOCK_VALUE,
+        BLOCK_VALUE=block_value,
         BLOCK_ROWS=block_rows,
         BLOCK=block_rows // 4,
         PRECISION=_precision(projected.dtype),
         SOLVE_PRECISION=dot_precision(torch.float32),
-        num_warps=NUM_WARPS,
+        num_warps=4,
         num_stages=1,
         **overlap_options(projected),
     )

@@ -6,6 +6,7 @@ hold until the next pass.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ class GraphedShard:
         sizes = sorted(plan.decode_sizes, reverse=True)
         with torch.cuda.device(shard.device):
             self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(shard.device)
+            self._stream = _capture_stream(shard.device)
             rows = plan.num_scratch_rows if shard.plan.is_last else 0
             self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
             for num_rows in sorted(plan.verify_rows, reverse=True):
@@ -162,6 +163,14 @@ class GraphedShard:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
             output = run()
         return graph, output
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for the life of the process: the matrix library keeps a workspace for every stream that
+    it has seen, and captured products go on using it.
+    """
+    return torch.cuda.Stream(device)
 
 
 def _pinned(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
