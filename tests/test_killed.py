@@ -1,0 +1,101 @@
+"""A server that is killed with SIGKILL, and what the next one finds."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+DEADLINE_S = 120.0
+SYSTEM = {"role": "system", "content": "You explain functions of Python's library. " * 12}
+QUESTIONS = ["What does json.dumps do?", "What does os.path.join do?"]
+
+
+@contextmanager
+def server(cache_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server over the directory, and where it listens; killed in the end."""
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--dtype", "fp32"]
+    command += ["--kv-cache-dir", str(cache_dir), "--kv-cache-min-tokens", "1"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "Listening on" in line)
+        match = re.search(r"http://[\d.]+:\d+", line)
+        assert match is not None
+        until(lambda: httpx.get(f"{match[0]}/ready").status_code == 200)
+        try:
+            yield process, match[0]
+        finally:
+            process.kill()
+            process.communicate()
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def body(question: str, **fields: Any) -> dict[str, Any]:
+    messages = [SYSTEM, {"role": "user", "content": question}]
+    return {"messages": messages, "temperature": 0, "max_tokens": 24, **fields}
+
+
+def ask(url: str, question: str) -> tuple[str, int]:
+    """The answer, and how much of the prompt was cached."""
+    answer = httpx.post(f"{url}/v1/chat/completions", json=body(question), timeout=60).json()
+    cached = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return answer["choices"][0]["message"]["content"], cached
+
+
+def stream(url: str, question: str) -> str:
+    """All of a streamed answer, as it came; the server is busy writing still."""
+    with httpx.stream(
+        "POST", f"{url}/v1/chat/completions", json=body(question, stream=True), timeout=60
+    ) as response:
+        return "".join(response.iter_text())
+
+
+def files(cache_dir: Path, pattern: str) -> list[Path]:
+    return list(cache_dir.glob(f"*/{pattern}"))
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    with server(tmp_path_factory.mktemp("none")) as (_, url):
+        return {question: ask(url, question)[0] for question in QUESTIONS}
+
+
+def test_what_was_written_before_the_kill_is_taken_up(cold, tmp_path):
+    with server(tmp_path) as (process, url):
+        assert "[DONE]" in stream(url, QUESTIONS[0])
+        until(lambda: len(files(tmp_path, "*.safetensors")) >= 3)  # system, prompt and answer
+        process.kill()
+    with server(tmp_path) as (_, url):
+        text, cached = ask(url, QUESTIONS[0])
+        assert text == cold[QUESTIONS[0]]
+        assert cached > 100  # at least the system prompt
+        text, cached = ask(url, QUESTIONS[1])
+        assert text == cold[QUESTIONS[1]]
+        assert cached > 100
+
+
+def test_a_kill_amid_a_write_leaves_nothing_but_a_miss(cold, tmp_path):
+    with server(tmp_path) as (process, url):
+        stream(url, QUESTIONS[0])
+        until(lambda: bool(files(tmp_path, ".*.tmp") or files(tmp_path, "*.safetensors")))
+        process.kill()
+    temporary = next(tmp_path.glob("*/quarantine")).with_name(f".{'ab' * 32}.{process.pid}.01.tmp")
+    temporary.write_bytes(b"the beginning of a node")  # where the kill came too late to leave one
+    with server(tmp_path) as (_, url):
+        assert not files(tmp_path, ".*.tmp")
+        assert ask(url, QUESTIONS[0])[0] == cold[QUESTIONS[0]]
+        assert not files(tmp_path, "quarantine/*")
