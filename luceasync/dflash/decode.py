@@ -108,8 +108,7 @@ class Speculator:
     @torch.inference_mode()
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
-        paths = [range(num_tokens)]
-        self.passes.absorb(self._target.taps(), [lane], [begin], paths, num_tokens)
+        self.passes.absorb_chunk(self._target.taps(), lane, begin, num_tokens)
 
     # --- steps ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ Runs in the engine thread; knows no engine.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, open_network
 from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.graph import Graphs, Runner, run_eagerly
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.target.backend import LayerSplitBackend
@@ -68,7 +70,12 @@ def load_draft(
         device=device,
         transfer=transfer,
     )
-    passes = DraftPasses(network, ring, backend, transfer)
-    return LoadedDraft(
-        Speculator(backend, passes, drafter.shapes, plan.parallel), ring, network.close
-    )
+    with ExitStack() as closing:
+        closing.callback(network.close)
+        run: Runner = run_eagerly
+        if device.type != "cpu" and set(devices) == {device}:  # a graph is of one device
+            run = Graphs(device)
+            closing.callback(run.close)
+        passes = DraftPasses(network, ring, backend, transfer, run)
+        speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
+        return LoadedDraft(speculator, ring, closing.pop_all().close)

@@ -47,8 +47,7 @@ def drafter_of(
 ) -> Drafter | None:
     """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
-    is_shipped = asked.draft_dir is None and draft_dir is not None
-    if draft_dir is None or (is_shipped and not draft_dir.is_dir()):  # a checkout may lack it
+    if draft_dir is None:
         _refuse_without_drafter(asked)
         return None
     spec = adjusted(

@@ -1,0 +1,82 @@
+"""How the draft's passes are run: operation by operation, or as CUDA graphs that are captured when
+a shape has come up often enough.
+
+Knows nothing of what a pass does, only that it reads its inputs and fixed memory, waits for nobody,
+and may be repeated: what it writes the second time is what it wrote the first time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a shape that hardly comes costs nothing
+
+Pass = Callable[..., Any]
+
+
+class Runner(Protocol):
+    """Runs `work(*inputs)`; `key` and the inputs' shapes say which pass it is."""
+
+    def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any: ...
+
+
+def run_eagerly(key: Hashable, work: Pass, *inputs: Tensor) -> Any:
+    """Operation by operation."""
+    return work(*inputs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    output: Any
+
+
+class Graphs:
+    """Runs passes on one GPU as graphs. What a pass returns lies in memory that the next pass may
+    write to.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._steps: dict[Hashable, _Step] = {}
+        self._num_calls: Counter[Hashable] = Counter()
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+
+    def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any:
+        full_key = (key, *((tuple(x.shape), x.dtype) for x in inputs))
+        step = self._steps.get(full_key)
+        if step is None:
+            self._num_calls[full_key] += 1
+            if self._num_calls[full_key] <= NUM_EAGER_CALLS:
+                return work(*inputs)
+            step = self._steps[full_key] = self._capture(work, inputs)
+        for static, given in zip(step.inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        step.graph.replay()
+        return step.output
+
+    def close(self) -> None:
+        """Let the graphs go."""
+        self._steps.clear()
+
+    def _capture(self, work: Pass, inputs: tuple[Tensor, ...]) -> _Step:
+        static = tuple(x.clone() for x in inputs)
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            work(*static)  # the libraries' workspaces for this stream
+        current.wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"  # other threads pin memory meanwhile
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
+            output = work(*static)
+        return _Step(graph, static, output)

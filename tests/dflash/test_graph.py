@@ -1,0 +1,49 @@
+"""A pass as a graph gives what it gives operation by operation, and writes what it writes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.dflash.graph import NUM_EAGER_CALLS, Graphs, run_eagerly
+from luceasync.dflash.tree import TreeProposer
+
+NUM_LANES, VOCAB = 4, 300
+
+
+class Memory:
+    """A pass that proposes trees from what is in memory, and writes to it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.rows = torch.zeros(NUM_LANES, VOCAB, device=device)
+        self.propose = TreeProposer(12, VOCAB, device)
+
+    def work(self, lanes: Tensor, logits: Tensor):
+        self.rows[lanes] = logits[:, 0]
+        return self.propose(lanes, logits + self.rows[lanes][:, None])
+
+
+def inputs(call: int, num_entries: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(call)
+    lanes = torch.randperm(NUM_LANES, generator=generator)[:num_entries]
+    return lanes.to(device), torch.randn(num_entries, 5, VOCAB, generator=generator).to(device)
+
+
+def test_eagerly_is_the_work_itself():
+    assert run_eagerly("key", lambda a, b: a - b, torch.tensor(5), torch.tensor(3)) == 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_graph_gives_and_writes_what_eager_operations_do():
+    device = torch.device("cuda", 0)
+    eager, captured = Memory(device), Memory(device)
+    run = Graphs(device)
+    for call in range(3 * (NUM_EAGER_CALLS + 3)):
+        given = inputs(call, 1 + call % 3, device)  # three shapes in turn
+        expected, found = eager.work(*given), run("key", captured.work, *given)
+        assert torch.equal(found.tokens, expected.tokens)
+        assert torch.equal(found.parents, expected.parents)
+        assert torch.equal(captured.rows, eager.rows)
+    run.close()

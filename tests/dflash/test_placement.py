@@ -1,0 +1,106 @@
+"""Which drafter a config asks for, what it takes up, and which options are refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.dflash.adapt import Shape
+from luceasync.dflash.draft import open_network
+from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.placement import guest_of, plan_with_drafter, ring_capacity
+from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.errors import ConfigError, PlacementError
+from luceasync.models.ops import TorchOps
+from luceasync.models.spec import read_spec
+from luceasync.target.plan import Device
+from tests import tiny
+
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100}
+CPU = Device("cpu:0", 2**33)
+
+
+@pytest.fixture
+def config(tiny_dir: Path, tmp_path: Path) -> Config:
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    return Config(
+        model=ModelConfig(tiny_dir, dtype="fp32"),
+        placement=PlacementConfig(("cpu:0", "cpu:1")),
+        engine=EngineConfig(parallel=2, max_ctx_tokens=256),
+        draft=DraftConfig(draft_dir=draft_dir),
+    )
+
+
+def asking(config: Config, **draft) -> Config:
+    return replace(config, draft=replace(config.draft, **draft))
+
+
+def test_a_drafter_goes_to_the_targets_last_device(config):
+    report, drafter = plan_with_drafter(config)
+    assert drafter.device.name == report.plan.shards[-1].device == "cpu:1"
+    assert report.plan.verify_rows == (2, 4, 8)
+    assert report.guest == drafter.guest(report.spec, "fp32")
+
+
+def test_another_device_and_a_tree_can_be_asked_for(config):
+    asked = asking(config, device="cpu:0", ddtree=True, ddtree_budget=9, block=6)
+    report, drafter = plan_with_drafter(asked)
+    assert drafter.device.name == "cpu:0"
+    assert drafter.shapes == (Shape(6, 9), Shape(6), Shape(4), Shape(3), Shape(2))
+    assert report.plan.verify_rows == (2, 3, 4, 6, 10)
+
+
+def test_without_a_drafter_nothing_is_planned_for_one(config):
+    report, drafter = plan_with_drafter(asking(config, draft_dir="none"))
+    assert drafter is None and report.guest is None
+    assert report.plan.verify_rows == ()
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"block": 4}, "--draft-block 4: there is no drafter"),
+        ({"device": "cpu"}, "--draft-device cpu: there is no drafter"),
+        ({"ddtree": True}, "--ddtree on: there is no drafter"),
+        ({"ctx_max_tokens": 64}, "--draft-ctx-max 64: there is no drafter"),
+    ],
+)
+def test_options_of_a_drafter_that_is_not_there_are_refused(config, option, words):
+    with pytest.raises(ConfigError, match=words):
+        plan_with_drafter(asking(config, draft_dir="none", **option))
+
+
+def test_what_cannot_be_honoured_names_its_flag(config, tmp_path):
+    with pytest.raises(ConfigError, match="--draft-block 9: this drafter proposes blocks of 2 to"):
+        plan_with_drafter(asking(config, block=9))
+    with pytest.raises(PlacementError, match="--draft-device tpu: 'tpu' is not a device"):
+        plan_with_drafter(asking(config, device="tpu"))
+    with pytest.raises(ConfigError, match="a drafter's directory is expected"):
+        plan_with_drafter(asking(config, draft_dir=tmp_path / "nothing"))
+
+
+@pytest.mark.parametrize("fields", [{}, SLIDING], ids=["full", "sliding"])
+@pytest.mark.parametrize("ctx_max_tokens", [None, 64])
+def test_planned_bytes_are_those_that_are_allocated(tiny_dir, tmp_path, fields, ctx_max_tokens):
+    num_lanes, max_ctx = 3, 512
+    target = read_spec(tiny_dir)
+    folder = tiny.save_draft(tmp_path / "draft", tiny.draft_config(**fields))
+    spec = adjusted(read_draft_spec(folder, target), ctx_max_tokens=ctx_max_tokens)
+    place = {"dtype": torch.float32, "device": torch.device("cpu")}
+    sizes = {"num_lanes": num_lanes, "max_ctx_tokens": max_ctx}
+    network = open_network(folder, spec, TorchOps(), lambda tokens: tokens, **sizes, **place)
+    ring = FeatureRing(
+        FeatureSpec(spec.taps, spec.hidden_size),
+        num_lanes=num_lanes,
+        capacity_tokens=ring_capacity(spec, max_ctx),
+        **place,
+    )
+    guest = guest_of(spec, CPU, target, 4)
+    lanes_bytes = (num_lanes + 1) * (max_ctx * guest.token_bytes + guest.lane_bytes)
+    allocated = network.num_bytes + ring.num_bytes
+    assert allocated == pytest.approx(guest.weight_bytes + lanes_bytes, rel=0.25)
+    assert allocated <= 1.02 * (guest.weight_bytes + lanes_bytes)
