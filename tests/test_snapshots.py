@@ -17,7 +17,7 @@ import pytest
 from luceasync.engine.engine import LocalEngine
 from luceasync.kv.node import Span
 from luceasync.request import Sampling
-from tests.engines import Answer, ask, running, user
+from tests.engines import Answer, ask, running, user, written
 
 NUM_TOKENS = 128
 LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
@@ -120,15 +120,6 @@ async def test_what_one_tenant_said_is_prefilled_for_another(tiny_dir, cold, tmp
 
 
 # --- what a conversation costs ----------------------------------------------------------------
-
-
-async def written(engine: LocalEngine) -> None:
-    """Wait until the disk has what it is to have, as the end of a server does."""
-    assert engine._thread is not None
-    assert engine._shelf is not None
-    for _ in range(3):  # an outcome may be followed by another order
-        await engine._thread.call(lambda pump: pump.prefixes.hand_over(wait=True) or [], 30.0)
-        await engine._shelf.drain(30.0)
 
 
 def file_bytes(cache_dir: Path) -> int:
