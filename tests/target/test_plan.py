@@ -18,6 +18,7 @@ from luceasync.target.group import LocalGroup
 from luceasync.target.plan import (
     NUM_STAGED_STATES,
     Device,
+    Guest,
     Plan,
     check_devices,
     check_weights,
@@ -368,3 +369,34 @@ def test_a_tiny_model_needs_no_threads_on_the_cpu(device: str, small: bool):
     large = dataclasses.replace(plan.shards[0], weight_bytes=2**30)
     heavy = dataclasses.replace(plan, shards=(large,))
     assert heavy.is_small_on_cpu is (device != "cpu:0")
+
+
+# --- a drafter beside it -------------------------------------------------------------------------
+
+
+def guest_on(name: str, weight_mib: int = 0, token_bytes: int = 0, lane_mib: int = 0) -> Guest:
+    return Guest(Device(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
+
+
+@pytest.mark.parametrize("guest", [guest_on("cpu:0", 100), guest_on("cpu:0", lane_mib=20)])
+def test_what_a_guest_takes_is_not_there_for_lanes(guest: Guest):
+    alone, beside = plan_of(800, parallel=4), plan_of(800, parallel=4, guest=guest)
+    assert beside.max_ctx_tokens < alone.max_ctx_tokens
+    assert beside.shards == alone.shards
+
+
+def test_a_guest_that_takes_as_much_a_token_halves_the_context():
+    token_bytes = plan_of(800, parallel=4).shards[0].token_bytes
+    alone, beside = (
+        plan_of(800, parallel=4, guest=guest)
+        for guest in (None, guest_on("cpu:0", token_bytes=token_bytes))
+    )
+    assert beside.max_ctx_tokens == pytest.approx(alone.max_ctx_tokens / 2, abs=64)
+
+
+def test_a_guest_on_its_own_device_must_fit_there():
+    assert plan_of(800, parallel=4, guest=guest_on("cuda:0", 100)) == plan_of(800, parallel=4)
+    with pytest.raises(PlacementError, match=r"the drafter's layers need 1.95 GiB on cuda:0"):
+        plan_of(800, guest=guest_on("cuda:0", 2000))
+    tight = plan_of(800, parallel=4, guest=guest_on("cuda:0", token_bytes=2**20))
+    assert tight.max_ctx_tokens < 256

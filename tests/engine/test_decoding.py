@@ -1,0 +1,84 @@
+"""A decode step: a round for the lanes that it pays for, a plain step for the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from luceasync.dflash.adapt import Plan, Shape
+from luceasync.engine.decoding import SpeculativeDecoding, anchors_of
+from luceasync.request import Sampling
+from luceasync.text.tokenizer import Tokenizer
+from tests.dflash.scripted import (
+    BLOCK,
+    TAPS,
+    VERIFY_ROWS,
+    Answer,
+    Lanes,
+    ScriptedDraft,
+    plain_answers,
+    prepare,
+    speculator_of,
+)
+from tests.target.conftest import make_backend
+
+__all__ = ["make_backend"]
+NUM_LANES = 3
+
+
+@pytest.fixture
+def backend(tiny_dir, make_backend):
+    return make_backend(tiny_dir, verify_rows=VERIFY_ROWS, taps=TAPS)
+
+
+@pytest.fixture
+def prepared(tiny_dir):
+    tokenizer = Tokenizer.load(tiny_dir)
+    return lambda: [
+        prepare(tokenizer, Sampling(temperature=lane / 2), seed=lane) for lane in range(NUM_LANES)
+    ]
+
+
+class Planned:
+    """A speculator whose plan is given: these lanes speculate."""
+
+    def __init__(self, speculator, speculating: Sequence[int]) -> None:
+        self._speculator = speculator
+        self.plan = lambda lanes, *, alone: Plan(
+            Shape(BLOCK), tuple(set(lanes) & set(speculating)), alone
+        )
+
+    def __getattr__(self, name: str):
+        return getattr(self._speculator, name)
+
+
+def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> Lanes:
+    speculator = speculator_of(backend, draft)
+    lanes = Lanes(backend, prepared, speculator)
+    decoding = SpeculativeDecoding(backend, Planned(speculator, speculating))
+    while lanes.running:
+        running = list(lanes.running)
+        for generation, delta in zip(running, decoding.step(running, alone=True), strict=True):
+            if delta is not None:
+                lanes.deltas[generation.lane].append(delta)
+        lanes.running = [g for g in running if not lanes.is_over(g)]
+    return lanes
+
+
+@pytest.mark.parametrize("speculating", [(), (1,), (0, 2), (0, 1, 2)])
+def test_whoever_speculates_everybody_gets_the_plain_answer(backend, prepared, speculating):
+    plain = plain_answers(backend, prepared())
+    texts = [(*p.prompt_ids, *a.token_ids) for p, a in zip(prepared(), plain, strict=True)]
+    draft = ScriptedDraft(dict(enumerate(texts)), lambda lane, position: position % 5 == 0)
+    lanes = decode_to_the_end(backend, prepared(), draft, speculating)
+    assert [Answer.of(deltas) for deltas in lanes.deltas] == plain
+    rounds = [lanes.speculator.speculation(lane).rounds for lane in range(NUM_LANES)]
+    assert [n > 0 for n in rounds] == [lane in speculating for lane in range(NUM_LANES)]
+
+
+def test_an_anchor_is_the_newest_token_at_its_position(backend, prepared):
+    lanes = Lanes(backend, prepared())
+    for anchor, generation in zip(anchors_of(lanes.running), lanes.running, strict=True):
+        assert anchor.position == len(generation.prepared.prompt_ids)
+        assert anchor.token == generation.last_token
