@@ -38,7 +38,7 @@ from luceasync.models.spec import ModelSpec, parse_spec
 from luceasync.prefix.disk import DiskTier
 from luceasync.request import Finish, ModelCard, Request
 from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices, host_memory
+from luceasync.target.devices import find_devices, host_memory, torch_device
 from luceasync.target.plan import Plan, make_plan
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
@@ -192,7 +192,10 @@ def prepare(files: list[Path], state: str) -> None:
 
 def plain(files: list[Path], machine: Machine) -> tuple[float, float]:
     """Seconds to read the files one after the other, and to copy their bytes to the device."""
-    regions = [machine.memory.allocate(file.stat().st_size) for file in files]
+    pinned = machine.plan.shards[0].device != "cpu:0"
+    sizes = [file.stat().st_size for file in files]
+    hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for size in sizes]
+    regions = [memoryview(host.numpy()) for host in hosts]
     started = time.perf_counter()
     for file, region in zip(files, regions, strict=True):
         with file.open("rb", buffering=0) as raw:
@@ -200,12 +203,12 @@ def plain(files: list[Path], machine: Machine) -> tuple[float, float]:
             while done < len(region):
                 done += raw.readinto(region[done:])
     read_s = time.perf_counter() - started
-    device = torch.device(machine.plan.shards[0].device)
-    targets = [torch.empty(len(region), dtype=torch.uint8, device=device) for region in regions]
+    device = torch_device(machine.plan.shards[0].device)
+    targets = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
     synchronize(device)
     started = time.perf_counter()
-    for target, region in zip(targets, regions, strict=True):
-        target.copy_(torch.frombuffer(region, dtype=torch.uint8), non_blocking=True)
+    for target, host in zip(targets, hosts, strict=True):
+        target.copy_(host, non_blocking=True)
     synchronize(device)
     return read_s, time.perf_counter() - started
 
