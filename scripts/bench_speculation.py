@@ -1,0 +1,137 @@
+"""Whole servers with and without speculation, on the bundled model's evaluation questions.
+
+    python scripts/bench_speculation.py [--device cpu:0] [--questions 100] [--ddtree]
+
+Both servers run at once and are asked in turns, one question at a time, greedily, as a client sees
+it: every byte over HTTP. Prints tokens per second of each, tau, and whether the texts are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+QUESTIONS = Path(__file__).parents[1] / "luceasync" / "assets" / "stdlib-15m" / "eval.jsonl"
+DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One answer: `seconds` from the request to its end, decoding alone in `decode_s`."""
+
+    text: str
+    num_tokens: int
+    seconds: float
+    decode_s: float
+    speculation: dict[str, Any]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--device", default="cpu:0")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--ddtree", action="store_true", help="trees too, as a third server")
+    options = parser.parse_args()
+    modes = {"plain": ["--draft", "none"], "chain": []}
+    if options.ddtree:
+        modes["tree"] = ["--ddtree"]
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    messages = [json.loads(line)["messages"] for line in lines][: options.questions]
+    common = ["--target-device", options.device, "--dtype", options.dtype]
+    with ExitStack() as stack:
+        urls = {
+            mode: stack.enter_context(server([*common, *flags])) for mode, flags in modes.items()
+        }
+        client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
+        asked: dict[str, list[Asked]] = {mode: [] for mode in modes}
+        for number, question in enumerate([messages[0], *messages]):
+            for mode, url in urls.items():
+                answer = ask(client, url, question, options.max_tokens)
+                if number:  # the first one warms up
+                    asked[mode].append(answer)
+    report(asked)
+
+
+@contextmanager
+def server(flags: list[str]) -> Iterator[str]:
+    """A server in a process of its own, ready; its URL."""
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            assert process.stdout is not None
+            url = ""
+            for line in iter(process.stdout.readline, b""):
+                text = line.decode(errors="replace")
+                found = re.search(r"http://[\d.]+:\d+", text)
+                url = url or (found[0] if found else "")
+                if text.startswith("Ready"):
+                    break
+            else:
+                raise SystemExit(f"the server did not start: {' '.join(command)}")
+            yield url
+        finally:
+            process.terminate()
+
+
+def ask(client: httpx.Client, url: str, messages: list[dict], max_tokens: int) -> Asked:
+    """One question, greedily."""
+    body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens}
+    started = time.perf_counter()
+    response = client.post(f"{url}/v1/chat/completions", json=body)
+    seconds = time.perf_counter() - started
+    response.raise_for_status()
+    answer = response.json()
+    return Asked(
+        text=answer["choices"][0]["message"]["content"],
+        num_tokens=answer["usage"]["completion_tokens"],
+        seconds=seconds,
+        decode_s=answer["timings"]["predicted_ms"] / 1000,
+        speculation=answer["luceasync"].get("speculation", {}),
+    )
+
+
+def report(asked: dict[str, list[Asked]]) -> None:
+    """A row for each server; ratios are to the first."""
+    plain = asked["plain"]
+    print("| server | tokens/s | ratio | decoding alone | ratio | tau | rounds | equal texts |")
+    print("|---|---|---|---|---|---|---|---|")
+    for mode, answers in asked.items():
+        pairs = list(zip(answers, plain, strict=True))
+        rate = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
+        decode_rate = sum(a.num_tokens - 1 for a in answers) / sum(a.decode_s for a in answers)
+        ratio = statistics.median(
+            _per_token(b.seconds, b) / _per_token(a.seconds, a) for a, b in pairs
+        )
+        decode = sum(b.decode_s for b in plain) / sum(a.decode_s for a in answers)
+        rounds = sum(a.speculation.get("rounds", 0) for a in answers)
+        accepted = sum(a.speculation.get("accepted", 0) for a in answers)
+        tau = f"{(accepted + rounds) / rounds:.2f}" if rounds else ""
+        equal = sum(a.text == b.text for a, b in pairs)
+        whole = sum(b.seconds for b in plain) / sum(a.seconds for a in answers)
+        print(
+            f"| {mode} | {rate:.0f} | {whole:.2f} (median {ratio:.2f}) | {decode_rate:.0f} "
+            f"| {decode:.2f} | {tau} | {rounds} | {equal} of {len(pairs)} |"
+        )
+
+
+def _per_token(seconds: float, answer: Asked) -> float:
+    return seconds / max(1, answer.num_tokens)
+
+
+if __name__ == "__main__":
+    main()
