@@ -53,7 +53,7 @@ def held_positions(begins: Tensor, capacity: int, num_places: int) -> Tensor:
 def visible(
     layer: DraftLayerSpec, held: Tensor, floors: Tensor, begins: Tensor, num_rows: int
 ) -> Tensor:
-    """bool [entries, num_rows, places + num_rows]: what each row of a block sees, context first.
+    """bool [entries, num_rows, num_rows + places]: what each row of a block sees, the block first.
 
     `held` as `held_positions` gives it; `floors` int64 [entries]: context below them is not there,
     or not to be seen. Row r stands at position begins + r.
@@ -68,14 +68,15 @@ def visible(
         oldest = begins[:, None] + row - layer.window  # the newest position out of sight
         context = context & (held[:, None] > oldest[:, :, None])
         block = block & (apart.abs() < layer.window)
-    return torch.cat([context, block.expand(begins.shape[0], -1, -1)], 2)
+    return torch.cat([block.expand(begins.shape[0], -1, -1), context], 2)
 
 
 class ContextRing:
     """Keys and values of those layers whose rings are equally large.
 
-    `keys`, `values`: [layers, lanes + 1, capacity + 1, kv_heads, head_dim]; the extra lane, which
-    index -1 means, and the extra place take what is to be dropped.
+    `keys`, `values`: [layers, lanes + 1, block + capacity + 1, kv_heads, head_dim]: first the rows
+    of the block that is being proposed, so that they and the context are read in one go, then the
+    ring. The extra lane, which index -1 means, and the extra place take what is to be dropped.
     """
 
     def __init__(
@@ -90,22 +91,34 @@ class ContextRing:
     ) -> None:
         self.layers = layers
         self.capacity = capacity
+        self._block = spec.block
         self._index = torch.tensor(layers, device=device)
         heads = (spec.attention.num_kv_heads, spec.attention.head_dim)
-        shape = (len(layers), num_lanes + 1, capacity + 1, *heads)
+        shape = (len(layers), num_lanes + 1, spec.block + capacity + 1, *heads)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
         self.values = torch.zeros(shape, dtype=dtype, device=device)
 
     def write(self, keys: Tensor, values: Tensor, rows: ContextRows) -> None:
         """keys, values: [model's layers, entries, rows, kv_heads, head_dim]; ours are kept."""
-        where = (slice(None), rows.lanes[:, None], places(rows, self.capacity))
+        ring = self._block + places(rows, self.capacity)
+        where = (slice(None), rows.lanes[:, None], ring)
         self.keys[where] = keys.index_select(0, self._index)
         self.values[where] = values.index_select(0, self._index)
 
-    def read(self, layer: int, lanes: Tensor, num_places: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of the model's `layer`, [entries, num_places, kv_heads, head_dim]."""
-        index = self.layers.index(layer)
-        return self.keys[index, lanes, :num_places], self.values[index, lanes, :num_places]
+    def read(
+        self, layer: int, lanes: Tensor, keys: Tensor, values: Tensor, num_places: int
+    ) -> tuple[Tensor, Tensor]:
+        """Keys and values of the model's `layer`: those given, of a block [entries, rows, kv_heads,
+        head_dim], and behind them those of the first `num_places` places.
+        """
+        index, num_rows = self.layers.index(layer), keys.shape[1]
+        begin = self._block - num_rows
+        block = torch.arange(begin, self._block, device=lanes.device)
+        both = []
+        for held, given in ((self.keys[index], keys), (self.values[index], values)):
+            held[lanes[:, None], block] = given
+            both.append(held[lanes, begin : self._block + num_places])
+        return both[0], both[1]
 
     @property
     def num_bytes(self) -> int:

@@ -182,9 +182,9 @@ class DraftNetwork:
         turning = F.rms_norm(turning.float(), turning.shape[-1:], None, norm.eps)
         turning = rotation.turn(turning * weights.head_norms).to(self.dtype)
         q, k = turning.split([spec.num_heads, spec.num_kv_heads], 2)
-        ring, span = self._ring_of[layer], sight.shape[-1]
-        keys, values = ring.read(layer, lanes, span - x.shape[1])
-        return attend(q, torch.cat([keys, k], 1), torch.cat([values, v], 1), sight).flatten(2)
+        num_places = sight.shape[-1] - x.shape[1]
+        keys, values = self._ring_of[layer].read(layer, lanes, k, v, num_places)
+        return attend(q, keys, values, sight).flatten(2)
 
     def _rotation(self, positions: Tensor) -> _Rotation:
         """Of absolute positions int64 [entries, rows]."""

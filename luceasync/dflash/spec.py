@@ -72,10 +72,10 @@ class DraftSpec:
 
     def context_bytes(self, num_lanes: int, max_ctx_tokens: int, element_bytes: int) -> int:
         """Bytes of the context's keys and values; a ring has one lane and one place more, for what
-        is to be dropped.
+        is to be dropped, and room for the rows of a block.
         """
         layers = range(self.num_layers)
-        rows = sum(self.capacity(layer, max_ctx_tokens) + 1 for layer in layers)
+        rows = sum(self.block + self.capacity(layer, max_ctx_tokens) + 1 for layer in layers)
         return 2 * (num_lanes + 1) * rows * self.attention.kv_dim * element_bytes
 
     def weight_bytes(self, element_bytes: int) -> int:
