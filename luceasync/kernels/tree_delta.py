@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.delta import softplus
-from luceasync.kernels.delta_chunks import gate, unit_lower_inverse
+from luceasync.kernels.delta_chunks import gate
+from luceasync.kernels.delta_solve import unit_lower_inverse
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
