@@ -24,6 +24,7 @@ from draft.texts import Text
 from torch import Tensor, nn
 
 NUM_COMPILING_STEPS = 3  # they are no training time
+SHOW_STEPS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ class Run:
             if self._step - first <= NUM_COMPILING_STEPS:
                 print(f"step {self._step} loss {loss.item():.4f}", flush=True)
                 started = saved = time.monotonic()
-            elif self._step % 100 == 0:
+            elif self._step % SHOW_STEPS == 0:
                 print(
                     f"step {self._step} loss {loss.item():.4f} {self._elapsed_s:.0f} s", flush=True
                 )

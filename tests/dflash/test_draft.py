@@ -184,6 +184,20 @@ def test_fewer_rows_see_fewer_masks(target, ids, tmp_path):
     torch.testing.assert_close(short, pair.truth(ids, 50, block=4), **TOLERANCE)
 
 
+def test_no_pass_looks_at_a_value(target, ids, tmp_path):
+    pair = Pair(target, tmp_path, SLIDING)
+    lanes, begins, counts = ints([1, -1], [40, 0], [3, 0])
+    features = torch.ones(2, 4, pair.spec.feature_size)
+
+    @torch.compile(backend="eager", fullgraph=True)  # a look at a value would break the graph
+    def round_of_drafting():
+        pair.fast.write_context(features, lanes, begins, counts)
+        return pair.fast.propose(begins, lanes, begins + counts, 8, reach=64)
+
+    with torch.no_grad():
+        assert round_of_drafting().isfinite().all()
+
+
 def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
     spec, fast = pair.spec, pair.fast

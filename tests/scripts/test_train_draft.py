@@ -23,6 +23,7 @@ from draft.training import Recipe, learning_rate, make_optimizers
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.spec import DraftLayerSpec, parse_draft_spec, read_draft_spec
 from luceasync.models.ops import TorchOps
+from luceasync.models.spec import read_spec
 from tests import tiny
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_draft.py"
@@ -225,8 +226,8 @@ def test_a_run_goes_on_where_it_stood(models, tmp_path, optimizer):
     assert all(map(torch.equal, drafter.parameters(), other.parameters()))
 
 
-def test_smoke_run_writes_a_drafter_and_goes_on(models, tmp_path):
-    _, target, folder = models
+def test_smoke_run_writes_a_drafter_and_goes_on(tmp_path):
+    folder = tiny.save(tiny.build("qwen3_5"), tmp_path / "target")
     lines = [{"messages": [{"role": "user", "content": "to be"}], "answer": "or not to be"}] * 12
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = (
@@ -245,7 +246,7 @@ def test_smoke_run_writes_a_drafter_and_goes_on(models, tmp_path):
         )
         assert done.returncode == 0, done.stderr
     assert "going on from step 4" in done.stdout
-    spec = read_draft_spec(tmp_path / "draft", target.spec)
+    spec = read_draft_spec(tmp_path / "draft", read_spec(folder))
     assert (spec.taps, spec.block, spec.layers) == ((0, 2), 4, (DraftLayerSpec(None, False),) * 2)
     record = json.loads((tmp_path / "draft" / "training.json").read_text())
     assert record["steps"] == 6 and [score["step"] for score in record["scores"]] == [4, 6]
