@@ -220,3 +220,13 @@ def test_logits_that_are_no_numbers_end_one_lane_and_not_the_others(open_backend
     while lanes.running:
         lanes.round(list(lanes.running), Plan(CHAIN, (), False))
     assert [lanes.answers()[i] for i in (0, 2, 3)] == [plain[i] for i in (0, 2, 3)]
+
+
+@pytest.mark.parametrize("shape", [CHAIN, TREES[2]], ids=str)
+def test_the_context_may_end_inside_a_block(tiny_dir, make_backend, tokenizer, shape):
+    asked = prepare(tokenizer, Sampling())
+    max_ctx = len(asked.prompt_ids) + asked.max_tokens
+    backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS, taps=TAPS, max_ctx_tokens=max_ctx)
+    lanes, plain = speculate_greedily(backend, tokenizer, shape, 0.2)
+    assert lanes.answers() == plain
+    assert plain[0].num_tokens == asked.max_tokens
