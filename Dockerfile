@@ -47,6 +47,7 @@ ENV PATH=/opt/luceasync/bin:$PATH \
     XDG_CACHE_HOME=/cache \
     NUMBA_CACHE_DIR=/cache/numba \
     TRITON_CACHE_DIR=/cache/triton \
+    LUCEASYNC_KV_CACHE_DIR=/cache/prefixes \
     PYTHONUNBUFFERED=1 \
     LUCEASYNC_HOST=0.0.0.0 \
     LUCEASYNC_PORT=8000
