@@ -186,7 +186,8 @@ async def open_directory(
             async with httpx.AsyncClient(
                 transport=transport, base_url="http://engine", headers=headers
             ) as client:
-                yield Door(client, cache_salt=cache_salt, patience_s=ANSWER_TIMEOUT_S)
+                # It has loaded, and nobody else asks: an engine that says no now has failed.
+                yield Door(client, cache_salt=cache_salt, patience_s=0.0)
 
 
 def _checked(response: httpx.Response) -> httpx.Response:
