@@ -5,13 +5,14 @@ Runs in the engine thread; knows no engine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, open_network
 from luceasync.dflash.features import FeatureRing, FeatureSpec
@@ -22,7 +23,7 @@ from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import torch_device
 from luceasync.target.plan import Plan
 from luceasync.target.shard import DTYPES, ops_for
-from luceasync.target.transfer import choose_transfer
+from luceasync.target.transfer import Transfer, choose_transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +46,12 @@ def load_draft(
     of each tensor. Raises ModelError.
     """
     device = torch_device(drafter.device.name)
-    devices = [device, *(torch_device(shard.device) for shard in plan.shards), device]
-    transfer = choose_transfer(plan.peer_access, devices)
+    transfer = _transfer_to(device, plan)
 
     def embed(tokens: Tensor) -> Tensor:
         return transfer(backend.embed(tokens), device)
 
-    network: DraftNetwork = open_network(
+    network = open_network(
         drafter.draft_dir,
         drafter.spec,
         ops_for(device)[0],
@@ -62,20 +62,37 @@ def load_draft(
         device=device,
         advance=advance,
     )
-    ring = FeatureRing(
-        FeatureSpec(drafter.spec.taps, drafter.spec.hidden_size),
-        num_lanes=plan.parallel,
-        capacity_tokens=ring_capacity(drafter.spec, plan.max_ctx_tokens),
-        dtype=DTYPES[plan.dtype],
-        device=device,
-        transfer=transfer,
-    )
+    return join(network, drafter.shapes, plan, backend)
+
+
+@torch.inference_mode()
+def join(
+    network: DraftNetwork, shapes: Sequence[Shape], plan: Plan, backend: LayerSplitBackend
+) -> LoadedDraft:
+    """A network, which is owned from now on, and a target with its taps, made to speculate."""
+    spec, device = network.spec, network.device
+    transfer = _transfer_to(device, plan)
     with ExitStack() as closing:
         closing.callback(network.close)
+        ring = FeatureRing(
+            FeatureSpec(spec.taps, spec.hidden_size),
+            num_lanes=plan.parallel,
+            capacity_tokens=ring_capacity(spec, plan.max_ctx_tokens),
+            dtype=network.dtype,
+            device=device,
+            transfer=transfer,
+        )
         run: Runner = run_eagerly
-        if device.type != "cpu" and set(devices) == {device}:  # a graph is of one device
+        on_one = all(torch_device(shard.device) == device for shard in plan.shards)
+        if device.type != "cpu" and on_one:  # a graph is of one device
             run = Graphs(device)
             closing.callback(run.close)
         passes = DraftPasses(network, ring, backend, transfer, run)
-        speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
+        speculator = Speculator(backend, passes, shapes, plan.parallel)
         return LoadedDraft(speculator, ring, closing.pop_all().close)
+
+
+def _transfer_to(device: torch.device, plan: Plan) -> Transfer:
+    """How tensors come from the target's devices to the draft's, and back."""
+    targets = [torch_device(shard.device) for shard in plan.shards]
+    return choose_transfer(plan.peer_access, [device, *targets, device])
