@@ -14,14 +14,14 @@ from pathlib import Path
 import httpx
 import pytest
 from typer.testing import CliRunner
-from warm.door import Door, Refused, open_directory
+from warm.door import Counters, Door, Refused, open_directory
 from warm.entries import Entry
 from warm.run import keep, warm
 from warm_cache import EXIT_INTERRUPTED, Errand, app, run
 
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
-from luceasync.request import Request
+from luceasync.request import CacheStatus, Request
 from luceasync.server.app import create_app
 from tests.server.scripted import ScriptedEngine, ScriptedStream
 
@@ -125,6 +125,16 @@ async def test_what_no_retry_mends_is_not_asked_again():
     async with door_of(engine) as door:
         outcome = await keep(RULES, door, is_verified=True)
     assert (outcome.error, len(engine.requests)) == ("status 400: messages: no", 1)
+
+
+async def test_the_counters_are_read_from_the_metrics():
+    engine = ScriptedEngine()
+    engine.cache = CacheStatus(
+        written_bytes_total=7, evicted_total={"memory": 5, "disk": 3}, num_unwritten=2, degraded="x"
+    )
+    async with door_of(engine) as door:
+        assert await door.counters() == Counters(7, 3, 2)
+        assert await door.fault() == "x"
 
 
 async def test_a_prefix_that_the_next_request_does_not_find_is_an_error():
