@@ -74,7 +74,7 @@ class DraftPasses:
         """Rows to verify after each lane's last token, on the device of the target's head; they
         hold until the next pass.
         """
-        reach = reach_for(max(begins))
+        reach = min(reach_for(max(begins)), self.ring.capacity_tokens)
 
         def work(index: Tensor) -> Proposal:
             hidden = self._draft.propose(*index, shape.block, reach=reach)
