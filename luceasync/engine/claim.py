@@ -37,6 +37,7 @@ class Claim:
     path_end: int = 0
     splits: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
+    kept: list[bytes] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[bytes] = field(default_factory=set)
     fetched: set[bytes] = field(default_factory=set)  # nodes that have come from there
     num_fetched_bytes: int = 0

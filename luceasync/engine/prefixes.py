@@ -186,6 +186,13 @@ class Prefixes:
         if key is not None:
             self._write_later(key, with_end=True)
 
+    def disown(self, claim: Claim) -> None:
+        """What the generation has computed cannot be trusted: nothing that it kept is taken up."""
+        for key in claim.kept:
+            self._holdings.forget(key, "memory")
+            self._holdings.forget(key, "disk")
+        self._shelf.remove(claim.kept)
+
     def release(self, claim: Claim) -> None:
         """The generation is over: its nodes may be evicted."""
         self._claims.remove(claim)
@@ -326,6 +333,7 @@ class Prefixes:
                 ),
             )
             self._holdings.saved["memory"] += 1
+            claim.kept.append(key)
         claim.path.append(key)
         claim.path_end = end
         self._holdings.thin(claim.path, self._ends_in_use())

@@ -43,7 +43,8 @@ def following(tokens: Sequence[int]) -> int:
 
 class TokenTarget:
     """Lanes that hold tokens, and nodes that hold spans of them. Refuses what a real one could not
-    do. `is_late`: copies out of lanes do not arrive; `is_full`: there is no memory.
+    do. `is_late`: copies out of lanes do not arrive; `is_full`: there is no memory; `is_sick`: what
+    it computes is no numbers.
     """
 
     def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
@@ -51,7 +52,7 @@ class TokenTarget:
         self.nodes: dict[str, tuple[Span, list[int], int | None]] = {}
         self.recurrent = recurrent
         self.num_run = 0
-        self.is_late = self.is_full = False
+        self.is_late = self.is_full = self.is_sick = False
 
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
@@ -78,7 +79,8 @@ class TokenTarget:
         assert len(tokens) >= span.end
         assert len(tokens) == span.end or not span.with_state
         state = digest(tokens) if span.with_state else None
-        self.nodes[node] = (span, tokens[span.begin : span.end], state)
+        rows = tokens[span.begin : span.end]
+        self.nodes[node] = (span, rows, state)
 
     def saved(self, node: str) -> bool:
         return node in self.nodes and not self.is_late
@@ -124,7 +126,8 @@ class TokenTarget:
 
     def _logits(self, lanes: Sequence[int]) -> Tensor:
         tokens = torch.tensor([following(self.lanes[lane]) for lane in lanes])
-        return torch.nn.functional.one_hot(tokens, VOCAB_SIZE).float()
+        logits = torch.nn.functional.one_hot(tokens, VOCAB_SIZE).float()
+        return logits * float("nan") if self.is_sick else logits
 
 
 class Shelf:

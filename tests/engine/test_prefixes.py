@@ -118,6 +118,20 @@ def test_a_cancelled_prefill_keeps_what_it_has_done():
     assert bench.serve(PROMPT) == 128
 
 
+def test_what_cannot_be_trusted_is_taken_up_by_nobody():
+    """Its logits are no numbers; what was there before stays."""
+    bench = served(Bench(), 100, num_generated=0)
+    claim = bench.claim([*PROMPT, *[7] * 200], 100)
+    bench.prefill(claim, begin=bench.start(claim))
+    bench.prefixes.hand_over()
+    bench.prefixes.disown(claim)
+    bench.prefixes.release(claim)
+    bench.shelf.deliver_all(bench.prefixes)
+    assert max(bench.ends("memory")) == max(bench.ends("disk")) == len(PROMPT)
+    assert len(bench.shelf.files) == len(bench.ends("disk"))
+    assert bench.serve([*PROMPT, *[7] * 200], 100) == len(PROMPT)
+
+
 def test_what_fits_nowhere_is_not_kept_and_nobody_minds():
     bench = Bench(memory_bytes=100)
     assert bench.serve(PROMPT) == bench.serve(PROMPT) == 0

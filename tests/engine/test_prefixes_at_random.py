@@ -160,6 +160,12 @@ class Server(RuleBasedStateMachine):
     def copies_are_late_or_memory_is_full(self, is_late: bool, is_full: bool) -> None:
         self.bench.target.is_late, self.bench.target.is_full = is_late, is_full
 
+    @rule(num_steps=st.integers(1, 3))
+    def what_is_computed_is_no_numbers(self, num_steps: int) -> None:
+        self.bench.target.is_sick = True
+        self.go_on(num_steps)
+        self.bench.target.is_sick = False
+
     @rule(is_slow=st.booleans())
     def reading_is_slower_than_running(self, is_slow: bool) -> None:
         self.prefixes._rates = SLOW_DISK if is_slow else Rates()
