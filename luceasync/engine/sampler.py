@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import MutableMapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -114,10 +115,9 @@ class TokenCounts:
 
     def followed_by(self, token_ids: Sequence[int]) -> TokenCounts:
         """The counts if these were generated next; good until this one counts another token."""
-        later = TokenCounts(())
+        later = copy(self)
         later._ids, later._counts = self._ids.copy(), self._counts.copy()
         later._slots = ChainMap({}, self._slots)  # the prompt may be long: not copied
-        later._num_distinct = self._num_distinct
         for token_id in token_ids:
             later.add(token_id)
         return later
