@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from luceasync.engine.admission import Load, Step, next_step
@@ -57,6 +58,7 @@ class Pump:
         self._free_lanes = list(range(num_lanes))
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order in which they got their lanes
+        self._afterwards: list[Callable[[], None]] = []  # what waits until its tokens are told
         self._prefill_s = 0.0  # since decode had its share last
         self._decode_s = 0.0
         self.num_prefilled_total = 0
@@ -73,7 +75,8 @@ class Pump:
     @property
     def pause_s(self) -> float:
         """How long a step would do nothing unless a command comes before."""
-        if self._running or not all(generation.claim.awaited for generation in self._waiting):
+        is_waiting = not all(generation.claim.awaited for generation in self._waiting)
+        if self._running or self._afterwards or is_waiting:
             return 0.0
         return POLL_PAUSE_S if self.prefixes.has_due_writes else IDLE_PAUSE_S
 
@@ -98,36 +101,50 @@ class Pump:
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
-        return self._end_all(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
+        emitted = self._end_all(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
+        self._catch_up()
+        return emitted
 
     def fail_all(self, error: str) -> list[Emitted]:
         """End everything with an error; nothing of it is kept."""
-        return self._end_all(lambda g: True, "error", error)
+        emitted = self._end_all(lambda g: True, "error", error)
+        self._catch_up()
+        return emitted
 
     def end_all(self, words: str) -> list[Emitted]:
         """Cancel everything, and write what is worth it: the next start takes it up."""
         emitted = self._end_all(lambda g: True, "cancelled", words)
+        self._catch_up()
         self.prefixes.hand_over(wait=True)
         return emitted
 
     def step(self) -> list[Emitted]:
         """Give free lanes to waiting choices, then do what is due."""
+        self._catch_up()
         self.prefixes.hand_over()
         self._assign_lanes()
         emitted = self._end_restores()
+        if emitted:
+            return emitted
         prefilling = [g for g in self._running if g.is_prefilling]
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
         if step == "idle":
-            return emitted
+            return []
         begin = time.perf_counter()
         if step == "prefill":
-            emitted += self._prefill(prefilling[0])
+            emitted = self._prefill(prefilling[0])
         else:
-            emitted += self._decode(decoding, alone=not prefilling)
+            emitted = self._decode(decoding, alone=not prefilling)
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
         return emitted
+
+    def _catch_up(self) -> None:
+        """Keep what the last step has left in the lanes, before anything changes it."""
+        for call in self._afterwards:
+            call()
+        self._afterwards.clear()
 
     def _assign_lanes(self) -> None:
         """In order; but whoever waits for what is still to come holds up nobody."""
@@ -166,18 +183,22 @@ class Pump:
         begin = generation.num_prefilled
         end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.claim.splits)
         started = time.perf_counter()
-        assert generation.lane is not None
+        lane, claim = generation.lane, generation.claim
+        assert lane is not None
         is_last = end == len(prompt)
-        logits = self._target.prefill(generation.lane, begin, prompt[begin:end], project=is_last)
-        self.decoding.prefilled(generation.lane, begin, end - begin)
+        logits = self._target.prefill(lane, begin, prompt[begin:end], project=is_last)
+        self.decoding.prefilled(lane, begin, end - begin)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
-        self.prefixes.prefilled(generation.claim, generation.lane, end, logits)
+        self._afterwards.append(lambda: self.prefixes.prefilled(claim, lane, end, logits))
+        if logits is not None:
+            _wait_for(logits)
         generation.prefill_s += time.perf_counter() - started
-        if is_last:
-            num_run = end - generation.num_cached
-            self.prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
-        return [] if logits is None else self._begin_answer(generation, logits)
+        if logits is None:
+            return []
+        num_run = end - generation.num_cached
+        self.prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
+        return self._begin_answer(generation, logits)
 
     def _begin_answer(self, generation: Generation, logits: Tensor) -> list[Emitted]:
         """The first token, from the logits after the prompt, float32 [vocab]."""
@@ -216,6 +237,7 @@ class Pump:
     def _end_all(
         self, chosen: Callable[[Generation], bool], reason: FinishReason, error: str | None
     ) -> list[Emitted]:
+        self._catch_up()
         ending = [g for g in [*self._running, *self._waiting] if chosen(g)]
         self._waiting = deque(g for g in self._waiting if not chosen(g))
         emitted = []
@@ -230,12 +252,18 @@ class Pump:
         return emitted
 
     def _let_go(self, generation: Generation, *, is_kept: bool) -> None:
+        """The choice runs no more. Its lane is free once what is in it has been kept."""
+        self._running.remove(generation)
+        self._afterwards.append(lambda: self._leave(generation, is_kept))
+
+    def _leave(self, generation: Generation, is_kept: bool) -> None:
         lane = generation.lane
         assert lane is not None
-        if is_kept and not generation.is_restoring:
+        if not is_kept:
+            self.prefixes.disown(generation.claim)
+        elif not generation.is_restoring:
             self.prefixes.finished(generation.claim, lane, generation.num_committed)
         self.prefixes.release(generation.claim)
-        self._running.remove(generation)
         self._free_lanes.append(lane)
         self._free_lanes.sort()
         generation.lane = None
@@ -248,3 +276,11 @@ class Pump:
             self._prefill_s, self._decode_s = seconds, 0.0
         else:
             self._decode_s += seconds
+
+
+def _wait_for(tensor: Tensor) -> None:
+    """Until a device has computed it; the host needs it next, and the time belongs to what made
+    it.
+    """
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
