@@ -174,6 +174,7 @@ class LocalEngine:
         try:
             async with self._cabinet.open() as disk:
                 self._tenants.found(await self._shelf.scan(disk))
+                await asyncio.to_thread(self._tenants.get, "")  # so that its first prompt is fast
                 self._disk = disk
                 self._disk_opened.set_result(None)
                 self._tell_ready()

@@ -20,6 +20,7 @@ from luceasync.text.history import History
 log = logging.getLogger(__name__)
 
 MAX_TENANTS = 64
+MAX_LEARNT_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
 MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
 
 
@@ -70,19 +71,35 @@ class Tenants:
         return is_over and len(self._tenants) > 1
 
     def _learn(self, tenant: Tenant) -> None:
-        """Remember every sequence that ends with what the model wrote; what was used last stays
-        longest.
+        """Remember every sequence that ends with a prompt or with what the model wrote, as far as
+        there is room; what was used last stays longest.
         """
-        written = [n for n in self._nodes.values() if n.is_generated and self._is_of(tenant, n)]
-        for node in sorted(written, key=lambda n: n.last_used_s):
-            chain = [node]
-            while chain[-1].parent is not None and chain[-1].parent in self._nodes:
-                chain.append(self._nodes[chain[-1].parent])
-            if chain[-1].parent is None:
-                ids = array("i")
-                for part in reversed(chain):
-                    ids.extend(part.tokens)
-                tenant.history.relearn(ids)
+        ends = [n for n in self._nodes.values() if n.is_generated or n.has_logits]
+        ends.sort(key=lambda node: -node.last_used_s)
+        learnt: list[array[int]] = []
+        num_tokens = 0
+        for node in ends:
+            if not self._is_of(tenant, node):
+                continue
+            num_tokens += node.end
+            if num_tokens > MAX_LEARNT_TOKENS:
+                break
+            if ids := self._sequence(node):
+                learnt.append(ids)
+        for ids in reversed(learnt):
+            tenant.history.relearn(ids)
+
+    def _sequence(self, node: Node) -> array[int]:
+        """All tokens from the root to the node's end; none where a node between is missing."""
+        chain = [node]
+        while chain[-1].parent in self._nodes:
+            assert chain[-1].parent is not None
+            chain.append(self._nodes[chain[-1].parent])
+        ids = array("i")
+        if chain[-1].parent is None:
+            for part in reversed(chain):
+                ids.extend(part.tokens)
+        return ids
 
     @staticmethod
     def _is_of(tenant: Tenant, node: Node) -> bool:

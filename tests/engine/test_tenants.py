@@ -7,6 +7,8 @@ import pytest
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.engine import tenants as module
 from luceasync.engine.tenants import MAX_TENANTS, MAX_TOKENS_HELD, Tenants
+from luceasync.prefix.keys import node_key, tenant_key
+from luceasync.prefix.node import Node, pack_tokens
 from luceasync.text.history import History
 from luceasync.text.tokenizer import Tokenizer
 
@@ -55,3 +57,53 @@ def test_one_that_asks_alone_is_never_forgotten(tenants, monkeypatch):
 
 def test_one_history_cannot_take_up_everything(tokenizer):
     assert 4 * History(tokenizer)._max_tokens_held <= MAX_TOKENS_HELD
+
+
+def node_of(tokenizer, name: str, text: str, parent: Node | None = None, **fields) -> Node:
+    """A node on disk as the tenant would have left it."""
+    tokens = pack_tokens(tokenizer.encode(text))
+    above = None if parent is None else parent.key
+    disk = frozenset(("disk",))
+    return Node(
+        key=node_key(tokens, tenant_key(name), above),
+        parent=above,
+        begin=0 if parent is None else parent.end,
+        tokens=tokens,
+        tiers=disk,
+        num_bytes=1,
+        logits_tiers=disk if fields.pop("is_prompt", False) else frozenset(),
+        **fields,
+    )
+
+
+def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
+    prompt = node_of(tokenizer, "a", "What does os.getcwd do?")
+    answer = node_of(tokenizer, "a", "Retu", prompt, is_generated=True)
+    tenants.found([prompt, answer])
+    text = "What does os.getcwd do?Return it"
+    known = [*prompt.tokens, *answer.tokens]
+    assert tenants.get("a").history.recall(text)[: len(known)] == known
+    assert tenants.get("b").history.recall(text) == tokenizer.encode(text)
+
+
+def test_a_prompt_that_was_kept_whole_is_known_again(tenants, tokenizer):
+    tenants.found([node_of(tokenizer, "", "a prompt", is_prompt=True)])
+    assert tenants.get("").history.num_tokens_held > 0
+
+
+def test_where_a_long_prompt_was_cut_nothing_is_learnt(tenants, tokenizer):
+    tenants.found([node_of(tokenizer, "", "in the midd")])
+    assert tenants.get("").history.num_tokens_held == 0
+
+
+def test_after_a_restart_the_newest_is_learnt_as_far_as_there_is_room(
+    tenants, tokenizer, monkeypatch
+):
+    texts = {"an old one": 1.0, "some new one": 3.0, "the newest": 4.0}
+    nodes = [
+        node_of(tokenizer, "", text, is_prompt=True, last_used_s=used_s)
+        for text, used_s in texts.items()
+    ]
+    monkeypatch.setattr(module, "MAX_LEARNT_TOKENS", nodes[1].end + nodes[2].end)
+    tenants.found(nodes)
+    assert tenants.get("").history.num_tokens_held == nodes[1].end + nodes[2].end
