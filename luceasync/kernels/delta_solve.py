@@ -81,11 +81,12 @@ def prepare(
 
 
 @triton.jit
-def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
-    """(I + lower)^-1, lower strictly lower triangular [CHUNK, CHUNK], CHUNK = 4 BLOCK.
+def _split_unit_lower(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """D^-1 and M of I + lower = D (I + M), lower strictly lower triangular [CHUNK, CHUNK] and D its
+    diagonal blocks with the identity, CHUNK = 4 BLOCK: M vanishes at the fourth power, so
+    (I + M)^-1 = (I - M) (I + M^2).
 
-    Forward substitution within the diagonal blocks, all at once; between blocks a product that ends
-    after three terms because block-strictly-lower matrices of 4 blocks vanish at the fourth power.
+    D^-1 is made by forward substitution in all blocks at once.
     """
     r = tl.arange(0, CHUNK)[:, None]
     c = tl.arange(0, CHUNK)[None, :]
@@ -98,9 +99,27 @@ def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISIO
         solved = tl.sum(row[:, None] * inverse, 0)
         inverse -= tl.where(same & (r % BLOCK == i), solved[None, :], 0.0)
     between = tl.where(same, 0.0, lower)
-    m = tl.dot(inverse, between, input_precision=PRECISION)
+    return inverse, tl.dot(inverse, between, input_precision=PRECISION)
+
+
+@triton.jit
+def solve_unit_lower(
+    lower, right, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr
+):
+    """u of (I + lower) u = right [CHUNK, n]; see `_split_unit_lower`."""
+    inverse, m = _split_unit_lower(lower, CHUNK, BLOCK, PRECISION)
+    u = tl.dot(inverse, right, input_precision=PRECISION)
+    u += tl.dot(m, tl.dot(m, u, input_precision=PRECISION), input_precision=PRECISION)
+    return u - tl.dot(m, u, input_precision=PRECISION)
+
+
+@triton.jit
+def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISION: tl.constexpr):
+    """(I + lower)^-1; see `_split_unit_lower`."""
+    inverse, m = _split_unit_lower(lower, CHUNK, BLOCK, PRECISION)
     m_squared = tl.dot(m, m, input_precision=PRECISION)
-    eye = tl.where(r == c, 1.0, 0.0)
+    r = tl.arange(0, CHUNK)[:, None]
+    eye = tl.where(r == tl.arange(0, CHUNK)[None, :], 1.0, 0.0)
     series = tl.dot(eye - m, eye + m_squared, input_precision=PRECISION)
     return tl.dot(series, inverse, input_precision=PRECISION)
 

@@ -6,6 +6,8 @@ Each row's input to the state solves a unit lower triangular system over its anc
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from luceasync.kernels.delta import softplus
 from luceasync.kernels.delta_chunks import gate
-from luceasync.kernels.delta_solve import unit_lower_inverse
+from luceasync.kernels.delta_solve import solve_unit_lower
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -22,6 +24,23 @@ from luceasync.kernels.overlap import (
 )
 
 CONV_ROWS = 16  # of one program of the convolution
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """What a program takes of a head's state at a time: `block_key` rows of `block_value`
+    columns.
+    """
+
+    block_key: int
+    block_value: int
+    num_warps: int
+    num_stages: int
+
+
+def tile(block_rows: int) -> Tile:
+    """The tile for 16, 32 or 64 rows: one with which no register is spilled on an H200."""
+    return {16: Tile(128, 32, 4, 1), 32: Tile(32, 64, 4, 3), 64: Tile(32, 64, 8, 1)}[block_rows]
 
 
 def delta_tree(
@@ -54,8 +73,8 @@ def delta_tree(
     _, num_heads, key_dim, value_dim = delta_state.shape
     out = mixed.new_empty(num_entries, num_rows, num_heads, value_dim)
     block_rows = max(16, triton.next_power_of_2(num_rows))
-    block_value = 32 if block_rows == 16 else 64  # columns of the state in one program
-    grid = (triton.cdiv(value_dim, block_value), num_heads, num_entries)
+    chosen = tile(block_rows)
+    grid = (triton.cdiv(value_dim, chosen.block_value), num_heads, num_entries)
     _delta_tree_kernel[grid](
         projected,
         mixed,
@@ -74,14 +93,14 @@ def delta_tree(
         NUM_HEADS=num_heads,
         KEY_DIM=key_dim,
         VALUE_DIM=value_dim,
-        BLOCK_KEY=max(16, triton.next_power_of_2(key_dim)),
-        BLOCK_VALUE=block_value,
+        BLOCK_KEY=min(chosen.block_key, max(16, triton.next_power_of_2(key_dim))),
+        BLOCK_VALUE=chosen.block_value,
         BLOCK_ROWS=block_rows,
         BLOCK=block_rows // 4,
         PRECISION=_precision(projected.dtype),
         SOLVE_PRECISION=dot_precision(torch.float32),
-        num_warps=4,
-        num_stages=1,
+        num_warps=chosen.num_warps,
+        num_stages=chosen.num_stages,
         **overlap_options(projected),
     )
     return gate(out, projected, norm, eps, lanes, channels, num_heads)
@@ -235,22 +254,30 @@ def _delta_tree_kernel(
     if lane < 0:
         return
     r = tl.arange(0, BLOCK_ROWS)
-    i = tl.arange(0, BLOCK_KEY)
     j = tl.program_id(0) * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
     r_ok = r < num_rows
-    i_ok = i < KEY_DIM
     j_ok = (j < VALUE_DIM)[None, :]
     row = entry.to(tl.int64) * num_rows + r
-    # [key_dim, block_value]; asked for first, because it is what takes time.
     at_state = (lane.to(tl.int64) * NUM_HEADS + head) * KEY_DIM * VALUE_DIM
-    at_state = delta_state + at_state + i[:, None] * VALUE_DIM + j[None, :]
-    state = tl.load(at_state, mask=i_ok[:, None] & j_ok, other=0.0)
+    at_state = delta_state + at_state + j[None, :]
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
     at = mixed + row[:, None] * channels
-    at_key = at + key_head * KEY_DIM + i[None, :]
-    ok = r_ok[:, None] & i_ok[None, :]
-    k = tl.load(at_key + NUM_KEY_HEADS * KEY_DIM, mask=ok, other=0.0)
-    q = tl.load(at_key, mask=ok, other=0.0)
+    keys_keys = tl.zeros([BLOCK_ROWS, BLOCK_ROWS], tl.float32)
+    queries_keys = tl.zeros([BLOCK_ROWS, BLOCK_ROWS], tl.float32)
+    keys_state = tl.zeros([BLOCK_ROWS, BLOCK_VALUE], tl.float32)
+    queries_state = tl.zeros([BLOCK_ROWS, BLOCK_VALUE], tl.float32)
+    for begin in range(0, KEY_DIM, BLOCK_KEY):
+        i = begin + tl.arange(0, BLOCK_KEY)
+        i_ok = i < KEY_DIM
+        state = tl.load(at_state + i[:, None] * VALUE_DIM, mask=i_ok[:, None] & j_ok, other=0.0)
+        ok = r_ok[:, None] & i_ok[None, :]
+        at_key = at + key_head * KEY_DIM + i[None, :]
+        k = tl.load(at_key + NUM_KEY_HEADS * KEY_DIM, mask=ok, other=0.0)
+        q = tl.load(at_key, mask=ok, other=0.0)
+        keys_keys = tl.dot(k, tl.trans(k), keys_keys, input_precision=PRECISION)
+        queries_keys = tl.dot(q, tl.trans(k), queries_keys, input_precision=PRECISION)
+        keys_state = tl.dot(k, state, keys_state, input_precision=PRECISION)
+        queries_state = tl.dot(q, state, queries_state, input_precision=PRECISION)
     ok = r_ok[:, None] & j_ok
     at_value = at + 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + j[None, :]
     v = tl.load(at_value, mask=ok, other=0.0)
@@ -266,15 +293,11 @@ def _delta_tree_kernel(
     across = tl.sum(tl.where(r[:, None] == r[None, :], total[:, None], 0.0), 0)
     # Masked before the exponential: off the path the difference may be large and positive.
     decay = tl.exp(tl.where(seen, total[:, None] - across[None, :], float("-inf")))
-    lower = tl.dot(k, tl.trans(k), input_precision=PRECISION) * decay * beta[:, None]
-    lower = tl.where(r[:, None] > r[None, :], lower, 0.0)
-    inverse = unit_lower_inverse(lower, BLOCK_ROWS, BLOCK, SOLVE_PRECISION)
+    lower = tl.where(r[:, None] > r[None, :], keys_keys * decay * beta[:, None], 0.0)
     from_root = tl.exp(total)[:, None]
-    v -= tl.dot(k, state, input_precision=PRECISION) * from_root
-    u = tl.dot(inverse * beta[None, :], v, input_precision=PRECISION)
-    within = tl.dot(q, tl.trans(k), input_precision=PRECISION) * decay
-    result = tl.dot(q, state, input_precision=PRECISION) * from_root
-    result = tl.dot(within, u, result, input_precision=PRECISION)
+    right = (v - keys_state * from_root) * beta[:, None]
+    u = solve_unit_lower(lower, right, BLOCK_ROWS, BLOCK, SOLVE_PRECISION)
+    result = tl.dot(queries_keys * decay, u, queries_state * from_root, input_precision=PRECISION)
 
     at_row = (row * NUM_HEADS + head)[:, None] * VALUE_DIM + j[None, :]
     tl.store(updates + at_row, u, mask=ok)
