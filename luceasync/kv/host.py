@@ -24,6 +24,7 @@ ALIGNMENT_BYTES = 4096  # what direct file access asks for
 # registered apart cannot be copied as one, and small copies of others get in between.
 PIECE_BYTES = 8 << 20
 SLAB_BYTES = 32 * PIECE_BYTES
+HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
 PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
 
 log = logging.getLogger(__name__)
@@ -214,8 +215,10 @@ class PinnedArena:
 
 def _map(num_bytes: int) -> mmap.mmap:
     """Fresh memory, in huge pages where there are any. Raises MemoryError."""
+    whole_bytes = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     try:
-        area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area.resize(num_bytes)
     except OSError as error:
         raise MemoryError(f"no room for {num_bytes} bytes: {error.strerror}") from None
     with contextlib.suppress(OSError, AttributeError):

@@ -18,6 +18,7 @@ from luceasync.errors import CorruptNode
 from luceasync.prefix.codec import header_extent
 
 HEAD_BYTES = 32 << 10  # holds the header of most nodes
+HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
 
 
 class FileSystem:
@@ -118,8 +119,10 @@ def allocate(num_bytes: int) -> memoryview:
 
     Raises MemoryError.
     """
+    whole_bytes = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
     try:
-        area = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area.resize(num_bytes)
     except OSError as error:
         raise MemoryError(f"{num_bytes} bytes: {error}") from None
     with contextlib.suppress(OSError, AttributeError):
