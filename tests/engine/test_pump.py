@@ -223,6 +223,21 @@ def test_a_row_without_numbers_ends_with_an_error_and_the_others_go_on(make_prep
     assert "not numbers" in ended[0].error
 
 
+def test_what_gave_no_numbers_is_not_taken_up_again(make_prepared):
+    class SickOnce(CountingTarget):
+        def prefill(self, lane, begin, tokens, *, project):
+            logits = super().prefill(lane, begin, tokens, project=project)
+            return logits if logits is None or len(self.calls) > 3 else logits * float("nan")
+
+    target = SickOnce()
+    pump = make_pump(target, memory_bytes=10_000)
+    for stream in range(3):
+        pump.submit([make_prepared(stream, [0] * 100, max_tokens=2)])
+        run(pump)
+    restored = [call for call in target.calls if call[0] == "restore"]
+    assert restored == [("restore", 0, 100)]  # by the third, of the second
+
+
 def test_a_choice_whose_lane_cannot_be_prepared_is_told_too(make_prepared):
     class Broken(CountingTarget):
         def reset(self, lane: int) -> None:
