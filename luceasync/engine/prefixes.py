@@ -52,10 +52,12 @@ class Prefixes:
         *,
         recurrent: bool,
         chunk_tokens: int,
+        num_shards: tuple[int, int] = (1, 0),
     ) -> None:
         """`recurrent`: the model goes on only from where a state is held; `chunk_tokens`: of its
-        prefill.
+        prefill; `num_shards`: in this process and in others.
         """
+        self._num_shards = num_shards
         self._mover = mover
         self._shelf = shelf
         self._limits = limits
@@ -145,6 +147,10 @@ class Prefixes:
         claim.restore = Restore(tier, match.num_tokens, elapsed_s, claim.decision, missed)
         self._holdings.restored[tier] += 1
         self._holdings.restored_tokens[tier] += match.num_tokens
+        log.info(
+            "adopted node pos=%d local_shards=%d remote_shards=%d tier=%s",
+            match.num_tokens, *self._num_shards, tier,
+        )  # fmt: skip
         return True
 
     def settle(self, lane: int) -> None:

@@ -158,6 +158,7 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
             recipe.limits,
             recurrent=spec.delta is not None,
             chunk_tokens=plan.prefill_chunk_tokens,
+            num_shards=backend.num_shards,
         )
         sizes = {"num_lanes": plan.parallel, "chunk_tokens": plan.prefill_chunk_tokens}
         pump = Pump(backend, decoding, prefixes, **sizes)

@@ -79,6 +79,12 @@ class LayerSplitBackend:
         with open_checkpoint(model_dir) as checkpoint:
             return cls.load(spec, plan, checkpoint, advance, taps=taps, memory=memory)
 
+    @property
+    def num_shards(self) -> tuple[int, int]:
+        """How many shards the model has, in this process and in others."""
+        counts = [group.num_shards for group in self._groups]
+        return sum(local for local, _ in counts), sum(remote for _, remote in counts)
+
     @torch.inference_mode()
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool

@@ -35,6 +35,11 @@ class Group(Protocol):
         """The model's layers that the group holds."""
         ...
 
+    @property
+    def num_shards(self) -> tuple[int, int]:
+        """How many shards it has, in this process and in others."""
+        ...
+
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """Run many rows of one lane. `given`: tokens int64 [1, rows] if the group holds the first
         layer, else the activation [1, rows, hidden]. Returns the activation; from the group with
@@ -168,6 +173,10 @@ class LocalGroup:
     @property
     def layers(self) -> range:
         return range(self._shards[0].layers.start, self._shards[-1].layers.stop)
+
+    @property
+    def num_shards(self) -> tuple[int, int]:
+        return len(self._shards), 0
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """See Group. On GPUs the work is queued: while one shard runs a chunk, the shard before it
