@@ -27,7 +27,7 @@ from luceasync.prefix.outcomes import DiskCounters, Miss, MissReason, WriteOutco
 from luceasync.prefix.reader import Allocate, NodeFile, read_node
 
 CLOSE_TIMEOUT_S = 30.0
-NUM_READERS = 8
+NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
 
 T = TypeVar("T")
 
