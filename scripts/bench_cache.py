@@ -264,6 +264,7 @@ async def written(engine: LocalEngine) -> None:
     assert engine._thread is not None
     assert engine._shelf is not None
     for _ in range(3):  # an outcome may be followed by another order
+        await engine._thread.call(lambda pump: pump.step(), WRITE_DEADLINE_S)
         await engine._thread.call(
             lambda pump: pump.prefixes.hand_over(wait=True) or [], WRITE_DEADLINE_S
         )
