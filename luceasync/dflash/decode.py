@@ -63,9 +63,14 @@ class Speculator:
     """Rounds of speculation for lanes of one target. Synchronous; engine thread only."""
 
     def __init__(
-        self, target: Target, passes: DraftPasses, shapes: Sequence[Shape], num_lanes: int
+        self,
+        target: Target,
+        passes: DraftPasses,
+        shapes: Sequence[Shape],
+        num_lanes: int,
+        costs: StepCosts | None = None,
     ) -> None:
-        """`shapes`: those that rounds may have, largest first."""
+        """`shapes`: those that rounds may have, largest first. `costs` None: as they come up."""
         self._target = target
         self.passes = passes
         self._shapes = tuple(shapes)
@@ -73,7 +78,7 @@ class Speculator:
         self._tallies = [LaneTally()] * num_lanes
         self._common = Record()  # of all lanes so far: what a new one is expected to do
         self._totals = Totals(shapes[0].block - 1)
-        self._costs = StepCosts()
+        self._costs = costs or StepCosts()
 
     @property
     def status(self) -> SpeculationStatus:

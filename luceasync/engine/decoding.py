@@ -6,7 +6,7 @@ Knows generations and their lanes; knows no queue, no prompts and nobody who lis
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from torch import Tensor
@@ -82,12 +82,19 @@ class SpeculativeDecoding:
     """Rounds of speculation for the lanes that they pay for, a token a step for the others."""
 
     def __init__(
-        self, target: Target, speculator: Speculator, decide: Decide = matching_child
+        self,
+        target: Target,
+        speculator: Speculator,
+        decide: Decide = matching_child,
+        force: Callable[[Sequence[int]], Plan] | None = None,
     ) -> None:
-        """`decide`: see luceasync.dflash.accept.walk."""
+        """`decide`: see luceasync.dflash.accept.walk. `force`: the plan of each step for these
+        lanes, for measurements; None: what pays.
+        """
         self._target = target
         self._speculator = speculator
         self._decide = decide
+        self._force = force
 
     @property
     def status(self) -> SpeculationStatus:
@@ -104,7 +111,8 @@ class SpeculativeDecoding:
 
     def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
         anchors = anchors_of(generations)
-        plan = self._speculator.plan([a.lane for a in anchors], alone=alone)
+        lanes = [a.lane for a in anchors]
+        plan = self._force(lanes) if self._force else self._speculator.plan(lanes, alone=alone)
         pairs = list(zip(generations, anchors, strict=True))
         shown: dict[int, Delta | None] = {}  # by lane
         for run, is_round in ((self._round, True), (self._plain, False)):

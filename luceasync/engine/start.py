@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from luceasync.config import CacheConfig, Config
-from luceasync.dflash.load import load_draft
+from luceasync.dflash.load import LoadedDraft, load_draft
 from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.draft_state import DraftFeatures
@@ -43,6 +43,12 @@ MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
 MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 
 Progress = Callable[[int, int], None]
+DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], Decoding]
+
+
+def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> Decoding:
+    """How lanes decode where there is a drafter."""
+    return SpeculativeDecoding(backend, draft.speculator)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +62,16 @@ class Recipe:
     limits: Limits
     host: HostMemory
     progress: Progress | None
+    decode_with: DecodeWith
 
 
-def build_engine(config: Config, progress: Progress | None = None) -> LocalEngine:
+def build_engine(
+    config: Config, progress: Progress | None = None, *, decode_with: DecodeWith = speculate
+) -> LocalEngine:
     """An engine for the configured model; everything that can be refused now is refused now.
 
     `progress(bytes_done, bytes_total)` is called from the engine thread while weights are read.
-    Raises ConfigError.
+    `decode_with`: only a measurement has a reason to replace it. Raises ConfigError.
     """
     model_dir = config.model.model_dir
     spec = read_spec(model_dir)
@@ -85,7 +94,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> LocalEngin
     limits = limits_of(config.cache)
     capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory([shard.device for shard in plan.shards], capacity)
-    recipe = Recipe(model_dir, spec, plan, drafter, limits, host, progress)
+    recipe = Recipe(model_dir, spec, plan, drafter, limits, host, progress, decode_with)
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
 
@@ -149,7 +158,7 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
         if drafter is not None:
             draft = load_draft(drafter, plan, backend, reading.advance)
             closing.callback(draft.close)
-            decoding = SpeculativeDecoding(backend, draft.speculator)
+            decoding = recipe.decode_with(backend, draft)
             features = DraftFeatures(draft.ring, draft.speculator, recipe.host)
         reading.end()
         prefixes = Prefixes(

@@ -40,23 +40,15 @@ def prepared(tiny_dir):
     ]
 
 
-class Planned:
-    """A speculator whose plan is given: these lanes speculate."""
-
-    def __init__(self, speculator, speculating: Sequence[int]) -> None:
-        self._speculator = speculator
-        self.plan = lambda lanes, *, alone: Plan(
-            Shape(BLOCK), tuple(set(lanes) & set(speculating)), alone
-        )
-
-    def __getattr__(self, name: str):
-        return getattr(self._speculator, name)
+def only(speculating: Sequence[int]):
+    """Plans in which of all lanes these speculate."""
+    return lambda lanes: Plan(Shape(BLOCK), tuple(set(lanes) & set(speculating)), True)
 
 
 def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> Lanes:
     speculator = speculator_of(backend, draft)
     lanes = Lanes(backend, prepared, speculator)
-    decoding = SpeculativeDecoding(backend, Planned(speculator, speculating))
+    decoding = SpeculativeDecoding(backend, speculator, force=only(speculating))
     while lanes.running:
         running = list(lanes.running)
         for generation, delta in zip(running, decoding.step(running, alone=True), strict=True):

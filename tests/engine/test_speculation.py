@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.dflash.adapt import TRIAL_ROUNDS, Plan, Shape
+from luceasync.dflash.decode import Speculator
+from luceasync.dflash.tally import StepCosts
+from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.start import build_engine
+from luceasync.engine.start import DecodeWith, build_engine, speculate
 from luceasync.request import Finish, Request, Sampling
 from tests import tiny
 
@@ -30,13 +34,14 @@ def draft_dir(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def started(model_dir: Path, **draft: Any):
+async def started(model_dir: Path, decode_with: DecodeWith = speculate, **draft: Any):
     engine = build_engine(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
             engine=EngineConfig(max_ctx_tokens=512, parallel=4),
             draft=DraftConfig(**draft),
-        )
+        ),
+        decode_with=decode_with,
     )
     async with engine:
         await engine.load()
@@ -84,13 +89,42 @@ async def test_without_a_drafter_there_is_nothing_to_tell(tiny_dir):
     assert finish.speculation is None
 
 
+class Dear(StepCosts):
+    """A round takes as long as two tokens."""
+
+    def seconds(self, num_lanes, shape):
+        return 1.0 if shape is None else 2.0
+
+    def is_due(self, num_lanes, shape):
+        return False
+
+
 async def test_a_drafter_that_is_never_right_is_given_up(tiny_dir, draft_dir):
-    """A random one: its rounds cost more than they give."""
-    async with started(tiny_dir, draft_dir=draft_dir) as engine:
-        for _ in range(3):
-            _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
-    assert "would pay for it" in finish.speculation.off_reason
-    assert finish.speculation.rounds < 60
+    def decode_with(backend, draft):
+        speculator = Speculator(backend, draft.speculator.passes, [Shape(8)], 4, Dear())
+        return SpeculativeDecoding(backend, speculator)
+
+    async with started(tiny_dir, decode_with, draft_dir=draft_dir) as engine:
+        _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
+    assert finish.speculation.off_reason == "1.00 tokens a round, 2.00 would pay for it"
+    assert finish.speculation.rounds == TRIAL_ROUNDS
+
+
+async def test_a_measurement_says_what_every_round_is(tiny_dir, draft_dir):
+    """Whatever it costs: a drafter that is never right is not given up."""
+
+    def decode_with(backend, draft):
+        def force(lanes):
+            return Plan(Shape(8, 12), tuple(lanes), False)
+
+        return SpeculativeDecoding(backend, draft.speculator, force=force)
+
+    tree = {"ddtree": True, "ddtree_budget": 12}
+    async with started(tiny_dir, decode_with, draft_dir=draft_dir, **tree) as engine:
+        _, _, finish = await ask(engine, "hello", max_tokens=120, ignore_eos=True)
+    assert finish.speculation.off_reason is None
+    assert finish.speculation.proposed == 12 * finish.speculation.rounds
+    assert finish.speculation.accepted + finish.speculation.rounds == 119
 
 
 async def test_a_kept_prefix_brings_its_features(tiny_dir, draft_dir):
