@@ -1,9 +1,11 @@
 """Whole servers with and without speculation, on the bundled model's evaluation questions.
 
     python scripts/bench_speculation.py [--device cpu:0] [--questions 100] [--ddtree]
+    python scripts/bench_speculation.py --restart 40
 
 Both servers run at once and are asked in turns, one question at a time, greedily, as a client sees
-it: every byte over HTTP. Prints tokens per second of each, tau, and whether the texts are equal.
+it: every byte over HTTP. With --restart: second turns of conversations, from a server that has
+given the first ones, and from one that finds them on disk. Prints a table in Markdown.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -36,6 +39,7 @@ class Asked:
     seconds: float
     decode_s: float
     speculation: dict[str, Any]
+    restore: dict[str, Any]
 
 
 def main() -> None:
@@ -46,13 +50,19 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--ddtree", action="store_true", help="trees too, as a third server")
+    parser.add_argument("--restart", type=int, metavar="CONVERSATIONS")
     options = parser.parse_args()
     modes = {"plain": ["--draft", "none"], "chain": []}
     if options.ddtree:
         modes["tree"] = ["--ddtree"]
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
-    messages = [json.loads(line)["messages"] for line in lines][: options.questions]
+    messages = [json.loads(line)["messages"] for line in lines]
     common = ["--target-device", options.device, "--dtype", options.dtype]
+    if options.restart:
+        common += modes["tree"] if options.ddtree else []
+        report_restart(restart(messages[: options.restart + 1], common, options.max_tokens))
+        return
+    messages = messages[: options.questions]
     with ExitStack() as stack:
         urls = {
             mode: stack.enter_context(server([*common, *flags])) for mode, flags in modes.items()
@@ -102,7 +112,62 @@ def ask(client: httpx.Client, url: str, messages: list[dict], max_tokens: int) -
         seconds=seconds,
         decode_s=answer["timings"]["predicted_ms"] / 1000,
         speculation=answer["luceasync"].get("speculation", {}),
+        restore=answer["luceasync"],
     )
+
+
+def restart(
+    questions: list[list[dict]], flags: list[str], max_tokens: int
+) -> dict[str, list[Asked]]:
+    """Second turns of conversations that begin with all questions but the first, which is unrelated
+    and asked in between: a server that has just started measures what its steps take.
+    """
+    second: dict[str, list[Asked]] = {}
+    with httpx.Client(timeout=DEADLINE_S) as client:
+        for name in ("uninterrupted", "restarted"):
+            with ExitStack() as stack, tempfile.TemporaryDirectory() as cache_dir:
+                cache = ["--kv-cache-dir", cache_dir, "--kv-cache-min-tokens", "1"]
+                url = stack.enter_context(server([*flags, *cache]))
+                first = [ask(client, url, question, max_tokens) for question in questions[1:]]
+                if name == "restarted":
+                    stack.close()  # ends the server
+                    url = stack.enter_context(server([*flags, *cache]))
+                ask(client, url, questions[0], max_tokens)
+                second[name] = [
+                    ask(client, url, followed(question, answer, after), max_tokens)
+                    for question, answer, after in zip(
+                        questions[1:], first, [*questions[2:], questions[1]], strict=True
+                    )
+                ]
+                stack.close()
+    return second
+
+
+def followed(question: list[dict], answer: Asked, after: list[dict]) -> list[dict]:
+    """The conversation that goes on with another question."""
+    return [*question, {"role": "assistant", "content": answer.text}, *after]
+
+
+def report_restart(asked: dict[str, list[Asked]]) -> None:
+    """A row for each server."""
+    print("| server | second turns | from memory | from disk | restored in | tau | equal texts |")
+    print("|---|---|---|---|---|---|---|")
+    for name, answers in asked.items():
+        tiers = [answer.restore["tier"] for answer in answers]
+        restore_ms = statistics.median(answer.restore["restore_ms"] for answer in answers)
+        pairs = zip(answers, asked["uninterrupted"], strict=True)
+        equal = sum(a.text == b.text for a, b in pairs)
+        print(
+            f"| {name} | {len(answers)} | {tiers.count('memory')} | {tiers.count('disk')} "
+            f"| {restore_ms:.1f} ms | {tau_of(answers)[1]} | {equal} of {len(answers)} |"
+        )
+
+
+def tau_of(answers: list[Asked]) -> tuple[int, str]:
+    """Rounds, and tokens for each."""
+    rounds = sum(a.speculation.get("rounds", 0) for a in answers)
+    accepted = sum(a.speculation.get("accepted", 0) for a in answers)
+    return rounds, f"{(accepted + rounds) / rounds:.2f}" if rounds else ""
 
 
 def report(asked: dict[str, list[Asked]]) -> None:
@@ -118,9 +183,7 @@ def report(asked: dict[str, list[Asked]]) -> None:
             _per_token(b.seconds, b) / _per_token(a.seconds, a) for a, b in pairs
         )
         decode = sum(b.decode_s for b in plain) / sum(a.decode_s for a in answers)
-        rounds = sum(a.speculation.get("rounds", 0) for a in answers)
-        accepted = sum(a.speculation.get("accepted", 0) for a in answers)
-        tau = f"{(accepted + rounds) / rounds:.2f}" if rounds else ""
+        rounds, tau = tau_of(answers)
         equal = sum(a.text == b.text for a, b in pairs)
         whole = sum(b.seconds for b in plain) / sum(a.seconds for a in answers)
         print(
