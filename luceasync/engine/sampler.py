@@ -23,6 +23,10 @@ NUM_CANDIDATES = 1024
 # More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
 TIE_MARGIN = 64
 NO_TOKEN = -1
+# Of logits: a draw goes through steps of this size from the most probable tokens down, and through
+# ids within one. Rounding swaps neighbours in a ranking all the time, but hardly ever moves a token
+# to another step: the same draw then means the same token, whatever computed the logits.
+STEP = 0.25
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -368,10 +372,10 @@ def _token(
     num_vocab = edited.shape[0]
     u = uniform(row.seed, row.position)
     ranking = _certain(values, ids, num_vocab)
-    rank = draw(ranking.values, num_vocab, total[0], row.sampling, u)
+    rank = draw(ranking.values, ranking.ids, num_vocab, total[0], row.sampling, u)
     if rank is None:
         ranking = _rank_all(edited)
-        rank = draw(ranking.values, num_vocab, total[0], row.sampling, u)
+        rank = draw(ranking.values, ranking.ids, num_vocab, total[0], row.sampling, u)
         assert rank is not None, "a whole ranking decides every draw"
     return int(ranking.ids[rank])
 
@@ -397,13 +401,13 @@ def _rank_all(row: Tensor) -> _Ranking:
 
 
 def draw(
-    values: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
+    values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
 ) -> int | None:
     """The rank that `u` in [0, 1) falls on, or None when these candidates do not decide it.
 
-    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending. `total`: the sum of
-    exp((value - highest) / temperature) over the vocabulary; not read with top_k, nor where it is 0
-    (n is everything).
+    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` int64 `[n]`.
+    `total`: the sum of exp((value - highest) / temperature) over the vocabulary; not read with
+    top_k, nor where it is 0 (n is everything).
     """
     if not len(values):
         return None
@@ -425,13 +429,26 @@ def draw(
     if num_kept > num_known and filtered:
         return None
     kept_mass = mass[num_kept - 1] if filtered else total
-    rank = int(np.searchsorted(mass, u * kept_mass, side="right"))
-    if rank < min(num_kept, num_known):
-        return rank
+    return _fall(values, ids, weights, num_kept, u * kept_mass)
+
+
+def _fall(
+    values: np.ndarray, ids: np.ndarray, weights: np.ndarray, num_kept: int, target: float
+) -> int | None:
+    """The rank at which the summed weights of the kept tokens, in the order of STEP, pass `target`;
+    None where that is beyond the steps that are known whole.
+    """
+    num_known = min(num_kept, len(weights))
+    steps = np.floor(values[:num_known] / STEP)
+    order = np.lexsort((ids[:num_known], -steps))
+    mass = np.cumsum(weights[order])
     if num_kept > num_known:
-        return None
-    # u * kept_mass was rounded up to the last border: the last token with any probability.
-    return int(np.searchsorted(mass, mass[num_kept - 1]))
+        num_whole = int(np.searchsorted(-steps, -steps[-1]))
+        if num_whole == 0 or target >= mass[num_whole - 1]:
+            return None
+    # Rounded up to the last border, it is the last token with any probability.
+    place = min(np.searchsorted(mass, target, side="right"), np.searchsorted(mass, mass[-1]))
+    return int(order[place])
 
 
 def _row_logprobs(

@@ -13,6 +13,8 @@ import numpy as np
 
 from luceasync.request import Sampling
 
+STEP = 0.25  # of logits: tokens within one are drawn in order of their ids
+
 
 def edit_logits(
     logits: Sequence[float],
@@ -57,7 +59,10 @@ def choose_token(logits: Sequence[float], sampling: Sampling, u: float) -> int:
     """The token of edited `logits` that `u` falls on; the first highest at temperature 0."""
     if sampling.temperature == 0.0:
         return max(range(len(logits)), key=lambda token: (logits[token], -token))
-    kept = kept_tokens(logits, sampling)
+    kept = sorted(
+        kept_tokens(logits, sampling),
+        key=lambda pair: (-math.floor(logits[pair[0]] / STEP), pair[0]),
+    )
     target, mass = u * sum(weight for _, weight in kept), 0.0
     for token, weight in kept:
         mass += weight
