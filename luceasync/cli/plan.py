@@ -111,9 +111,11 @@ def _print(report: PlanReport, console: Console) -> None:
 def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:
     assert report.guest is not None
     lane_bytes = report.guest.lane_bytes + report.plan.max_ctx_tokens * report.guest.token_bytes
+    verify_bytes = sum(shard.lane_scratch_bytes for shard in report.plan.shards)
     console.print(
         f"drafter on {drafter.device.name}: weights {size_text(report.guest.weight_bytes)}, one "
-        f"lane {size_text(lane_bytes)}, {drafter.spec.block} rows a proposal",
+        f"lane {size_text(lane_bytes)}; {max(drafter.verify_rows)} rows a proposal, to verify "
+        f"them {size_text(verify_bytes)} a lane",
         markup=False,
     )
 

@@ -70,4 +70,6 @@ def test_the_drafter_is_part_of_the_plan(capsys):
     assert drafter["draft_dir"] == str(CONFIG.drafter_dir)
     assert drafter["weight_bytes"] > 0
     run_plan(CONFIG, as_json=False)
-    assert f"drafter on {drafter['device']}" in capsys.readouterr().out
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"drafter on {drafter['device']}" in printed
+    assert "8 rows a proposal, to verify them" in printed
