@@ -2,10 +2,8 @@
 
     python scripts/bench_cache.py [--part turns|branches|restart|stall] [--tokens 32768]
 
-Random weights in float32. Conversations grow to --tokens in ten turns; beside the bytes of their
-files, those of the keys and values of their tokens and one recurrent state a turn. The event loop
-is asked every millisecond whether it is late while a node of more than 1 GiB is saved, written and
-forgotten. For restarts see bench_restart.py, whose measurement is used here. Prints markdown.
+Random weights in float32; --tokens in ten turns; the loop is asked every millisecond how late it is
+while a node of 1 GiB is saved and written. Restarts: see bench_restart.py. Prints markdown.
 """
 
 from __future__ import annotations

@@ -191,7 +191,9 @@ def test_only_the_tensors_of_the_range_are_read_and_each_byte_told_once(
     plan = plan_of(tiny_dir)
     with open_checkpoint(tiny_dir) as checkpoint:
         source = NotingSource(checkpoint)
-        shard = Shard(read_spec(tiny_dir), plan, plan.shards[index], source, told.append, memory=PlainMemory())
+        shard = Shard(
+            read_spec(tiny_dir), plan, plan.shards[index], source, told.append, memory=PlainMemory()
+        )
     shard.close()
     wanted = wanted_bytes(tiny_dir, layers, ends)
     assert source.names == set(wanted)
