@@ -1,6 +1,6 @@
 """What one generation wants of the kept prefixes, and how far its own tokens are kept.
 
-Pure values and choices: knows no tree, no tensors and no files.
+Values and choices: knows no tree, no lane and no files.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from array import array
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from luceasync.engine.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
@@ -24,7 +26,7 @@ class Claim:
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
     `splits` where its chunks end besides the fixed positions. `awaited` are nodes on their way from
-    the disk.
+    the disk; `logits` those after the prompt, float32 [vocab], where nothing of it has to be run.
     """
 
     tenant: bytes = field(repr=False)
@@ -33,6 +35,7 @@ class Claim:
     boundaries: tuple[int, ...]
     keep_prompt: bool
     match: Match | None = None
+    logits: Tensor | None = None
     path: list[bytes] = field(default_factory=list)
     path_end: int = 0
     splits: tuple[int, ...] = ()

@@ -52,7 +52,7 @@ class Prepared:
     keep_prompt: bool = False
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Generation:
     """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
     restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens

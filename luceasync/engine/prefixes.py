@@ -115,6 +115,8 @@ class Prefixes:
             self._mover.restore(lane, [node.key.hex() for node in nodes], match.num_tokens)
             self._holdings.tree(claim.tenant).touch([node.key for node in nodes], time.time())
             self._shelf.touch([node.key for node in nodes if "disk" in node.tiers])
+            if match.exact:  # taken now: the node may be disowned before the copies arrive
+                claim.logits = self._mover.logits(match.nodes[-1].key.hex())
             if match.nodes and match.part is None and (self._recurrent or claim.keep_prompt):
                 self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
         known = self._known_nodes(claim, match)
@@ -156,13 +158,6 @@ class Prefixes:
     def settle(self, lane: int) -> None:
         """Wait until what was taken up has arrived in the lane."""
         self._mover.settle(lane)
-
-    def logits(self, claim: Claim) -> Tensor | None:
-        """The logits after the prompt, float32 [vocab], where nothing of it has to be run."""
-        match = claim.match
-        if match is None or not match.exact:
-            return None
-        return self._mover.logits(match.nodes[-1].key.hex())
 
     # --- while and after it runs -----------------------------------------------------------------
 

@@ -58,7 +58,10 @@ class Pump:
         self._free_lanes = list(range(num_lanes))
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order in which they got their lanes
-        self._afterwards: list[Callable[[], None]] = []  # what waits until its tokens are told
+        self._emitted: list[Emitted] = []  # what is still to be told, whatever fails meanwhile
+        # What waits until its tokens are told: prefixes to be kept, then choices that leave.
+        self._to_keep: list[Callable[[], None]] = []
+        self._leaving: deque[tuple[Generation, bool]] = deque()
         self._prefill_s = 0.0  # since decode had its share last
         self._decode_s = 0.0
         self.num_prefilled_total = 0
@@ -76,7 +79,7 @@ class Pump:
     def pause_s(self) -> float:
         """How long a step would do nothing unless a command comes before."""
         is_waiting = not all(generation.claim.awaited for generation in self._waiting)
-        if self._running or self._afterwards or is_waiting:
+        if self._running or self._to_keep or self._leaving or is_waiting:
             return 0.0
         return POLL_PAUSE_S if self.prefixes.has_due_writes else IDLE_PAUSE_S
 
@@ -101,31 +104,37 @@ class Pump:
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
-        emitted = self._end_all(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
         self._catch_up()
-        return emitted
+        self._end_all(lambda g: g.prepared.stream_id == stream_id, "cancelled", None)
+        self._catch_up()
+        return self._told()
 
     def fail_all(self, error: str) -> list[Emitted]:
-        """End everything with an error; nothing of it is kept."""
-        emitted = self._end_all(lambda g: True, "error", error)
+        """End everything with an error; nothing of it is kept, and no lane is looked at: whatever
+        a step raised, this tells everybody.
+        """
+        self._to_keep.clear()
+        self._leaving = deque((generation, False) for generation, _ in self._leaving)
+        self._end_all(lambda g: True, "error", error)
         self._catch_up()
-        return emitted
+        return self._told()
 
     def end_all(self, words: str) -> list[Emitted]:
         """Cancel everything, and write what is worth it: the next start takes it up."""
-        emitted = self._end_all(lambda g: True, "cancelled", words)
+        self._catch_up()
+        self._end_all(lambda g: True, "cancelled", words)
         self._catch_up()
         self.prefixes.hand_over(wait=True)
-        return emitted
+        return self._told()
 
     def step(self) -> list[Emitted]:
         """Give free lanes to waiting choices, then do what is due."""
         self._catch_up()
         self.prefixes.hand_over()
         self._assign_lanes()
-        emitted = self._end_restores()
-        if emitted:
-            return emitted
+        self._end_restores()
+        if self._emitted:
+            return self._told()
         prefilling = [g for g in self._running if g.is_prefilling]
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
@@ -134,17 +143,23 @@ class Pump:
             return []
         begin = time.perf_counter()
         if step == "prefill":
-            emitted = self._prefill(prefilling[0])
+            self._prefill(prefilling[0])
         else:
-            emitted = self._decode(decoding, alone=not prefilling)
+            self._decode(decoding, alone=not prefilling)
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
+        return self._told()
+
+    def _told(self) -> list[Emitted]:
+        """What has come up, once."""
+        emitted, self._emitted = self._emitted, []
         return emitted
 
     def _catch_up(self) -> None:
         """Keep what the last step has left in the lanes, before anything changes it."""
-        for call in self._afterwards:
-            call()
-        self._afterwards.clear()
+        while self._to_keep:
+            self._to_keep.pop(0)()
+        while self._leaving:
+            self._leave(*self._leaving.popleft())
 
     def _assign_lanes(self) -> None:
         """In order; but whoever waits for what is still to come holds up nobody."""
@@ -161,23 +176,20 @@ class Pump:
                 self._free_lanes.remove(lane)
                 self._running.append(generation)
 
-    def _end_restores(self) -> list[Emitted]:
+    def _end_restores(self) -> None:
         """Let go on whose prefix has arrived; where nobody else has work, wait for the first."""
         restoring = [g for g in self._running if g.is_restoring]
         if restoring and len(restoring) == len(self._running):
             assert restoring[0].lane is not None
             self.prefixes.settle(restoring[0].lane)
-        emitted: list[Emitted] = []
         for generation in restoring:
             assert generation.lane is not None
             if self.prefixes.settled(generation.claim, generation.lane):
                 generation.is_restoring = False
-                logits = self.prefixes.logits(generation.claim)
-                if logits is not None:
-                    emitted += self._begin_answer(generation, logits)
-        return emitted
+                if generation.claim.logits is not None:
+                    self._begin_answer(generation, generation.claim.logits)
 
-    def _prefill(self, generation: Generation) -> list[Emitted]:
+    def _prefill(self, generation: Generation) -> None:
         """One chunk of one prompt; the last chunk gives the first token."""
         prompt = generation.prepared.prompt_ids
         begin = generation.num_prefilled
@@ -190,45 +202,41 @@ class Pump:
         self.decoding.prefilled(lane, begin, end - begin)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
-        self._afterwards.append(lambda: self.prefixes.prefilled(claim, lane, end, logits))
+        self._to_keep.append(lambda: self.prefixes.prefilled(claim, lane, end, logits))
         if logits is not None:
             _wait_for(logits)
         generation.prefill_s += time.perf_counter() - started
-        if logits is None:
-            return []
-        num_run = end - generation.num_cached
-        self.prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
-        return self._begin_answer(generation, logits)
+        if logits is not None:
+            num_run = end - generation.num_cached
+            self.prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
+            self._begin_answer(generation, logits)
 
-    def _begin_answer(self, generation: Generation, logits: Tensor) -> list[Emitted]:
+    def _begin_answer(self, generation: Generation, logits: Tensor) -> None:
         """The first token, from the logits after the prompt, float32 [vocab]."""
         if generation.prepared.max_tokens == 0:
-            return self._end_all(lambda g: g is generation, "length", None)
-        return self._emit([generation], choose_next([generation], logits[None]))
+            self._emit([generation], [generation.finish("length")])
+        else:
+            self._emit([generation], choose_next([generation], logits[None]))
 
-    def _decode(self, generations: list[Generation], *, alone: bool) -> list[Emitted]:
+    def _decode(self, generations: list[Generation], *, alone: bool) -> None:
         """One step for every decoding lane; `alone`: no prefill waits for its turn."""
         before = sum(g.num_generated for g in generations)
         deltas = self.decoding.step(generations, alone=alone)
         self.num_steps_total += 1
         self.num_decoded_total += sum(g.num_generated for g in generations) - before
-        return self._emit(generations, deltas)
+        self._emit(generations, deltas)
 
-    def _emit(
-        self, generations: Sequence[Generation], deltas: Sequence[Delta | None]
-    ) -> list[Emitted]:
+    def _emit(self, generations: Sequence[Generation], deltas: Sequence[Delta | None]) -> None:
         """What came of a step; those that ended let go of their lanes."""
-        emitted = []
         for generation, delta in zip(generations, deltas, strict=True):
             if delta is None:
                 continue
             if delta.finish is not None:
-                delta = self._told(generation, delta)
+                delta = self._completed(generation, delta)
                 self._let_go(generation, is_kept=delta.finish.reason != "error")
-            emitted.append((generation.prepared.stream_id, delta))
-        return emitted
+            self._emitted.append((generation.prepared.stream_id, delta))
 
-    def _told(self, generation: Generation, last: Delta) -> Delta:
+    def _completed(self, generation: Generation, last: Delta) -> Delta:
         """The last delta of a choice on a lane, with what speculation did for it."""
         assert last.finish is not None and generation.lane is not None
         speculation = self.decoding.speculation(generation.lane)
@@ -236,25 +244,19 @@ class Pump:
 
     def _end_all(
         self, chosen: Callable[[Generation], bool], reason: FinishReason, error: str | None
-    ) -> list[Emitted]:
-        self._catch_up()
-        ending = [g for g in [*self._running, *self._waiting] if chosen(g)]
-        self._waiting = deque(g for g in self._waiting if not chosen(g))
-        emitted = []
-        for generation in ending:
+    ) -> None:
+        for generation in [g for g in self._running if chosen(g)]:
+            self._emit([generation], [generation.finish(reason, error)])
+        for generation in [g for g in self._waiting if chosen(g)]:
+            self._waiting.remove(generation)
             delta = generation.finish(reason, error)
-            if generation.lane is None:
-                self.prefixes.release(generation.claim)
-            else:
-                delta = self._told(generation, delta)
-                self._let_go(generation, is_kept=reason != "error")
-            emitted.append((generation.prepared.stream_id, delta))
-        return emitted
+            self._emitted.append((generation.prepared.stream_id, delta))
+            self.prefixes.release(generation.claim)
 
     def _let_go(self, generation: Generation, *, is_kept: bool) -> None:
         """The choice runs no more. Its lane is free once what is in it has been kept."""
         self._running.remove(generation)
-        self._afterwards.append(lambda: self._leave(generation, is_kept))
+        self._leaving.append((generation, is_kept))
 
     def _leave(self, generation: Generation, is_kept: bool) -> None:
         lane = generation.lane

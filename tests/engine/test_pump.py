@@ -248,3 +248,45 @@ def test_a_choice_whose_lane_cannot_be_prepared_is_told_too(make_prepared):
     with pytest.raises(RuntimeError, match="no lane"):
         pump.step()
     assert [(stream, d.finish.reason) for stream, d in pump.fail_all("broken")] == [(5, "error")]
+
+
+def test_a_failure_to_keep_what_a_step_left_tells_everybody_once(make_prepared):
+    class Full(CountingTarget):
+        def save(self, lane: int, node: str, span: Span) -> None:
+            raise ZeroDivisionError("the device is gone")
+
+    pump = make_pump(Full(), memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0], max_tokens=1), make_prepared(1, [3], max_tokens=9)])
+    told = pump.step()
+    with pytest.raises(ZeroDivisionError):
+        pump.step()
+    told += pump.fail_all("the device is gone")
+    assert [(s, d.finish.reason) for s, d in told if d.finish] == [(0, "length"), (1, "error")]
+    assert pump.is_idle
+
+
+def test_what_came_up_before_a_failure_is_told(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0], max_tokens=1)])
+    run(pump)
+    pump.submit([make_prepared(stream, [0], max_tokens=1) for stream in (1, 2)])
+    target.settled = lambda lane: lane == 0 or 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        pump.step()  # the first one's answer is there, the other's copies have failed
+    told = [(stream, delta.finish.reason) for stream, delta in pump.fail_all("broken")]
+    assert told == [(1, "length"), (2, "error")]
+
+
+def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0], max_tokens=1)])
+    run(pump)
+    target.settled = lambda lane: False
+    pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
+    pump.step()
+    [node] = pump.prefixes._claims[0].path
+    pump.prefixes._holdings.forget(node, "memory")
+    target.settled = lambda lane: True
+    assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]
