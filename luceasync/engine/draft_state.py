@@ -67,7 +67,7 @@ class DraftFeatures:
         first = num_tokens
         for begin, end, tensors in reversed(spans):
             found = self._decoded(tensors, begin, end)
-            if found is None or end < first:
+            if found is None or found.begin >= first:  # of a part that is not taken up
                 break
             parts.append(found.rows[: first - found.begin])
             first = min(first, found.begin)

@@ -62,9 +62,14 @@ class Features(Protocol):
         """What the lane holds of the span's features, by name; nothing where it holds none."""
         ...
 
-    def restore(self, lane: int, spans: Sequence[tuple[int, int, Mapping[str, Tensor]]]) -> None:
-        """Take up the features of a chain of spans (begin, end, tensors), as far as they reach back
-        without a gap.
+    def restore(
+        self,
+        lane: int,
+        spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
+        num_tokens: int,
+    ) -> None:
+        """Take up the features of the first `num_tokens` tokens of a chain of spans (begin, end,
+        tensors), as far as they reach back without a gap.
         """
         ...
 

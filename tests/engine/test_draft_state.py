@@ -1,0 +1,53 @@
+"""Features between nodes and the ring: those of the prefix that is taken up, and no others."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.dflash.feature_node import Features, encode
+from luceasync.dflash.feature_spec import FeatureSpec
+from luceasync.dflash.features import FeatureRing
+from luceasync.engine.draft_state import DraftFeatures
+from luceasync.kv.host import PlainMemory
+
+SPEC = FeatureSpec((1,), 1)
+CAPACITY = 8
+
+
+class Heard:
+    """Who would speculate."""
+
+    def restored(self, lane: int, begin: int, features: Tensor | None) -> None:
+        self.begin = begin
+        self.rows = None if features is None else features[:, 0].tolist()
+
+
+def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
+    """A node of tokens `[begin, end)` with the features, their positions, from `held` on."""
+    rows = torch.arange(held, end, dtype=torch.float32)[:, None]
+    return begin, end, encode(SPEC, Features(held, rows))
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_tokens", "expected"),
+    [
+        ([part(0, 6, 0)], 6, range(6)),
+        ([part(0, 3, 0), part(3, 6, 3)], 6, range(6)),
+        ([part(0, 3, 2), part(3, 6, 3)], 6, range(2, 6)),
+        ([part(0, 3, 0), part(3, 6, 5)], 6, range(5, 6)),  # not over the gap
+        ([part(0, 3, 0), part(3, 6, 3)], 5, range(5)),  # of the last node a part
+        ([part(0, 16, 14)], 8, None),  # of a part that has none
+        ([part(0, 6, 4), (6, 9, {})], 9, None),
+        ([], 0, None),
+    ],
+)
+def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
+    ring = FeatureRing(
+        SPEC, num_lanes=1, capacity_tokens=CAPACITY, dtype=torch.float32, device=torch.device("cpu")
+    )
+    heard = Heard()
+    DraftFeatures(ring, heard, PlainMemory()).restore(0, parts, num_tokens)
+    assert heard.rows == (None if expected is None else list(expected))
+    assert heard.begin == (num_tokens if expected is None else expected.start)
