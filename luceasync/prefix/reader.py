@@ -7,15 +7,15 @@ no other file.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 
 from luceasync.errors import CorruptNode
-from luceasync.prefix.codec import Header, decode_header, verify
+from luceasync.prefix.codec import PAGE_BYTES, Header, decode_header, verify
 from luceasync.prefix.files import FileSystem, read_head
-from luceasync.prefix.layout import TOKENS, Part, part_of
+from luceasync.prefix.layout import TOKENS, Part, TensorSlot, part_of
 from luceasync.prefix.node import pack_tokens
 
 PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache
@@ -25,8 +25,9 @@ Allocate = Callable[[int], memoryview]
 
 @dataclass(frozen=True, slots=True)
 class NodeFile:
-    """A node as it was written, or its span alone: bytes by tensor name, views of one buffer of
-    `num_bytes`. `parts`: which of its parts are among the tensors.
+    """A node as it was written, or its span alone: bytes by tensor name. Those of the span lie in
+    one region of memory, those of the end in another, so that either goes by itself. `parts`: which
+    of its parts are among the tensors; `num_bytes`: how much of the file was read.
     """
 
     header: Header
@@ -55,26 +56,21 @@ def read_node(
 ) -> NodeFile:
     """The node in the file, checked; without its end, only as much of the file as lies before it.
 
-    `allocate(num_bytes)` gives the memory. Raises CorruptNode, ForeignNode, OSError, MemoryError,
-    and GivenUp soon after `is_given_up()`.
+    `allocate(num_bytes)` gives the memory, for the span and for the end. Raises CorruptNode,
+    ForeignNode, OSError, MemoryError, and GivenUp soon after `is_given_up()`.
     """
     with files.open(path) as raw:
         head, file_bytes = read_head(raw)
         header = decode_header(head, file_bytes, namespace=namespace, key=path.stem)
         slots = header.held(with_end=with_end)
-        num_bytes = max(slot.end for slot in slots)
-        content = allocate(num_bytes)
-        num_read = min(len(head), num_bytes)
-        content[:num_read] = head[:num_read]
-        for slot in slots:
-            if num_read < slot.end:
-                end = min(max(slot.end, num_read + PIECE_BYTES), num_bytes)
-                num_read += _fill(raw, content[num_read:end], is_given_up)
-            if num_read < slot.end:
-                raise CorruptNode(f"{num_read} bytes: expected {num_bytes}")
-            verify([slot], content)  # now, while it is in the processor's cache
-    tensors = {slot.name: content[slot.begin : slot.end] for slot in slots}
-    return NodeFile(header, tensors, frozenset(map(part_of, tensors)), num_bytes)
+        ends = (i for i, slot in enumerate(slots) if part_of(slot.name) is not Part.SPAN)
+        parted = next(ends, len(slots))
+        tensors: dict[str, memoryview] = {}
+        for run in filter(None, (slots[:parted], slots[parted:])):
+            base = run[0].begin // PAGE_BYTES * PAGE_BYTES  # tensors are aligned as in the file
+            content = allocate(max(1, run[-1].end - base))
+            tensors |= _read_run(raw, head, run, base, content, is_given_up)
+    return NodeFile(header, tensors, frozenset(map(part_of, tensors)), slots[-1].end)
 
 
 def read_tokens(files: FileSystem, path: Path, namespace: str) -> tuple[Header, array[int]]:
@@ -94,8 +90,37 @@ def read_tokens(files: FileSystem, path: Path, namespace: str) -> tuple[Header, 
             num_read = begin + _fill(raw, memoryview(content)[begin:], lambda: False)
     if num_read < slot.end:
         raise CorruptNode(f"{num_read} bytes: expected {slot.end}")
-    verify([slot], content)
-    return header, pack_tokens(bytes(content[slot.begin : slot.end]))
+    tokens = bytes(content[slot.begin : slot.end])
+    verify(slot, tokens)
+    return header, pack_tokens(tokens)
+
+
+def _read_run(
+    raw: FileIO,
+    head: bytes,
+    slots: Sequence[TensorSlot],
+    base: int,
+    content: memoryview,
+    is_given_up: Callable[[], bool],
+) -> dict[str, memoryview]:
+    """The slots, one after the other in the file, each checked. `content` begins where byte `base`
+    of the file goes; `head` are the file's first bytes.
+    """
+    begin, end = slots[0].begin, slots[-1].end
+    known = head[begin:end]
+    at = begin + len(known)
+    content[begin - base : at - base] = known
+    raw.seek(at)
+    tensors = {}
+    for slot in slots:
+        if at < slot.end:
+            stop = min(max(slot.end, at + PIECE_BYTES), end)
+            at += _fill(raw, content[at - base : stop - base], is_given_up)
+        if at < slot.end:
+            raise CorruptNode(f"{at} bytes: expected {end}")
+        tensors[slot.name] = content[slot.begin - base : slot.end - base]
+        verify(slot, tensors[slot.name])  # now, while it is in the processor's cache
+    return tensors
 
 
 def _fill(raw: FileIO, view: memoryview, is_given_up: Callable[[], bool]) -> int:

@@ -126,7 +126,7 @@ async def test_memory_that_is_refused_is_a_miss_of_its_own(tmp_path: Path, path:
         await tier.write(KEY, *node(contents_of()))
         found = await tier.read(KEY)
         assert (found.reason, tier.degraded) == (MissReason.NO_MEMORY, "")
-        assert found.detail == f"{path.stat().st_size} bytes: the arena is full"
+        assert found.detail.endswith("bytes: the arena is full")
         assert tier.counters().misses == {"no_memory": 1}
     assert path.exists()
 

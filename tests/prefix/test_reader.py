@@ -1,14 +1,17 @@
 """As much of a file is read as is wanted, and none of that is believed unchecked."""
 
+import gc
+import weakref
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from luceasync.errors import CorruptNode
 from luceasync.prefix.files import HEAD_BYTES, FileSystem, allocate
-from luceasync.prefix.layout import Part
+from luceasync.prefix.layout import ITEM_BYTES, Part
 from luceasync.prefix.node import pack_tokens
-from luceasync.prefix.reader import GivenUp, NodeFile, read_node, read_tokens
+from luceasync.prefix.reader import Allocate, GivenUp, NodeFile, read_node, read_tokens
 from tests.prefix.faulty_files import FaultyFiles
 from tests.prefix.node_files import NAMESPACE, SHAPES, TOKENS, contents_of, file_of
 
@@ -21,7 +24,13 @@ def never() -> bool:
     return False
 
 
-def read(path: Path, *, with_end: bool, files: FileSystem | None = None) -> NodeFile:
+def read(
+    path: Path,
+    *,
+    with_end: bool,
+    files: FileSystem | None = None,
+    allocate: Allocate = allocate,
+) -> NodeFile:
     return read_node(
         files or FileSystem(),
         path,
@@ -52,6 +61,31 @@ def test_without_the_end_its_bytes_are_not_read(path: Path, tier: object) -> Non
     assert read_sizes == []  # it came with the header
     assert read(path, with_end=True, files=files).num_bytes > 9 << 20
     assert len(read_sizes) > 1
+
+
+def test_memory_of_the_end_goes_with_the_end(path: Path, tier: object) -> None:
+    path.write_bytes(file_of(contents_of(0, BIG_END), BIG_END))
+    held: list[weakref.ref] = []
+
+    def allocate_watched(num_bytes: int) -> memoryview:
+        region = np.empty(num_bytes, np.uint8)
+        held.append(weakref.ref(region))
+        return memoryview(region)
+
+    found = read(path, with_end=True, allocate=allocate_watched)
+    tensors = dict(found.tensors)
+    del found, tensors["ls0_delta.0"]
+    gc.collect()
+    assert [region() is None for region in held] == [False, True]
+
+
+def test_tensors_are_aligned_to_their_items(path: Path, tier: object) -> None:
+    shapes = TOKENS | {"ls0_conv.1": ("BF16", (2,)), "dflash_feature_meta": ("I64", (5,))}
+    path.write_bytes(file_of(contents_of(0, shapes), shapes))
+    found = read(path, with_end=True)
+    for slot in found.header.slots:
+        address = np.frombuffer(found.tensors[slot.name], np.uint8).ctypes.data
+        assert slot.name == "tokens" or address % ITEM_BYTES[slot.dtype] == 0
 
 
 def test_tokens_are_read_alone_wherever_the_header_ends(path: Path, tier: object) -> None:
