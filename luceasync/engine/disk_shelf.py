@@ -51,7 +51,7 @@ LOST: dict[DiskMiss, Lost] = {
 }
 
 Tell = Callable[[Callable[[Prefixes], None]], None]
-Job = Callable[[DiskTier], Awaitable[None]]
+Job = Callable[[DiskTier], Awaitable[object]]
 
 
 class DiskShelf:
@@ -108,7 +108,7 @@ class DiskShelf:
     async def serve(self, disk: DiskTier) -> None:
         """Work until cancelled. Looks every RESCAN_S for what other processes have done."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._rescan(disk))
+            tasks.create_task(self._rescan())
             while True:
                 job = await self._jobs.get()
                 tasks.create_task(self._do(job, disk))
@@ -133,10 +133,10 @@ class DiskShelf:
             degraded=disk.degraded,
         )
 
-    async def _rescan(self, disk: DiskTier) -> None:
+    async def _rescan(self) -> None:
         while True:
             await asyncio.sleep(RESCAN_S)
-            await self.scan(disk)
+            self._jobs.put_nowait(self.scan)
 
     async def _do(self, job: Job, disk: DiskTier) -> None:
         try:

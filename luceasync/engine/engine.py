@@ -139,12 +139,11 @@ class LocalEngine:
         await self._thread.join()
 
     async def load(self) -> None:
-        """Wait until the model is loaded and the cache directory is known. Raises what that
-        raised.
+        """Wait until the model is loaded and the cache directory is known. Raises what one of them
+        raised, at once.
         """
         assert self._loaded is not None and self._disk_opened is not None, "use `async with`"
-        await asyncio.shield(self._loaded)
-        await asyncio.shield(self._disk_opened)
+        await asyncio.gather(asyncio.shield(self._loaded), asyncio.shield(self._disk_opened))
 
     def _tell_ready(self) -> None:
         """Both the model and the cache directory have to be there."""

@@ -144,6 +144,24 @@ async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
     assert heard.fetches == [(node.key, Lost("gone", is_passing=False))]
 
 
+async def test_a_look_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
+    looks: list[int] = []
+
+    async def scan(self: DiskShelf, disk: object) -> None:
+        looks.append(1)
+        raise ZeroDivisionError
+
+    node = kept(1)
+    monkeypatch.setattr("luceasync.engine.disk_shelf.RESCAN_S", 0.001)
+    async with serving(tmp_path) as (shelf, heard):
+        monkeypatch.setattr(DiskShelf, "scan", scan)
+        await until(lambda: len(looks) > 1)
+        shelf.write(node)
+        await until(lambda: heard.writes)
+        monkeypatch.setattr("luceasync.engine.disk_shelf.RESCAN_S", 1000.0)
+    assert heard.writes == [(node.key, True, False)]
+
+
 async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
     node = kept(1, num_tokens=1 << 12)
     async with serving(tmp_path) as (shelf, _):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
 
 from luceasync.engine.engine import LocalEngine
-from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
+from luceasync.errors import ConfigError, ContextLengthError, QueueFull, RequestError, Unavailable
 from luceasync.request import Delta, Finish, Request, Sampling, Stream
 
 DEADLINE_S = 20.0
@@ -194,6 +195,22 @@ async def test_weights_that_cannot_be_read_are_said_so(tiny_dir, tmp_path):
         with pytest.raises(ModelError, match="not a readable safetensors file"):
             await engine.load()
         assert not engine.status().ready
+
+
+async def test_a_directory_that_cannot_be_used_is_told_before_the_model_is_there(
+    tiny_dir, tmp_path
+):
+    from luceasync.config import CacheConfig, Config, ModelConfig
+    from luceasync.engine.start import build_engine
+
+    (tmp_path / "file").touch()
+    config = Config(ModelConfig(tiny_dir, dtype="fp32"), cache=CacheConfig(0, tmp_path / "file"))
+    engine, hold = build_engine(config), threading.Event()
+    load, engine._load = engine._load, lambda shelf: hold.wait(DEADLINE_S) and load(shelf)
+    async with engine:
+        with pytest.raises(ConfigError, match="--kv-cache-dir"):
+            await engine.load()
+        hold.set()
 
 
 async def test_running_streams_end_when_the_engine_does(start_engine):
