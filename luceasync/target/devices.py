@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 import psutil
@@ -10,6 +11,8 @@ import torch
 from luceasync.errors import PlacementError
 from luceasync.kv.host import DevicePageLock, HostMemory, PinnedArena, PlainMemory
 from luceasync.target.plan import BACKENDS, Device, check_devices
+
+log = logging.getLogger(__name__)
 
 
 def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[Device, ...]:
@@ -44,12 +47,16 @@ def torch_device(name: str) -> torch.device:
 
 def host_memory(devices: Sequence[str], capacity_bytes: int) -> HostMemory:
     """Memory for the saved nodes of these devices: pinned if a GPU is among them, which is begun
-    here and done in a thread. Raises MemoryError where nothing can be pinned.
+    here and done in a thread. Where nothing can be pinned copies are slower, and a warning says so.
     """
     gpus = [name for name in devices if not name.startswith("cpu:")]
     if not gpus:
         return PlainMemory()
-    return PinnedArena(capacity_bytes, DevicePageLock(torch_device(gpus[0])))
+    try:
+        return PinnedArena(capacity_bytes, DevicePageLock(torch_device(gpus[0])))
+    except MemoryError as error:
+        log.warning("the prefix cache is slower, in memory that is not pinned: %s", error)
+        return PlainMemory()
 
 
 def default_dtype(devices: Sequence[Device]) -> str:

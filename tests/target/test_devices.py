@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.kv.host import PlainMemory
+from luceasync.kv.host import DevicePageLock, PlainMemory
 from luceasync.target.devices import (
     default_device,
     default_dtype,
@@ -114,3 +114,12 @@ def test_bf16_is_the_default_where_every_device_has_it(
 
 def test_nodes_of_cpus_lie_in_plain_memory():
     assert isinstance(host_memory(["cpu:0", "cpu:1"], 2**30), PlainMemory)
+
+
+def test_memory_that_cannot_be_pinned_serves_all_the_same(monkeypatch, caplog):
+    def refuse(self: DevicePageLock, address: int, num_bytes: int) -> None:
+        raise MemoryError("the driver pins no 1 MiB more")
+
+    monkeypatch.setattr(DevicePageLock, "lock", refuse)
+    assert isinstance(host_memory(["cpu:0", "cuda:0"], 2**20), PlainMemory)
+    assert "not pinned: the driver pins no 1 MiB more" in caplog.text
