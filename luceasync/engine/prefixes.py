@@ -192,6 +192,7 @@ class Prefixes:
         for key in claim.kept:
             self._holdings.forget(key, "memory")
             self._holdings.forget(key, "disk")
+        self._writes.forgotten()
         self._shelf.remove(claim.kept)
 
     def release(self, claim: Claim) -> None:

@@ -21,11 +21,14 @@ MAX_WRITING = 2  # nodes that are handed to the shelf at a time; the others wait
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A file that the shelf is writing, and what of the node's end goes into it."""
+    """A file that the shelf is writing, and what of the node's end goes into it. `is_void`: the
+    node was forgotten meanwhile; what is kept under its key later is not what the file holds.
+    """
 
     key: bytes
     with_end: bool
     ends: frozenset[str]
+    is_void: bool = False
 
 
 class Writes:
@@ -95,12 +98,12 @@ class Writes:
         write = next(write for write in self._under_way if write.key == key)
         self._under_way.remove(write)
         node = self._holdings.node(key)
-        if again:
+        if again and not write.is_void:
             self._put_first(key, with_end=write.with_end)
         elif not is_there:
             self._drop_orphans()
-        elif node is None or not self._has_parent(node):
-            self._shelf.remove([key])  # nobody could reach it
+        elif write.is_void or node is None or not self._has_parent(node):
+            self._shelf.remove([key])  # nobody may take it up, or could reach it
         else:
             self._holdings.hold(
                 replace(
@@ -111,6 +114,13 @@ class Writes:
                 )
             )
             self._holdings.saved["disk"] += 1
+
+    def forgotten(self) -> None:
+        """Nodes were forgotten because what they hold is wrong: so are the files on their way."""
+        self._under_way = [
+            replace(write, is_void=write.is_void or write.key not in self._holdings)
+            for write in self._under_way
+        ]
 
     def mend(self, key: bytes) -> None:
         """The disk has lost the node. Others there that continue it need it again."""

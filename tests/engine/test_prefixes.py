@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+import torch
 
 from luceasync.engine.shelf import Lost
 from luceasync.prefix.keys import tenant_key
@@ -130,6 +131,21 @@ def test_what_cannot_be_trusted_is_taken_up_by_nobody():
     assert max(bench.ends("memory")) == max(bench.ends("disk")) == len(PROMPT)
     assert len(bench.shelf.files) == len(bench.ends("disk"))
     assert bench.serve([*PROMPT, *[7] * 200], 100) == len(PROMPT)
+
+
+def test_a_file_of_what_cannot_be_trusted_is_not_taken_for_what_is_kept_after_it():
+    bench = Bench(recurrent=False)
+    claim = bench.claim(PROMPT)
+    bench.start(claim)
+    bench.target.lanes[0] = [6] * len(PROMPT)  # what it computes is wrong
+    bench.prefixes.prefilled(claim, 0, len(PROMPT), torch.zeros(8))
+    bench.prefixes.hand_over()
+    bench.prefixes.disown(claim)
+    bench.prefixes.release(claim)
+    bench.shelf.deliver(bench.prefixes, index=1)  # there is no file yet that could be removed
+    bench.serve(PROMPT)
+    bench.shelf.deliver_all(bench.prefixes)
+    assert restarted(bench).serve([*PROMPT, 7]) in (0, len(PROMPT))
 
 
 def test_what_fits_nowhere_is_not_kept_and_nobody_minds():
