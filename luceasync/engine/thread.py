@@ -116,7 +116,10 @@ class EngineThread:
         """Requests that were on their way when the engine failed get the same answer."""
         while (command := self._next_command(IDLE_PAUSE_S)) is not _STOP:
             if command is not None:
-                command(pump)
+                try:
+                    command(pump)
+                except Exception:  # what failed once fails again; the next one has to be told too
+                    log.exception("the engine, which has failed, could not do what was asked")
                 self._post(self._listener.deliver, pump.fail_all(detail))
 
     def _next_command(self, wait_s: float) -> Command | None:

@@ -117,8 +117,9 @@ async def test_a_failure_ends_everything_that_runs_and_all_that_comes_later(by: 
     async with asyncio.timeout(DEADLINE_S):
         while not listener.details:
             await asyncio.sleep(0.001)
+    thread.post(lambda pump: 1 / 0)
     await thread.call(lambda pump: [], DEADLINE_S)
     await thread.join()
     assert "ZeroDivisionError" in listener.details[0]
-    assert pump.failed_with[:2] == listener.details * 2
+    assert pump.failed_with == listener.details * 3
     assert closed == [True]
