@@ -222,6 +222,7 @@ def plan_shard(
         recurrent = delta.num_value_heads * delta.key_dim * delta.value_dim * 4
         state_bytes = kinds.count("delta") * (conv + recurrent)
     staged_bytes = 0 if device.startswith("cpu") else NUM_STAGED_STATES * state_bytes
+    verified_bytes = num_lanes * num_verify_rows * _verified_row_bytes(spec, is_last)
     widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
     return ShardPlan(
         device=device,
@@ -233,7 +234,7 @@ def plan_shard(
         token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
         lane_state_bytes=state_bytes,
         lane_scratch_bytes=num_verify_rows * _scratch_row_bytes(spec, kinds, size),
-        workspace_bytes=chunk_tokens * widest * 4 * 4 + 256 * 2**20 + staged_bytes,
+        workspace_bytes=chunk_tokens * widest * 16 + 256 * 2**20 + staged_bytes + verified_bytes,
     )
 
 

@@ -298,6 +298,8 @@ def test_what_verifying_needs_grows_with_the_rows_and_not_with_the_state():
     ]
     few, same, many, none = (size.lane_scratch_bytes for size in sizes)
     assert few == same and many == 2 * few and none == 0
+    few, _, many, none = (size.workspace_bytes for size in sizes)
+    assert many - none == 2 * (few - none) > 0
     assert sizes[1].lane_state_bytes > sizes[0].lane_state_bytes
 
 
