@@ -23,13 +23,6 @@ from luceasync.dflash.scatter import choose_scatter
 from luceasync.target.transfer import Transfer, direct
 
 
-def ring_bytes(
-    spec: FeatureSpec, *, num_lanes: int, capacity_tokens: int, dtype: torch.dtype
-) -> int:
-    """What a FeatureRing of these sizes allocates; its last row takes what must go nowhere."""
-    return (num_lanes * capacity_tokens + 1) * spec.width * dtype.itemsize
-
-
 class FeatureRing:
     """Features of the last `capacity_tokens` positions of each lane, contiguous up to its end.
 

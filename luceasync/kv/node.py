@@ -199,10 +199,6 @@ class NodeStore:
             for key, tensor in (held.rows.tensors() | held.state.tensors()).items()
         }
 
-    def has_state(self, node: str) -> bool:
-        """Whether a chain may end with all of this node."""
-        return self._nodes[node].span.with_state
-
     def check(self, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Raise SnapshotMismatch unless `tensors` are exactly this shard's for `span`."""
         expected = {self._name(key): shape for key, shape in self._shapes(span).items()}

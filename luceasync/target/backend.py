@@ -235,10 +235,6 @@ class LayerSplitBackend:
         sizes = [group.node_bytes(span) for group in self._groups]
         return sum(rows for rows, _ in sizes), sum(state for _, state in sizes)
 
-    def has_state(self, node: str) -> bool:
-        """Whether the node has the state at its end, where the family has one."""
-        return self._groups[0].has_state(node)
-
     def drop(self, node: str) -> None:
         """Forget a node, if it is here."""
         for group in self._groups:

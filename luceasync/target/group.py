@@ -120,10 +120,6 @@ class Group(Protocol):
         """Forget the recurrent state at the node's end."""
         ...
 
-    def has_state(self, node: str) -> bool:
-        """Whether the node was kept with the state at its end."""
-        ...
-
     def export(self, node: str) -> dict[str, Tensor]:
         """The node's tensors in host memory, by name: `ls<shard>_<kind>.<layer>`."""
         ...
@@ -277,9 +273,6 @@ class LocalGroup:
     def drop_state(self, node: str) -> None:
         for shard in self._shards:
             shard.nodes.drop_state(node)
-
-    def has_state(self, node: str) -> bool:
-        return self._shards[0].nodes.has_state(node)
 
     def export(self, node: str) -> dict[str, Tensor]:
         return {k: t for shard in self._shards for k, t in shard.nodes.export(node).items()}

@@ -38,11 +38,6 @@ def devices_of(config: Config) -> tuple[tuple[Device, ...], str]:
     return devices, default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
 
 
-def plan_model(spec: ModelSpec, config: Config) -> Plan:
-    """The plan for `spec` on the configured devices. Raises PlacementError."""
-    return plan_report(config, spec).plan
-
-
 def plan_report(
     config: Config,
     spec: ModelSpec | None = None,

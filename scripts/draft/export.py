@@ -19,8 +19,6 @@ from torch import nn
 from luceasync.dflash.spec import DraftSpec
 from luceasync.models.spec import ModelSpec
 
-RESUME = "resume.safetensors"
-
 
 def draft_config(spec: DraftSpec, target: ModelSpec) -> dict[str, Any]:
     """config.json, with the fields of published drafters."""

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.dflash.feature_spec import FeatureSpec
-from luceasync.dflash.features import FeatureRing, ring_bytes
+from luceasync.dflash.features import FeatureRing
 from tests.reference.feature_ring import Lane
 
 SPEC = FeatureSpec(taps=(1, 4), hidden_size=3)
@@ -120,12 +120,6 @@ def test_of_taps_elsewhere_only_the_rows_that_are_needed_are_moved() -> None:
     assert moved == [(2, 3, 3), (2, 3, 3)]  # rows 2, 3 and 4
     assert torch.equal(ring.rows(0, 0, 2), there[:, 0, [4, 2]].transpose(0, 1).flatten(1))
     assert torch.equal(ring.rows(1, 3, 4), there[:, 1, [3]].transpose(0, 1).flatten(1))
-
-
-def test_the_plan_knows_the_bytes() -> None:
-    ring = make_ring(dtype=torch.bfloat16)
-    sizes = {"num_lanes": 3, "capacity_tokens": 5, "dtype": torch.bfloat16}
-    assert ring_bytes(SPEC, **sizes) == ring.num_bytes == ring.store.untyped_storage().nbytes()
 
 
 def _taps(*shape: int, count: int = 2, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
