@@ -110,8 +110,8 @@ class DiskShelf:
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._rescan())
             while True:
-                job = await self._jobs.get()
-                tasks.create_task(self._do(job, disk))
+                # No name for the job: it would hold the last node's memory until the next comes.
+                tasks.create_task(self._do(await self._jobs.get(), disk))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every order is done, but not longer than `timeout_s`."""

@@ -223,6 +223,7 @@ class StreamCopies:
 
     def use(self, lanes: Sequence[int]) -> None:
         """See LaneCopies. Copies that are not all queued yet are queued now."""
+        self._let_go()
         for lane in lanes:
             for delivery in self._before_use.pop(lane, []):
                 self._out.precede(delivery, self._computing)
@@ -275,8 +276,12 @@ class StreamCopies:
 
     def _hold(self, delivery: Delivery, memory: object) -> None:
         """Keep host memory until it has been read or written."""
-        self._held = [(known, held) for known, held in self._held if not known.query()]
+        self._let_go()
         self._held.append((delivery, memory))
+
+    def _let_go(self) -> None:
+        """Also without a further copy: where memory is full there will be none before."""
+        self._held = [(delivery, held) for delivery, held in self._held if not delivery.query()]
 
 
 def _on_their_way(deliveries: Sequence[Delivery]) -> list[Delivery]:

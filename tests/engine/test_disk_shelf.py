@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from array import array
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -122,6 +123,16 @@ async def test_a_new_server_hears_of_the_files(tmp_path):
     assert node.is_generated
     assert node.has_state
     assert node.has_logits
+
+
+async def test_what_is_written_is_held_no_longer(tmp_path):
+    node = kept(1)
+    rows = weakref.ref(node.tensors["ls0_attn_k.0"])
+    async with serving(tmp_path) as (shelf, heard):
+        shelf.write(node)
+        await until(lambda: heard.writes)
+        del node
+        await until(lambda: rows() is None)
 
 
 async def test_nodes_are_written_in_order_however_large(tmp_path):
