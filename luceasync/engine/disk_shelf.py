@@ -102,7 +102,7 @@ class DiskShelf:
         added = [node for meta in scan.added if (node := _node(meta)) is not None]
         removed = [bytes.fromhex(m.key) for m in scan.removed if m.namespace == disk.namespace]
         if added or removed:
-            self._tell(lambda prefixes: prefixes.found(added, removed))
+            self._tell(lambda prefixes: prefixes.found(added, removed, is_whole=scan.is_whole))
         return added
 
     async def serve(self, disk: DiskTier) -> None:

@@ -142,8 +142,12 @@ class Holdings:
         if files:
             self._disk.remove(files)
 
-    def found(self, added: Iterable[Node], removed: Iterable[bytes]) -> None:
-        """Files that are on the disk now, and keys of files that are no longer."""
+    def found(
+        self, added: Iterable[Node], removed: Iterable[bytes], *, is_whole: bool = True
+    ) -> None:
+        """Files that are on the disk now, and keys of files that are no longer; `is_whole`: there
+        are no others that could not be looked at.
+        """
         for node in added:
             if node.key not in self._tenants:
                 self._unclaimed[node.key] = node
@@ -156,7 +160,8 @@ class Holdings:
             self.forget(key, "disk")
         for tenant in self._trees:
             self._claim_files(tenant)
-        self._collect_orphans(time.time())
+        if is_whole:
+            self._collect_orphans(time.time())
 
     def thin(self, path: Sequence[bytes], keep: AbstractSet[bytes]) -> None:
         """Let go of recurrent states on the way to the last node of `path`; where branches part

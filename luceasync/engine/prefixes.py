@@ -216,10 +216,14 @@ class Prefixes:
         """Give the shelf what is to be written and has arrived in host memory; with `wait` all."""
         self._writes.hand_over(wait=wait)
 
-    def found(self, added: Iterable[Node], removed: Iterable[bytes]) -> None:
-        """Files that are on the disk now, and keys of files that are no longer."""
+    def found(
+        self, added: Iterable[Node], removed: Iterable[bytes], *, is_whole: bool = True
+    ) -> None:
+        """Files that are on the disk now, and keys of files that are no longer; `is_whole`: there
+        are no others that could not be looked at.
+        """
         gone = list(removed)
-        self._holdings.found(added, gone)
+        self._holdings.found(added, gone, is_whole=is_whole)
         for key in gone:
             self._writes.mend(key)
         self._holdings.refresh_status()

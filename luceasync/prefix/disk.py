@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
@@ -186,7 +187,7 @@ class DiskTier:
                     )
             except OSError as error:
                 self._degraded = str(error) or f"no scan within {self._scan_timeout_s} s"
-                return changes(before, before)
+                return replace(changes(before, before), is_whole=False)
         self._quarantined += num_corrupt
         faults = [fault for listing in self._listings.values() for fault in listing.faults]
         self._degraded = faults[-1] if faults else self._degraded

@@ -80,12 +80,13 @@ NOTHING = Listing({})
 @dataclass(frozen=True, slots=True)
 class Scan:
     """All nodes; those that were not there at the scan before, or held something else; and those
-    that are gone since, as they were.
+    that are gone since, as they were. `is_whole`: everything could be looked at.
     """
 
     nodes: tuple[NodeMeta, ...]
     added: tuple[NodeMeta, ...]
     removed: tuple[NodeMeta, ...]
+    is_whole: bool
 
 
 def namespaces(files: FileSystem, root: Path) -> list[Path]:
@@ -143,6 +144,7 @@ def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan
         nodes=tuple(new.values()),
         added=tuple(meta for name, meta in new.items() if old.get(name) != meta),
         removed=tuple(meta for name, meta in old.items() if name not in new),
+        is_whole=not any(listing.faults for listing in after.values()),
     )
 
 

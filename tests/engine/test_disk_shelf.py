@@ -39,7 +39,7 @@ class Heard:
     def written(self, key: bytes, *, is_there: bool, again: bool = False) -> None:
         self.writes.append((key, is_there, again))
 
-    def found(self, added, removed) -> None:
+    def found(self, added, removed, *, is_whole: bool) -> None:
         self.added += added
         self.removed += removed
 

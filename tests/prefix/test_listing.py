@@ -87,6 +87,7 @@ async def test_what_cannot_be_looked_at_now_stays(
         os.utime(path, (1000, 1000))
         scan = await tier.scan()
         assert ([n.key for n in scan.nodes], scan.removed) == ([KEY], ())
+        assert not scan.is_whole
         assert os.strerror(errno.EMFILE) in tier.degraded
 
 
@@ -104,6 +105,7 @@ async def test_a_directory_that_cannot_be_listed_now_loses_no_node(
     monkeypatch.setattr(tier._files, "entries", entries)
     scan = await tier.scan()
     assert ([n.key for n in scan.nodes], scan.added, scan.removed) == ([KEY], (), ())
+    assert not scan.is_whole
     assert os.strerror(errno.EIO) in tier.degraded
 
 
