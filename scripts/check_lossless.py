@@ -1,6 +1,6 @@
 """Greedy answers with speculation beside those without, token by token, in float32 on this CPU.
 
-    python -m scripts.check_lossless [--targets bundled,random,scripted] [--others 200]
+    python -m scripts.check_lossless [--targets bundled,scripted] [--others 200]
 
 Every round has the shape that its row names: nothing is left to what pays. Prints a table in
 Markdown; exit code 1 if a token differs. The tiny targets need the packages of the tests.
@@ -20,6 +20,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -131,7 +132,7 @@ CASES = (
 def main() -> None:
     """Ask, compare and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--targets", default="bundled,random,scripted")
+    parser.add_argument("--targets", default=",".join(MAKERS))
     parser.add_argument("--prompts", type=int, default=200, help="of the first four rows")
     parser.add_argument("--others", type=int, default=40, help="conversations of the other rows")
     options = parser.parse_args()
@@ -408,12 +409,12 @@ def bundled(folder: Path, num_prompts: int) -> Target:
     )
 
 
-def tiny_target(folder: Path, num_prompts: int, *, is_scripted: bool) -> Target:
-    """A qwen3 model of random weights that answers in letters."""
+def tiny_target(folder: Path, num_prompts: int, family: str, *, is_scripted: bool) -> Target:
+    """A model of random weights that answers in letters."""
     from luceasync.text.tokenizer import Tokenizer
     from tests import tiny
 
-    model_dir = tiny.save(tiny.build("qwen3"), folder / "target")
+    model_dir = tiny.save(tiny.build(family), folder / "target")
     draft_dir = tiny.save_draft(folder / "draft", tiny.draft_config())
     choice = random.Random(5)
     words = ["".join(choice.choices(string.ascii_lowercase, k=5)) for _ in range(400)]
@@ -425,15 +426,16 @@ def tiny_target(folder: Path, num_prompts: int, *, is_scripted: bool) -> Target:
     bias = {encode(letter)[0]: 100.0 for letter in string.ascii_lowercase}
     proposed = "scripted proposals" if is_scripted else "a random drafter"
     return Target(
-        f"qwen3, random weights with {proposed}",
+        f"{family}, random weights with {proposed}",
         *(model_dir, draft_dir, 8, questions, 40 if is_scripted else 16, bias, is_scripted),
     )
 
 
 MAKERS = {
     "bundled": bundled,
-    "random": lambda folder, num: tiny_target(folder, num, is_scripted=False),
-    "scripted": lambda folder, num: tiny_target(folder, num, is_scripted=True),
+    "random": partial(tiny_target, family="qwen3", is_scripted=False),
+    "scripted": partial(tiny_target, family="qwen3", is_scripted=True),
+    "scripted-qwen3_5": partial(tiny_target, family="qwen3_5", is_scripted=True),
 }
 
 
