@@ -55,7 +55,8 @@ class EngineConfig:
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
     """Which computed prefixes are kept, and where. `memory_bytes` None: a quarter of free RAM, 0:
-    none. `cache_dir` None: not on disk. `budget_bytes` None: half of that disk's free space.
+    none. `cache_dir` None: not on disk. `budget_bytes` None: half of that disk, as far as it
+    is free or holds nodes.
     """
 
     memory_bytes: int | None = None

@@ -177,7 +177,7 @@ OPTIONS: tuple[Option, ...] = (
         parsers.whole(2**20),
         "a whole number of bytes, at least 1M, such as 100G",
         "BYTES",
-        "Largest size of --kv-cache-dir, at least 1M; default: half of what is free on that disk.",
+        "Largest size of --kv-cache-dir, at least 1M; default: half of what may be used there.",
         needs="kv-cache-dir",
     ),
     Option(

@@ -28,9 +28,11 @@ from luceasync.engine.pump import Pump
 from luceasync.engine.shelf import Shelf
 from luceasync.engine.state import Features, NoFeatures, StateMover
 from luceasync.engine.thread import Loaded
+from luceasync.errors import ConfigError
 from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.prefix.disk import DiskTier
+from luceasync.prefix.upkeep import Upkeep
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import host_memory
@@ -106,7 +108,8 @@ def limits_of(config: CacheConfig) -> Limits:
         memory_bytes = psutil.virtual_memory().available // 4
     disk_bytes = config.budget_bytes
     if disk_bytes is None and config.cache_dir is not None:
-        disk_bytes = _free_bytes(config.cache_dir) // 2
+        # With what is there already: else every start would want less than the one before it.
+        disk_bytes = (_free_bytes(config.cache_dir) + _held_bytes(config.cache_dir)) // 2
     return Limits(
         memory_bytes=memory_bytes,
         transit_bytes=0 if disk_bytes is None else TRANSIT_BYTES,
@@ -120,6 +123,14 @@ def _free_bytes(directory: Path) -> int:
     """Of the file system that the directory is, or will be, on."""
     existing = next(path for path in (directory, *directory.resolve().parents) if path.exists())
     return shutil.disk_usage(existing).free
+
+
+def _held_bytes(directory: Path) -> int:
+    """Of the nodes in it, whatever model they are of; none where it cannot be looked at now."""
+    try:
+        return sum(total.num_bytes for total in Upkeep(directory).totals())
+    except (ConfigError, OSError):
+        return 0
 
 
 def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
