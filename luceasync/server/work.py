@@ -22,11 +22,9 @@ Finishes = Mapping[int, Finish]
 
 
 def usage_of(finishes: Finishes) -> UsageBody:
-    """The prompt counts once, the tokens of all choices add up."""
-    usages = [finish.usage for finish in finishes.values()]
-    prompt = usages[0].prompt_tokens
-    completion = sum(usage.completion_tokens for usage in usages)
-    cached = usages[0].cached_tokens
+    """The prompt counts once, as choice 0 found it; the tokens of all choices add up."""
+    prompt, cached = finishes[0].usage.prompt_tokens, finishes[0].usage.cached_tokens
+    completion = sum(finish.usage.completion_tokens for finish in finishes.values())
     return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
 

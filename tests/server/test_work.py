@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from luceasync.request import Delta, Restore, Speculation
+from luceasync.request import Delta, Restore, Speculation, Usage
+from luceasync.server.work import usage_of
 from tests.server.scripted import ScriptedEngine, finish
 
 CHAT = "/v1/chat/completions"
@@ -55,3 +58,11 @@ async def test_speculation_that_ran_to_the_end_has_no_reason(in_memory):
     assert account["speculation"] == {
         "rounds": 0, "proposed": 0, "accepted": 0, "tau": 0.0, "accept_rate": 0.0,
     }  # fmt: skip
+
+
+def test_cached_tokens_are_those_that_choice_0_found():
+    """The others take up what it has computed; whoever ends first is told first."""
+    later = replace(finish(), usage=Usage(10, 5, cached_tokens=10))
+    usage = usage_of({1: later, 0: finish()})
+    assert usage.prompt_tokens_details.cached_tokens == 4
+    assert (usage.prompt_tokens, usage.completion_tokens) == (10, 8)
