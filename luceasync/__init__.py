@@ -5,17 +5,22 @@ __version__ = "0.1.0"
 ARCHITECTURE = """
 cli      commands; builds the Config          server   HTTP: bodies in, server-sent events out
 text     strings <-> token ids                engine   requests on lanes, one step at a time
+prefix   which prefix is kept where           dflash   drafts for the target to verify
 target   the model as a chain of shards       models   networks and their weights
 kv       where lanes keep their state         kernels  Triton, beside torch twins in models.ops
 
-Imports run downwards: cli -> server, engine -> text, target -> models, kv -> kernels.
+Imports run downwards: cli -> server, engine -> text, prefix, dflash -> target -> models, kv ->
+kernels.
 
 1. server/chat    body -> schema -> Request; a wrong field is a 400 that names it
 2. engine/engine  template -> text -> token ids; a bounded queue, full is a 429
-3. engine/pump    a free lane; prefill chunk by chunk, decode steps of other lanes between
-4. target         tokens run through every shard; logits of the last row
-5. engine/sampler the next token, drawn from the seed and the position alone
-6. engine/generation  text that is safe to show; stop strings, end tokens, limits
-7. server/sse     Delta -> event; the plain answer is a fold of the same deltas
-8. client gone    the stream is closed, the pump frees the lane at the next step
+3. engine/prefixes  what is known of the prompt, out of memory or from the disk, into a free lane
+4. engine/pump    the rest of it chunk by chunk, decode steps of other lanes between
+5. target         tokens run through every shard; logits of the last row
+6. engine/sampler the next token, drawn from the seed and the position alone
+7. dflash/decode  several at a time: proposed, verified in one pass, accepted, committed
+8. engine/generation  text that is safe to show; stop strings, end tokens, limits
+9. server/sse     Delta -> event; the plain answer is a fold of the same deltas
+10. client gone   the stream is closed, the pump frees the lane at the next step
+11. afterwards    what the lane holds is kept; the next turn goes on from there
 """
