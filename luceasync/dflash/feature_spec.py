@@ -78,7 +78,7 @@ def check_index(
         )
 
 
-def check_append(
+def check_rows(
     spec: FeatureSpec,
     num_lanes: int,
     taps: Sequence[Tensor],

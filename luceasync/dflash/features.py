@@ -13,14 +13,12 @@ from torch import Tensor
 
 from luceasync.dflash.feature_spec import (
     FeatureSpec,
-    check_append,
     check_dtype,
     check_index,
     check_lane,
     check_taps,
 )
 from luceasync.dflash.scatter import choose_scatter
-from luceasync.target.transfer import Transfer, direct
 
 
 class FeatureRing:
@@ -38,7 +36,6 @@ class FeatureRing:
         capacity_tokens: int,
         dtype: torch.dtype,
         device: torch.device,
-        transfer: Transfer = direct,
     ) -> None:
         """Raises ValueError for sizes under 1 or a dtype that no row can have."""
         if num_lanes < 1 or capacity_tokens < 1:
@@ -52,7 +49,6 @@ class FeatureRing:
         num_rows = num_lanes * capacity_tokens + 1
         self.store = torch.zeros((num_rows, spec.width), dtype=dtype, device=device)
         self.device = self.store.device
-        self._transfer = transfer
         self._scatter = choose_scatter(self.device)
         self._spans = [range(0)] * num_lanes  # written without a gap, also what is overwritten now
 
@@ -84,44 +80,18 @@ class FeatureRing:
         first = max(begin, valid.start)
         return range(first, end) if first < end <= valid.stop else range(end, end)
 
-    def append(
-        self,
-        taps: Sequence[Tensor],
-        lanes: Sequence[int],
-        begins: Sequence[int],
-        paths: Sequence[Sequence[int]],
-    ) -> None:
-        """Write rows that the host knows: prefill chunks and eager commits.
-
-        `taps`: for each tap [entries, rows, hidden] of a dtype of FLOATS, on any device. Entry e
-        is lane `lanes[e]` (negative: padding, skipped); its position `begins[e] + j` takes row
-        `paths[e][j]`, so that `range(n)` means its first n rows. A lane whose `begin` is not its
-        end starts anew there. Raises ValueError before anything is written.
-        """
-        check_append(self.spec, self.num_lanes, taps, lanes, begins, paths)
-        skips = [max(len(path) - self.capacity_tokens, 0) for path in paths]
-        kept = [
-            path[skip:] if lane >= 0 else ()
-            for lane, path, skip in zip(lanes, paths, skips, strict=True)
-        ]
-        if any(kept):
-            taps, kept = self._brought_here(taps, kept)
-            first = [begin + skip for begin, skip in zip(begins, skips, strict=True)]
-            self.scatter(taps, *self._indices(lanes, first, kept))
-        for lane, begin, path in zip(lanes, begins, paths, strict=True):
-            if lane >= 0:
-                self.advance(lane, begin, len(path))
-
     def scatter(
         self, taps: Sequence[Tensor], lanes: Tensor, begins: Tensor, counts: Tensor, paths: Tensor
     ) -> None:
-        """Write rows that the device knows, without asking it: may be captured in a CUDA graph.
+        """Write rows of taps, without asking the device: may be captured in a CUDA graph.
 
-        `taps` as for `append`, but contiguous and on the ring's device; `lanes` int32 [entries],
-        `begins` int64 [entries], `counts` int32 [entries], `paths` int32 [entries, max_rows]: the
-        first `counts[e]` of a path count. The caller answers for lanes, positions and rows, and
-        for each lane coming once, and says afterwards what was written with `advance`. Raises
-        ValueError for shapes, dtypes and devices that do not fit.
+        `taps`: for each tap [entries, rows, hidden] of a dtype of FLOATS, contiguous and on the
+        ring's device. Entry e is lane `lanes[e]` (negative: padding, skipped); its position
+        `begins[e] + j` takes row `paths[e, j]`, for the first `counts[e]` of a path. `lanes` int32
+        [entries], `begins` int64 [entries], `counts` int32 [entries], `paths` int32 [entries,
+        max_rows]. The caller answers for their values, see `check_rows`, and says afterwards what
+        was written with `advance`. Raises ValueError for shapes, dtypes and devices that do not
+        fit.
         """
         check_taps(self.spec, taps)
         num_entries = taps[0].shape[0]
@@ -156,22 +126,8 @@ class FeatureRing:
         pieces = self._pieces(lane, begin, end)
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    def export(self, lane: int, begin: int, end: int) -> Tensor:
-        """A copy in host memory of what `rows` gives, complete when it returns."""
-        pieces = self._pieces(lane, begin, end)
-        host = torch.empty(
-            (end - begin, self.spec.width),
-            dtype=self.store.dtype,
-            pin_memory=self.device.type != "cpu",
-        )
-        for part, piece in zip(host.split([len(p) for p in pieces]), pieces, strict=True):
-            part.copy_(piece, non_blocking=True)
-        if self.device.type != "cpu":
-            torch.cuda.current_stream(self.device).synchronize()
-        return host
-
     def restore(self, lane: int, begin: int, rows: Tensor) -> None:
-        """Write rows of positions from `begin` on, as `export` gave them, of this ring or one of
+        """Write rows of positions from `begin` on, as `rows` gave them, of this ring or one of
         another capacity. `rows`: [tokens, taps * hidden] of a dtype of FLOATS, on any device.
         A `begin` that is not the lane's end starts its range anew. Raises ValueError.
         """
@@ -206,32 +162,6 @@ class FeatureRing:
         if rest <= 0:
             return [lane_rows[place : place + end - begin]]
         return [lane_rows[place:], lane_rows[:rest]]
-
-    def _brought_here(
-        self, taps: Sequence[Tensor], paths: Sequence[Sequence[int]]
-    ) -> tuple[list[Tensor], Sequence[Sequence[int]]]:
-        """Taps on the ring's device and the paths in them; of others' only what paths need."""
-        if all(tap.device == self.device for tap in taps):
-            return [tap.contiguous() for tap in taps], paths
-        begin = min(min(path) for path in paths if path)
-        end = max(max(path) for path in paths if path) + 1
-        moved = [self._transfer(tap[:, begin:end], self.device).contiguous() for tap in taps]
-        return moved, [[row - begin for row in path] for path in paths]
-
-    def _indices(
-        self, lanes: Sequence[int], begins: Sequence[int], paths: Sequence[Sequence[int]]
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """lanes, begins, counts and paths as `scatter` takes them."""
-        num_rows = max(len(path) for path in paths)
-        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
-        counts = [len(path) for path in paths]
-        dtypes = (torch.int32, torch.int64, torch.int32, torch.int32)
-        values = (lanes, begins, counts, padded)
-        lanes_, begins_, counts_, paths_ = (
-            torch.tensor(value, dtype=dtype).to(self.device, non_blocking=True)
-            for value, dtype in zip(values, dtypes, strict=True)
-        )
-        return lanes_, begins_, counts_, paths_
 
     def _check_lane(self, lane: int) -> None:
         check_lane(lane, self.num_lanes)

@@ -80,7 +80,6 @@ def join(
             capacity_tokens=ring_capacity(spec, plan.max_ctx_tokens),
             dtype=network.dtype,
             device=device,
-            transfer=transfer,
         )
         run: Runner = run_eagerly
         on_one = all(torch_device(shard.device) == device for shard in plan.shards)

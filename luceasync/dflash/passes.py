@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
+from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Runner, run_eagerly
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
@@ -95,7 +96,7 @@ class DraftPasses:
     ) -> None:
         """Take up the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden]:
         they stand at positions from `begins` on. A lane that does not go on where it ended begins
-        anew there.
+        anew there. Raises ValueError for rows that cannot be; nothing is written then.
         """
         self._take_up(taps, lanes, begins, paths, num_rows, self._run)
 
@@ -112,6 +113,7 @@ class DraftPasses:
         num_rows: int,
         run: Runner,
     ) -> None:
+        check_rows(self.ring.spec, self.ring.num_lanes, taps, lanes, begins, paths)
         for lane, begin in zip(lanes, begins, strict=True):
             if self.ring.valid(lane).stop != begin:
                 self._draft.set_valid_from(lane, begin)

@@ -70,7 +70,7 @@ def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
 
 def test_restored_features_propose_what_computed_ones_do(backend, speculator):
     prefill(backend, speculator, 0, [40])
-    rows = speculator.passes.ring.export(0, 0, len(TOKENS))
+    rows = speculator.passes.ring.rows(0, 0, len(TOKENS)).clone()
     speculator.start(3)
     speculator.restored(3, 0, rows)
     assert proposed(speculator, 3) == proposed(speculator, 0)
