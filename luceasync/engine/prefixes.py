@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -300,50 +301,57 @@ class Prefixes:
         if end <= begin:
             return None
         tokens = claim.sequence[begin:end]
-        parent = claim.path[-1] if claim.path else None
-        key = node_key(tokens, claim.tenant, parent)
-        span = Span(begin, end, with_state=self._recurrent)
-        known = self._holdings.node(key)
-        has_state = known is not None and ("memory" in known.state_tiers or not self._recurrent)
-        has_logits = known is not None and ("memory" in known.logits_tiers or kept.logits is None)
-        if known is None or "memory" not in known.tiers or not (has_state and has_logits):
-            # Far before the prompt's end they would be of use only to who parts from it there.
-            with_features = claim.num_prompt_tokens - end < self._mover.num_feature_tokens
-            size = self._mover.size(
-                span, with_logits=kept.logits is not None, with_features=with_features
-            )
-            if not self._make_room(size.span_bytes + size.end_bytes):
-                return None
-            try:
-                self._mover.save(lane, key.hex(), span, kept.logits, with_features=with_features)
-            except MemoryError as error:
-                log.debug("tokens [%d, %d) are not kept: %s", begin, end, error)
-                self._holdings.forget(key, "memory")
-                return None
-            self._holdings.insert(
-                claim.tenant,
-                Node(
-                    key=key,
-                    parent=parent,
-                    begin=begin,
-                    tokens=tokens,
-                    tiers=MEMORY,
-                    state_tiers=MEMORY if self._recurrent else NOWHERE,
-                    logits_tiers=NOWHERE if kept.logits is None else MEMORY,
-                    num_bytes=size.span_bytes,
-                    state_bytes=size.end_bytes,
-                    is_turn_end=kept.is_turn_end,
-                    is_generated=kept.is_generated,
-                    last_used_s=time.time(),
-                    saved_at_s=time.time(),
-                ),
-            )
-            self._holdings.saved["memory"] += 1
-            claim.kept.append(key)
+        key = node_key(tokens, claim.tenant, claim.path[-1] if claim.path else None)
+        if not self._is_held(key, kept) and not self._save(claim, lane, kept, key, tokens):
+            return None
         claim.path.append(key)
         claim.path_end = end
         self._holdings.thin(claim.path, self._ends_in_use())
         return key
+
+    def _is_held(self, key: bytes, kept: Kept) -> bool:
+        """Whether memory has the node, and of its end all that there is to keep."""
+        node = self._holdings.node(key)
+        if node is None or "memory" not in node.tiers:
+            return False
+        has_state = not self._recurrent or "memory" in node.state_tiers
+        return has_state and (kept.logits is None or "memory" in node.logits_tiers)
+
+    def _save(self, claim: Claim, lane: int, kept: Kept, key: bytes, tokens: array[int]) -> bool:
+        """Keep `tokens`, which end at `kept.end`, under `key`; whether there was room for them."""
+        span = Span(claim.path_end, kept.end, with_state=self._recurrent)
+        # Far before the prompt's end they would be of use only to who parts from it there.
+        with_features = claim.num_prompt_tokens - span.end < self._mover.num_feature_tokens
+        size = self._mover.size(
+            span, with_logits=kept.logits is not None, with_features=with_features
+        )
+        if not self._make_room(size.span_bytes + size.end_bytes):
+            return False
+        try:
+            self._mover.save(lane, key.hex(), span, kept.logits, with_features=with_features)
+        except MemoryError as error:
+            log.debug("tokens [%d, %d) are not kept: %s", span.begin, span.end, error)
+            self._holdings.forget(key, "memory")
+            return False
+        node = Node(
+            key=key,
+            parent=claim.path[-1] if claim.path else None,
+            begin=span.begin,
+            tokens=tokens,
+            tiers=MEMORY,
+            state_tiers=MEMORY if self._recurrent else NOWHERE,
+            logits_tiers=NOWHERE if kept.logits is None else MEMORY,
+            num_bytes=size.span_bytes,
+            state_bytes=size.end_bytes,
+            is_turn_end=kept.is_turn_end,
+            is_generated=kept.is_generated,
+            last_used_s=time.time(),
+            saved_at_s=time.time(),
+        )
+        self._holdings.insert(claim.tenant, node)
+        self._holdings.saved["memory"] += 1
+        claim.kept.append(key)
+        return True
 
     def _shorten(self, claim: Claim) -> None:
         """Files that nobody has read yet may go at any time, and with them the path's end: what
