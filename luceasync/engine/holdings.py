@@ -66,6 +66,7 @@ class Holdings:
         self._trees: dict[bytes, Tree] = {}
         self._tenants: dict[bytes, bytes] = {}  # of each node in a tree
         self._unclaimed: dict[bytes, Node] = {}
+        self._strange: set[bytes] = set()  # those of them that no tenant so far can have named
         # With every key from the start: other threads read while they are counted up.
         self.saved = dict.fromkeys(sorted(TIERS), 0)
         self.evicted = dict.fromkeys(sorted(TIERS), 0)
@@ -88,7 +89,7 @@ class Holdings:
         """The tenant's tree; its files are looked for when it comes for the first time."""
         if tenant not in self._trees:
             self._trees[tenant] = Tree()
-            self._claim_files(tenant)
+            self._strange.difference_update(self._claim_files(tenant, self._unclaimed.values()))
         return self._trees[tenant]
 
     def node(self, key: bytes) -> Node | None:
@@ -158,8 +159,9 @@ class Holdings:
                 log.warning("a node file is not used: %s", error)
         for key in removed:
             self.forget(key, "disk")
-        for tenant in self._trees:
-            self._claim_files(tenant)
+        new = [node for key, node in self._unclaimed.items() if key not in self._strange]
+        own = {key for tenant in self._trees for key in self._claim_files(tenant, new)}
+        self._strange = {key for key in self._unclaimed if key not in own}
         if is_whole:
             self._collect_orphans(time.time())
 
@@ -206,13 +208,11 @@ class Holdings:
         self.evicted[tier] += len(eviction.keys)
         return eviction.freed_bytes >= over_bytes
 
-    def _claim_files(self, tenant: bytes) -> None:
-        """Take in the files that only this tenant's key can have named."""
-        found = [
-            node
-            for node in self._unclaimed.values()
-            if node_key(node.tokens, tenant, node.parent) == node.key
-        ]
+    def _claim_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[bytes]:
+        """Take in those of `nodes` that only this tenant's key can have named; the keys of all
+        these, also of such as have no chain to the root yet.
+        """
+        found = [n for n in list(nodes) if node_key(n.tokens, tenant, n.parent) == n.key]
         rooted, _ = parents_first([*self._trees[tenant], *found])
         for node in rooted:
             if node.key not in self._unclaimed:
@@ -222,6 +222,7 @@ class Holdings:
             except ValueError as error:
                 log.warning("a node file is not used: %s", error)
             del self._unclaimed[node.key]
+        return [node.key for node in found]
 
     def _collect_orphans(self, now_s: float) -> None:
         """Remove old files whose parent is nowhere: nobody can reach them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import pytest
@@ -75,6 +76,26 @@ def test_a_file_that_continues_a_known_node_is_found_later(held):
     held.insert(TENANT, root)
     held.found([node([2], root)], [])  # another server wrote it
     assert len(list(held)) == 2
+
+
+def test_a_file_waits_for_what_it_continues(held):
+    root = node([1])
+    leaf = node([2], root, saved_at_s=time.time())
+    held.found([leaf, node([7], tenant=OTHER)], [])
+    assert not list(held.tree(TENANT))
+    held.found([root], [])
+    assert {n.key for n in held.tree(TENANT)} == {root.key, leaf.key}
+
+
+def test_a_file_of_somebody_unknown_is_looked_at_once(held, monkeypatch):
+    hashed: list[int] = []
+    monkeypatch.setattr(module, "node_key", lambda *node: hashed.append(1) or node_key(*node))
+    held.tree(TENANT)
+    strange = [node([i], tenant=OTHER) for i in range(5)]
+    held.found(strange, [])
+    held.found([node([9])], [])
+    assert len(hashed) == 6
+    assert len(list(held.tree(OTHER))) == 5
 
 
 def test_a_file_that_is_not_what_its_name_says_changes_nothing(held):
