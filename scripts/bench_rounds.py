@@ -34,8 +34,9 @@ from luceasync.models.spec import ModelSpec, parse_spec
 from luceasync.request import Sampling
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import find_devices, torch_device
-from luceasync.target.plan import DTYPE_BYTES, make_plan
+from luceasync.target.plan import make_plan
 from luceasync.target.shard import DTYPES, ops_for
+from luceasync.target.shard_plan import DTYPE_BYTES
 from luceasync.text.detokenizer import Piece
 from scripts.bench_gpu import SHAPES
 

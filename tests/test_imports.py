@@ -35,8 +35,9 @@ MAY_IMPORT = {
 
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
-LIGHT = OPEN | {"server", "text", "cli.app", "target.plan", "engine.admission"}
-LIGHT |= {"prefix.tree", "prefix.memory", "prefix.disk", "prefix.policy"}
+LIGHT = OPEN | {"server", "text", "cli.app", "target.plan", "target.shard_plan"}
+LIGHT |= {"engine.admission"}
+LIGHT |= {"prefix.tree", "prefix.disk", "prefix.policy"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
 

@@ -15,8 +15,9 @@ from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
 from luceasync.errors import ConfigError
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.target.devices import find_devices
-from luceasync.target.plan import DTYPE_BYTES, Device, Guest
+from luceasync.target.plan import Device, Guest
 from luceasync.target.report import PlanReport, devices_of, plan_report
+from luceasync.target.shard_plan import DTYPE_BYTES
 
 DDTREE_BUDGET = 22
 

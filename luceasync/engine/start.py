@@ -36,7 +36,8 @@ from luceasync.prefix.upkeep import Upkeep
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import host_memory
-from luceasync.target.plan import DTYPE_BYTES, Plan
+from luceasync.target.plan import Plan
+from luceasync.target.shard_plan import DTYPE_BYTES
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 

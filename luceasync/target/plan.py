@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.spec import ModelSpec
+from luceasync.target.shard_plan import ShardPlan, plan_shard
 
 BACKENDS = ("cpu", "cuda", "hip")
 DEFAULT_PARALLEL = 4
@@ -24,8 +25,6 @@ COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter 
 CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
 NAMED_SHARE = 0.95
 SMALL_ON_CPU_BYTES = 128 * 2**20
-VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
-NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +37,6 @@ class Device:
     @property
     def backend(self) -> str:
         return self.name.partition(":")[0]
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """Layers `[begin, end)` on `device`, and their bytes."""
-
-    device: str
-    begin: int
-    end: int
-    is_first: bool
-    is_last: bool
-    weight_bytes: int
-    token_bytes: int  # keys and values of one token, all layers of the shard
-    lane_state_bytes: int  # recurrent and convolution state of one lane
-    lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
-    workspace_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,77 +174,6 @@ def split_layers(num_layers: int, weights: Sequence[float]) -> tuple[tuple[int, 
     return tuple(itertools.pairwise(cuts))
 
 
-# --- bytes --------------------------------------------------------------------------------------
-
-DTYPE_BYTES = {"bf16": 2, "fp32": 4}
-
-
-def plan_shard(
-    spec: ModelSpec,
-    device: str,
-    begin: int,
-    end: int,
-    dtype: str,
-    chunk_tokens: int,
-    num_verify_rows: int = 0,
-    num_lanes: int = DEFAULT_PARALLEL,
-) -> ShardPlan:
-    """The bytes of layers `[begin, end)` on `device`, as they will be allocated."""
-    size = DTYPE_BYTES[dtype]
-    is_first, is_last = begin == 0, end == spec.num_layers
-    table_bytes = spec.vocab_size * spec.hidden_size * size
-    num_tables = int(is_first) + int(is_last)
-    if is_first and is_last and spec.tied_embeddings:
-        num_tables = 1
-    kinds = spec.layer_types[begin:end]
-    weights = sum(_layer_weight_bytes(spec, layer, size) for layer in range(begin, end))
-    state_bytes = 0
-    if spec.delta is not None:
-        delta = spec.delta
-        conv = (delta.conv_kernel - 1) * delta.conv_channels * size
-        recurrent = delta.num_value_heads * delta.key_dim * delta.value_dim * 4
-        state_bytes = kinds.count("delta") * (conv + recurrent)
-    staged_bytes = 0 if device.startswith("cpu") else NUM_STAGED_STATES * state_bytes
-    verified_bytes = num_lanes * num_verify_rows * _verified_row_bytes(spec, is_last)
-    widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
-    return ShardPlan(
-        device=device,
-        begin=begin,
-        end=end,
-        is_first=is_first,
-        is_last=is_last,
-        weight_bytes=weights + num_tables * table_bytes + (4 * spec.hidden_size if is_last else 0),
-        token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
-        lane_state_bytes=state_bytes,
-        lane_scratch_bytes=num_verify_rows * _scratch_row_bytes(spec, kinds, size),
-        workspace_bytes=chunk_tokens * widest * 16 + 256 * 2**20 + staged_bytes + verified_bytes,
-    )
-
-
-def _verified_row_bytes(spec: ModelSpec, is_last: bool) -> int:
-    """What a row takes while it is verified: the splits of its attention, and its logits in the
-    model's dtype and in float32.
-    """
-    return spec.attention.query_dim * VERIFY_SPLITS * 4 + is_last * spec.vocab_size * (4 + 4)
-
-
-def _scratch_row_bytes(spec: ModelSpec, kinds: Sequence[str], size: int) -> int:
-    """As models.scratch.VerifyScratch lays a row out."""
-    row_bytes = kinds.count("attention") * 2 * spec.attention.kv_dim * size
-    if spec.delta is not None:
-        delta = spec.delta
-        small = delta.num_key_heads * delta.key_dim + delta.output_dim + delta.num_value_heads
-        row_bytes += kinds.count("delta") * (delta.conv_channels * size + small * 4)
-    return row_bytes
-
-
-def _layer_weight_bytes(spec: ModelSpec, layer: int, size: int) -> int:
-    """Matrices in the model's dtype; norms and Gated DeltaNet's small tensors in float32."""
-    shapes = spec.layer_shapes(layer)
-    small = [name for name, shape in shapes.items() if len(shape) != 2]
-    return sum(math.prod(s) * (4 if name in small else size) for name, s in shapes.items())
-
-
 # --- the plan -----------------------------------------------------------------------------------
 
 
@@ -304,9 +216,9 @@ def make_plan(
             begin,
             end,
             dtype,
-            chunk,
-            max(verify_rows, default=0),
-            parallel or DEFAULT_PARALLEL,
+            chunk_tokens=chunk,
+            num_verify_rows=max(verify_rows, default=0),
+            num_lanes=parallel or DEFAULT_PARALLEL,
         )
         for device, (begin, end) in zip(devices, ranges, strict=True)
     )

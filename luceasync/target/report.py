@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from luceasync.config import Config
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.target.devices import default_dtype, find_devices
-from luceasync.target.plan import Device, Guest, Plan, ShardPlan, make_plan, named_devices
+from luceasync.target.plan import Device, Guest, Plan, make_plan, named_devices
+from luceasync.target.shard_plan import ShardPlan
 
 
 @dataclass(frozen=True, slots=True)

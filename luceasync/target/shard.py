@@ -28,7 +28,8 @@ from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import TorchTrees
 from luceasync.target.adapter import adapter_of
 from luceasync.target.devices import torch_device
-from luceasync.target.plan import NUM_STAGED_STATES, Plan, ShardPlan
+from luceasync.target.plan import Plan
+from luceasync.target.shard_plan import NUM_STAGED_STATES, ShardPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 

@@ -11,7 +11,7 @@ from luceasync.models.rows import NO_LANE
 from luceasync.models.spec import AttentionSpec
 from luceasync.models.trees import TorchTrees
 from luceasync.models.triton_trees import TritonTrees
-from luceasync.target.plan import VERIFY_SPLITS
+from luceasync.target.shard_plan import VERIFY_SPLITS
 from tests.kernels.cases import (
     TOLERANCE,
     AttentionCase,

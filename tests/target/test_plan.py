@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 
 from luceasync.errors import PlacementError
 from luceasync.models.loader import open_checkpoint
-from luceasync.models.spec import ModelSpec, parse_spec, read_spec
+from luceasync.models.spec import read_spec
 from luceasync.target.group import LocalGroup
 from luceasync.target.plan import (
-    NUM_STAGED_STATES,
     Device,
     Guest,
     Plan,
@@ -25,37 +24,12 @@ from luceasync.target.plan import (
     decode_sizes,
     make_plan,
     named_devices,
-    plan_shard,
     split_layers,
 )
 from tests import tiny
+from tests.target.specs import make_hybrid_spec, make_spec
 
 MIB = 2**20
-
-
-def make_spec(num_layers: int = 8, max_positions: int = 32768) -> ModelSpec:
-    return parse_spec(
-        {
-            "model_type": "qwen3",
-            "vocab_size": 4096,
-            "hidden_size": 256,
-            "intermediate_size": 512,
-            "num_hidden_layers": num_layers,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 64,
-            "max_position_embeddings": max_positions,
-        }
-    )
-
-
-def make_hybrid_spec() -> ModelSpec:
-    """8 layers, 6 of them Gated DeltaNet, and a context that no memory holds."""
-    sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
-    return parse_spec(
-        {"model_type": "qwen3_5_text", "max_position_embeddings": 2**24, **sizes, **heads}
-    )
 
 
 def plan_of(free_mib: float | list[float] = 8192, backend: str = "cpu", **asked: Any) -> Plan:
@@ -230,14 +204,6 @@ def test_recurrent_state_takes_its_part_of_the_memory(free_mib: int):
     assert plan.device_bytes(shard) + shard.workspace_bytes <= free_mib * MIB
 
 
-def test_a_gpu_has_room_for_states_on_their_way_to_host_memory():
-    on_gpu, on_cpu = (
-        plan_shard(make_hybrid_spec(), device, 0, 8, "bf16", 64) for device in ("cuda:0", "cpu:0")
-    )
-    staged_bytes = on_gpu.workspace_bytes - on_cpu.workspace_bytes
-    assert staged_bytes == NUM_STAGED_STATES * on_gpu.lane_state_bytes > 0
-
-
 @pytest.mark.parametrize("max_ctx_tokens", [64, 100, 2049, 5000])
 def test_a_context_that_fits_is_given_exactly_and_needs_no_reason(max_ctx_tokens: int):
     plan = plan_of(max_ctx_tokens=max_ctx_tokens, parallel=3)
@@ -280,27 +246,6 @@ def test_planned_bytes_are_loaded_bytes(family, tmp_path: Path, weights, tied: b
     planned = {shard.device: plan.device_bytes(shard) for shard in plan.shards}
     assert group.device_bytes == planned
     group.close()
-
-
-def test_half_the_dtype_is_half_the_keys_and_about_half_the_weights():
-    whole, half = (plan_shard(make_spec(), "cpu:0", 0, 8, dtype, 64) for dtype in ("fp32", "bf16"))
-    assert whole.token_bytes == 2 * half.token_bytes == 8 * 2 * 2 * 64 * 4
-    assert half.weight_bytes < 0.51 * whole.weight_bytes
-
-
-def test_what_verifying_needs_grows_with_the_rows_and_not_with_the_state():
-    spec, replace = make_hybrid_spec(), dataclasses.replace
-    narrow = replace(spec, delta=replace(spec.delta, num_key_heads=2, key_dim=64))
-    wide = replace(spec, delta=replace(spec.delta, num_key_heads=1, key_dim=128))
-    sizes = [
-        plan_shard(s, "cpu:0", 0, 8, "bf16", 64, num_verify_rows=rows)
-        for s, rows in ((narrow, 8), (wide, 8), (narrow, 16), (narrow, 0))
-    ]
-    few, same, many, none = (size.lane_scratch_bytes for size in sizes)
-    assert few == same and many == 2 * few and none == 0
-    few, _, many, none = (size.workspace_bytes for size in sizes)
-    assert many - none == 2 * (few - none) > 0
-    assert sizes[1].lane_state_bytes > sizes[0].lane_state_bytes
 
 
 def test_room_is_left_for_what_is_verified():
