@@ -83,7 +83,6 @@ def guest_of(spec: DraftSpec, device: Device, target: ModelSpec, element_bytes: 
     context where a layer sees all of it.
     """
     kv_bytes = 2 * spec.attention.kv_dim * element_bytes  # of one layer and token
-    context_weights = spec.num_layers * 2 * spec.attention.kv_dim * spec.hidden_size  # held twice
     token_bytes = lane_bytes = 0
     limits = [_limit(spec, layer, target.max_positions) for layer in range(spec.num_layers)]
     for limit in limits:
@@ -96,7 +95,7 @@ def guest_of(spec: DraftSpec, device: Device, target: ModelSpec, element_bytes: 
         lane_bytes += feature_bytes * max(limit for limit in limits if limit is not None)
     return Guest(
         device=device,
-        weight_bytes=(spec.num_parameters + context_weights) * element_bytes,
+        weight_bytes=spec.weight_bytes(element_bytes),
         token_bytes=token_bytes,
         lane_bytes=lane_bytes,
     )

@@ -70,14 +70,6 @@ class DraftSpec:
         rows = min(limit for limit in limits if limit is not None)
         return -(-max(rows, 1) // RING_STEP) * RING_STEP
 
-    def context_bytes(self, num_lanes: int, max_ctx_tokens: int, element_bytes: int) -> int:
-        """Bytes of the context's keys and values; a ring has one lane and one place more, for what
-        is to be dropped, and room for the rows of a block.
-        """
-        layers = range(self.num_layers)
-        rows = sum(self.block + self.capacity(layer, max_ctx_tokens) + 1 for layer in layers)
-        return 2 * (num_lanes + 1) * rows * self.attention.kv_dim * element_bytes
-
     def weight_bytes(self, element_bytes: int) -> int:
         """Bytes of the weights as the network holds them: norms in float32, those of heads once for
         each head, and the key and value projections of all layers once more, stacked.

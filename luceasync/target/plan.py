@@ -266,11 +266,8 @@ def _loads(
         return loads
     names = [device.name for device in devices]
     if guest.device.name not in names:
-        alone = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes)
-        return [
-            *loads,
-            (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *alone, 0, 0)),
-        ]
+        sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
+        return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]
     place = names.index(guest.device.name)
     shard = shards[place]
     together = replace(
@@ -278,6 +275,7 @@ def _loads(
         weight_bytes=shard.weight_bytes + guest.weight_bytes,
         token_bytes=shard.token_bytes + guest.token_bytes,
         lane_state_bytes=shard.lane_state_bytes + guest.lane_bytes,
+        spare_token_bytes=guest.token_bytes,
     )
     loads[place] = (devices[place], together)
     return loads
@@ -329,7 +327,7 @@ def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], paralle
     for shard, room_bytes in zip(shards, room, strict=True):
         left = room_bytes - (parallel + 1) * shard.lane_state_bytes
         left -= parallel * shard.lane_scratch_bytes
-        chunk_bytes = parallel * CHUNK_TOKENS * shard.token_bytes
+        chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
         fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)
     return max(0, min(fits))
 

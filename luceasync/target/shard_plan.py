@@ -30,6 +30,7 @@ class ShardPlan:
     lane_state_bytes: int  # recurrent and convolution state of one lane
     lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
     workspace_bytes: int
+    spare_token_bytes: int = 0  # as token_bytes, of a lane more than there are: a guest's padding
 
 
 def plan_shard(

@@ -201,7 +201,9 @@ def test_no_pass_looks_at_a_value(target, ids, tmp_path):
 def test_what_is_held_is_what_the_spec_counts_and_is_let_go(target, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
     spec, fast = pair.spec, pair.fast
-    assert fast.num_bytes == spec.weight_bytes(4) + spec.context_bytes(NUM_LANES, MAX_CTX, 4)
+    places = [spec.block + spec.capacity(layer, MAX_CTX) + 1 for layer in range(spec.num_layers)]
+    context_bytes = 4 * 2 * (NUM_LANES + 1) * sum(places) * spec.attention.kv_dim
+    assert fast.num_bytes == spec.weight_bytes(4) + context_bytes
     fast.close()
     fast.close()
     assert fast.num_bytes == 0
