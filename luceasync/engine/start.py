@@ -5,6 +5,8 @@ thread.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import shutil
 import time
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +33,7 @@ from luceasync.engine.thread import Loaded
 from luceasync.errors import ConfigError
 from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.prefix.directory import make_private
 from luceasync.prefix.disk import DiskTier
 from luceasync.prefix.upkeep import Upkeep
 from luceasync.request import ModelCard
@@ -140,6 +143,7 @@ def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
 
     @asynccontextmanager
     async def open_disk() -> AsyncIterator[DiskTier]:
+        await asyncio.to_thread(_check_directory, cache_dir)  # hashing weights may take long
         namespace = await asyncio.to_thread(
             namespace_of, recipe.model_dir, recipe.spec, recipe.plan.dtype, cache_dir
         )
@@ -149,6 +153,18 @@ def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
             yield disk
 
     return Cabinet(open_disk, tuple(shard.begin for shard in recipe.plan.shards))
+
+
+def _check_directory(cache_dir: Path) -> None:
+    """Raise ConfigError unless the directory, which is made, can be written to."""
+    try:
+        make_private(cache_dir)
+        if not os.access(cache_dir, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"--kv-cache-dir {cache_dir}: {error.strerror}; expected a directory to write to"
+        ) from None
 
 
 def load(recipe: Recipe, shelf: Shelf) -> Loaded:

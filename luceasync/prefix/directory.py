@@ -36,6 +36,13 @@ class BelowFloor(Exception):
     """A write would leave the file system with less free space than must stay."""
 
 
+def make_private(directory: Path) -> None:
+    """Make what of the directory is missing, for its owner alone. Raises OSError."""
+    for part in (*reversed(directory.parents), directory):
+        if not part.is_dir():
+            part.mkdir(mode=0o700, exist_ok=True)
+
+
 class NodeDirectory:
     """The files of one namespace, among those of others under the same root."""
 
@@ -57,10 +64,7 @@ class NodeDirectory:
 
     def make(self) -> None:
         """Make the directories that are missing, for their owner alone. Raises OSError."""
-        quarantine = self._root / self._namespace / QUARANTINE
-        for directory in (*reversed(quarantine.parents), quarantine):
-            if not directory.is_dir():
-                directory.mkdir(mode=0o700, exist_ok=True)
+        make_private(self._root / self._namespace / QUARANTINE)
 
     def create(self, temporary: Path, num_bytes: int) -> FileIO:
         """A new file for `num_bytes` bytes. Raises OSError, and BelowFloor for want of space."""

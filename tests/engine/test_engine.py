@@ -198,7 +198,7 @@ async def test_weights_that_cannot_be_read_are_said_so(tiny_dir, tmp_path):
 
 
 async def test_a_directory_that_cannot_be_used_is_told_before_the_model_is_there(
-    tiny_dir, tmp_path
+    tiny_dir, tmp_path, caplog
 ):
     from luceasync.config import CacheConfig, Config, ModelConfig
     from luceasync.engine.start import build_engine
@@ -211,6 +211,7 @@ async def test_a_directory_that_cannot_be_used_is_told_before_the_model_is_there
         with pytest.raises(ConfigError, match="--kv-cache-dir"):
             await engine.load()
         hold.set()
+    assert not caplog.records  # nor was anything tried before
 
 
 async def test_running_streams_end_when_the_engine_does(start_engine):
