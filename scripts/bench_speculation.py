@@ -1,11 +1,8 @@
 """Whole servers with and without speculation, on the bundled model's evaluation questions.
 
-    python scripts/bench_speculation.py [--device cpu:0] [--questions 100] [--ddtree]
-    python scripts/bench_speculation.py --restart 40
+    python scripts/bench_speculation.py [--device cpu:0] [--questions 100] [--ddtree | --restart 40]
 
-Both servers run at once and are asked in turns, one question at a time, greedily, as a client sees
-it: every byte over HTTP. With --restart: second turns of conversations, from a server that has
-given the first ones, and from one that finds them on disk. Prints a table in Markdown.
+All servers run at once and are asked in turns, greedily, over HTTP. With --restart: second turns.
 """
 
 from __future__ import annotations
