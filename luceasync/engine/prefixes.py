@@ -177,12 +177,16 @@ class Prefixes:
             else:
                 self._write_later(key, with_end=not self._recurrent or is_last or is_first_turn)
 
-    def finished(self, claim: Claim, lane: int, end: int) -> None:
+    def finished(self, claim: Claim, lane: int, end: int, *, is_cut: bool = False) -> None:
         """The generation ends, for whatever reason; the lane stands after the first `end` tokens of
-        its sequence. They are kept: the next turn goes on from there.
+        its sequence. They are kept: the next turn goes on from there. `is_cut`: they end with a
+        stop string, which nobody is shown and no next turn holds; a recurrent state is of no use
+        behind it, and that of the prompt's end is the last one that is.
         """
         is_generated = claim.path_end >= claim.num_prompt_tokens
-        key = self._keep(claim, lane, Kept(end, is_turn_end=True, is_generated=is_generated))
+        key = None
+        if not (is_cut and is_generated and self._recurrent):
+            key = self._keep(claim, lane, Kept(end, is_turn_end=True, is_generated=is_generated))
         if claim.prompt_node is not None and claim.prompt_node in self._holdings:
             self._write_later(claim.prompt_node, with_end=key is None)
         if key is not None:

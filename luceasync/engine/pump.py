@@ -264,7 +264,9 @@ class Pump:
         if not is_kept:
             self.prefixes.disown(generation.claim)
         elif not generation.is_restoring:
-            self.prefixes.finished(generation.claim, lane, generation.num_committed)
+            is_cut = generation.prepared.detokenizer.stopped
+            end = generation.num_committed
+            self.prefixes.finished(generation.claim, lane, end, is_cut=is_cut)
         self.prefixes.release(generation.claim)
         self._free_lanes.append(lane)
         self._free_lanes.sort()

@@ -258,13 +258,15 @@ class Bench:
             self.prefixes.prefilled(claim, lane, end, logits)
             begin = end
 
-    def end(self, claim: Claim, num_generated: int = 0, lane: int = 0) -> None:
+    def end(
+        self, claim: Claim, num_generated: int = 0, lane: int = 0, *, is_cut: bool = False
+    ) -> None:
         """Generate, but do not run, one token more than `num_generated`; then let go."""
         for _ in range(num_generated):
             token = following(self.target.lanes[lane])
             claim.sequence.append(token)
             self.target.decode([lane], [len(self.target.lanes[lane])], [token])
-        self.prefixes.finished(claim, lane, len(self.target.lanes[lane]))
+        self.prefixes.finished(claim, lane, len(self.target.lanes[lane]), is_cut=is_cut)
         self.prefixes.release(claim)
 
     def serve(self, prompt: Sequence[int], *boundaries: int, num_generated: int = 0, **how) -> int:

@@ -94,6 +94,16 @@ def test_the_prompts_end_is_written_whole_only_if_nothing_follows():
     assert len(PROMPT) in state_ends(served(Bench(), num_generated=0))
 
 
+def test_or_if_what_follows_ends_with_a_stop_string_that_no_next_turn_holds():
+    bench = Bench()
+    claim = bench.claim(PROMPT)
+    bench.prefill(claim, begin=bench.start(claim))
+    bench.end(claim, num_generated=20, is_cut=True)
+    bench.shelf.deliver_all(bench.prefixes)
+    assert max(state_ends(bench)) == len(PROMPT)
+    assert restarted(bench).serve([*PROMPT, *claim.sequence[len(PROMPT) : -3], 7]) == len(PROMPT)
+
+
 def test_or_if_it_was_asked_to_be_kept():
     bench = Bench()
     bench.serve(PROMPT, num_generated=20, keep=True)
