@@ -130,8 +130,8 @@ class DirectCopies:
         after: Sequence[Arrival],
     ) -> None:
         """See LaneCopies."""
-        for target, source in pairs:
-            target.copy_(source)
+        for target, source in pairs:  # twice as fast as torch copies bytes
+            fill(target.numpy(), [0], [source.numpy()])
 
     def use(self, lanes: Sequence[int]) -> None:
         """Nothing is under way."""
