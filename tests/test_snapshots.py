@@ -77,12 +77,12 @@ async def test_and_back(tiny_dir, cold, tmp_path, shards: int):
 async def test_with_four_lanes_at_once(tiny_dir, tmp_path):
     prompts = [f"{i} {LONG}" for i in range(4)]
     async with running(tiny_dir, memory_bytes=0) as engine:
-        cold = [await ask(engine, prompt, NUM_TOKENS // 2) for prompt in prompts]
+        cold = [await ask(engine, prompt, NUM_TOKENS) for prompt in prompts]
     async with running(tiny_dir, tmp_path, parallel=4) as engine:
-        first = await asyncio.gather(*(ask(engine, p, NUM_TOKENS // 2, **KEEP) for p in prompts))
-        second = await asyncio.gather(*(ask(engine, p, NUM_TOKENS // 2) for p in prompts))
+        first = await asyncio.gather(*(ask(engine, p, NUM_TOKENS, **KEEP) for p in prompts))
+        second = await asyncio.gather(*(ask(engine, p, NUM_TOKENS) for p in prompts))
     async with running(tiny_dir, tmp_path, parallel=4, shards=2) as engine:
-        third = await asyncio.gather(*(ask(engine, p, NUM_TOKENS // 2) for p in prompts))
+        third = await asyncio.gather(*(ask(engine, p, NUM_TOKENS) for p in prompts))
         assert engine.status().prefilled_tokens_total == 0
     for answers in (first, second, third):
         assert [answer.ids for answer in answers] == [answer.ids for answer in cold]
