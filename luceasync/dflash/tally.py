@@ -77,6 +77,7 @@ class StepCosts:
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, Shape | None], deque[float]] = {}
+        self._medians: dict[Shape | None, dict[int, float]] = {}  # by number of lanes
         self._num_seen: dict[tuple[int, Shape | None], int] = {}
         self._measured_at: dict[tuple[int, Shape | None], int] = {}
         self._num_steps = 0
@@ -88,15 +89,17 @@ class StepCosts:
         self._measured_at[key] = self._num_steps
         self._num_seen[key] = self._num_seen.get(key, 0) + 1
         if self._num_seen[key] > 1:
-            self._samples.setdefault(key, deque(maxlen=NUM_SAMPLES)).append(seconds)
+            samples = self._samples.setdefault(key, deque(maxlen=NUM_SAMPLES))
+            samples.append(seconds)
+            self._medians.setdefault(shape, {})[num_lanes] = median(samples)
 
     def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
         """See adapt.Costs; the nearest number of lanes stands in for others, larger ones first."""
-        known = [lanes for lanes, measured in self._samples if measured == shape]
+        known = self._medians.get(shape)
         if not known:
             return None
         nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
-        return median(self._samples[nearest, shape])
+        return known[nearest]
 
     def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
         """Never measured often enough, or long ago."""

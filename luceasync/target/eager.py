@@ -1,4 +1,4 @@
-"""Passes of one shard, operation by operation, as CPUs run them."""
+"""Passes of one shard, operation by operation: all on CPUs, long prefills on GPUs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,19 @@ from luceasync.target.shard import Batch, Shard
 
 
 class EagerSteps:
-    """Decode, verify and commit of `shard`; see target.group.Group."""
+    """Every pass of `shard`; see target.group.Group."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._verified: Batch | None = None
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        shard = self._shard
+        x = shard.embed(given) if shard.plan.is_first else given
+        x = shard.forward(x, shard.rows(batch))
+        if not shard.plan.is_last:
+            return x
+        return shard.project(x[:, -1:]) if project else None
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         shard = self._shard

@@ -1,7 +1,7 @@
 """Passes of one shard as CUDA graphs, one for each shape: one launch instead of hundreds.
 
 Owns the static inputs and outputs of the captured passes. Results are views of static memory: they
-hold until the next pass.
+hold until the next pass. Long chunks of a prompt are run operation by operation.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from luceasync.models.rows import NO_LANE, Paths
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
+from luceasync.target.eager import EagerSteps
 from luceasync.target.plan import Plan
 from luceasync.target.shard import DTYPES, Batch, Shard
 
@@ -58,19 +59,37 @@ class GraphedShard:
         self._spec = spec
         self._dtype = DTYPES[plan.dtype]
         self._steps: dict[tuple[int, int], _Step] = {}  # of one row: decode
+        self._short: dict[int, _Step] = {}  # chunks of a prompt, by rows
+        self._long = EagerSteps(shard)
         self._verified: _Step | None = None
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
         with torch.cuda.device(shard.device):
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = _capture_stream(shard.device)
-            rows = plan.num_scratch_rows if shard.plan.is_last else 0
+            rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
             self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
+            for num_rows in sorted(shard.plan.short_rows, reverse=True):
+                self._short[num_rows] = self._capture_short(num_rows)
             for num_rows in sorted(plan.verify_rows, reverse=True):
                 for size in sizes:
                     self._steps[size, num_rows] = self._capture_verify(size, num_rows)
             for size in sizes:
                 self._steps[size, 0] = self._capture_decode(size)
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        """Rows of one lane; see target.group.Group. How they are run follows from their number."""
+        num_rows = batch.num_rows
+        step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
+        if step is None:
+            return self._long.prefill(batch, given, project=project)
+        step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
+        step.inputs.rows[-1:].copy_(_pinned([num_rows]), non_blocking=True)
+        output = self._replay(step, batch)
+        self._shard.taps = {layer: x[:, :num_rows] for layer, x in step.taps.items()}
+        if not self._shard.plan.is_last:
+            return output[:, :num_rows]
+        return output if project else None
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         """One row for each entry. `given`: tokens int64 [size, 1] for the first shard, else the
@@ -98,11 +117,15 @@ class GraphedShard:
     def close(self) -> None:
         """Let graphs and static tensors go."""
         self._steps.clear()
+        self._short.clear()
         self._verified = None
         self._logits = torch.empty(0)
 
     def _run(self, step: _Step, batch: Batch, given: Tensor) -> Tensor:
         step.inputs.given.copy_(given, non_blocking=True)
+        return self._replay(step, batch)
+
+    def _replay(self, step: _Step, batch: Batch) -> Tensor:
         step.inputs.place.copy_(_pinned([batch.lanes, batch.begins]), non_blocking=True)
         step.graph.replay()
         self._shard.taps = step.taps
@@ -144,12 +167,37 @@ class GraphedShard:
             x = shard.verify(x, shard.rows_from((), lanes, positions), step)
             return shard.project(x, logits) if shard.plan.is_last else x
 
-        rows, counts = inputs.rows.split([size * num_rows, size])
-        paths = Paths((), lanes, begins, rows.view(size, -1), counts, shard.cache.tables)
         graph, output = self._capture(run)
-        taps = shard.taps
+        taps, paths = shard.taps, self._paths(inputs)
         commit, _ = self._capture(lambda: shard.commit(paths))
         return _Step(inputs, graph, output, taps, commit)
+
+    def _capture_short(self, num_rows: int) -> _Step:
+        """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
+        committed at once. Gives the logits [1, 1, vocab] of the last of them.
+        """
+        shard, inputs = self._shard, self._inputs(1, num_rows)
+        lanes, begins = inputs.place
+        inputs.rows[:num_rows] = torch.arange(num_rows)
+        paths = self._paths(inputs)
+
+        def run() -> Tensor:
+            step = shard.trees(inputs.parents)
+            positions = begins[:, None] + step.trees.depths
+            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.verify(x, shard.rows_from((), lanes, positions), step)
+            shard.commit(paths)
+            return shard.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
+
+        inputs.rows[-1] = 1  # row -1 is none
+        graph, output = self._capture(run)
+        return _Step(inputs, graph, output, shard.taps, None)
+
+    def _paths(self, inputs: _Inputs) -> Paths:
+        """What is to be committed, as far as the device is told."""
+        (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
+        rows, counts = inputs.rows.split([size * num_rows, size])
+        return Paths((), lanes, begins, rows.view(size, -1), counts, self._shard.cache.tables)
 
     def _capture(self, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
         device = self._shard.device

@@ -179,18 +179,15 @@ class LocalGroup:
         runs the next one. No more chunks are queued than keep every shard busy.
         """
         self._wait_for_room()
-        x = given
-        for shard in self._shards:
+        x: Tensor | None = given
+        for shard, step in zip(self._shards, self._steps, strict=True):
             with shard.on_device():
+                assert x is not None, "only the last shard gives nothing"
                 shard.nodes.use(batch.lanes)
-                x = self._transfer(x, shard.device)
-                x = shard.embed(x) if shard.plan.is_first else x
-                x = shard.forward(x, shard.rows(batch))
+                x = step.prefill(batch, self._transfer(x, shard.device), project=project)
         last = self._shards[-1]
-        with last.on_device():
-            if last.plan.is_last:
-                x = last.project(x[:, -1:]) if project else None
-            if last.device.type != "cpu":
+        if last.device.type != "cpu":
+            with last.on_device():
                 self._in_flight.append(torch.cuda.current_stream().record_event())
         return x
 
@@ -307,7 +304,9 @@ class LocalGroup:
 
 
 class _Steps(Protocol):
-    """Passes of one shard that have a fixed shape."""
+    """Passes of one shard."""
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor: ...
 

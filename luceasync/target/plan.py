@@ -69,10 +69,12 @@ class Plan:
     def num_pages(self) -> int:
         return -(-self.max_ctx_tokens // CHUNK_TOKENS)
 
-    @property
-    def num_scratch_rows(self) -> int:
-        """Rows of the largest verify pass, of all entries together."""
-        return self.parallel * max(self.verify_rows, default=0)
+    def num_scratch_rows(self, shard: ShardPlan) -> int:
+        """Rows of the largest pass that leaves something to be committed, of all entries
+        together.
+        """
+        verified = self.parallel * max(self.verify_rows, default=0)
+        return max(verified, *shard.short_rows, 0)
 
     def verify_size(self, num_entries: int, num_rows: int) -> int:
         """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is
@@ -98,7 +100,8 @@ class Plan:
     def device_bytes(self, shard: ShardPlan) -> int:
         """Weights and state of the shard, without workspace."""
         extra_lane = shard.lane_state_bytes  # what padding entries write
-        return shard.weight_bytes + self.parallel * self.lane_bytes(shard) + extra_lane
+        lanes = self.parallel * self.lane_bytes(shard) + extra_lane
+        return shard.weight_bytes + lanes + shard.spare_scratch_bytes(self.parallel)
 
 
 # --- devices and layer ranges ------------------------------------------------------------------
@@ -326,7 +329,7 @@ def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], paralle
     fits = []
     for shard, room_bytes in zip(shards, room, strict=True):
         left = room_bytes - (parallel + 1) * shard.lane_state_bytes
-        left -= parallel * shard.lane_scratch_bytes
+        left -= parallel * shard.lane_scratch_bytes + shard.spare_scratch_bytes(parallel)
         chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
         fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)
     return max(0, min(fits))

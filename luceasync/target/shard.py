@@ -77,8 +77,9 @@ class Shard:
             dtype=dtype,
             device=self.device,
         )
+        num_rows = plan.num_scratch_rows(shard)
         self.scratch = VerifyScratch(
-            spec, self.layers, num_rows=plan.num_scratch_rows, dtype=dtype, device=self.device
+            spec, self.layers, num_rows=num_rows, dtype=dtype, device=self.device
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]

@@ -14,6 +14,9 @@ from luceasync.models.spec import ModelSpec
 DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
+# A short chunk of a prompt is filled up to one of these: then its pass is a captured graph too, one
+# launch where a GPU would wait for hundreds.
+SHORT_ROWS = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,12 @@ class ShardPlan:
     lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
     workspace_bytes: int
     spare_token_bytes: int = 0  # as token_bytes, of a lane more than there are: a guest's padding
+    short_rows: tuple[int, ...] = ()  # see SHORT_ROWS; none on CPUs
+    short_scratch_bytes: int = 0  # of the largest of them, in the rows of what is verified
+
+    def spare_scratch_bytes(self, num_lanes: int) -> int:
+        """What a short chunk needs beyond the scratch of so many lanes."""
+        return max(0, self.short_scratch_bytes - num_lanes * self.lane_scratch_bytes)
 
 
 def plan_shard(
@@ -61,8 +70,15 @@ def plan_shard(
         conv = (delta.conv_kernel - 1) * delta.conv_channels * size
         recurrent = delta.num_value_heads * delta.key_dim * delta.value_dim * 4
         state_bytes = kinds.count("delta") * (conv + recurrent)
-    staged_bytes = 0 if device.startswith("cpu") else NUM_STAGED_STATES * state_bytes
-    verified_bytes = num_lanes * num_verify_rows * _verified_row_bytes(spec, is_last)
+    on_cpu = device.startswith("cpu")
+    staged_bytes = 0 if on_cpu else NUM_STAGED_STATES * state_bytes
+    short_rows = () if on_cpu else SHORT_ROWS
+    num_short_rows = max(short_rows, default=0)
+    num_rows = num_lanes * num_verify_rows
+    # While they are verified: the splits of attention, and logits in the model's dtype and float32.
+    verified_bytes = max(num_rows, num_short_rows) * spec.attention.query_dim * VERIFY_SPLITS * 4
+    verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
+    scratch_row_bytes = _scratch_row_bytes(spec, kinds, size)
     widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
     return ShardPlan(
         device=device,
@@ -73,16 +89,11 @@ def plan_shard(
         weight_bytes=weights + num_tables * table_bytes + (4 * spec.hidden_size if is_last else 0),
         token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
         lane_state_bytes=state_bytes,
-        lane_scratch_bytes=num_verify_rows * _scratch_row_bytes(spec, kinds, size),
+        lane_scratch_bytes=num_verify_rows * scratch_row_bytes,
         workspace_bytes=chunk_tokens * widest * 16 + 256 * 2**20 + staged_bytes + verified_bytes,
+        short_rows=short_rows,
+        short_scratch_bytes=num_short_rows * scratch_row_bytes,
     )
-
-
-def _verified_row_bytes(spec: ModelSpec, is_last: bool) -> int:
-    """What a row takes while it is verified: the splits of its attention, and its logits in the
-    model's dtype and in float32.
-    """
-    return spec.attention.query_dim * VERIFY_SPLITS * 4 + is_last * spec.vocab_size * (4 + 4)
 
 
 def _scratch_row_bytes(spec: ModelSpec, kinds: Sequence[str], size: int) -> int:

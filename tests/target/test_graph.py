@@ -149,6 +149,34 @@ def speculate(backend: LayerSplitBackend, lanes: list[int], num_rows: int) -> li
     return found + [x.cpu().clone() for x in (logits, *backend.taps())]
 
 
+def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor]:
+    """Logits and taps of each chunk of a prompt, then of a decode step."""
+    generator = torch.Generator().manual_seed(9)
+    tokens = torch.randint(3, tiny.VOCAB_SIZE, (sum(sizes),), generator=generator).tolist()
+    begin, found = 0, []
+    for size in sizes:
+        logits = backend.prefill(2, begin, tokens[begin : begin + size], project=True)
+        found += [x.cpu().clone() for x in (logits, *backend.taps())]
+        begin += size
+    return [*found, backend.decode([2], [begin], [7])[0].cpu().clone()]
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+@pytest.mark.parametrize("sizes", [[1], [16, 17], [64, 15, 5], [70, 1, 63, 2]], ids=str)
+def test_short_chunks_are_those_of_the_cpu(tiny_dir: Path, devices: list[str], sizes: list[int]):
+    expected = in_chunks(load(tiny_dir, ["cpu"]), sizes)
+    backend = load(tiny_dir, devices)
+    for found, truth in zip(in_chunks(backend, sizes), expected, strict=True):
+        assert found.shape == truth.shape and (found - truth).abs().max() < 1e-4
+    backend.close()
+
+
+def test_a_short_chunk_that_nobody_asks_gives_no_logits(tiny_dir: Path):
+    backend = load(tiny_dir, ["cuda:0"])
+    assert backend.prefill(0, 0, [5, 6, 7], project=False) is None
+    backend.close()
+
+
 @pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
 @pytest.mark.parametrize("lanes", [[1], [0, 1, 3]], ids=len)
 @pytest.mark.parametrize("num_rows", VERIFY_ROWS)

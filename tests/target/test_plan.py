@@ -195,7 +195,7 @@ def test_what_we_choose_stays_within_the_memory(free_mib: int, backend: str):
     assert plan.device_bytes(shard) + shard.workspace_bytes <= free_mib * MIB
 
 
-@pytest.mark.parametrize("free_mib", [390, 410, 430])
+@pytest.mark.parametrize("free_mib", [420, 440, 460])
 def test_recurrent_state_takes_its_part_of_the_memory(free_mib: int):
     """2 MiB a lane and Gated DeltaNet layer, for one lane more than there are."""
     plan = plan_of(free_mib, "cuda", spec=make_hybrid_spec(), parallel=4, prefill_chunk_tokens=64)
@@ -253,6 +253,17 @@ def test_room_is_left_for_what_is_verified():
     assert verifying.max_ctx_tokens < plain.max_ctx_tokens
     shard = verifying.shards[0]
     assert verifying.device_bytes(shard) + shard.workspace_bytes <= 600 * MIB
+
+
+@pytest.mark.parametrize("verify_rows", [(), (4,), (16,), (60,)])
+def test_a_gpu_has_scratch_for_a_short_chunk_or_for_all_proposals(verify_rows: tuple[int, ...]):
+    plan = plan_of(4096, "cuda", spec=make_hybrid_spec(), parallel=2, verify_rows=verify_rows)
+    [shard] = plan.shards
+    num_rows = plan.num_scratch_rows(shard)
+    assert num_rows == max(64, 2 * max(verify_rows, default=0))
+    lanes = 2 * (plan.num_pages * 64 * shard.token_bytes + shard.lane_state_bytes)
+    rest = plan.device_bytes(shard) - shard.weight_bytes - lanes - shard.lane_state_bytes
+    assert rest == num_rows * shard.short_scratch_bytes // 64
 
 
 # --- batch sizes --------------------------------------------------------------------------------

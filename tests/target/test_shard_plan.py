@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from luceasync.models.spec import ModelSpec
-from luceasync.target.shard_plan import NUM_STAGED_STATES, ShardPlan, plan_shard
+from luceasync.target.shard_plan import NUM_STAGED_STATES, SHORT_ROWS, ShardPlan, plan_shard
 from tests.target.specs import make_hybrid_spec, make_spec
 
 
@@ -18,9 +18,17 @@ def shard_of(
 
 
 def test_a_gpu_has_room_for_states_on_their_way_to_host_memory():
-    on_gpu, on_cpu = (shard_of(make_hybrid_spec(), device) for device in ("cuda:0", "cpu:0"))
+    spec, rows = make_hybrid_spec(), max(SHORT_ROWS)
+    on_gpu, on_cpu = (shard_of(spec, name, num_verify_rows=rows) for name in ("cuda:0", "cpu:0"))
     staged_bytes = on_gpu.workspace_bytes - on_cpu.workspace_bytes
     assert staged_bytes == NUM_STAGED_STATES * on_gpu.lane_state_bytes > 0
+
+
+def test_a_gpu_has_scratch_for_a_short_chunk_and_a_cpu_needs_none():
+    on_gpu, on_cpu = (shard_of(make_hybrid_spec(), device) for device in ("cuda:0", "cpu:0"))
+    proposal = shard_of(make_hybrid_spec(), num_verify_rows=max(SHORT_ROWS))
+    assert on_gpu.spare_scratch_bytes(4) == proposal.lane_scratch_bytes > 0
+    assert on_cpu.spare_scratch_bytes(4) == 0 and not on_cpu.short_rows
 
 
 def test_half_the_dtype_is_half_the_keys_and_about_half_the_weights():
