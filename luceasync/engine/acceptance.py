@@ -42,10 +42,9 @@ class Acceptance:
         row then depend on the proposed tokens above it.
         """
         num_rows = logits.shape[1]
-        blocks = (
-            [proposal.tokens] if proposal.parents is None else [proposal.tokens, proposal.parents]
-        )
-        carry = torch.stack([block.long() for block in blocks], -1)  # [entries, rows, 1 or 2]
+        carry = proposal.tokens[..., None].long()  # [entries, rows, 1 or 2]
+        if proposal.parents is not None:
+            carry = torch.cat([carry, proposal.parents[..., None].long()], -1)
         rows = self._rows(carry, num_rows)
         ranked = rank(logits.flatten(0, 1), rows, carry=carry.flatten(0, 1))
         self.arrived_at = time.perf_counter()

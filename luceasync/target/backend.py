@@ -20,7 +20,7 @@ from luceasync.kv.pages import PageMap
 from luceasync.models.loader import TensorSource, open_checkpoint
 from luceasync.models.rows import NO_LANE
 from luceasync.models.spec import ModelSpec
-from luceasync.models.trees import ROOT, chain
+from luceasync.models.trees import ROOT
 from luceasync.target.adapter import adapter_of
 from luceasync.target.group import Group, LocalGroup
 from luceasync.target.plan import Plan
@@ -142,9 +142,7 @@ class LayerSplitBackend:
         missing = self.plan.verify_size(len(lanes), num_rows) - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*begins, *[0] * missing), num_rows)
         self._num_entries, self._verified = len(lanes), batch
-        if parents is None:
-            parents = chain(len(batch.lanes), num_rows, tokens.device)
-        elif missing:
+        if parents is not None and missing:
             parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
         x = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
         for group in self._groups:

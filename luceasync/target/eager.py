@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from luceasync.models.trees import chain
 from luceasync.target.shard import Batch, Shard
 
 
@@ -30,8 +31,10 @@ class EagerSteps:
         x = shard.forward(x, shard.rows(batch))
         return shard.project(x) if shard.plan.is_last else x
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         shard, self._verified = self._shard, batch
+        if parents is None:
+            parents = chain(len(batch.lanes), batch.num_rows, shard.device)
         x = shard.embed(given) if shard.plan.is_first else given
         step = shard.trees(parents)
         x = shard.verify(x, shard.tree_rows(batch, step.trees.depths), step)

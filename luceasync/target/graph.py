@@ -62,6 +62,7 @@ class GraphedShard:
         self._short: dict[int, _Step] = {}  # chunks of a prompt, by rows
         self._long = EagerSteps(shard)
         self._verified: _Step | None = None
+        self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
         with torch.cuda.device(shard.device):
@@ -84,7 +85,7 @@ class GraphedShard:
         if step is None:
             return self._long.prefill(batch, given, project=project)
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
-        step.inputs.rows[-1:].copy_(_pinned([num_rows]), non_blocking=True)
+        step.inputs.rows[-1:].copy_(_on_host([num_rows]), non_blocking=True)
         output = self._replay(step, batch)
         self._shard.taps = {layer: x[:, :num_rows] for layer, x in step.taps.items()}
         if not self._shard.plan.is_last:
@@ -99,10 +100,16 @@ class GraphedShard:
         """
         return self._run(self._steps[len(batch.lanes), 0], batch, given)
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         """Trees of rows; as above with [size, rows] instead of [size, 1]."""
-        step = self._verified = self._steps[len(batch.lanes), batch.num_rows]
-        step.inputs.parents.copy_(parents, non_blocking=True)
+        shape = len(batch.lanes), batch.num_rows
+        step = self._verified = self._steps[shape]
+        if parents is not None:
+            step.inputs.parents.copy_(parents, non_blocking=True)
+            self._with_trees.add(shape)
+        elif shape in self._with_trees:
+            step.inputs.parents.copy_(chain(*shape, self._shard.device))
+            self._with_trees.remove(shape)
         return self._run(step, batch, given)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -111,7 +118,7 @@ class GraphedShard:
         assert step is not None and step.commit is not None, "commit follows verify, once"
         num_rows = step.inputs.parents.shape[1]
         filled = [row for path in paths for row in [*path, *[0] * (num_rows - len(path))]]
-        step.inputs.rows.copy_(_pinned([*filled, *map(len, paths)]), non_blocking=True)
+        step.inputs.rows.copy_(_on_host([*filled, *map(len, paths)]), non_blocking=True)
         step.commit.replay()
 
     def close(self) -> None:
@@ -126,7 +133,7 @@ class GraphedShard:
         return self._replay(step, batch)
 
     def _replay(self, step: _Step, batch: Batch) -> Tensor:
-        step.inputs.place.copy_(_pinned([batch.lanes, batch.begins]), non_blocking=True)
+        step.inputs.place.copy_(_on_host([batch.lanes, batch.begins]), non_blocking=True)
         step.graph.replay()
         self._shard.taps = step.taps
         return step.output
@@ -221,6 +228,8 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _pinned(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """int32, in host memory from which a GPU copies while the host goes on."""
-    return torch.tensor(numbers, dtype=torch.int32).pin_memory()
+def _on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
+    """int32, of which a copy to a GPU need not be waited for: so few bytes are staged before the
+    call returns.
+    """
+    return torch.tensor(numbers, dtype=torch.int32)

@@ -52,10 +52,10 @@ class Group(Protocol):
         """
         ...
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above,
         logits of every row: float32 [entries, rows, vocab]. `parents`: int32 [entries, rows], see
-        models.trees.TorchTrees; on any device.
+        models.trees.TorchTrees; on any device. None: every row follows the one before it.
         """
         ...
 
@@ -199,13 +199,13 @@ class LocalGroup:
                 x = step.decode(batch, self._transfer(x, shard.device))
         return x
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         x = given
         for shard, step in zip(self._shards, self._steps, strict=True):
             with shard.on_device():
                 shard.nodes.use(batch.lanes)
-                moved = (self._transfer(tensor, shard.device) for tensor in (x, parents))
-                x = step.verify(batch, *moved)
+                above = None if parents is None else self._transfer(parents, shard.device)
+                x = step.verify(batch, self._transfer(x, shard.device), above)
         return x
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -310,7 +310,7 @@ class _Steps(Protocol):
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor: ...
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor) -> Tensor: ...
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
 

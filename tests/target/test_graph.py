@@ -190,6 +190,20 @@ def test_verify_and_commit_are_those_of_the_cpu(
     backend.close()
 
 
+def test_a_chain_is_one_again_after_a_tree(tiny_dir: Path):
+    tokens = torch.tensor([prompt(3)[:5]])
+    found = []
+    for trees in ([], [random_tree(5, 3)]):
+        backend = load(tiny_dir, ["cuda:0"])
+        backend.prefill(0, 0, prompt(0), project=False)
+        for tree in trees:
+            backend.verify([0], [130], tokens, torch.tensor([tree], dtype=torch.int32))
+            backend.commit([[]])
+        found.append(backend.verify([0], [130], tokens).clone())
+        backend.close()
+    assert torch.equal(*found)
+
+
 def test_in_bf16_a_verified_row_is_close_to_a_decoded_one(tiny_dir: Path):
     backend = load(tiny_dir, ["cuda:0"], "bf16")
     backend.prefill(0, 0, prompt(0), project=False)
