@@ -169,9 +169,8 @@ async def measure(machine: Machine, num_tokens: int) -> None:
         f"{num_prompt_tokens} tokens, {num_bytes / 2**30:.2f} GiB in {len(files)} files; ", end=""
     )
     print(f"prefill {prefill_s * 1e3:.0f} ms, decode step {step_s * 1e3:.1f} ms\n")
-    print(
-        "| files in | first token | restore | new tokens | read + copy + step | ratio | prefill / it |"
-    )
+    columns = "first token | restore | new tokens | read + copy + step | ratio | prefill / it"
+    print(f"| files in | {columns} |")
     print("|---|---|---|---|---|---|---|")
     for state, runs in rows.items():
         ours, theirs, *parts = (statistics.median(column) for column in zip(*runs, strict=True))
