@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 import torch
 from bench_gpu import SHAPES
 
-from luceasync.kv.host import HostMemory, PinnedArena
+from luceasync.kv.host import Arena, HostMemory
 from luceasync.kv.node import Span
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import parse_spec
@@ -101,7 +101,7 @@ def main() -> None:
     started = time.perf_counter()
     memory = host_memory([options.device], CAPACITY_BYTES)
     rows: list[Row] = [("first pinned slab", time.perf_counter() - started, "s", None)]
-    assert isinstance(memory, PinnedArena) and memory.wait(600)
+    assert isinstance(memory, Arena) and memory.wait(600)
     rate = CAPACITY_BYTES / (time.perf_counter() - started)
     rows.append((f"pinning {CAPACITY_BYTES >> 30} GiB", rate / 1e9, "GB/s", None))
     backend = load(options, memory)

@@ -46,6 +46,7 @@ from luceasync.text.tokenizer import Tokenizer
 
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
 MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
+WARM_SHARE = 4  # of the prefix cache's memory one part has its pages before it is needed
 MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 
 Progress = Callable[[int, int], None]
@@ -99,7 +100,8 @@ def build_engine(
     )
     limits = limits_of(config.cache)
     capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
-    host = host_memory([shard.device for shard in plan.shards], capacity)
+    warm_bytes = warm_bytes_of(config.cache, limits)
+    host = host_memory([shard.device for shard in plan.shards], capacity, warm_bytes=warm_bytes)
     recipe = Recipe(model_dir, spec, plan, drafter, limits, host, progress, decode_with)
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
@@ -121,6 +123,12 @@ def limits_of(config: CacheConfig) -> Limits:
         min_disk_tokens=config.min_tokens,
         interval_tokens=config.interval_tokens,
     )
+
+
+def warm_bytes_of(config: CacheConfig, limits: Limits) -> int:
+    """How much memory is prepared for what lies on the disk and may be read soon."""
+    held_bytes = 0 if config.cache_dir is None else _held_bytes(config.cache_dir)
+    return min(held_bytes, limits.memory_bytes // WARM_SHARE)
 
 
 def _free_bytes(directory: Path) -> int:

@@ -9,7 +9,7 @@ import psutil
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.kv.host import DevicePageLock, HostMemory, PinnedArena, PlainMemory
+from luceasync.kv.host import Arena, DevicePageLock, HostMemory, PlainMemory, WarmMemory
 from luceasync.target.plan import BACKENDS, Device, check_devices
 
 log = logging.getLogger(__name__)
@@ -45,15 +45,16 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cpu") if backend == "cpu" else torch.device("cuda", int(index))
 
 
-def host_memory(devices: Sequence[str], capacity_bytes: int) -> HostMemory:
-    """Memory for the saved nodes of these devices: pinned if a GPU is among them, which is begun
-    here and done in a thread. Where nothing can be pinned copies are slower, and a warning says so.
+def host_memory(devices: Sequence[str], capacity_bytes: int, *, warm_bytes: int = 0) -> HostMemory:
+    """Memory for the saved nodes of these devices: all of it pinned if a GPU is among them, else
+    with `warm_bytes` whose pages are there soon. Either is begun here and done in a thread. Where
+    nothing can be pinned copies are slower, and a warning says so.
     """
     gpus = [name for name in devices if not name.startswith("cpu:")]
     if not gpus:
-        return PlainMemory()
+        return WarmMemory(warm_bytes, capacity_bytes) if warm_bytes else PlainMemory()
     try:
-        return PinnedArena(capacity_bytes, DevicePageLock(torch_device(gpus[0])))
+        return Arena(capacity_bytes, DevicePageLock(torch_device(gpus[0])))
     except MemoryError as error:
         log.warning("the prefix cache is slower, in memory that is not pinned: %s", error)
         return PlainMemory()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from luceasync.config import CacheConfig
-from luceasync.engine.start import limits_of
+from luceasync.engine.start import limits_of, warm_bytes_of
 from tests.prefix.node_files import KEY, NAMESPACE, contents_of, file_of
 
 
@@ -25,3 +25,19 @@ def test_the_disks_share_does_not_shrink_by_what_was_kept(tmp_path: Path, monkey
 def test_a_directory_that_is_none_has_no_share_of_its_own(tmp_path: Path):
     (tmp_path / "file").touch()
     assert disk_bytes(tmp_path / "file") > 0  # it is refused where it is opened
+
+
+def test_memory_is_prepared_for_what_the_disk_holds_and_within_a_share_of_the_budget(
+    tmp_path: Path,
+):
+    def warm_bytes(memory_bytes: int, directory: Path | None) -> int:
+        config = CacheConfig(memory_bytes=memory_bytes, cache_dir=directory)
+        return warm_bytes_of(config, limits_of(config))
+
+    assert warm_bytes(1 << 30, tmp_path) == warm_bytes(1 << 30, None) == 0
+    path = tmp_path / NAMESPACE / f"{KEY}.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(file_of(contents_of()))
+    assert warm_bytes(1 << 30, tmp_path) == path.stat().st_size
+    assert warm_bytes(4000, tmp_path) == 1000
+    assert warm_bytes(0, tmp_path) == 0

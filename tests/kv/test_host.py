@@ -8,12 +8,14 @@ import weakref
 from collections.abc import Iterator
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.kv.host import ALIGNMENT_BYTES, PIECE_BYTES, Holes, PinnedArena, PlainMemory
+from luceasync.kv import host
+from luceasync.kv.host import ALIGNMENT_BYTES, PIECE_BYTES, Arena, Holes, PlainMemory, WarmMemory
 
 CAPACITY_BYTES = 2 * PIECE_BYTES + PIECE_BYTES // 2
 
@@ -35,8 +37,8 @@ class NotedLock:
 
 
 @pytest.fixture
-def arena() -> Iterator[PinnedArena]:
-    arena = PinnedArena(CAPACITY_BYTES, NotedLock(), slab_bytes=PIECE_BYTES)
+def arena() -> Iterator[Arena]:
+    arena = Arena(CAPACITY_BYTES, NotedLock(), slab_bytes=PIECE_BYTES)
     assert arena.wait(30)
     yield arena
     arena.close()
@@ -107,12 +109,72 @@ def test_more_than_the_machine_has_is_a_memory_error():
         PlainMemory().allocate(1 << 60)
 
 
+# --- warm memory --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def warm() -> Iterator[WarmMemory]:
+    warm = WarmMemory(2 * PIECE_BYTES, capacity_bytes=4 * PIECE_BYTES)
+    assert warm.wait(30)
+    yield warm
+    warm.close()
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    return psutil.Process().memory_info().rss
+
+
+def test_warm_memory_has_its_pages_before_they_are_asked_for():
+    before = resident_bytes()
+    warm = WarmMemory(4 * PIECE_BYTES, capacity_bytes=4 * PIECE_BYTES)
+    assert warm.wait(30)
+    prepared = resident_bytes()
+    assert prepared - before > 3 * PIECE_BYTES
+    np.frombuffer(warm.allocate(4 * PIECE_BYTES), np.uint8)[:] = 1
+    assert resident_bytes() - prepared < PIECE_BYTES
+    warm.close()
+
+
+def test_what_does_not_fit_the_warm_part_lies_beside_it(warm: WarmMemory):
+    regions = [warm.allocate(PIECE_BYTES) for _ in range(3)]
+    for mark, region in enumerate(regions):
+        region[:] = bytes([mark]) * PIECE_BYTES
+    assert [region[-1] for region in regions] == [0, 1, 2]
+    assert "8388608 bytes beside it" in repr(warm)
+
+
+def test_free_pages_go_back_where_they_would_come_on_top_of_what_is_allowed(warm: WarmMemory):
+    prepared = resident_bytes()
+    held = [np.frombuffer(warm.allocate(5 * PIECE_BYTES // 2), np.uint8)]
+    held[0][:] = 1
+    assert resident_bytes() - prepared < PIECE_BYTES  # not 2.5: the 2 that were free are gone
+    held.append(np.frombuffer(warm.allocate(PIECE_BYTES), np.uint8))
+    assert not held[1].any()
+    held[1][:] = 2
+    assert held[0].all()
+
+
+def test_what_lay_beside_the_warm_part_and_is_gone_counts_no_more(warm: WarmMemory):
+    for _ in range(3):
+        warm.allocate(5 * PIECE_BYTES // 2)
+    assert f"{5 * PIECE_BYTES // 2} bytes beside it" in repr(warm)
+
+
+@pytest.mark.parametrize("warm_bytes", [1, 4097])
+def test_a_warm_part_of_any_size_is_whole_pages(warm_bytes: int):
+    warm = WarmMemory(warm_bytes, capacity_bytes=PIECE_BYTES)
+    assert warm.allocate(4096).nbytes == 4096
+    assert repr(warm) == "WarmMemory(Arena(1 of 1 slabs), 0 bytes beside it)"
+    warm.close()
+
+
 # --- the arena ----------------------------------------------------------------------------------
 
 
 def test_slabs_end_where_no_piece_is_cut():
     pages = NotedLock()
-    arena = PinnedArena(CAPACITY_BYTES, pages, slab_bytes=PIECE_BYTES)
+    arena = Arena(CAPACITY_BYTES, pages, slab_bytes=PIECE_BYTES)
     assert arena.wait(30)
     assert all(address % PIECE_BYTES == 0 for address in pages.locked)
     assert sum(pages.locked.values()) == arena.free_bytes == CAPACITY_BYTES
@@ -120,7 +182,7 @@ def test_slabs_end_where_no_piece_is_cut():
     assert pages.locked == {}
 
 
-def test_regions_lie_in_locked_pages_side_by_side(arena: PinnedArena):
+def test_regions_lie_in_locked_pages_side_by_side(arena: Arena):
     first, second = arena.allocate(1), arena.allocate(PIECE_BYTES)
     assert first.nbytes == 1 and second.nbytes == PIECE_BYTES and not second.readonly
     assert address_of(second) - address_of(first) == ALIGNMENT_BYTES
@@ -136,14 +198,14 @@ def test_regions_lie_in_locked_pages_side_by_side(arena: PinnedArena):
         lambda region: torch.frombuffer(region, dtype=torch.uint8)[4:].numpy()[3:].data,
     ],
 )
-def test_a_region_comes_back_with_its_last_view(arena: PinnedArena, view):
+def test_a_region_comes_back_with_its_last_view(arena: Arena, view):
     last = view(arena.allocate(100))
     assert arena.free_bytes == CAPACITY_BYTES - ALIGNMENT_BYTES
     del last
     assert arena.free_bytes == CAPACITY_BYTES
 
 
-def test_without_room_it_is_a_memory_error_until_something_goes(arena: PinnedArena):
+def test_without_room_it_is_a_memory_error_until_something_goes(arena: Arena):
     held = [arena.allocate(PIECE_BYTES), arena.allocate(PIECE_BYTES)]
     with pytest.raises(MemoryError, match="no room for"):
         arena.allocate(PIECE_BYTES)
@@ -152,20 +214,20 @@ def test_without_room_it_is_a_memory_error_until_something_goes(arena: PinnedAre
 
 
 def test_pages_that_the_system_refuses_make_it_smaller_not_useless(caplog):
-    arena = PinnedArena(CAPACITY_BYTES, NotedLock(2 * PIECE_BYTES), slab_bytes=PIECE_BYTES)
+    arena = Arena(CAPACITY_BYTES, NotedLock(2 * PIECE_BYTES), slab_bytes=PIECE_BYTES)
     assert arena.wait(30)
     assert arena.free_bytes == 2 * PIECE_BYTES
-    assert "pinned 2 of 3 slabs: enough is locked" in caplog.text
+    assert "locked 2 of 3 slabs: enough is locked" in caplog.text
     arena.close()
 
 
 def test_if_nothing_can_be_pinned_there_is_no_arena():
     with pytest.raises(MemoryError, match="enough is locked"):
-        PinnedArena(CAPACITY_BYTES, NotedLock(PIECE_BYTES - 1), slab_bytes=PIECE_BYTES)
+        Arena(CAPACITY_BYTES, NotedLock(PIECE_BYTES - 1), slab_bytes=PIECE_BYTES)
 
 
 def test_after_closing_it_gives_nothing_and_what_it_gave_stays():
-    arena = PinnedArena(PIECE_BYTES, NotedLock())
+    arena = Arena(PIECE_BYTES, NotedLock())
     region = arena.allocate(64)
     region[:] = bytes(range(64))
     arena.close()
@@ -176,7 +238,34 @@ def test_after_closing_it_gives_nothing_and_what_it_gave_stays():
     assert bytes(region) == bytes(range(64))
 
 
-def test_threads_never_hold_the_same_bytes(arena: PinnedArena):
+def test_pages_that_are_given_up_are_those_of_nobody(arena: Arena):
+    first, second, third = (np.frombuffer(arena.allocate(4096), np.uint8) for _ in range(3))
+    first[:], second[:], third[:] = 1, 2, 3
+    del second
+    arena.give_up_pages()
+    assert first.min() == 1 and third.min() == 3
+    assert not np.frombuffer(arena.allocate(4096), np.uint8).any()
+
+
+def test_an_arena_whose_pages_do_not_come_says_so(monkeypatch: pytest.MonkeyPatch):
+    class SlowLock(NotedLock):
+        def lock(self, address: int, num_bytes: int) -> None:
+            super().lock(address, num_bytes)
+            assert len(self.locked) == 1 or goes_on.wait(30)
+
+    goes_on, pages = threading.Event(), SlowLock()
+    arena = Arena(2 * PIECE_BYTES, pages, slab_bytes=PIECE_BYTES)
+    monkeypatch.setattr(host, "CLOSE_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError, match=r"has not locked 8 MiB of memory within 0\.01 s"):
+        arena.close()
+    assert pages.locked
+    goes_on.set()
+    assert arena.wait(30)
+    arena.close()
+    assert pages.locked == {}
+
+
+def test_threads_never_hold_the_same_bytes(arena: Arena):
     wrong: list[int] = []
 
     def work(mark: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.kv.host import PIECE_BYTES, PinnedArena
+from luceasync.kv.host import PIECE_BYTES, Arena
 from luceasync.kv.node import Span
 from luceasync.models.loader import RandomSource, open_checkpoint
 from luceasync.models.spec import parse_spec, read_spec
@@ -41,16 +41,16 @@ WIDE = {
 
 
 @pytest.fixture(scope="module")
-def arena() -> Iterator[PinnedArena]:
+def arena() -> Iterator[Arena]:
     arena = host_memory(["cuda:0"], 160 * PIECE_BYTES)
-    assert isinstance(arena, PinnedArena) and arena.wait(60)
+    assert isinstance(arena, Arena) and arena.wait(60)
     yield arena
     torch.cuda.synchronize()
     arena.close()
 
 
 @pytest.fixture(scope="module")
-def backend(arena: PinnedArena) -> Iterator[LayerSplitBackend]:
+def backend(arena: Arena) -> Iterator[LayerSplitBackend]:
     """A hybrid model with lane 0 filled."""
     spec = parse_spec(WIDE)
     plan = make_plan(
@@ -155,7 +155,7 @@ def test_a_restore_is_before_what_runs_on_the_lane_and_beside_what_does_not(
 
 
 def test_a_node_that_is_dropped_on_its_way_still_arrives_where_it_should(
-    backend: LayerSplitBackend, arena: PinnedArena
+    backend: LayerSplitBackend, arena: Arena
 ):
     prefill(backend, 0, 7)
     expected = lane_tensors(backend, 0, NUM_TOKENS)
@@ -189,7 +189,7 @@ def test_settling_waits_for_the_restore(backend: LayerSplitBackend):
     backend.drop("n")
 
 
-def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena: PinnedArena):
+def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena: Arena):
     free_bytes = arena.free_bytes
     for _ in range(6):
         backend.save(0, "n", Span(0, NUM_TOKENS, True))
@@ -203,7 +203,7 @@ def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena
 @pytest.mark.parametrize("order", [None, [5, 2, 7, 0, 3, 6, 1, 4]])
 @pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
 def test_chains_go_between_a_gpu_and_any_split(
-    tiny_dir: Path, arena: PinnedArena, devices: list[str], order
+    tiny_dir: Path, arena: Arena, devices: list[str], order
 ):
     spec = read_spec(tiny_dir)
     logits = []
