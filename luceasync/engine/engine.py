@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import secrets
+import random
 import sys
 from array import array
 from collections.abc import Callable, Sequence
@@ -269,7 +269,7 @@ class LocalEngine:
         language, sampling = self._language, request.sampling
         check_logit_bias(sampling, language.vocab_size)
         room = language.card.max_ctx_tokens - len(prompt.ids)
-        seed = secrets.randbits(63) if sampling.seed is None else sampling.seed
+        seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
         return [
             Prepared(
                 stream_id=stream_id,

@@ -5,8 +5,8 @@ Owns which chunk says what, and when. Knows nothing of HTTP or of how chunks tra
 
 from __future__ import annotations
 
+import random
 import time
-import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator
 
 from msgspec import UNSET, UnsetType
@@ -45,7 +45,7 @@ class ChatEvents:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
         self._finishes: dict[int, Finish] = {}
-        self._id = f"chatcmpl-{uuid.uuid4().hex}"
+        self._id = f"chatcmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
 
     async def chunks(self, stream: Stream) -> AsyncIterator[ChatChunk]:
