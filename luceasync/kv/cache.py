@@ -81,7 +81,9 @@ class LaneCache:
         return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
 
     def place(self, events: Iterable[PageEvent]) -> None:
-        """Follow the page map."""
+        """Follow the page map. A lane's events give room to what is written next: every page in
+        full, but for the last one.
+        """
         for lane, of_lane in itertools.groupby(events, lambda event: event.lane):
             pages = self._pages[lane].tolist()
             for chunk, page in ((event.chunk, event.page) for event in of_lane):
@@ -91,7 +93,7 @@ class LaneCache:
                     self.tables[lane, chunk] = page
                 moved = page != chunk and chunk < self._num_in_order[lane]
                 self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
-                self._clear(lane, page)
+            self._clear(lane, page)
 
     def _clear(self, lane: int, page: int) -> None:
         """On CPUs a decode step reads whole pages and gives what is not written yet no weight,

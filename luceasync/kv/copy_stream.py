@@ -8,8 +8,9 @@ the thread adds to it when it is over. Knows no lane and no node.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor
 
 from luceasync.kv.host import PIECE_BYTES
+
+COPY_TIMEOUT_S = 60.0  # more than all host memory takes
+POLL_S = 2e-4  # how much later than a device somebody knows who waits for it
 
 Pair = tuple[Tensor, Tensor]  # target and source: uint8 [bytes], one of them in host memory
 
@@ -46,14 +50,21 @@ class Delivery:
         return self.queued.is_set() and self._end().query()
 
     def synchronize(self) -> None:
-        """Wait until they have arrived. Raises what went wrong with them."""
-        self.queued.wait()
-        self._end().synchronize()
+        """Wait until they have arrived. Raises what went wrong with them, and TimeoutError."""
+        self._wait_until_queued()
+        wait_for(self._end().query, "copies between a device and host memory")
 
     def precede(self, stream: torch.cuda.Stream) -> None:
-        """See Before. Waits until all of it is queued."""
-        self.queued.wait()
+        """See Before. Waits until all of it is queued. Raises TimeoutError."""
+        self._wait_until_queued()
         stream.wait_event(self._end())
+
+    def _wait_until_queued(self) -> None:
+        if not self.queued.wait(COPY_TIMEOUT_S):
+            raise TimeoutError(
+                "copies between a device and host memory: not begun and queued within "
+                f"{COPY_TIMEOUT_S:g} s"
+            )
 
     def _end(self) -> torch.cuda.Event:
         if self.error is not None:
@@ -98,10 +109,15 @@ class CopyStream:
             return delivery.is_started
 
     def close(self) -> None:
-        """Wait for everything. May be called twice."""
+        """Wait for everything. May be called twice. Raises TimeoutError."""
         self._deliveries.put(None)
-        self._thread.join()
-        self._stream.synchronize()
+        self._thread.join(COPY_TIMEOUT_S)
+        if self._thread.is_alive():
+            raise TimeoutError(
+                f"thread {self._thread.name!r} has not queued its last copies within "
+                f"{COPY_TIMEOUT_S:g} s"
+            )
+        wait_for(self._stream.query, f"the last copies of thread {self._thread.name!r}")
 
     @torch.inference_mode()
     def _run(self) -> None:
@@ -126,13 +142,22 @@ class CopyStream:
             while len(ahead) >= self._num_batches:
                 event = ahead.popleft()
                 if delivery.number > self._num_hurried:
-                    event.synchronize()
+                    event.synchronize()  # who waits for the delivery has a deadline
             if delivery.is_cancelled:
                 return
             for target, source in batch:
                 target.copy_(source, non_blocking=True)
             ahead.append(torch.cuda.Event(blocking=True))
             ahead[-1].record(self._stream)
+
+
+def wait_for(is_over: Callable[[], bool], what: str) -> None:
+    """Wait until a device says that it is over. Raises TimeoutError, which begins with `what`."""
+    deadline = time.monotonic() + COPY_TIMEOUT_S
+    while not is_over():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"{what}: not over within {COPY_TIMEOUT_S:g} s")
+        time.sleep(POLL_S)
 
 
 def batches(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:

@@ -159,14 +159,15 @@ def test_its_bytes_are_those_of_the_plan(tiny_dir: Path, dtype: str):
     assert cache.num_bytes == plan.device_bytes(shard) - shard.weight_bytes > 0
 
 
-def test_a_placed_page_holds_no_values_of_before():
+def test_the_page_that_is_not_written_in_full_holds_no_values_of_before():
     """A decode step reads whole pages: NaN of an earlier sequence would get through any weight."""
     cache = make_cache()
     for kind, (_, values) in zip(KINDS, cache.layers, strict=True):
         if kind == "attention":
             values.fill_(float("nan"))
-    cache.place([PageEvent(lane=1, chunk=0, page=2)])
+    cache.place([PageEvent(1, 0, 3), PageEvent(1, 1, 2), PageEvent(2, 0, 0), PageEvent(2, 1, 1)])
     for kind, (_, values) in zip(KINDS, cache.layers, strict=True):
         if kind == "attention":
             assert (values[1, 128:192] == 0).all()
-            assert values[1, :128].isnan().all() and values[0].isnan().all()
+            assert values[1, :128].isnan().all() and values[1, 192:].isnan().all()
+            assert (values[2, 64:128] == 0).all() and values[2, :64].isnan().all()

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.kv.copy_stream import batches, pieces
+from luceasync.kv import copy_stream
+from luceasync.kv.copy_stream import Delivery, batches, pieces, wait_for
 from luceasync.kv.host import PIECE_BYTES
 
 
@@ -40,3 +44,21 @@ def test_batches_are_the_same_bytes_in_small_amounts(sizes: list[int]):
 def test_small_copies_share_a_batch():
     small = torch.empty(64, dtype=torch.uint8)
     assert [len(batch) for batch in batches([(small, small)] * 100)] == [100]
+
+
+def test_who_waits_for_a_device_learns_when_it_is_over():
+    answers = itertools.chain([False, False], itertools.repeat(True))
+    wait_for(lambda: next(answers), "copies")
+    assert next(answers) is True
+
+
+def test_a_device_that_never_ends_is_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError, match=r"^the last copies: not over within 0\.01 s$"):
+        wait_for(lambda: False, "the last copies")
+
+
+def test_copies_that_nobody_queues_are_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError, match=r"not begun and queued within 0\.01 s"):
+        Delivery(1, [], []).synchronize()
