@@ -44,7 +44,7 @@ class FeatureKernel:
         paths: Tensor,
         store: Tensor,
         capacity_tokens: int,
-    ) -> None:
+    ) -> Tensor:
         dtypes = (taps[0].dtype, store.dtype)
         kernel = self._kernels.get(dtypes) or self._built(dtypes)
         source, target = _typestrs(taps, store)
@@ -56,8 +56,9 @@ class FeatureKernel:
         threads = min(width, BLOCK_THREADS)
         num_blocks = -(-width // (threads * WORDS_PER_THREAD))
         grid = (num_rows, num_blocks, num_entries * len(taps))
+        rows = store.new_empty(num_entries, max_rows, store.shape[1])
         if 0 in grid:
-            return
+            return rows
         self._launcher.launch(
             kernel,
             grid,
@@ -68,8 +69,10 @@ class FeatureKernel:
             view(counts, "<i4"),
             view(paths, "<i4"),
             view(store, target),
+            view(rows, target),
             capacity_tokens,
         )
+        return rows
 
     def _built(self, dtypes: tuple[torch.dtype, torch.dtype]) -> Any:
         source, target = dtypes
@@ -97,13 +100,14 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
     """The kernel whose numbers become `narrow(widen(bits))`.
 
     Its arguments: taps, a tuple of [entries, rows, words]; lanes, begins, counts [entries]; paths
-    [entries, max_rows]; store [places + 1, taps * words]; capacity. Blocks: (row, words, entry and
-    tap); how many depends on shapes alone.
+    [entries, max_rows]; store [places + 1, taps * words]; rows [entries, max_rows, taps * words],
+    which are written as the store is; capacity. Blocks: (row, words, entry and tap); how many
+    depends on shapes alone.
     """
     to_fp32, from_fp32 = (cuda.jit(device=True)(convert) for convert in (widen, narrow))
 
     @cuda.jit
-    def scatter(taps, lanes, begins, counts, paths, store, capacity):
+    def scatter(taps, lanes, begins, counts, paths, store, rows, capacity):
         entry = cuda.blockIdx.z // len(taps)
         tap = cuda.blockIdx.z % len(taps)
         lane = lanes[entry]
@@ -117,7 +121,9 @@ def build_kernel(widen: Convert, narrow: Convert) -> Any:
         place = lane * capacity + (begins[entry] + j) % capacity
         i = cuda.blockIdx.y * cuda.blockDim.x + cuda.threadIdx.x
         while i < width:
-            store[place, tap * width + i] = from_fp32(to_fp32(source[entry, row, i]))
+            word = from_fp32(to_fp32(source[entry, row, i]))
+            store[place, tap * width + i] = word
+            rows[entry, j, tap * width + i] = word
             i += cuda.gridDim.y * cuda.blockDim.x
 
     return scatter

@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "server": set(),
     "engine": {"text", "dflash", "prefix", "target", "kv", "models.spec", "models.files"},
     "backend": {"ipc", "target", "dflash", "kv"},
-    "dflash": {"target", "models", "kv", "ipc", "cuda"},
+    "dflash": {"target", "models", "kv", "ipc", "cuda", "kernels"},
     "prefix": {"cyext"},
     "target": {"models", "kv", "ipc"},
     "models": LEAVES,

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from luceasync.dflash.spec import DraftLayerSpec, DraftSpec
 
+MIN_REACH = 256  # places
+
 
 @dataclass(frozen=True, slots=True)
 class ContextRows:
@@ -39,6 +41,16 @@ def places(rows: ContextRows, capacity: int) -> Tensor:
     """
     stays = rows.kept & (rows.positions >= (rows.ends - capacity)[:, None])
     return torch.where(stays, rows.positions % capacity, capacity)
+
+
+def reach_for(position: int) -> int:
+    """How many places to read for a block that begins at `position`, so that few numbers come up:
+    two in each octave.
+    """
+    reach = MIN_REACH
+    while reach < position:
+        reach = reach * 3 // 2 if reach & (reach - 1) == 0 else reach // 3 * 4
+    return reach
 
 
 def held_positions(begins: Tensor, capacity: int, num_places: int) -> Tensor:
@@ -77,6 +89,7 @@ class ContextRing:
     `keys`, `values`: [layers, lanes + 1, block + capacity + 1, kv_heads, head_dim]: first the rows
     of the block that is being proposed, so that they and the context are read in one go, then the
     ring. The extra lane, which index -1 means, and the extra place take what is to be dropped.
+    `layers` are those of the model, `index` the same on the device.
     """
 
     def __init__(
@@ -92,7 +105,7 @@ class ContextRing:
         self.layers = layers
         self.capacity = capacity
         self._block = spec.block
-        self._index = torch.tensor(layers, device=device)
+        self.index = torch.tensor(layers, device=device)
         heads = (spec.attention.num_kv_heads, spec.attention.head_dim)
         shape = (len(layers), num_lanes + 1, spec.block + capacity + 1, *heads)
         self.keys = torch.zeros(shape, dtype=dtype, device=device)
@@ -102,8 +115,8 @@ class ContextRing:
         """keys, values: [model's layers, entries, rows, kv_heads, head_dim]; ours are kept."""
         ring = self._block + places(rows, self.capacity)
         where = (slice(None), rows.lanes[:, None], ring)
-        self.keys[where] = keys.index_select(0, self._index)
-        self.values[where] = values.index_select(0, self._index)
+        self.keys[where] = keys.index_select(0, self.index)
+        self.values[where] = values.index_select(0, self.index)
 
     def read(
         self, layer: int, lanes: Tensor, keys: Tensor, values: Tensor, num_places: int
@@ -121,25 +134,54 @@ class ContextRing:
         return both[0], both[1]
 
     @property
+    def places(self) -> tuple[Tensor, Tensor]:
+        """Keys and values of the ring alone, views [layers, lanes + 1, capacity, kv_heads,
+        head_dim].
+        """
+        begin, end = self._block, self._block + self.capacity
+        return self.keys[:, :, begin:end], self.values[:, :, begin:end]
+
+    @property
     def num_bytes(self) -> int:
         return self.keys.nbytes + self.values.nbytes
 
 
-def rings_of(
-    spec: DraftSpec,
-    *,
-    num_lanes: int,
-    max_ctx_tokens: int,
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[ContextRing]:
-    """A ring for each size that the layers want: full layers keep the context, sliding ones their
-    window.
+class DraftContext:
+    """All rings of a drafter, and from where on its lanes have context.
+
+    `valid_from` int64 [lanes + 1]: positions below it were never written; the last is lane -1's.
     """
-    layers_of: dict[int, list[int]] = {}
-    for layer in range(spec.num_layers):
-        layers_of.setdefault(spec.capacity(layer, max_ctx_tokens), []).append(layer)
-    return [
-        ContextRing(spec, layers, num_lanes=num_lanes, capacity=size, dtype=dtype, device=device)
-        for size, layers in layers_of.items()
-    ]
+
+    def __init__(
+        self,
+        spec: DraftSpec,
+        *,
+        num_lanes: int,
+        max_ctx_tokens: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """A ring for each size that the layers want: full layers keep the context, sliding ones
+        their window.
+        """
+        layers_of: dict[int, list[int]] = {}
+        for layer in range(spec.num_layers):
+            layers_of.setdefault(spec.capacity(layer, max_ctx_tokens), []).append(layer)
+        place = {"dtype": dtype, "device": device}
+        self.rings = [
+            ContextRing(spec, layers, num_lanes=num_lanes, capacity=size, **place)
+            for size, layers in layers_of.items()
+        ]
+        self.valid_from = torch.zeros(num_lanes + 1, dtype=torch.int64, device=device)
+
+    def ring_of(self, layer: int) -> ContextRing:
+        """Where the model's `layer` has its keys and values."""
+        return next(ring for ring in self.rings if layer in ring.layers)
+
+    def close(self) -> None:
+        """Let the rings go."""
+        self.rings.clear()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(ring.num_bytes for ring in self.rings)

@@ -82,7 +82,7 @@ class FeatureRing:
 
     def scatter(
         self, taps: Sequence[Tensor], lanes: Tensor, begins: Tensor, counts: Tensor, paths: Tensor
-    ) -> None:
+    ) -> Tensor:
         """Write rows of taps, without asking the device: may be captured in a CUDA graph.
 
         `taps`: for each tap [entries, rows, hidden] of a dtype of FLOATS, contiguous and on the
@@ -90,8 +90,9 @@ class FeatureRing:
         `begins[e] + j` takes row `paths[e, j]`, for the first `counts[e]` of a path. `lanes` int32
         [entries], `begins` int64 [entries], `counts` int32 [entries], `paths` int32 [entries,
         max_rows]. The caller answers for their values, see `check_rows`, and says afterwards what
-        was written with `advance`. Raises ValueError for shapes, dtypes and devices that do not
-        fit.
+        was written with `advance`. Returns the rows that were written, [entries, max_rows, taps *
+        hidden] of the ring's dtype; the others are anything. Raises ValueError for shapes, dtypes
+        and devices that do not fit.
         """
         check_taps(self.spec, taps)
         num_entries = taps[0].shape[0]
@@ -106,7 +107,7 @@ class FeatureRing:
                     f"tap {number} lies on {tap.device} with strides {tap.stride()}; "
                     f"a contiguous tensor on {self.device} is expected"
                 )
-        self._scatter(taps, lanes, begins, counts, paths, self.store, self.capacity_tokens)
+        return self._scatter(taps, lanes, begins, counts, paths, self.store, self.capacity_tokens)
 
     def advance(self, lane: int, begin: int, num_tokens: int) -> None:
         """Take note that rows of positions `[begin, begin + num_tokens)` were written.

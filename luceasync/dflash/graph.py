@@ -8,7 +8,7 @@ and may be repeated: what it writes the second time is what it wrote the first t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -21,7 +21,9 @@ Pass = Callable[..., Any]
 
 
 class Runner(Protocol):
-    """Runs `work(*inputs)`; `key` and the inputs' shapes say which pass it is."""
+    """Runs `work(*inputs)`; `key` and the inputs' shapes say which pass it is. `work` brings inputs
+    that may lie on the host to its device.
+    """
 
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any: ...
 
@@ -59,8 +61,7 @@ class Graphs:
             if self._num_calls[full_key] <= NUM_EAGER_CALLS:
                 return work(*inputs)
             step = self._steps[full_key] = self._capture(work, inputs)
-        for static, given in zip(step.inputs, inputs, strict=True):
-            static.copy_(given, non_blocking=True)
+        _copy(step.inputs, inputs)
         step.graph.replay()
         return step.output
 
@@ -69,7 +70,7 @@ class Graphs:
         self._steps.clear()
 
     def _capture(self, work: Pass, inputs: tuple[Tensor, ...]) -> _Step:
-        static = tuple(x.clone() for x in inputs)
+        static = tuple(x.to(self._device, copy=True) for x in inputs)
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
@@ -80,3 +81,14 @@ class Graphs:
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
             output = work(*static)
         return _Step(graph, static, output)
+
+
+def _copy(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
+    """What lies on the device already in one launch."""
+    pairs = list(zip(static, given, strict=True))
+    for to, x in pairs:
+        if x.is_cpu:
+            to.copy_(x, non_blocking=True)
+    here = [(to, x) for to, x in pairs if not x.is_cpu]
+    if here:
+        torch._foreach_copy_([to for to, _ in here], [x for _, x in here])

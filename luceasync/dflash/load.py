@@ -86,7 +86,7 @@ def join(
         if device.type != "cpu" and on_one:  # a graph is of one device
             run = Graphs(device)
             closing.callback(run.close)
-        passes = DraftPasses(network, ring, backend, transfer, run)
+        passes = DraftPasses(network, ring, backend, transfer, run, network.reach_for)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         return LoadedDraft(speculator, ring, closing.pop_all().close)
 

@@ -6,6 +6,7 @@ that the host knows comes as one small tensor.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -14,13 +15,12 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
+from luceasync.dflash.context import reach_for
 from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Runner, run_eagerly
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.target.transfer import Transfer, direct
-
-MIN_REACH = 256  # tokens of context
 
 
 class Head(Protocol):
@@ -61,12 +61,15 @@ class DraftPasses:
         head: Head,
         transfer: Transfer = direct,
         run: Runner = run_eagerly,
+        reach_for: Callable[[int], int | None] = reach_for,
     ) -> None:
+        """`reach_for`: the draft's own; see luceasync.dflash.draft_ops.TorchDraftOps."""
         self._draft = draft
         self.ring = ring
         self._head = head
         self._transfer = transfer
         self._run = run
+        self._reach_for = reach_for
         self._trees: dict[int, TreeProposer] = {}  # by budget
 
     def propose(
@@ -75,16 +78,17 @@ class DraftPasses:
         """Rows to verify after each lane's last token, on the device of the target's head; they
         hold until the next pass.
         """
-        reach = min(reach_for(max(begins)), self.ring.capacity_tokens)
+        reach = self._reach_for(max(begins))
 
         def work(index: Tensor) -> Proposal:
-            hidden = self._draft.propose(*index, shape.block, reach=reach)
+            anchors, lanes, begins = self._here(index)
+            hidden = self._draft.propose(anchors, lanes, begins, shape.block, reach=reach)
             logits = self._head.project_rows(hidden)  # [entries, slots, vocab]
-            anchors = self._transfer(index[0], logits.device)
+            anchors = self._transfer(anchors, logits.device)
             return self._proposer(shape, logits)(anchors, logits)
 
         with self._on_device():
-            return self._run((shape, reach), work, self._index([tokens, lanes, begins]))
+            return self._run((shape, reach), work, torch.tensor([tokens, lanes, begins]))
 
     def absorb(
         self,
@@ -98,43 +102,55 @@ class DraftPasses:
         they stand at positions from `begins` on. A lane that does not go on where it ended begins
         anew there. Raises ValueError for rows that cannot be; nothing is written then.
         """
-        self._take_up(taps, lanes, begins, paths, num_rows, self._run)
+        self._check(taps, lanes, begins, paths)
+        counts = [len(path) for path in paths]
+        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
+        index = torch.tensor(
+            [*lanes, *begins, *counts, *itertools.chain(*padded)], dtype=torch.int32
+        )
+        with self._on_device():
+            here = [self._transfer(tap, self._draft.device) for tap in taps]
+            self._run("absorb", self._write, index, *here)
+        for lane, begin, count in zip(lanes, begins, counts, strict=True):
+            self.ring.advance(lane, begin, count)
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
         """As `absorb`, for all rows of a chunk of a prompt, whose size may be any."""
-        self._take_up(taps, [lane], [begin], [range(num_tokens)], num_tokens, run_eagerly)
+        ends = range(num_tokens)[:: max(num_tokens - 1, 1)]
+        self._check(taps, [lane], [begin], [ends])
+        with self._on_device():
+            here = [self._transfer(tap[0, :num_tokens], self._draft.device) for tap in taps]
+            rows = torch.cat(here, -1)
+            self.ring.restore(lane, begin, rows)
+            self._write_context(lane, begin, rows)
 
-    def _take_up(
+    def _check(
         self,
         taps: Sequence[Tensor],
         lanes: Sequence[int],
         begins: Sequence[int],
         paths: Sequence[Sequence[int]],
-        num_rows: int,
-        run: Runner,
     ) -> None:
+        """Raise ValueError for rows that cannot be; let lanes begin anew that do not go on."""
         check_rows(self.ring.spec, self.ring.num_lanes, taps, lanes, begins, paths)
         for lane, begin in zip(lanes, begins, strict=True):
             if self.ring.valid(lane).stop != begin:
                 self._draft.set_valid_from(lane, begin)
-        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
-        counts = [len(path) for path in paths]
-        with self._on_device():
-            index = self._index([lanes, begins, counts, *zip(*padded, strict=True)])
-            here = [self._transfer(tap, self._draft.device) for tap in taps]
-            run("absorb", self._write, index, *here)
-        for lane, begin, count in zip(lanes, begins, counts, strict=True):
-            self.ring.advance(lane, begin, count)
 
     def _write(self, index: Tensor, *taps: Tensor) -> None:
-        """index: int64 [3 + num_rows, entries]: lanes, begins, counts, and the paths' rows."""
-        lanes, begins, counts = index[:3]
-        rows = index[3:].t().contiguous()  # [entries, num_rows]
+        """index: int32 [(3 + rows) * entries]: lanes, begins, counts, and the paths' rows."""
+        num_entries = len(taps[0])
+        index = self._here(index)
+        lanes, begins, counts = index[: 3 * num_entries].view(3, -1)
+        paths = index[3 * num_entries :].view(num_entries, -1)
         taps = tuple(tap.contiguous() for tap in taps)
-        self.ring.scatter(taps, lanes.int(), begins, counts.int(), rows.int())
-        entry = torch.arange(rows.shape[0], device=rows.device)[:, None]
-        features = torch.cat([tap[entry, rows] for tap in taps], -1)
+        features = self.ring.scatter(taps, lanes, begins.long(), counts, paths)
         self._draft.write_context(features, lanes, begins, counts)
+
+    def _write_context(self, lane: int, begin: int, rows: Tensor) -> None:
+        """rows: [tokens, taps * hidden], which stand at positions from `begin` on."""
+        index = self._here(torch.tensor([[lane], [begin], [len(rows)]]))
+        self._draft.write_context(rows[None], *index)
 
     def _proposer(self, shape: Shape, logits: Tensor) -> Callable[[Tensor, Tensor], Proposal]:
         if shape.budget is None:
@@ -157,24 +173,13 @@ class DraftPasses:
         self.ring.restore(lane, begin, rows)
         held = self.ring.valid(lane)
         self._draft.set_valid_from(lane, held.start)
-        features = self.ring.rows(lane, held.start, held.stop)[None]
         with self._on_device():
-            index = self._index([[lane], [held.start], [len(held)]])
-            self._draft.write_context(features, *index)
+            self._write_context(lane, held.start, self.ring.rows(lane, held.start, held.stop))
 
-    def _index(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        """int64 [rows, entries] on the draft's device; each row is contiguous."""
-        return torch.tensor(rows, dtype=torch.int64).to(self._draft.device, non_blocking=True)
+    def _here(self, index: Tensor) -> Tensor:
+        return index.to(self._draft.device, non_blocking=True)
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on the draft's device."""
         device = self._draft.device
         return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
-
-
-def reach_for(position: int) -> int:
-    """How much of the context a pass looks at, so that few sizes come up: two in each octave."""
-    reach = MIN_REACH
-    while reach < position:
-        reach = reach * 3 // 2 if reach & (reach - 1) == 0 else reach // 3 * 4
-    return reach

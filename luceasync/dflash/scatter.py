@@ -13,8 +13,8 @@ from torch import Tensor
 
 from luceasync.cuda.launch import can_launch
 
-# (taps, lanes, begins, counts, paths, store, capacity_tokens), as torch_scatter takes them
-Scatter = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, int], None]
+# (taps, lanes, begins, counts, paths, store, capacity_tokens) -> rows, as torch_scatter has them
+Scatter = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
 def choose_scatter(device: torch.device) -> Scatter:
@@ -34,13 +34,15 @@ def torch_scatter(
     paths: Tensor,
     store: Tensor,
     capacity_tokens: int,
-) -> None:
+) -> Tensor:
     """Write row `paths[e, j]` of entry e of every tap to the place of position `begins[e] + j`.
 
     taps: [entries, rows, hidden] each; lanes int32 [entries] (negative: padding), begins int64
     [entries], counts int32 [entries], paths int32 [entries, max_rows], of which `counts[e]` count;
     store [num_lanes * capacity + 1, taps * hidden]: position p of lane n lies in row n * capacity +
-    p % capacity. Of more rows than `capacity_tokens` only the last are written.
+    p % capacity. Of more rows than `capacity_tokens` only the last are written. Returns the rows
+    that were written, [entries, max_rows, taps * hidden] of the store's dtype; the others are
+    anything.
     """
     j = torch.arange(paths.shape[1], device=store.device)
     counts = counts[:, None]
@@ -51,5 +53,7 @@ def torch_scatter(
     row = torch.where(keep, paths, 0).long()
     entry = torch.arange(row.shape[0], device=store.device)[:, None]
     parts = store.unflatten(1, (len(taps), -1)).unbind(1)  # [places, hidden] of each tap
-    for tap, part in zip(taps, parts, strict=True):
-        part.index_copy_(0, place, tap[entry, row].flatten(0, 1).to(store.dtype))
+    rows = [tap[entry, row].to(store.dtype) for tap in taps]
+    for part, written in zip(parts, rows, strict=True):
+        part.index_copy_(0, place, written.flatten(0, 1))
+    return torch.cat(rows, -1)

@@ -117,6 +117,34 @@ def attend_tree(
 
 
 @triton.jit
+def load_new_rows(
+    new_keys,
+    new_values,
+    rows,
+    ok,
+    kv_head,
+    d,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+):
+    """Keys and values of `rows` [n], as split_heads leaves them: [n, BLOCK_DIM] each."""
+    at = (rows * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    ok = ok[:, None] & (d[None, :] < HEAD_DIM)
+    k = tl.load(new_keys + at, mask=ok, other=0.0)
+    v = tl.load(new_values + at, mask=ok, other=0.0)
+    return k, v
+
+
+@triton.jit
+def store_part(sums, weights, part, ok, d, best, weight, total, HEAD_DIM: tl.constexpr):
+    """What a split has found, as `combine` takes it. part, ok, best, weight: [n]."""
+    tl.store(weights + part * 2, best, mask=ok)
+    tl.store(weights + part * 2 + 1, weight, mask=ok)
+    ok = ok[:, None] & (d[None, :] < HEAD_DIM)
+    tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
+
+
+@triton.jit
 def _attend_tree_kernel(
     queries,
     new_keys,
@@ -175,9 +203,9 @@ def _attend_tree_kernel(
     if split == 0:
         c = tl.arange(0, BLOCK_ROWS)
         c_ok = c < num_rows
-        at_new = ((entry * num_rows + c) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-        k_new = tl.load(new_keys + at_new, mask=c_ok[:, None] & d_ok, other=0.0)
-        v_new = tl.load(new_values + at_new, mask=c_ok[:, None] & d_ok, other=0.0)
+        k_new, v_new = load_new_rows(
+            new_keys, new_values, entry * num_rows + c, c_ok, kv_head, d, NUM_KV_HEADS, HEAD_DIM
+        )
         square = (entry * num_rows + row)[:, None] * num_rows + c[None, :]
         # What fills up the rows sees all: any number will do for it, but not none.
         seen = tl.load(ancestors + square, mask=m_ok[:, None] & c_ok[None, :], other=1)
@@ -202,7 +230,4 @@ def _attend_tree_kernel(
         )
 
     part = own.to(tl.int64) * SPLITS + split
-    tl.store(weights + part * 2, best, mask=m_ok)
-    tl.store(weights + part * 2 + 1, weight, mask=m_ok)
-    ok = m_ok[:, None] & d_ok
-    tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
+    store_part(sums, weights, part, m_ok, d, best, weight, total, HEAD_DIM)

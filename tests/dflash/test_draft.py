@@ -1,4 +1,5 @@
-"""The draft network against its slow truth: same weights, same hidden rows and proposals.
+"""The draft network against its slow truth: same weights, same hidden rows and proposals, whoever
+works on the context.
 
 The usual mistakes, put into the slow truth, must each be caught by the same comparison.
 """
@@ -8,13 +9,21 @@ import torch
 
 from luceasync.dflash import context
 from luceasync.dflash.draft import open_network
+from luceasync.dflash.draft_ops import TorchDraftOps
 from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.dflash.triton_draft_ops import TritonDraftOps
+from luceasync.kernels import draft_attention
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
 from tests import tiny
+from tests.kernels.conftest import scalars_of_new_numpy  # noqa: F401
 from tests.reference.dflash import Mistake, SlowDrafter, greedy_loop, residuals
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that fill up
+
 NUM_LANES, MAX_CTX = 3, 256
+GPU = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+BODIES = {"torch": (TorchDraftOps, torch.device("cpu")), "triton": (TritonDraftOps, GPU)}
 SLIDING = {
     "num_hidden_layers": 3,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
@@ -23,11 +32,26 @@ SLIDING = {
 TOLERANCE = {"atol": 2e-4, "rtol": 2e-4}
 
 
-@pytest.fixture(scope="module", params=tiny.FAMILIES)
+IN_TORCH = pytest.mark.parametrize("target", [(f, "torch") for f in tiny.FAMILIES], indirect=True)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[("qwen3", "torch"), ("qwen3_5", "torch"), ("qwen3", "triton")],
+    ids="-".join,
+)
 def target(request, tmp_path_factory):
-    model = tiny.build(request.param)
-    folder = tiny.save(model, tmp_path_factory.mktemp(request.param))
-    return model, read_spec(folder)
+    """Model, its spec, and who works on the context."""
+    family, body = request.param
+    model = tiny.build(family)
+    folder = tiny.save(model, tmp_path_factory.mktemp(family))
+    return model, read_spec(folder), body
+
+
+@pytest.fixture(autouse=True)
+def few_splits(monkeypatch):
+    """So that short contexts have splits of several chunks, and the interpreter little to do."""
+    monkeypatch.setattr(draft_attention, "NUM_SPLITS", 2)
 
 
 @pytest.fixture
@@ -39,13 +63,21 @@ class Pair:
     """A drafter twice: as the engine runs it, and slow."""
 
     def __init__(self, target, folder, fields, adjustments=None):
-        self.model, spec = target
+        self.model, spec, body = target
         self.folder = tiny.save_draft(folder, tiny.draft_config(**fields), seed=5)
         self.spec = adjusted(read_draft_spec(self.folder, spec), **adjustments or {})
-        embedding = self.model.get_input_embeddings()
-        sizes = {"num_lanes": NUM_LANES, "max_ctx_tokens": MAX_CTX}
-        place = {"dtype": torch.float32, "device": torch.device("cpu")}
-        self.fast = open_network(self.folder, self.spec, TorchOps(), embedding, **sizes, **place)
+        choose, device = BODIES[body]
+        self.place = {"dtype": torch.float32, "device": device}
+        self.fast = open_network(
+            self.folder,
+            self.spec,
+            TorchOps(),
+            lambda ids: self.model.get_input_embeddings()(ids.cpu()).to(device),
+            num_lanes=NUM_LANES,
+            max_ctx_tokens=MAX_CTX,
+            choose=choose,
+            **self.place,
+        )
 
     @torch.no_grad()
     def write(self, ids, lane, begin, end, num_rows):
@@ -55,20 +87,30 @@ class Pair:
             rows = features[at : min(at + num_rows, end)]
             filled = torch.full((1, num_rows, rows.shape[1]), 99.0)
             filled[0, : len(rows)] = rows
-            self.fast.write_context(filled, *ints([lane], [at], [len(rows)]))
+            self.write_rows(filled, [lane], [at], [len(rows)])
+
+    @torch.no_grad()
+    def write_rows(self, features, lanes, begins, counts):
+        rows = features.to(self.place["device"])
+        self.fast.write_context(rows, *self.ints(lanes, begins, counts))
 
     @torch.no_grad()
     def hidden(self, ids, lane, begin, block=8, **options):
-        lanes, begins = ints([lane], [begin])
-        return self.fast.propose(torch.tensor([ids[begin]]), lanes, begins, block, **options)[0]
+        return self.propose([ids[begin]], [lane], [begin], block, **options)[0]
+
+    @torch.no_grad()
+    def propose(self, anchors, lanes, begins, block, **options):
+        given = self.ints(lanes, begins, anchors)
+        return self.fast.propose(given[2], *given[:2], block, **options).cpu()
 
     @torch.no_grad()
     def truth(self, ids, begin, block=8, mistake=Mistake()):  # noqa: B008
         return SlowDrafter(self.folder, self.model, mistake).hidden(ids, begin, block)
 
-
-def ints(lanes, *columns):
-    return torch.tensor(lanes, dtype=torch.int32), *map(torch.tensor, columns)
+    def ints(self, lanes, *columns):
+        device = self.place["device"]
+        given = [torch.tensor(column, device=device) for column in columns]
+        return torch.tensor(lanes, dtype=torch.int32, device=device), *given
 
 
 @pytest.mark.parametrize("fields", [{}, SLIDING, SLIDING | {"is_causal": False}])
@@ -82,7 +124,8 @@ def test_hidden_rows_are_the_slow_truths(target, ids, tmp_path, fields, begin):
 def test_proposals_of_a_whole_greedy_answer_are_the_slow_truths(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
     slow = SlowDrafter(pair.folder, pair.model)
-    answer, rounds = greedy_loop(slow, ids[:30], 24, block=8)
+    num_tokens = 24 if target[2] == "torch" else 6
+    answer, rounds = greedy_loop(slow, ids[:30], num_tokens, block=8)
     told, begin = ids[:30] + answer, 30
     pair.write(told, 0, 0, begin, num_rows=16)
     for emitted in rounds:
@@ -112,6 +155,7 @@ def test_a_mistake_would_be_caught(target, ids, tmp_path, mistake):
     assert (pair.hidden(ids, 0, 100) - wrong).abs().max() > 50 * TOLERANCE["atol"]
 
 
+@IN_TORCH
 def test_a_ring_that_did_not_wrap_would_be_caught(target, ids, tmp_path, monkeypatch):
     def clamped(rows, capacity):
         return torch.where(rows.kept & (rows.positions < capacity), rows.positions, capacity)
@@ -125,7 +169,7 @@ def test_a_ring_that_did_not_wrap_would_be_caught(target, ids, tmp_path, monkeyp
 def test_one_write_may_bring_more_rows_than_a_ring_holds(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
     pair.write(ids, 2, 0, 140, num_rows=140)
-    assert {ring.capacity for ring in pair.fast.rings} == {64, MAX_CTX}
+    assert {ring.capacity for ring in pair.fast.context.rings} == {64, MAX_CTX}
     torch.testing.assert_close(pair.hidden(ids, 2, 140), pair.truth(ids, 140), **TOLERANCE)
 
 
@@ -134,10 +178,8 @@ def test_lanes_do_not_mix_and_padding_does_nothing(target, ids, tmp_path):
     other = ids[::-1]
     pair.write(ids, 0, 0, 40, num_rows=16)
     pair.write(other, 2, 0, 70, num_rows=16)
-    lanes, begins, anchors = ints([2, -1, 0], [70, 0, 40], [other[70], 0, ids[40]])
-    with torch.no_grad():
-        pair.fast.write_context(torch.full((1, 4, 192), 7.0), *ints([-1], [0], [4]))
-        both = pair.fast.propose(anchors, lanes, begins, 8)
+    pair.write_rows(torch.full((1, 4, 192), 7.0), [-1], [0], [4])
+    both = pair.propose([other[70], 0, ids[40]], [2, -1, 0], [70, 0, 40], 8)
     assert both.isfinite().all()
     torch.testing.assert_close(both[0], pair.truth(other, 70), **TOLERANCE)
     torch.testing.assert_close(both[2], pair.truth(ids, 40), **TOLERANCE)
@@ -147,8 +189,7 @@ def test_rows_beyond_the_count_are_not_kept(target, ids, tmp_path):
     pair = Pair(target, tmp_path, {})
     pair.write(ids, 0, 0, 40, num_rows=16)
     before = pair.hidden(ids, 0, 40)
-    with torch.no_grad():
-        pair.fast.write_context(torch.full((1, 8, 192), 7.0), *ints([0], [38], [0]))
+    pair.write_rows(torch.full((1, 8, 192), 7.0), [0], [38], [0])
     torch.testing.assert_close(pair.hidden(ids, 0, 40), before)
 
 
@@ -184,9 +225,10 @@ def test_fewer_rows_see_fewer_masks(target, ids, tmp_path):
     torch.testing.assert_close(short, pair.truth(ids, 50, block=4), **TOLERANCE)
 
 
+@IN_TORCH
 def test_no_pass_looks_at_a_value(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
-    lanes, begins, counts = ints([1, -1], [40, 0], [3, 0])
+    lanes, begins, counts = pair.ints([1, -1], [40, 0], [3, 0])
     features = torch.ones(2, 4, pair.spec.feature_size)
 
     @torch.compile(backend="eager", fullgraph=True)  # a look at a value would break the graph

@@ -9,7 +9,6 @@ import torch
 
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
-from luceasync.dflash.passes import reach_for
 from tests.dflash.scripted import (
     BLOCK,
     TAPS,
@@ -108,10 +107,3 @@ def test_a_lane_given_to_another_starts_empty(backend):
     speculator.start(0)
     assert speculator.speculation(0).off_reason is None
     assert speculator.passes.ring.valid(0) == range(0)
-
-
-@pytest.mark.parametrize(
-    ("position", "reach"), [(0, 256), (256, 256), (257, 384), (385, 512), (513, 768), (5000, 6144)]
-)
-def test_few_reaches_come_up(position, reach):
-    assert reach_for(position) == reach

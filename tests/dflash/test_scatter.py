@@ -32,9 +32,13 @@ def steps(draw):
 def test_every_row_comes_to_the_place_of_its_position(step, dtype) -> None:
     *arguments, store, capacity = step
     found, truth = store.to(dtype), store.to(dtype)
-    torch_scatter(*arguments, found, capacity)
+    rows = torch_scatter(*arguments, found, capacity)
     feature_ring.scatter(*arguments, truth, capacity)
     assert torch.equal(found[:-1], truth[:-1])  # the last row is nobody's
+    _, lanes, begins, counts, _ = arguments
+    for entry, j in feature_ring.written(lanes, counts, capacity):
+        place = lanes[entry] * capacity + (begins[entry] + j) % capacity
+        assert torch.equal(rows[entry, j], found[place])
 
 
 def test_slots_past_the_count_may_hold_anything() -> None:

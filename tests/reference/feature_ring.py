@@ -25,6 +25,16 @@ def scatter(
             store[lane * capacity_tokens + place] = row.to(store.dtype)
 
 
+def written(lanes: Tensor, counts: Tensor, capacity_tokens: int) -> list[tuple[int, int]]:
+    """Entry and number in its path of every row that stays."""
+    return [
+        (entry, j)
+        for entry, (lane, count) in enumerate(zip(lanes.tolist(), counts.tolist(), strict=True))
+        for j in range(max(count - capacity_tokens, 0), count)
+        if lane >= 0
+    ]
+
+
 class Lane:
     """What a lane holds: position -> row, the last `capacity_tokens` of them, without a gap."""
 
