@@ -3,8 +3,8 @@
     python scripts/bench_restart.py [--shape qwen3.5-27b] [--device cuda:0] [--tokens 32768]
 
 Random weights. A prompt is prefilled and kept; then engines that know nothing start over the same
-directory and are asked again. Beside them: the same bytes read and copied to the device, one after
-the other, and one decode step. With files in the page cache, and without. Prints a markdown table.
+directory and are asked again. Beside them: the same bytes read, by one thread or as many as ours,
+and copied to the device, and one decode step. With files in the page cache, and without.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +24,21 @@ from pathlib import Path
 import torch
 from bench_gpu import SHAPES
 
-from luceasync.config import BUNDLED_MODEL_DIR, EngineConfig
+from luceasync.config import BUNDLED_MODEL_DIR, CacheConfig, EngineConfig
+from luceasync.cyext.flatten import fill
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
 from luceasync.engine.holdings import Limits
 from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
 from luceasync.engine.shelf import Shelf
+from luceasync.engine.start import warm_bytes_of
 from luceasync.engine.state import NoFeatures, StateMover
 from luceasync.engine.thread import Loaded
-from luceasync.kv.host import HostMemory
+from luceasync.kv.host import Arena, HostMemory, WarmMemory
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
-from luceasync.prefix.disk import DiskTier
+from luceasync.prefix.disk import NUM_READERS, DiskTier
 from luceasync.request import Finish, ModelCard, Request
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import find_devices, host_memory, torch_device
@@ -45,12 +48,13 @@ from luceasync.text.tokenizer import Tokenizer
 
 NUM_RUNS = 5
 MEMORY_BYTES = 12 << 30
+LIMITS = Limits(MEMORY_BYTES, disk_bytes=1 << 40)
 SENTENCE = "The prefix of this conversation has been read before and need not be read again. "
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What outlives a restart here: the weights. Everything else starts anew."""
+    """What outlives a restart here: the weights, lanes and pinned memory. The rest starts anew."""
 
     spec: ModelSpec
     plan: Plan
@@ -99,15 +103,18 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
     card = ModelCard("bench", 0, plan.max_ctx_tokens, machine.spec.num_parameters, "bench")
     template = ChatTemplate.load(BUNDLED_MODEL_DIR)
     language = Language(card, tokenizer, template, machine.spec.vocab_size, plan.parallel)
+    memory = memory_of(machine)
+    held: list[Prefixes] = []
 
     def load(shelf: Shelf) -> Loaded:
         prefixes = Prefixes(
             StateMover(machine.backend, NoFeatures(), machine.spec.vocab_size),
             shelf,
-            Limits(MEMORY_BYTES, disk_bytes=1 << 40),
+            LIMITS,
             recurrent=machine.spec.delta is not None,
             chunk_tokens=plan.prefill_chunk_tokens,
         )
+        held.append(prefixes)
         decoding = PlainDecoding(machine.backend)
         chunk_tokens = plan.prefill_chunk_tokens
         pump = Pump(
@@ -116,12 +123,27 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
         return Loaded(pump, lambda: None)
 
     def open_disk() -> DiskTier:
-        return DiskTier(machine.root, "bench", allocate=machine.memory.allocate)
+        return DiskTier(machine.root, "bench", allocate=memory.allocate)
 
     cabinet = Cabinet(open_disk, tuple(shard.begin for shard in plan.shards))
     async with LocalEngine(language, load, EngineConfig(), cabinet) as engine:
         await engine.load()
         yield engine
+    for node in held[0]._holdings:
+        machine.backend.drop(node.key.hex())
+
+
+def memory_of(machine: Machine) -> HostMemory:
+    """Memory for nodes as a server has it when its weights are read: what is prepared meanwhile is
+    there.
+    """
+    if isinstance(machine.memory, Arena):
+        return machine.memory
+    warm_bytes = warm_bytes_of(CacheConfig(cache_dir=machine.root), LIMITS)
+    devices = [shard.device for shard in machine.plan.shards]
+    memory = host_memory(devices, MEMORY_BYTES, warm_bytes=warm_bytes)
+    assert not isinstance(memory, WarmMemory) or memory.wait(60)
+    return memory
 
 
 async def first_token(engine: LocalEngine, text: str, max_tokens: int) -> tuple[float, Finish]:
@@ -160,25 +182,32 @@ async def measure(machine: Machine, num_tokens: int) -> None:
                 prepare(files, state)  # again: the scan has read tokens
                 seconds, finish = await first_token(engine, text, 2)
             assert finish.usage.cached_tokens > num_prompt_tokens - 8, finish
-            prepare(files, state)
-            read_s, copy_s = plain(files, machine)
+            limits = []
+            for num_readers in (1, NUM_READERS):
+                prepare(files, state)
+                limits.append(plain(files, machine, num_readers))
             parts = (finish.restore.restore_s, finish.timings.prefill_s)
-            runs.append((seconds, read_s + copy_s, *parts))
+            runs.append((seconds, *parts, *limits))
     step_s = decode_step(machine, num_prompt_tokens)
     print(
         f"{num_prompt_tokens} tokens, {num_bytes / 2**30:.2f} GiB in {len(files)} files; ", end=""
     )
     print(f"prefill {prefill_s * 1e3:.0f} ms, decode step {step_s * 1e3:.1f} ms\n")
-    columns = "first token | restore | new tokens | read + copy + step | ratio | prefill / it"
-    print(f"| files in | {columns} |")
-    print("|---|---|---|---|---|---|---|")
+    report(rows, prefill_s, step_s)
+
+
+def report(rows: dict[str, list[tuple[float, ...]]], prefill_s: float, step_s: float) -> None:
+    """Print the medians."""
+    readers = f"{NUM_READERS} readers"
+    print("| files in | first token | restore | new tokens | read + copy + step | ratio ", end="")
+    print(f"| {readers} + copy + step | ratio | prefill / it |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for state, runs in rows.items():
-        ours, theirs, *parts = (statistics.median(column) for column in zip(*runs, strict=True))
-        limit = theirs + step_s
-        print(
-            f"| {state} | {ours * 1e3:.0f} ms | {parts[0] * 1e3:.0f} ms | {parts[1] * 1e3:.0f} ms "
-            f"| {limit * 1e3:.0f} ms | {ours / limit:.2f} | {prefill_s / ours:.1f} |"
-        )
+        ours, restore, new, *limits = (statistics.median(c) for c in zip(*runs, strict=True))
+        cells = [state, *(f"{s * 1e3:.0f} ms" for s in (ours, restore, new))]
+        for limit in (limit + step_s for limit in limits):
+            cells += [f"{limit * 1e3:.0f} ms", f"{ours / limit:.2f}"]
+        print(f"| {' | '.join(cells)} | {prefill_s / ours:.1f} |")
 
 
 def prepare(files: list[Path], state: str) -> None:
@@ -192,27 +221,33 @@ def prepare(files: list[Path], state: str) -> None:
                     pass
 
 
-def plain(files: list[Path], machine: Machine) -> tuple[float, float]:
-    """Seconds to read the files one after the other, and to copy their bytes to the device."""
-    pinned = machine.plan.shards[0].device != "cpu:0"
-    sizes = [file.stat().st_size for file in files]
-    hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=pinned) for size in sizes]
-    regions = [memoryview(host.numpy()) for host in hosts]
-    started = time.perf_counter()
-    for file, region in zip(files, regions, strict=True):
-        with file.open("rb", buffering=0) as raw:
-            done = 0
-            while done < len(region):
-                done += raw.readinto(region[done:])
-    read_s = time.perf_counter() - started
+def plain(files: list[Path], machine: Machine, num_readers: int) -> float:
+    """Seconds to read the files into memory that is there, and then copy it to the device."""
     device = torch_device(machine.plan.shards[0].device)
+    sizes = [file.stat().st_size for file in files]
+    on_gpu = device.type == "cuda"
+    hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu) for size in sizes]
     targets = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
     synchronize(device)
-    started = time.perf_counter()
+    with ThreadPoolExecutor(num_readers) as pool:
+        started = time.perf_counter()
+        for _ in (map if num_readers == 1 else pool.map)(read, files, hosts):
+            pass
     for target, host in zip(targets, hosts, strict=True):
-        target.copy_(host, non_blocking=True)
+        if on_gpu:
+            target.copy_(host, non_blocking=True)
+        else:  # twice as fast as torch copies bytes
+            fill(target.numpy(), [0], [host.numpy()])
     synchronize(device)
-    return read_s, time.perf_counter() - started
+    return time.perf_counter() - started
+
+
+def read(file: Path, host: torch.Tensor) -> None:
+    """Fill the tensor with the file."""
+    region, done = memoryview(host.numpy()), 0
+    with file.open("rb", buffering=0) as raw:
+        while done < len(region):
+            done += raw.readinto(region[done:])
 
 
 def decode_step(machine: Machine, position: int) -> float:

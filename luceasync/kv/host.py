@@ -258,7 +258,8 @@ class WarmMemory:
         """`warm_bytes`, more than 0, have their pages soon: a thread makes them."""
         assert 0 < warm_bytes <= capacity_bytes, f"{warm_bytes} of {capacity_bytes} bytes"
         self._capacity_bytes = capacity_bytes
-        self._warm_bytes = -(-warm_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        # Whole huge pages, which leaves a little for what regions are padded by.
+        self._warm_bytes = -(-warm_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
         self._arena = Arena(self._warm_bytes, NoPageLock(), WARM_SLAB_BYTES)
         self._plain = PlainMemory()
         self._plain_bytes = 0  # in use
