@@ -106,10 +106,18 @@ def _write_context_kernel(
     place = index.to(tl.int64) * layer_stride + lane.to(tl.int64) * lane_stride
     place += (position % capacity).to(tl.int64) * (NUM_KV_HEADS * HEAD_DIM) + d
     if head < NUM_KV_HEADS:
-        norm += layer * HEAD_DIM
-        cos += row * HALF
-        sin += row * HALF
-        k = normed_and_rotated(projected, offset, stays, d, norm, cos, sin, eps, HEAD_DIM, HALF)
+        k = normed_and_rotated(
+            projected,
+            offset,
+            stays,
+            d,
+            norm + layer * HEAD_DIM,
+            cos + row * HALF,
+            sin + row * HALF,
+            eps,
+            HEAD_DIM,
+            HALF,
+        )
         tl.store(keys + place + head * HEAD_DIM, k, mask=ok)
     else:
         v = tl.load(projected + offset + d, mask=ok, other=0.0)
