@@ -87,6 +87,8 @@ def join(
             run = Graphs(device)
             closing.callback(run.close)
         passes = DraftPasses(network, ring, backend, transfer, run, network.reach_for)
+        if device.type != "cpu":
+            passes.warm_up(shapes)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         return LoadedDraft(speculator, ring, closing.pop_all().close)
 

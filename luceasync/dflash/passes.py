@@ -124,6 +124,17 @@ class DraftPasses:
             self.ring.restore(lane, begin, rows)
             self._write_context(lane, begin, rows)
 
+    def warm_up(self, shapes: Sequence[Shape]) -> None:
+        """Run every pass once, with padding alone: kernels are compiled before they are needed."""
+        spec = self.ring.spec
+        with self._on_device():
+            for num_rows in sorted({1, *(shape.block for shape in shapes)}):
+                tap = self.ring.store.new_zeros(1, num_rows, spec.hidden_size)
+                index = torch.tensor([-1, *[0] * (2 + num_rows)], dtype=torch.int32)
+                self._write(index, *[tap] * len(spec.taps))
+        for shape in shapes:
+            self.propose([0], [-1], [0], shape)
+
     def _check(
         self,
         taps: Sequence[Tensor],

@@ -99,6 +99,15 @@ def test_context_with_a_gap_before_it_begins_after_the_gap(backend):
     assert draft.valid_from[0] == 99
 
 
+def test_warming_up_leaves_every_lane_as_it_was(backend, speculator):
+    prefill(backend, speculator, 0, [])
+    before, passes = proposed(speculator, 0), speculator.passes
+    with torch.inference_mode():
+        passes.warm_up([CHAIN, Shape(4, 6)])
+    assert proposed(speculator, 0) == before
+    assert passes.ring.valid(0) == range(len(TOKENS))
+
+
 def test_a_lane_given_to_another_starts_empty(backend):
     draft = ScriptedDraft({})
     speculator = speculator_of(backend, draft)
