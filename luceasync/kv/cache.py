@@ -18,6 +18,9 @@ LayerState = tuple[Tensor, Tensor]
 TensorKey = tuple[str, int]  # kind of the snapshot's tensor, the model's layer
 Shape = tuple[tuple[int, ...], torch.dtype]
 
+# Of the lane that is given out first: new memory costs a CPU more than what is copied to it.
+TOUCHED_BYTES = 512 << 20
+
 
 class LaneCache:
     """Static state tensors, one pair a layer: `layers` are views of `stacked`, the pair of each
@@ -58,6 +61,7 @@ class LaneCache:
                 torch.zeros((*states, *delta_shape), device=device),
             ),
         }
+        self._touch()
         layers = {kind: zip(*pair, strict=True) for kind, pair in self.stacked.items()}
         self.layers: list[LayerState] = [next(layers[kind]) for kind in kinds]
         # The identity to start with: exact attention never has to change it.
@@ -94,6 +98,14 @@ class LaneCache:
                 moved = page != chunk and chunk < self._num_in_order[lane]
                 self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
             self._clear(lane, page)
+
+    def _touch(self) -> None:
+        """On CPUs have the system give the first lane its pages now, as far as is worth it."""
+        keys, values = self.stacked["attention"]
+        row_bytes = 2 * keys[:, 0, :1].numel() * keys.element_size()
+        if keys.device.type == "cpu" and row_bytes:
+            for stack in (keys, values):
+                stack[:, 0, : TOUCHED_BYTES // row_bytes].zero_()
 
     def _clear(self, lane: int, page: int) -> None:
         """On CPUs a decode step reads whole pages and gives what is not written yet no weight,

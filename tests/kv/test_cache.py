@@ -171,3 +171,12 @@ def test_the_page_that_is_not_written_in_full_holds_no_values_of_before():
             assert (values[1, 128:192] == 0).all()
             assert values[1, :128].isnan().all() and values[1, 192:].isnan().all()
             assert (values[2, 64:128] == 0).all() and values[2, :64].isnan().all()
+
+
+def test_the_first_lane_has_its_pages_from_the_start_as_far_as_is_worth_it(monkeypatch):
+    monkeypatch.setattr(torch, "empty", lambda *a, **k: torch.full(*a, float("nan"), **k))
+    monkeypatch.setattr("luceasync.kv.cache.TOUCHED_BYTES", 100 * 2 * 2 * 8 * 4)  # 100 tokens
+    (_, (keys, values), _), rows = make_cache().layers, NUM_PAGES * CHUNK_TOKENS
+    for stack in (keys, values):
+        assert not stack[0, :100].any()
+        assert stack[0, 100:rows].isnan().all() and stack[1:].isnan().all()
