@@ -190,16 +190,20 @@ def begin(
 
 def steps(
     backend: LayerSplitBackend, speculator: Speculator, choices: Sequence[Generation]
-) -> list[Callable[[], object]]:
-    """A plain step, of which the drafter hears nothing, then a round of each shape, for all."""
+) -> list[Callable[[], Callable[[], object] | None]]:
+    """A plain step, then a round of each shape, for all. What a step returns is to be done after
+    it and takes no time of it: the drafter takes up what was decoded plainly, or it would find a
+    gap, and have no context.
+    """
     everyone = tuple(range(len(choices)))
 
-    def plain() -> None:
+    def plain() -> Callable[[], object]:
         anchors = anchors_of(choices)
         columns = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
         choose_next(choices, backend.decode(*map(list, columns)))
+        return lambda: speculator.decoded(anchors, StepPlan(None, (), False))
 
-    def round_of(shape: Shape) -> Callable[[], object]:
+    def round_of(shape: Shape) -> Callable[[], None]:
         forced, plan = Forced(ACCEPTED), StepPlan(shape, everyone, False)
 
         def run() -> None:
@@ -211,16 +215,20 @@ def steps(
     return [plain, *map(round_of, SHAPES_OF_ROUNDS)]
 
 
-def medians(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Median seconds of each, taken in turns, each until its device has come to rest."""
+def medians(runs: Sequence[Callable[[], Callable[[], object] | None]]) -> list[float]:
+    """Median seconds of each, taken in turns, each until its device has come to rest; see
+    `steps`.
+    """
     seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(NUM_ROUNDS):
         for run, times in zip(runs, seconds, strict=True):
             started = time.perf_counter()
-            run()
+            after = run()
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             times.append(time.perf_counter() - started)
+            if after is not None:
+                after()
     return [statistics.median(times[NUM_DROPPED:]) for times in seconds]
 
 
