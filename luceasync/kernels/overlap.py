@@ -52,10 +52,20 @@ def shared_bytes(tensor: Tensor) -> int:
     return _shared_bytes(tensor.device.index or 0) if tensor.is_cuda else 1 << 20
 
 
+def num_multiprocessors(tensor: Tensor) -> int:
+    """Of the device where `tensor` lies; the interpreter is taken for a small one."""
+    return _num_multiprocessors(tensor.device.index or 0) if tensor.is_cuda else 8
+
+
 @functools.cache
 def _shared_bytes(device_index: int) -> int:
     properties = torch.cuda.get_device_properties(device_index)
     return getattr(properties, "shared_memory_per_block_optin", properties.shared_memory_per_block)
+
+
+@functools.cache
+def _num_multiprocessors(device_index: int) -> int:
+    return torch.cuda.get_device_properties(device_index).multi_processor_count
 
 
 @functools.cache

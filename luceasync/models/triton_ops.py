@@ -4,20 +4,24 @@ where the rows are many. Knows which kernel serves which number of rows, and not
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import attention as attention_kernels
+from luceasync.kernels import few_rows
+from luceasync.kernels import linear as decode_rows
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.delta import delta_step
 from luceasync.kernels.delta_chunks import delta_rows
-from luceasync.kernels.linear import MAX_ROWS, linear, swiglu
 from luceasync.models.ops import AttentionNorms, DeltaParameters, attention
 from luceasync.models.rows import NO_LANE, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 
-FEW_ROWS = 8  # of any kind of pass
+DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass
+SWIGLU_ROWS = 32  # up to as many, few_rows is faster than the library with two weights at once
 
 
 class TritonOps:
@@ -31,8 +35,8 @@ class TritonOps:
         return weight
 
     def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        flat = x.reshape(-1, x.shape[-1])
-        out = linear(flat, weight) if _are_few(x) else F.linear(flat, weight)
+        flat, fused = x.reshape(-1, x.shape[-1]), _fused(x, few_rows.MAX_ROWS)
+        out = fused.linear(flat, weight) if fused else F.linear(flat, weight)
         return out.view(*x.shape[:-1], -1)
 
     def norm_linear(self, x: Tensor, norm: Tensor, eps: float, weight: Tensor) -> Tensor:
@@ -41,15 +45,15 @@ class TritonOps:
 
     def linear_add(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         flat, flat_residual = x.reshape(-1, x.shape[-1]), residual.view(-1, residual.shape[-1])
-        if _are_few(x):
-            return linear(flat, weight, flat_residual).view_as(residual)
+        if fused := _fused(x, few_rows.MAX_ROWS):
+            return fused.linear(flat, weight, flat_residual).view_as(residual)
         flat_residual.addmm_(flat, weight.t())  # in place: else it would be copied first
         return residual
 
     def norm_swiglu(self, x: Tensor, norm: Tensor, eps: float, gate_up: Tensor) -> Tensor:
         normed = row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), norm, eps)
-        if _are_few(x):
-            out = swiglu(normed, gate_up)
+        if fused := _fused(x, SWIGLU_ROWS):
+            out = fused.swiglu(normed, gate_up)
         else:
             out = row_kernels.swiglu(F.linear(normed, gate_up))
         return out.view(*x.shape[:-1], -1)
@@ -109,12 +113,14 @@ class TritonOps:
         return delta_rows(projected, *arguments, num_key_heads=key_heads)
 
 
-def _are_few(x: Tensor) -> bool:
-    """Whether our kernels are faster than the library's; they are also the decode step's. x: [...,
-    rows, dim]. Measured on an H200: at 16 rows the library is, by a fifth.
+def _fused(x: Tensor, max_rows: int) -> ModuleType | None:
+    """The kernels to multiply `x` with, [..., rows, dim]; None: the library's are faster, as they
+    are from `max_rows` on. Measured on an H200 with bfloat16 weights.
     """
     num_rows = x.numel() // x.shape[-1]
-    return num_rows <= FEW_ROWS or (num_rows <= MAX_ROWS and x.shape[-2] == 1)
+    if num_rows <= DECODE_ROWS or (num_rows <= decode_rows.MAX_ROWS and x.shape[-2] == 1):
+        return decode_rows
+    return few_rows if num_rows <= max_rows and x.element_size() == 2 else None
 
 
 def _attend_entries(queries: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> Tensor:
