@@ -66,7 +66,6 @@ class DiskTier:
         self._threads = FileThreads()
         self._readers = FileThreads(NUM_READERS)  # no read waits for a disk that syncs
         self._writing = asyncio.Lock()
-        self._reading = asyncio.Semaphore(NUM_READERS)
         self._scanning = asyncio.Lock()
         self._listings: dict[str, Listing] = {}
         self._pending_bytes = 0
@@ -252,8 +251,7 @@ class DiskTier:
             is_given_up=given_up.is_set,
         )
         try:
-            async with self._reading:
-                return await self._readers.submit(read)
+            return await self._readers.submit(read)
         except CorruptNode:
             self._quarantined += await self._threads.submit(self._directory.set_aside, path)
             raise
