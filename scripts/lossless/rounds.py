@@ -1,0 +1,56 @@
+"""Rounds of one shape, with what the drafter proposes or with what a script does."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+
+from luceasync.dflash.adapt import Plan, Shape
+from luceasync.dflash.decode import Speculator
+from luceasync.dflash.load import LoadedDraft
+from luceasync.dflash.passes import DraftPasses
+from luceasync.engine.decoding import SpeculativeDecoding
+from luceasync.engine.generation import Generation
+from luceasync.request import Delta
+from luceasync.target.backend import LayerSplitBackend
+
+SHARE_WRONG = 0.15  # of a scripted draft's tokens
+
+
+def forced(shape: Shape) -> Callable[[Sequence[int]], Plan]:
+    """Rounds of `shape` for all lanes at every step."""
+    return lambda lanes: Plan(shape, tuple(lanes), False)
+
+
+class ScriptedDecoding(SpeculativeDecoding):
+    """The drafter looks on; what is proposed is what plain decoding has said, by seed, with
+    mistakes.
+    """
+
+    def __init__(
+        self,
+        backend: LayerSplitBackend,
+        draft: LoadedDraft,
+        shape: Shape,
+        known: Mapping[int, tuple[int, ...]],
+        num_lanes: int,
+    ) -> None:
+        from tests.dflash.scripted import ScriptedDraft
+
+        def is_wrong(lane: int, position: int) -> bool:
+            return random.Random(position * 8 + lane).random() < SHARE_WRONG
+
+        self._scripts: dict[int, tuple[int, ...]] = {}
+        self._known = known
+        self._draft = draft
+        script = ScriptedDraft(self._scripts, is_wrong)
+        passes = DraftPasses(script, draft.ring, script)
+        super().__init__(
+            backend, Speculator(backend, passes, [shape], num_lanes), force=forced(shape)
+        )
+
+    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+        for g in generations:
+            assert g.lane is not None
+            self._scripts[g.lane] = (*g.prepared.prompt_ids, *self._known[g.prepared.seed])
+        return super().step(generations, alone=alone)
