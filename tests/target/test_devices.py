@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.kv.host import DevicePageLock, PlainMemory
+from luceasync.kv.host import DevicePageLock, PlainMemory, WarmMemory
 from luceasync.target.devices import (
     default_device,
     default_dtype,
@@ -114,6 +114,12 @@ def test_bf16_is_the_default_where_every_device_has_it(
 
 def test_nodes_of_cpus_lie_in_plain_memory():
     assert isinstance(host_memory(["cpu:0", "cpu:1"], 2**30), PlainMemory)
+
+
+def test_a_part_of_it_is_warm_where_that_is_asked_for():
+    memory = host_memory(["cpu:0"], 2**30, warm_bytes=2**20)
+    assert isinstance(memory, WarmMemory) and memory.wait(30)
+    memory.close()
 
 
 def test_memory_that_cannot_be_pinned_serves_all_the_same(monkeypatch, caplog):
