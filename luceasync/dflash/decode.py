@@ -79,6 +79,7 @@ class Speculator:
         self._common = Record()  # of all lanes so far: what a new one is expected to do
         self._totals = Totals(shapes[0].block - 1)
         self._costs = costs or StepCosts()
+        self._is_settled = True  # the last plain step
 
     @property
     def status(self) -> SpeculationStatus:
@@ -136,7 +137,7 @@ class Speculator:
         """
         shape = plan.shape
         assert shape is not None, "a round has a shape"
-        started_at = time.perf_counter()
+        started_at, num_unsettled = time.perf_counter(), self.passes.num_unsettled
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         proposal = self.passes.propose([a.token for a in anchors], lanes, begins, shape)
         proposed_at = time.perf_counter()
@@ -149,7 +150,7 @@ class Speculator:
         self._totals.draft_s += proposed_at - started_at
         self._totals.verify_s += accept.arrived_at - proposed_at
         self._totals.host_s += ended_at - accept.arrived_at
-        if plan.is_measured:
+        if plan.is_measured and self.passes.num_unsettled == num_unsettled:
             self._costs.observe(len(lanes), shape, ended_at - started_at)
         return paths
 
@@ -157,14 +158,16 @@ class Speculator:
     def decoded(self, anchors: Sequence[Anchor], plan: Plan) -> None:
         """The target has just decoded these tokens in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
+        num_unsettled = self.passes.num_unsettled
         self.passes.absorb(self._target.taps(), lanes, begins, [[0]] * len(lanes), 1)
+        self._is_settled = self.passes.num_unsettled == num_unsettled
         for lane in lanes:
             if lane in plan.off_reasons:
                 self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
 
     def timed(self, num_lanes: int, plan: Plan, seconds: float) -> None:
         """What that step took, until its tokens were chosen."""
-        if plan.is_measured:
+        if plan.is_measured and self._is_settled:
             self._costs.observe(num_lanes, None, seconds)
 
     def _count(self, lanes: Sequence[int], shape: Shape, paths: Sequence[Sequence[int]]) -> None:

@@ -22,15 +22,22 @@ Pass = Callable[..., Any]
 
 class Runner(Protocol):
     """Runs `work(*inputs)`; `key` and the inputs' shapes say which pass it is. `work` brings inputs
-    that may lie on the host to its device.
+    that may lie on the host to its device. `num_unsettled`: passes so far whose time says nothing
+    of later ones, since kernels were compiled or a graph was captured.
     """
+
+    num_unsettled: int
 
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any: ...
 
 
-def run_eagerly(key: Hashable, work: Pass, *inputs: Tensor) -> Any:
+class Eagerly:
     """Operation by operation."""
-    return work(*inputs)
+
+    num_unsettled = 0
+
+    def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any:
+        return work(*inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,7 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self.num_unsettled = 0
         self._steps: dict[Hashable, _Step] = {}
         self._num_calls: Counter[Hashable] = Counter()
         with torch.cuda.device(device):
@@ -57,6 +65,7 @@ class Graphs:
         full_key = (key, *((tuple(x.shape), x.dtype) for x in inputs))
         step = self._steps.get(full_key)
         if step is None:
+            self.num_unsettled += 1
             self._num_calls[full_key] += 1
             if self._num_calls[full_key] <= NUM_EAGER_CALLS:
                 return work(*inputs)

@@ -16,7 +16,7 @@ from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, open_network
 from luceasync.dflash.features import FeatureRing, FeatureSpec
-from luceasync.dflash.graph import Graphs, Runner, run_eagerly
+from luceasync.dflash.graph import Eagerly, Graphs, Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.target.backend import LayerSplitBackend
@@ -81,7 +81,7 @@ def join(
             dtype=network.dtype,
             device=device,
         )
-        run: Runner = run_eagerly
+        run: Runner = Eagerly()
         on_one = all(torch_device(shard.device) == device for shard in plan.shards)
         if device.type != "cpu" and on_one:  # a graph is of one device
             run = Graphs(device)

@@ -18,7 +18,7 @@ from luceasync.dflash.adapt import Shape
 from luceasync.dflash.context import reach_for
 from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
-from luceasync.dflash.graph import Runner, run_eagerly
+from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Runner
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.target.transfer import Transfer, direct
 
@@ -60,17 +60,24 @@ class DraftPasses:
         ring: FeatureRing,
         head: Head,
         transfer: Transfer = direct,
-        run: Runner = run_eagerly,
+        run: Runner | None = None,
         reach_for: Callable[[int], int | None] = reach_for,
     ) -> None:
-        """`reach_for`: the draft's own; see luceasync.dflash.draft_ops.TorchDraftOps."""
+        """`run`: how passes are run, None: operation by operation. `reach_for`: the draft's own;
+        see luceasync.dflash.draft_ops.TorchDraftOps.
+        """
         self._draft = draft
         self.ring = ring
         self._head = head
         self._transfer = transfer
-        self._run = run
+        self._run = run or Eagerly()
         self._reach_for = reach_for
         self._trees: dict[int, TreeProposer] = {}  # by budget
+
+    @property
+    def num_unsettled(self) -> int:
+        """See luceasync.dflash.graph.Runner."""
+        return self._run.num_unsettled
 
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
@@ -125,15 +132,18 @@ class DraftPasses:
             self._write_context(lane, begin, rows)
 
     def warm_up(self, shapes: Sequence[Shape]) -> None:
-        """Run every pass once, with padding alone: kernels are compiled before they are needed."""
+        """Run every pass of one lane, with padding alone, until it is run as it will be from then
+        on: nobody waits for kernels to be compiled or a graph to be captured.
+        """
         spec = self.ring.spec
-        with self._on_device():
-            for num_rows in sorted({1, *(shape.block for shape in shapes)}):
-                tap = self.ring.store.new_zeros(1, num_rows, spec.hidden_size)
-                index = torch.tensor([-1, *[0] * (2 + num_rows)], dtype=torch.int32)
-                self._write(index, *[tap] * len(spec.taps))
-        for shape in shapes:
-            self.propose([0], [-1], [0], shape)
+        for _ in range(NUM_EAGER_CALLS + 1):
+            for shape in shapes:
+                self.propose([0], [-1], [0], shape)
+            for num_verified, num_kept in {(1, 1), *((s.num_rows, s.block) for s in shapes)}:
+                tap = self.ring.store.new_zeros(1, num_verified, spec.hidden_size)
+                index = torch.tensor([-1, *[0] * (2 + num_kept)], dtype=torch.int32)
+                with self._on_device():
+                    self._run("absorb", self._write, index, *[tap] * len(spec.taps))
 
     def _check(
         self,

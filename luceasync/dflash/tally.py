@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import median_low
 
 from luceasync.dflash.adapt import Shape
 from luceasync.request import Speculation, SpeculationStatus
@@ -73,7 +73,9 @@ class Totals:
 
 
 class StepCosts:
-    """Seconds of steps, by number of lanes and shape: the median of the latest."""
+    """Seconds of steps, by number of lanes and shape: the median of the latest, of two the shorter:
+    a step may be held up, and never is done too early.
+    """
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, Shape | None], deque[float]] = {}
@@ -87,11 +89,11 @@ class StepCosts:
         key = (num_lanes, shape)
         self._num_steps += 1
         self._measured_at[key] = self._num_steps
-        self._num_seen[key] = self._num_seen.get(key, 0) + 1
+        self._num_seen[key] = self.num_seen(num_lanes, shape) + 1
         if self._num_seen[key] > 1:
             samples = self._samples.setdefault(key, deque(maxlen=NUM_SAMPLES))
             samples.append(seconds)
-            self._medians.setdefault(shape, {})[num_lanes] = median(samples)
+            self._medians.setdefault(shape, {})[num_lanes] = median_low(samples)
 
     def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
         """See adapt.Costs; the nearest number of lanes stands in for others, larger ones first."""
@@ -104,5 +106,9 @@ class StepCosts:
     def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
         """Never measured often enough, or long ago."""
         key = (num_lanes, shape)
-        is_new = self._num_seen.get(key, 0) < NUM_MEASURED
+        is_new = self.num_seen(num_lanes, shape) < NUM_MEASURED
         return is_new or self._num_steps - self._measured_at[key] > STALE_STEPS
+
+    def num_seen(self, num_lanes: int, shape: Shape | None) -> int:
+        """How often it was measured, the first time included."""
+        return self._num_seen.get((num_lanes, shape), 0)

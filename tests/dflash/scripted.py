@@ -15,6 +15,7 @@ from luceasync.dflash.adapt import Plan, Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.graph import Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.spec import read_draft_spec
 from luceasync.engine.acceptance import Acceptance
@@ -238,11 +239,13 @@ class ScriptedDraft:
         self.valid_from[lane] = position
 
 
-def speculator_of(backend: LayerSplitBackend, draft, head=None) -> Speculator:
+def speculator_of(
+    backend: LayerSplitBackend, draft, head=None, run: Runner | None = None, costs=None
+) -> Speculator:
     spec = FeatureSpec(TAPS, tiny.COMMON["hidden_size"])
     ring = FeatureRing(spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, device=CPU)
-    passes = DraftPasses(draft, ring, draft if head is None else head)
-    return Speculator(backend, passes, SHAPES, num_lanes=4)
+    passes = DraftPasses(draft, ring, draft if head is None else head, run=run)
+    return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)
 
 
 def random_speculator(backend: LayerSplitBackend, model_dir: Path, folder: Path) -> Speculator:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from luceasync.dflash.adapt import Plan, Shape
+from luceasync.dflash.graph import Eagerly
+from luceasync.dflash.tally import StepCosts
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
 from tests.dflash.scripted import (
@@ -180,6 +182,45 @@ def test_a_right_draft_is_accepted_whole_and_counted(open_backend, tokenizer):
     status = lanes.speculator.status
     assert (status.rounds_total, status.accepted_by_slot) == (2, (2,) * 7)
     assert min(status.draft_s_total, status.verify_s_total, status.host_s_total) > 0
+
+
+class Settling(Eagerly):
+    """As graphs are: the first passes take longer."""
+
+    def __init__(self, num_first: int) -> None:
+        self.num_unsettled = 0
+        self._num_first = num_first
+
+    def __call__(self, key, work, *inputs):
+        self.num_unsettled = min(self.num_unsettled + 1, self._num_first)
+        return work(*inputs)
+
+
+def test_a_step_in_which_something_was_compiled_does_not_say_what_steps_cost(
+    open_backend, tokenizer
+):
+    backend, costs = open_backend(), StepCosts()
+    run = Settling(num_first=4)  # the passes of two rounds, or of four plain steps
+    speculator = speculator_of(backend, ScriptedDraft({0: [5] * 500}), run=run, costs=costs)
+    lanes = Lanes(backend, [prepare(tokenizer, Sampling())], speculator)
+    for _ in range(2):
+        lanes.round(list(lanes.running), Plan(CHAIN, (0,), True))
+    assert costs.num_seen(1, CHAIN) == 0
+    lanes.round(list(lanes.running), Plan(CHAIN, (0,), True))
+    assert costs.num_seen(1, CHAIN) == 1
+
+
+def test_nor_does_a_plain_step(open_backend, tokenizer):
+    backend, costs, plan = open_backend(), StepCosts(), Plan(None, (), True)
+    run = Settling(num_first=1)
+    speculator = speculator_of(backend, ScriptedDraft({}), run=run, costs=costs)
+    lanes = Lanes(backend, [prepare(tokenizer, Sampling())], speculator)
+    seen = []
+    for _ in range(2):
+        lanes.decode(list(lanes.running), plan)
+        speculator.timed(1, plan, 0.1)
+        seen.append(costs.num_seen(1, None))
+    assert seen == [0, 1]
 
 
 def test_each_round_shows_one_delta_at_most(open_backend, tokenizer):

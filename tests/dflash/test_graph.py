@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.dflash.graph import NUM_EAGER_CALLS, Graphs, run_eagerly
+from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Graphs
 from luceasync.dflash.tree import TreeProposer
 
 NUM_LANES, VOCAB = 4, 300
@@ -31,7 +31,9 @@ def inputs(call: int, num_entries: int, device: torch.device) -> tuple[Tensor, T
 
 
 def test_eagerly_is_the_work_itself():
-    assert run_eagerly("key", lambda a, b: a - b, torch.tensor(5), torch.tensor(3)) == 2
+    run = Eagerly()
+    assert run("key", lambda a, b: a - b, torch.tensor(5), torch.tensor(3)) == 2
+    assert run.num_unsettled == 0
 
 
 @pytest.mark.gpu
@@ -46,4 +48,5 @@ def test_a_graph_gives_and_writes_what_eager_operations_do():
         assert torch.equal(found.tokens, expected.tokens)
         assert torch.equal(found.parents, expected.parents)
         assert torch.equal(captured.rows, eager.rows)
+    assert run.num_unsettled == 3 * (NUM_EAGER_CALLS + 1)
     run.close()
