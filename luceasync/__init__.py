@@ -5,16 +5,17 @@ __version__ = "0.1.0"
 ARCHITECTURE = """
 cli      commands; builds the Config          server   HTTP: bodies in, server-sent events out
 text     strings <-> token ids                engine   requests on lanes, one step at a time
-prefix   which prefix is kept where           dflash   drafts for the target to verify
-target   the model as a chain of shards       models   networks and their weights
-kv       where lanes keep their state         kernels  Triton, beside torch twins in models.ops
+keeping  what is kept and taken up again      prefix   which prefix is kept where
+dflash   drafts for the target to verify      target   the model as a chain of shards
+models   networks and their weights           kv       where lanes keep their state
+kernels  Triton, beside torch twins in models.ops
 
-Imports run downwards: cli -> server, engine -> text, prefix, dflash -> target -> models, kv ->
-kernels.
+Imports run downwards: cli -> server, engine -> keeping -> text, prefix, dflash -> target ->
+models, kv -> kernels.
 
 1. server/chat    body -> schema -> Request; a wrong field is a 400 that names it
 2. engine/engine  template -> text -> token ids; a bounded queue, full is a 429
-3. engine/prefixes  what is known of the prompt, out of memory or from the disk, into a free lane
+3. keeping/prefixes  what is known of the prompt, out of memory or from the disk, into a free lane
 4. engine/pump    the rest of it chunk by chunk, decode steps of other lanes between
 5. target         tokens run through every shard; logits of the last row
 6. engine/sampler the next token, drawn from the seed and the position alone

@@ -28,13 +28,13 @@ from luceasync.config import BUNDLED_MODEL_DIR, CacheConfig, EngineConfig
 from luceasync.cyext.flatten import fill
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
-from luceasync.engine.holdings import Limits
-from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
-from luceasync.engine.shelf import Shelf
 from luceasync.engine.start import warm_bytes_of
-from luceasync.engine.state import NoFeatures, StateMover
 from luceasync.engine.thread import Loaded
+from luceasync.keeping.holdings import Limits
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.shelf import Shelf
+from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.kv.host import Arena, HostMemory, WarmMemory
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec

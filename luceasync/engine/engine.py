@@ -19,17 +19,17 @@ from typing import Self
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import retry_after_s
-from luceasync.engine.disk_shelf import DiskShelf
 from luceasync.engine.draws import choice_seed
 from luceasync.engine.generation import Prepared
-from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Emitted, Pump
 from luceasync.engine.sampler import TokenCounts, check_logit_bias, has_penalties
-from luceasync.engine.shelf import NoShelf, Shelf
 from luceasync.engine.stream import LocalStream
-from luceasync.engine.tenants import Tenant, Tenants
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
+from luceasync.keeping.disk_shelf import DiskShelf
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.shelf import NoShelf, Shelf
+from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.prefix.disk import DiskTier
 from luceasync.request import CacheStatus, EngineStatus, ModelCard, Request
 from luceasync.text.detokenizer import Detokenizer

@@ -9,9 +9,9 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from luceasync.engine.claim import Claim
 from luceasync.engine.sampler import RowLogprobs, RowSampling, TokenCounts
-from luceasync.prefix.keys import tenant_key
+from luceasync.keeping.claim import Claim
+from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import (
     Delta,
     Finish,
@@ -23,8 +23,6 @@ from luceasync.request import (
 )
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
-
-NO_TENANT = tenant_key("")  # shared by everybody without an API key
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from luceasync.engine.admission import Load, Step, next_step
-from luceasync.engine.chunks import chunk_end
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.prefixes import Prefixes
+from luceasync.keeping.chunks import chunk_end
+from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta

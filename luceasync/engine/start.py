@@ -21,16 +21,16 @@ from luceasync.config import CacheConfig, Config
 from luceasync.dflash.load import LoadedDraft, load_draft
 from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
-from luceasync.engine.draft_state import DraftFeatures
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
-from luceasync.engine.holdings import Limits
-from luceasync.engine.namespace import namespace_of
-from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
-from luceasync.engine.shelf import Shelf
-from luceasync.engine.state import Features, NoFeatures, StateMover
 from luceasync.engine.thread import Loaded
 from luceasync.errors import ConfigError
+from luceasync.keeping.draft_state import DraftFeatures
+from luceasync.keeping.holdings import Limits
+from luceasync.keeping.namespace import namespace_of
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.shelf import Shelf
+from luceasync.keeping.state import Features, NoFeatures, StateMover
 from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.prefix.directory import make_private

@@ -1,4 +1,4 @@
-"""Prefill and decode share the time, cuts lie at fixed places, waits are told within bounds."""
+"""Prefill and decode share the time; waits are told within bounds."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luceasync.engine.admission import Load, next_step, retry_after_s
-from luceasync.engine.chunks import chunk_end
 
 
 @pytest.mark.parametrize(
@@ -35,33 +34,6 @@ def test_neither_gets_ahead_by_more_than_one_step(chunk_s: float, token_s: float
         spent[step] += chunk_s if step == "prefill" else token_s
         ahead = spent["prefill"] - spent["decode"]
         assert -token_s - 1e-9 <= ahead <= chunk_s + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("begin", "num_tokens", "end"),
-    [
-        (0, 1, 1),
-        (0, 64, 64),
-        (0, 65, 64),
-        (64, 65, 65),
-        (10, 200, 64),
-        (63, 200, 64),
-        (64, 200, 128),
-    ],
-)
-def test_chunks_end_at_multiples(begin: int, num_tokens: int, end: int):
-    assert chunk_end(begin, num_tokens, 64) == end
-
-
-@given(st.integers(1, 2000), st.integers(1, 8).map(lambda n: 64 * n), st.data())
-def test_cuts_do_not_depend_on_where_prefill_began(num_tokens: int, chunk: int, data):
-    begin = data.draw(st.integers(0, num_tokens - 1))
-    cuts = []
-    while begin < num_tokens:
-        begin = chunk_end(begin, num_tokens, chunk)
-        cuts.append(begin)
-    assert cuts[-1] == num_tokens
-    assert all(cut % chunk == 0 for cut in cuts[:-1])
 
 
 @pytest.mark.parametrize(

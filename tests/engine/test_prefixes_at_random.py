@@ -19,17 +19,17 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from luceasync.engine import holdings as holdings_module
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Pump
+from luceasync.keeping import holdings as holdings_module
 from luceasync.prefix.cost import Rates
 from luceasync.prefix.keys import tenant_key
 from luceasync.prefix.layout import Part, part_of
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
-from tests.engine.kept import CHUNK, FAULT, GONE, Bench, Shelf, following
 from tests.engine.test_pump import tokenizer  # noqa: F401
+from tests.keeping.kept import CHUNK, FAULT, GONE, Bench, Shelf, following
 
 NUM_LANES = 3
 TENANTS = [tenant_key("one"), tenant_key("two")]

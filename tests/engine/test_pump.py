@@ -11,11 +11,11 @@ from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
-from luceasync.engine.holdings import Limits
-from luceasync.engine.prefixes import Prefixes
 from luceasync.engine.pump import Pump
-from luceasync.engine.shelf import NoShelf
-from luceasync.engine.state import NoFeatures, StateMover
+from luceasync.keeping.holdings import Limits
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.shelf import NoShelf
+from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.kv.node import Span
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from luceasync.engine.claim import Claim, plan_prefill, tokens_to_come
-from luceasync.engine.fetches import Fetches, nodes_of
-from luceasync.engine.holdings import Holdings, Limits
-from luceasync.engine.shelf import Fetched, Lost, Shelf
-from luceasync.engine.state import StateMover
-from luceasync.engine.writes import Writes
+from luceasync.keeping.claim import Claim, plan_prefill, tokens_to_come
+from luceasync.keeping.fetches import Fetches, nodes_of
+from luceasync.keeping.holdings import Holdings, Limits
+from luceasync.keeping.shelf import Fetched, Lost, Shelf
+from luceasync.keeping.state import StateMover
+from luceasync.keeping.writes import Writes
 from luceasync.kv.node import Span
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.cost import RateName, Rates, restore_or_prefill

@@ -7,7 +7,8 @@ from array import array
 import pytest
 import torch
 
-from luceasync.engine.state import (
+from luceasync.errors import SnapshotMismatch
+from luceasync.keeping.state import (
     FEATURE_DATA,
     LOGITS,
     TOKENS,
@@ -15,9 +16,8 @@ from luceasync.engine.state import (
     NoFeatures,
     StateMover,
 )
-from luceasync.errors import SnapshotMismatch
 from luceasync.kv.node import Span
-from tests.engine.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
+from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
 
 TOKEN_IDS = array("i", [3, 1, 4, 1, 5])
 SPAN = Span(0, 5, with_state=True)

@@ -19,6 +19,7 @@ from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
 
+NO_TENANT = tenant_key("")  # shared by everybody without an API key
 MAX_TENANTS = 64
 MAX_LEARNT_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
 MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB

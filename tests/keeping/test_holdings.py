@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine import holdings as module
-from luceasync.engine.holdings import ORPHAN_AGE_S, Holdings, Limits
+from luceasync.keeping import holdings as module
+from luceasync.keeping.holdings import ORPHAN_AGE_S, Holdings, Limits
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node, pack_tokens
-from tests.engine.kept import DISK, MEMORY
+from tests.keeping.kept import DISK, MEMORY
 
 TENANT, OTHER = tenant_key("one"), tenant_key("two")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from luceasync.dflash.feature_node import Features, encode
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
-from luceasync.engine.draft_state import DraftFeatures
+from luceasync.keeping.draft_state import DraftFeatures
 from luceasync.kv.host import PlainMemory
 
 SPEC = FeatureSpec((1,), 1)

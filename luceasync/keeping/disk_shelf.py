@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from luceasync.engine.prefixes import Prefixes
-from luceasync.engine.shelf import Fetched, KeptNode, Lost, Order
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
 from luceasync.prefix.codec import checksum, encode_header
 from luceasync.prefix.disk import DiskTier
 from luceasync.prefix.keys import KEY_BYTES
@@ -55,7 +55,7 @@ Job = Callable[[DiskTier], Awaitable[object]]
 
 
 class DiskShelf:
-    """See luceasync.engine.shelf.Shelf, whose calls come from the engine's thread; the rest is for
+    """See luceasync.keeping.shelf.Shelf, whose calls come from the engine's thread; the rest is for
     the event loop. `tell` brings outcomes to that thread.
     """
 

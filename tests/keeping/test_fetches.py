@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine.shelf import Fetched, Lost, Order
+from luceasync.keeping.shelf import Fetched, Lost, Order
 from luceasync.prefix.layout import Part, part_of
-from tests.engine.kept import STATE_BYTES, TOKEN_BYTES, Bench
+from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3] * 40
 WHOLE = frozenset({Part.SPAN, Part.STATE, Part.LOGITS})

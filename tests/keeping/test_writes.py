@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.engine.shelf import Lost
-from luceasync.engine.writes import MAX_WRITING
+from luceasync.keeping.shelf import Lost
+from luceasync.keeping.writes import MAX_WRITING
 from luceasync.kv.pages import CHUNK_TOKENS
-from tests.engine.kept import FAULT, GONE, Bench
+from tests.keeping.kept import FAULT, GONE, Bench
 
 PROMPT = [1] * 300
 DISK_IS_FULL = Lost("io_error", is_passing=False)

@@ -3,9 +3,37 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import given
 
-from luceasync.engine.chunks import MIN_LAST_TOKENS, chunk_end, chunk_ends, split_points
+from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_end, chunk_ends, split_points
+
+
+@pytest.mark.parametrize(
+    ("begin", "num_tokens", "end"),
+    [
+        (0, 1, 1),
+        (0, 64, 64),
+        (0, 65, 64),
+        (64, 65, 65),
+        (10, 200, 64),
+        (63, 200, 64),
+        (64, 200, 128),
+    ],
+)
+def test_chunks_end_at_multiples(begin: int, num_tokens: int, end: int):
+    assert chunk_end(begin, num_tokens, 64) == end
+
+
+@given(st.integers(1, 2000), st.integers(1, 8).map(lambda n: 64 * n), st.data())
+def test_cuts_do_not_depend_on_where_prefill_began(num_tokens: int, chunk: int, data):
+    begin = data.draw(st.integers(0, num_tokens - 1))
+    cuts = []
+    while begin < num_tokens:
+        begin = chunk_end(begin, num_tokens, chunk)
+        cuts.append(begin)
+    assert cuts[-1] == num_tokens
+    assert all(cut % chunk == 0 for cut in cuts[:-1])
 
 
 def test_chunks_end_at_multiples_whatever_was_taken_up():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.engine.shelf import NoShelf, Order
+from luceasync.keeping.shelf import NoShelf, Order
 
 
 def test_what_was_never_written_is_never_read():

@@ -6,7 +6,7 @@ from array import array
 
 import pytest
 
-from luceasync.engine.claim import Claim, plan_prefill, tokens_to_come
+from luceasync.keeping.claim import Claim, plan_prefill, tokens_to_come
 from luceasync.prefix.policy import Cut
 
 TENANT, OTHER = b"t" * 32, b"o" * 32

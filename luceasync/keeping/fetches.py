@@ -10,10 +10,10 @@ import logging
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from luceasync.engine.holdings import Holdings
-from luceasync.engine.shelf import Fetched, Lost, Order, Shelf
-from luceasync.engine.state import StateMover
 from luceasync.errors import SnapshotMismatch
+from luceasync.keeping.holdings import Holdings
+from luceasync.keeping.shelf import Fetched, Lost, Order, Shelf
+from luceasync.keeping.state import StateMover
 from luceasync.kv.node import Span
 from luceasync.prefix.layout import Part
 from luceasync.prefix.node import NOWHERE, Match, Node, Tier

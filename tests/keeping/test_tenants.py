@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.engine import tenants as module
-from luceasync.engine.tenants import MAX_TENANTS, MAX_TOKENS_HELD, Tenants
+from luceasync.keeping import tenants as module
+from luceasync.keeping.tenants import MAX_TENANTS, MAX_TOKENS_HELD, Tenants
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node, pack_tokens
 from luceasync.text.history import History

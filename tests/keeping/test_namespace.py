@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.engine import namespace as namespaces
-from luceasync.engine.namespace import MEMO, namespace_of
 from luceasync.errors import ModelError
+from luceasync.keeping import namespace as namespaces
+from luceasync.keeping.namespace import MEMO, namespace_of
 from luceasync.models.spec import read_spec
 from luceasync.prefix.directory import NAMESPACE
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from luceasync.engine.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
+from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.node import Match, MissReason, common_prefix
 from luceasync.prefix.policy import Cut, plan_cuts

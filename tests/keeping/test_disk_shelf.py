@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.engine.disk_shelf import DiskShelf
-from luceasync.engine.shelf import KeptNode, Lost, Order
+from luceasync.keeping.disk_shelf import DiskShelf
+from luceasync.keeping.shelf import KeptNode, Lost, Order
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.layout import Part
 from tests.prefix.faulty_files import FaultyFiles, failing
@@ -163,13 +163,13 @@ async def test_a_look_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
         raise ZeroDivisionError
 
     node = kept(1)
-    monkeypatch.setattr("luceasync.engine.disk_shelf.RESCAN_S", 0.001)
+    monkeypatch.setattr("luceasync.keeping.disk_shelf.RESCAN_S", 0.001)
     async with serving(tmp_path) as (shelf, heard):
         monkeypatch.setattr(DiskShelf, "scan", scan)
         await until(lambda: len(looks) > 1)
         shelf.write(node)
         await until(lambda: heard.writes)
-        monkeypatch.setattr("luceasync.engine.disk_shelf.RESCAN_S", 1000.0)
+        monkeypatch.setattr("luceasync.keeping.disk_shelf.RESCAN_S", 1000.0)
     assert heard.writes == [(node.key, True, False)]
 
 

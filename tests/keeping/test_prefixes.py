@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 import torch
 
-from luceasync.engine.shelf import Lost
+from luceasync.keeping.shelf import Lost
 from luceasync.prefix.keys import tenant_key
-from tests.engine.kept import FAULT, GONE, STATE_BYTES, TOKEN_BYTES, Bench
+from tests.keeping.kept import FAULT, GONE, STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3, 4] * 75
 FULL = {"memory_bytes": 0, "transit_bytes": 1 << 20}

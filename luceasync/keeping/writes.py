@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from luceasync.engine.holdings import Holdings, Limits
-from luceasync.engine.shelf import KeptNode, Shelf
-from luceasync.engine.state import StateMover
+from luceasync.keeping.holdings import Holdings, Limits
+from luceasync.keeping.shelf import KeptNode, Shelf
+from luceasync.keeping.state import StateMover
 from luceasync.prefix.node import NOWHERE, Node, Tier
 
 DISK: frozenset[Tier] = frozenset(("disk",))

@@ -27,7 +27,7 @@ class Restored(Protocol):
 
 
 class DraftFeatures:
-    """See luceasync.engine.state.Features."""
+    """See luceasync.keeping.state.Features."""
 
     def __init__(self, ring: FeatureRing, speculator: Restored, memory: HostMemory) -> None:
         self._ring = ring

@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.engine.chunks import chunk_end
-from luceasync.engine.claim import Claim
-from luceasync.engine.generation import NO_TENANT
-from luceasync.engine.holdings import Limits
-from luceasync.engine.prefixes import Prefixes
-from luceasync.engine.shelf import Fetched, KeptNode, Lost, Order
-from luceasync.engine.state import NoFeatures, StateMover
 from luceasync.errors import SnapshotMismatch
+from luceasync.keeping.chunks import chunk_end
+from luceasync.keeping.claim import Claim
+from luceasync.keeping.holdings import Limits
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
+from luceasync.keeping.state import NoFeatures, StateMover
+from luceasync.keeping.tenants import NO_TENANT
 from luceasync.kv.node import Span
 from luceasync.prefix.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
