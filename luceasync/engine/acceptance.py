@@ -16,7 +16,8 @@ from torch import Tensor
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
 from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampler import NO_TOKEN, Ranked, RowSampling, has_penalties, rank
+from luceasync.engine.rows import RowSampling, has_penalties
+from luceasync.engine.sampler import NO_TOKEN, Ranked, rank
 from luceasync.request import Delta
 
 NO_NUMBERS = "the model's logits are not numbers"

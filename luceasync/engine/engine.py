@@ -22,7 +22,7 @@ from luceasync.engine.admission import retry_after_s
 from luceasync.engine.draws import choice_seed
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Emitted, Pump
-from luceasync.engine.sampler import TokenCounts, check_logit_bias, has_penalties
+from luceasync.engine.rows import TokenCounts, check_logit_bias, has_penalties
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable

@@ -1,14 +1,11 @@
-"""Logits to token ids: bias, penalties, temperature, filters and a seeded draw for a batch of rows.
+"""Logits to token ids: edits, temperature, filters and a seeded draw for a batch of rows.
 
-Owns what is done to logits and what of them comes to the host. Knows nothing of lanes, of text, or
-of why a row wants a token.
+Owns what of the logits comes to the host and when. Knows nothing of lanes or of text.
 """
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import MutableMapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -17,7 +14,8 @@ import torch
 from torch import Tensor
 
 from luceasync.engine.draws import draw, uniform
-from luceasync.errors import RequestError
+from luceasync.engine.edits import apply_edits
+from luceasync.engine.rows import RowLogprobs, RowSampling, is_edited
 from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.
@@ -25,105 +23,6 @@ NUM_CANDIDATES = 1024
 # More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
 TIE_MARGIN = 64
 NO_TOKEN = -1
-
-
-def has_penalties(sampling: Sampling) -> bool:
-    """Whether choosing depends on earlier tokens, so that a row must bring its TokenCounts."""
-    return (
-        sampling.repetition_penalty != 1.0
-        or sampling.frequency_penalty != 0.0
-        or sampling.presence_penalty != 0.0
-    )
-
-
-def is_edited(sampling: Sampling) -> bool:
-    """Whether logits are changed before they are ranked."""
-    return bool(sampling.logit_bias) or has_penalties(sampling)
-
-
-def check_logit_bias(sampling: Sampling, vocab_size: int) -> None:
-    """Raise RequestError for a biased token id outside `[0, vocab_size)`: a device cannot refuse
-    it.
-    """
-    for token_id in sampling.logit_bias:
-        if not 0 <= token_id < vocab_size:
-            raise RequestError(
-                f"logit_bias names token {token_id}; the tokens are 0 to {vocab_size - 1}.",
-                param="logit_bias",
-            )
-
-
-class TokenCounts:
-    """The distinct tokens of one sequence, and how often each of them was generated.
-
-    Invariant: `ids[i]` was generated `counts[i]` times; tokens of the prompt alone have count 0.
-    """
-
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
-        self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
-        self._counts = np.zeros(len(self._ids), dtype=np.int64)
-        self._slots: MutableMapping[int, int]
-        self._slots = {token_id: slot for slot, token_id in enumerate(self._ids.tolist())}
-        self._num_distinct = len(self._slots)
-
-    @property
-    def ids(self) -> np.ndarray:
-        """int64 `[distinct]`, in no order that means anything."""
-        return self._ids[: self._num_distinct]
-
-    @property
-    def counts(self) -> np.ndarray:
-        """int64 `[distinct]`, how often each of `ids` was generated."""
-        return self._counts[: self._num_distinct]
-
-    def slot(self, token_id: int) -> int | None:
-        """The index of `token_id` in `ids`; None when the sequence does not hold it."""
-        return self._slots.get(token_id)
-
-    def add(self, token_id: int) -> None:
-        """Count one generated token. Amortised O(1)."""
-        slot = self._slots.setdefault(token_id, self._num_distinct)
-        if slot == len(self._ids):
-            grown = max(64, 2 * slot)
-            self._ids = np.concatenate([self._ids, np.zeros(grown - slot, dtype=np.int64)])
-            self._counts = np.concatenate([self._counts, np.zeros(grown - slot, dtype=np.int64)])
-        self._num_distinct = max(self._num_distinct, slot + 1)
-        self._ids[slot] = token_id
-        self._counts[slot] += 1
-
-    def followed_by(self, token_ids: Sequence[int]) -> TokenCounts:
-        """The counts if these were generated next; good until this one counts another token."""
-        later = copy(self)
-        later._ids, later._counts = self._ids.copy(), self._counts.copy()
-        later._slots = ChainMap({}, self._slots)  # the prompt may be long: not copied
-        for token_id in token_ids:
-            later.add(token_id)
-        return later
-
-
-@dataclass(frozen=True, slots=True)
-class RowSampling:
-    """How the token of one row of logits is chosen.
-
-    `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has
-    its own draw. `counts` may be None when `has_penalties` says no. `top_logprobs` as in Request.
-    """
-
-    sampling: Sampling
-    seed: int
-    position: int
-    counts: TokenCounts | None = None
-    top_logprobs: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RowLogprobs:
-    """Natural-log probability of the chosen token, and of the most probable ones `(token id,
-    logprob)`.
-    """
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +143,7 @@ def _rank_on_host(
 ) -> _RankedRows:
     """`rank` for float32 logits: all is queued on the device, then copied once."""
     num_vocab = raw.shape[1]
-    edited = _apply_edits(raw, rows)
+    edited = apply_edits(raw, rows)
     peaks, best = edited.max(-1, keepdim=True)
     num_ranked = max(_num_ranked(row.sampling, num_candidates) for row in rows)
     values, ids = edited.topk(min(num_vocab, num_ranked))
@@ -263,47 +162,6 @@ def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
     if sampling.temperature == 0.0:
         return 1
     return sampling.top_k + TIE_MARGIN if sampling.top_k else num_candidates
-
-
-def _apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Bias and penalties applied to float32 `logits` `[rows, vocab]`; a copy, or `logits` when none
-    has any.
-    """
-    found = [_edits(i, row) for i, row in enumerate(rows) if is_edited(row.sampling)]
-    edits = np.concatenate(found, axis=1) if found else np.zeros((5, 0))
-    if not edits.shape[1]:
-        return logits
-    assert edits[1].max() < logits.shape[1], "token id outside the vocabulary"
-    # Pageable memory is staged before the call returns: asynchronous, and safe.
-    packed = torch.from_numpy(edits).to(logits.device, non_blocking=True)
-    where = (packed[0].long(), packed[1].long())
-    bias, repetition, shift = packed[2:].float()  # [edits] each
-    edited = logits[where] + bias
-    edited = torch.where(edited > 0, edited / repetition, edited * repetition) - shift
-    return logits.index_put(where, edited)
-
-
-def _edits(index: int, row: RowSampling) -> np.ndarray:
-    """float64 `[5, edits]`: row, token id, bias, repetition penalty, what frequency and presence
-    take away.
-    """
-    sampling = row.sampling
-    counts = row.counts if has_penalties(sampling) else TokenCounts(())
-    assert counts is not None, "penalties without TokenCounts"
-    unseen = [token_id for token_id in sampling.logit_bias if counts.slot(token_id) is None]
-    num_seen = len(counts.ids)
-    edits = np.zeros((5, num_seen + len(unseen)))
-    edits[0] = index
-    edits[1, :num_seen], edits[1, num_seen:] = counts.ids, unseen
-    edits[2, num_seen:] = [sampling.logit_bias[token_id] for token_id in unseen]
-    for token_id, bias in sampling.logit_bias.items():
-        slot = counts.slot(token_id)
-        if slot is not None:
-            edits[2, slot] = bias
-    edits[3, :num_seen], edits[3, num_seen:] = sampling.repetition_penalty, 1.0
-    edits[4, :num_seen] = sampling.frequency_penalty * counts.counts
-    edits[4, :num_seen] += sampling.presence_penalty * (counts.counts > 0)
-    return edits
 
 
 def _totals(

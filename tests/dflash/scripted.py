@@ -21,7 +21,7 @@ from luceasync.dflash.spec import read_draft_spec
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.sampler import TokenCounts
+from luceasync.engine.rows import TokenCounts
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
 from luceasync.request import Delta, Sampling

@@ -11,7 +11,7 @@ from torch import Tensor
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.engine.acceptance import Acceptance, joined
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.sampler import TokenCounts
+from luceasync.engine.rows import TokenCounts
 from luceasync.request import Delta, Sampling
 
 VOCAB, START = 5, 0

@@ -12,15 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.draws import uniform
-from luceasync.engine.sampler import (
-    NO_TOKEN,
-    RowSampling,
-    TokenCounts,
-    check_logit_bias,
-    choose,
-    rank,
-)
-from luceasync.errors import RequestError
+from luceasync.engine.rows import RowSampling, TokenCounts
+from luceasync.engine.sampler import NO_TOKEN, choose, rank
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 
@@ -134,13 +127,6 @@ def test_greedy_rows_obey_penalties_and_bias():
     assert choose(logits, rows).token_ids == [30, 31]
 
 
-def test_repetition_counts_the_prompt_and_presence_does_not():
-    logits = torch.zeros(2, VOCAB)
-    logits[:, 3], logits[:, 40] = 2.0, 1.9  # 3 is in the prompt only
-    rows = [row_of(Sampling(repetition_penalty=1.2)), row_of(Sampling(presence_penalty=1.0))]
-    assert choose(logits, rows).token_ids == [40, 3]
-
-
 def test_a_banned_token_is_never_drawn():
     logits = torch.tensor([[0.0, -math.inf, -math.inf, 1.0, -math.inf]]).repeat(200, 1)
     rows = [RowSampling(Sampling(temperature=2.0), seed, 0) for seed in range(200)]
@@ -193,25 +179,6 @@ def test_draws_follow_the_distribution(num_candidates):
     expected = num_draws * (logits[0].double() / 0.9).softmax(-1).numpy()
     chi_squared = ((np.bincount(drawn, minlength=8) - expected) ** 2 / expected).sum()
     assert chi_squared < 24.3  # 7 degrees of freedom, p = 0.001
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.integers(0, 99)), st.lists(st.integers(0, 99), max_size=300))
-def test_counts_hold_each_token_once(prompt_ids, generated_ids):
-    counts = TokenCounts(prompt_ids)
-    for token_id in generated_ids:
-        counts.add(token_id)
-    seen = dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True))
-    assert len(counts.ids) == len(seen)
-    assert seen == {t: generated_ids.count(t) for t in {*prompt_ids, *generated_ids}}
-
-
-@pytest.mark.parametrize("token_id", [-1, VOCAB])
-def test_a_bias_outside_the_vocabulary_is_refused(token_id):
-    check_logit_bias(Sampling(logit_bias={0: 1.0, VOCAB - 1: 1.0}), VOCAB)
-    with pytest.raises(RequestError, match=f"token {token_id}; .* 0 to 59") as refused:
-        check_logit_bias(Sampling(logit_bias={token_id: 1.0}), VOCAB)
-    assert refused.value.param == "logit_bias"
 
 
 @pytest.mark.gpu
@@ -276,20 +243,6 @@ def test_what_is_carried_comes_to_the_host_with_the_rows(temperature):
     rows = [row_of(Sampling(temperature=temperature))] * 2
     ranked = rank(random_logits(2), rows, carry=carry)
     assert ranked.carried.tolist() == carry.tolist()
-
-
-def test_counts_of_what_may_follow_leave_the_counts_alone():
-    counts = TokenCounts(PROMPT_IDS)
-    counts.add(7)
-    later = counts.followed_by([7, 50, 50, 3])
-    found = dict(zip(later.ids.tolist(), later.counts.tolist(), strict=True))
-    assert found == {3: 1, 7: 2, 11: 0, 50: 2}
-    assert (later.slot(50), counts.slot(50)) == (3, None)
-    assert dict(zip(counts.ids.tolist(), counts.counts.tolist(), strict=True)) == {
-        3: 0,
-        7: 1,
-        11: 0,
-    }
 
 
 def test_rounding_of_the_logits_does_not_change_what_a_seed_draws():

@@ -1,0 +1,54 @@
+"""Bias and penalties against their slow truth."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from luceasync.engine.edits import apply_edits
+from luceasync.engine.rows import RowSampling, TokenCounts
+from luceasync.request import Sampling
+from tests.reference import sampler as slow
+
+VOCAB = 60
+PROMPT_IDS = (3, 7, 7, 11)
+GENERATED_IDS = (7, 20, 20, 20, 5)
+
+samplings = st.builds(
+    Sampling,
+    repetition_penalty=st.sampled_from([1.0, 1.3, 0.8]),
+    frequency_penalty=st.sampled_from([0.0, 0.5, -0.5]),
+    presence_penalty=st.sampled_from([0.0, 1.5]),
+    logit_bias=st.dictionaries(st.sampled_from([3, 7, 20, 40]), st.sampled_from([-100.0, 3.0])),
+)
+
+
+def row_of(sampling: Sampling) -> RowSampling:
+    counts = TokenCounts(PROMPT_IDS)
+    for token_id in GENERATED_IDS:
+        counts.add(token_id)
+    return RowSampling(sampling, seed=0, position=0, counts=counts)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(samplings, min_size=1, max_size=4), st.integers(0, 99))
+def test_each_row_gets_the_edits_of_the_slow_truth(wanted: list[Sampling], seed: int):
+    logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+    before = logits.tolist()
+    edited = apply_edits(logits, [row_of(sampling) for sampling in wanted])
+    for row, sampling, raw in zip(edited.tolist(), wanted, before, strict=True):
+        assert row == slow.edit_logits(raw, sampling, PROMPT_IDS, GENERATED_IDS)
+    assert logits.tolist() == before
+
+
+def test_logits_that_nobody_edits_are_not_copied():
+    logits = torch.zeros(2, VOCAB)
+    assert apply_edits(logits, [row_of(Sampling(temperature=1.0))] * 2) is logits
+
+
+def test_repetition_counts_the_prompt_and_presence_does_not():
+    logits = torch.zeros(2, VOCAB)
+    logits[:, 3], logits[:, 40] = 2.0, 1.9  # 3 is in the prompt only
+    rows = [row_of(Sampling(repetition_penalty=1.2)), row_of(Sampling(presence_penalty=1.0))]
+    assert apply_edits(logits, rows).argmax(-1).tolist() == [40, 3]
