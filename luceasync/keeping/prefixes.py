@@ -1,45 +1,35 @@
 """What a prompt can take up, and what is kept of a generation: the prefix cache's decisions.
 
-Owns the claims of generations. Knows which node is wanted where; nodes are held by Holdings, moved
-by StateMover, on their way from the disk in Fetches and to it in Writes.
+Owns the rates that were seen. Knows which node is wanted where; nodes are held by Holdings, moved
+by StateMover, made out of lanes by Saves, on their way from the disk in Fetches and to it in
+Writes. Claims says which must stay.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from torch import Tensor
 
 from luceasync.keeping.claim import Claim, plan_prefill, tokens_to_come
+from luceasync.keeping.claims import Claims
 from luceasync.keeping.fetches import Fetches, nodes_of
 from luceasync.keeping.holdings import Holdings, Limits
+from luceasync.keeping.saves import Kept, Saves
 from luceasync.keeping.shelf import Fetched, Lost, Shelf
 from luceasync.keeping.state import StateMover
 from luceasync.keeping.writes import Writes
-from luceasync.kv.node import Span
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
-from luceasync.prefix.keys import node_key
-from luceasync.prefix.node import NOWHERE, TIERS, Match, Node, Tier
+from luceasync.prefix.node import TIERS, Match, Node, Tier
 from luceasync.request import CacheStatus, Restore
 
 log = logging.getLogger(__name__)
 
 MEMORY: frozenset[Tier] = frozenset(("memory",))
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What is to become a node: tokens up to `end`, and what is known there."""
-
-    end: int
-    is_turn_end: bool
-    is_generated: bool = False
-    logits: Tensor | None = None
 
 
 class Prefixes:
@@ -66,12 +56,13 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._holdings = Holdings(mover, shelf, limits, recurrent=recurrent)
         self._rates = Rates()
-        self._claims: list[Claim] = []
         self._fetches = Fetches(self._holdings, mover, shelf, recurrent=recurrent)
         self._writes = Writes(self._holdings, mover, shelf, limits)
+        self._claims = Claims(self._holdings, self._fetches, self._writes)
+        self._saves = Saves(self._holdings, mover, self._claims, recurrent=recurrent)
 
     def __repr__(self) -> str:
-        return f"Prefixes({self._holdings}, {len(self._claims)} claims, {self._fetches})"
+        return f"Prefixes({self._holdings}, {self._claims}, {self._fetches})"
 
     @property
     def status(self) -> CacheStatus:
@@ -82,7 +73,7 @@ class Prefixes:
 
     def admit(self, claim: Claim) -> None:
         """Look after a generation: what it could take up is not evicted from now on."""
-        self._claims.append(claim)
+        self._claims.add(claim)
         claim.match = self._match(claim)
 
     def prepare(self, claim: Claim, prefilling: Iterable[Claim]) -> bool:
@@ -168,7 +159,7 @@ class Prefixes:
             cut = claim.cuts.popleft()
             is_last = cut.end == claim.num_prompt_tokens
             node = Kept(cut.end, is_turn_end=cut.is_turn_end, logits=logits if is_last else None)
-            key = self._keep(claim, lane, node)
+            key = self._saves.keep(claim, lane, node)
             is_first_turn = cut.is_turn_end and cut.end <= min(claim.boundaries, default=0)
             if key is None:
                 continue
@@ -186,7 +177,8 @@ class Prefixes:
         is_generated = claim.path_end >= claim.num_prompt_tokens
         key = None
         if not (is_cut and is_generated and self._recurrent):
-            key = self._keep(claim, lane, Kept(end, is_turn_end=True, is_generated=is_generated))
+            node = Kept(end, is_turn_end=True, is_generated=is_generated)
+            key = self._saves.keep(claim, lane, node)
         if claim.prompt_node is not None and claim.prompt_node in self._holdings:
             self._write_later(claim.prompt_node, with_end=key is None)
         if key is not None:
@@ -203,7 +195,7 @@ class Prefixes:
     def release(self, claim: Claim) -> None:
         """The generation is over: its nodes may be evicted."""
         self._claims.remove(claim)
-        self._holdings.shrink(self._in_use())
+        self._claims.shrink()
         self._holdings.refresh_status()
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
@@ -236,13 +228,13 @@ class Prefixes:
     def written(self, key: bytes, *, is_there: bool, again: bool = False) -> None:
         """What became of a write; `again`: the shelf was too busy."""
         self._writes.written(key, is_there=is_there, again=again)
-        self._holdings.shrink(self._in_use())
+        self._claims.shrink()
         self._holdings.refresh_status()
 
     def fetched(self, key: bytes, result: Fetched | Lost) -> None:
         """A node has come from the disk, or it cannot."""
         lost = self._fetches.fetched(key, result)
-        for claim in [claim for claim in self._claims if key in claim.awaited]:
+        for claim in self._claims.waiting_for(key):
             claim.awaited.discard(key)
             if lost is None and isinstance(result, Fetched):
                 self._arrived(claim, key, result.num_bytes)
@@ -281,16 +273,12 @@ class Prefixes:
             rates=self._rates,
         )
         claim.decision = decision.reason
-        fits = self._make_room(self._fetches.num_bytes_of(self._fetches.orders(match)))
+        fits = self._claims.make_room(self._fetches.num_bytes_of(self._fetches.orders(match)))
         if decision.restore and fits:
             return match
         claim.fault = "no_memory" if decision.restore else "prefill_is_faster"
         self._rates = self._rates if decision.restore else self._rates.after_refusal()
         return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
-
-    def _make_room(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` fit into memory beside what is on its way there."""
-        return self._holdings.make_room(num_bytes + self._fetches.num_bytes, self._in_use())
 
     def _known_nodes(self, claim: Claim, match: Match) -> tuple[Node, ...]:
         """The nodes, root first, that hold the prompt's first tokens already: also where they were
@@ -298,91 +286,7 @@ class Prefixes:
         """
         return match.nodes or self._match(claim).nodes
 
-    def _keep(self, claim: Claim, lane: int, kept: Kept) -> bytes | None:
-        """Make a node of what was added since the path's end; None where it cannot be kept."""
-        self._shorten(claim)
-        begin, end = claim.path_end, kept.end
-        if end <= begin:
-            return None
-        tokens = claim.sequence[begin:end]
-        key = node_key(tokens, claim.tenant, claim.path[-1] if claim.path else None)
-        if not self._is_held(key, kept) and not self._save(claim, lane, kept, key, tokens):
-            return None
-        claim.path.append(key)
-        claim.path_end = end
-        self._holdings.thin(claim.path, self._ends_in_use())
-        return key
-
-    def _is_held(self, key: bytes, kept: Kept) -> bool:
-        """Whether memory has the node, and of its end all that there is to keep."""
-        node = self._holdings.node(key)
-        if node is None or "memory" not in node.tiers:
-            return False
-        has_state = not self._recurrent or "memory" in node.state_tiers
-        return has_state and (kept.logits is None or "memory" in node.logits_tiers)
-
-    def _save(self, claim: Claim, lane: int, kept: Kept, key: bytes, tokens: array[int]) -> bool:
-        """Keep `tokens`, which end at `kept.end`, under `key`; whether there was room for them."""
-        span = Span(claim.path_end, kept.end, with_state=self._recurrent)
-        # Far before the prompt's end they would be of use only to who parts from it there.
-        with_features = claim.num_prompt_tokens - span.end < self._mover.num_feature_tokens
-        size = self._mover.size(
-            span, with_logits=kept.logits is not None, with_features=with_features
-        )
-        if not self._make_room(size.span_bytes + size.end_bytes):
-            return False
-        try:
-            self._mover.save(lane, key.hex(), span, kept.logits, with_features=with_features)
-        except MemoryError as error:
-            log.debug("tokens [%d, %d) are not kept: %s", span.begin, span.end, error)
-            self._holdings.forget(key, "memory")
-            return False
-        node = Node(
-            key=key,
-            parent=claim.path[-1] if claim.path else None,
-            begin=span.begin,
-            tokens=tokens,
-            tiers=MEMORY,
-            state_tiers=MEMORY if self._recurrent else NOWHERE,
-            logits_tiers=NOWHERE if kept.logits is None else MEMORY,
-            num_bytes=size.span_bytes,
-            state_bytes=size.end_bytes,
-            is_turn_end=kept.is_turn_end,
-            is_generated=kept.is_generated,
-            last_used_s=time.time(),
-            saved_at_s=time.time(),
-        )
-        self._holdings.insert(claim.tenant, node)
-        self._holdings.saved["memory"] += 1
-        claim.kept.append(key)
-        return True
-
-    def _shorten(self, claim: Claim) -> None:
-        """Files that nobody has read yet may go at any time, and with them the path's end: what
-        they held is kept again, the lane has it all.
-        """
-        while claim.path and claim.path[-1] not in self._holdings:
-            claim.path.pop()
-        last = self._holdings.node(claim.path[-1]) if claim.path else None
-        claim.path_end = 0 if last is None else last.end
-
     def _write_later(self, key: bytes, *, with_end: bool) -> None:
         node = self._holdings.node(key)
         assert node is not None, "a node that was just kept or used is here"
         self._writes.add(node, with_end=with_end)
-
-    def _in_use(self) -> set[bytes]:
-        """Nodes that must stay, with all that they continue."""
-        keys = {*self._writes, *self._fetches}
-        for claim in self._claims:
-            keys.update(claim.path[-1:])
-            keys.update(claim.awaited)
-            if claim.match is not None:
-                keys.update(node.key for node in nodes_of(claim.match))
-        return {key for key in keys if key in self._holdings}
-
-    def _ends_in_use(self) -> set[bytes]:
-        """Nodes that must keep what belongs to their end."""
-        ends = {*self._writes.ends, *self._fetches}
-        ends.update(c.match.nodes[-1].key for c in self._claims if c.match and c.match.nodes)
-        return ends

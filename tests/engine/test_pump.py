@@ -286,7 +286,7 @@ def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
     target.settled = lambda lane: False
     pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
     pump.step()
-    [node] = pump.prefixes._claims[0].path
+    [node] = next(iter(pump.prefixes._claims)).path
     pump.prefixes._holdings.forget(node, "memory")
     target.settled = lambda lane: True
     assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]

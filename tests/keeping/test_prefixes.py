@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import pytest
 import torch
 
 from luceasync.keeping.shelf import Lost
 from luceasync.prefix.keys import tenant_key
-from tests.keeping.kept import FAULT, GONE, STATE_BYTES, TOKEN_BYTES, Bench
+from tests.keeping.kept import FAULT, GONE, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3, 4] * 75
-FULL = {"memory_bytes": 0, "transit_bytes": 1 << 20}
 
 
 def served(bench: Bench, *boundaries: int, num_generated: int = 20) -> Bench:
@@ -120,15 +117,6 @@ def test_a_state_that_was_of_use_is_written():
     assert len(PROMPT) in state_ends(bench)
 
 
-def test_a_cancelled_prefill_keeps_what_it_has_done():
-    bench = Bench()
-    claim = bench.claim(PROMPT)
-    bench.start(claim)
-    bench.prefill(claim, until=128)
-    bench.end(claim)
-    assert bench.serve(PROMPT) == 128
-
-
 def test_what_cannot_be_trusted_is_taken_up_by_nobody():
     """Its logits are no numbers; what was there before stays."""
     bench = served(Bench(), 100, num_generated=0)
@@ -158,48 +146,11 @@ def test_a_file_of_what_cannot_be_trusted_is_not_taken_for_what_is_kept_after_it
     assert restarted(bench).serve([*PROMPT, 7]) in (0, len(PROMPT))
 
 
-def test_what_fits_nowhere_is_not_kept_and_nobody_minds():
-    bench = Bench(memory_bytes=100)
-    assert bench.serve(PROMPT) == bench.serve(PROMPT) == 0
-
-
-def test_refused_memory_keeps_nothing_and_loses_nothing():
-    bench = Bench()
-    bench.serve(PROMPT[:128])
-    bench.target.is_full = True
-    bench.serve(PROMPT)
-    bench.target.is_full = False
-    assert bench.serve(PROMPT) == 128
-
-
-def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
-    """The turn's end was kept without logits, and is to be kept again with them."""
-    bench = Bench(disk_bytes=None)
-    claim = bench.claim(PROMPT)
-    bench.start(claim)
-    bench.prefill(claim)
-    bench.end(claim, num_generated=20)
-    bench.target.is_full = True
-    assert bench.serve(claim.sequence) == len(PROMPT)
-    bench.target.is_full = False
-    assert bench.serve([*claim.sequence, 7]) == len(PROMPT)
-
-
 def test_without_a_disk_memory_serves():
     bench = Bench(disk_bytes=None)
     bench.serve(PROMPT, num_generated=9)
     assert bench.serve(PROMPT) == len(PROMPT)
     assert not bench.shelf.jobs
-
-
-def test_thinned_states_do_not_come_back_wrong():
-    bench = Bench(interval_tokens=64)
-    bench.serve([1] * 1200)
-    states = sorted(end for end, has_state in bench.ends("memory").items() if has_state)
-    assert len(states) < len(bench.ends("memory"))
-    gaps = [b - a for a, b in pairwise(states)]
-    assert gaps[0] > gaps[-1]  # sparser the further from the tip
-    assert bench.serve([*[1] * 700, 2]) == max(end for end in states if end <= 700)
 
 
 # --- from the disk ----------------------------------------------------------------------------
@@ -280,20 +231,6 @@ def test_nothing_is_read_that_has_no_room():
     assert not after.shelf.reads
 
 
-def test_what_is_on_its_way_has_its_place():
-    """Two prompts, and room for one: the second is run at once."""
-    bench, other = Bench(), [5] * len(PROMPT)
-    bench.serve(PROMPT, keep=True)
-    bench.serve(other, keep=True)
-    bench.shelf.deliver_all(bench.prefixes)
-    room = len(PROMPT) * TOKEN_BYTES + STATE_BYTES + 4 * 8
-    after = restarted(bench, memory_bytes=room)
-    first, second = after.claim(PROMPT), after.claim(other)
-    assert not after.prefixes.prepare(first, [])
-    assert after.prefixes.prepare(second, [])
-    assert after.prefixes._fetches.num_bytes <= room
-
-
 def test_files_that_vanish_under_a_running_prompt_are_written_again():
     """It was faster to run the prompt than to read it, so what it goes on from is on disk alone."""
     after = restarted(served(Bench(), num_generated=0))
@@ -336,22 +273,6 @@ def test_who_shares_less_than_a_chunk_does_not_wait():
     first, second = bench.claim(PROMPT), bench.claim([*PROMPT[:40], *[7] * 300])
     bench.start(first, 0)
     assert bench.prefixes.prepare(second, [first])
-
-
-def test_what_a_waiting_request_will_need_is_not_evicted():
-    size = len(PROMPT) * TOKEN_BYTES
-    bench = Bench(memory_bytes=int(1.5 * size), disk_bytes=None)
-    bench.serve(PROMPT)
-    waiting = bench.claim([*PROMPT, 7])
-    bench.serve([5] * len(PROMPT))  # has no room beside it
-    assert bench.start(waiting) == len(PROMPT)
-
-
-def test_memory_is_within_its_budget_when_all_is_done():
-    bench = served(Bench(**FULL), num_generated=0)
-    assert bench.prefixes.status.num_bytes["memory"] == 0
-    assert not bench.target.nodes
-    assert bench.serve(PROMPT) == len(PROMPT)  # from the disk
 
 
 def test_the_status_counts_what_happened():

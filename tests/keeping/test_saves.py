@@ -1,0 +1,55 @@
+"""What becomes a node, and what does not for want of room."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tests.keeping.kept import Bench
+
+PROMPT = [1, 2, 3, 4] * 75
+
+
+def test_a_cancelled_prefill_keeps_what_it_has_done():
+    bench = Bench()
+    claim = bench.claim(PROMPT)
+    bench.start(claim)
+    bench.prefill(claim, until=128)
+    bench.end(claim)
+    assert bench.serve(PROMPT) == 128
+
+
+def test_what_fits_nowhere_is_not_kept_and_nobody_minds():
+    bench = Bench(memory_bytes=100)
+    assert bench.serve(PROMPT) == bench.serve(PROMPT) == 0
+
+
+def test_refused_memory_keeps_nothing_and_loses_nothing():
+    bench = Bench()
+    bench.serve(PROMPT[:128])
+    bench.target.is_full = True
+    bench.serve(PROMPT)
+    bench.target.is_full = False
+    assert bench.serve(PROMPT) == 128
+
+
+def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
+    """The turn's end was kept without logits, and is to be kept again with them."""
+    bench = Bench(disk_bytes=None)
+    claim = bench.claim(PROMPT)
+    bench.start(claim)
+    bench.prefill(claim)
+    bench.end(claim, num_generated=20)
+    bench.target.is_full = True
+    assert bench.serve(claim.sequence) == len(PROMPT)
+    bench.target.is_full = False
+    assert bench.serve([*claim.sequence, 7]) == len(PROMPT)
+
+
+def test_thinned_states_do_not_come_back_wrong():
+    bench = Bench(interval_tokens=64)
+    bench.serve([1] * 1200)
+    states = sorted(end for end, has_state in bench.ends("memory").items() if has_state)
+    assert len(states) < len(bench.ends("memory"))
+    gaps = [b - a for a, b in pairwise(states)]
+    assert gaps[0] > gaps[-1]  # sparser the further from the tip
+    assert bench.serve([*[1] * 700, 2]) == max(end for end in states if end <= 700)
