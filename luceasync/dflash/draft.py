@@ -15,12 +15,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.dflash.context import DraftContext
-from luceasync.dflash.draft_ops import DraftOps, choose_draft_ops
+from luceasync.dflash.draft_ops import DraftOps, TorchDraftOps
 from luceasync.dflash.spec import DraftSpec
 from luceasync.dflash.weights import DraftWeights, open_draft, read_weights
 from luceasync.models.layers import Ops
 
 Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
+
+
+def choose_draft_ops(spec: DraftSpec, context: DraftContext) -> DraftOps:
+    """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
+    if context.valid_from.device.type == "cpu":
+        return TorchDraftOps(spec, context)
+    from luceasync.dflash.triton_draft_ops import TritonDraftOps
+
+    return TritonDraftOps(spec, context)
 
 
 class DraftNetwork:

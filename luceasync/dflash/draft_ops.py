@@ -183,12 +183,3 @@ def inverse_frequencies(spec: DraftSpec, device: torch.device) -> Tensor:
     """float32 [head_dim / 2]: by how much RoPE (Su et al., 2021) turns each pair at position 1."""
     half = torch.arange(0, spec.attention.head_dim, 2, device=device)
     return spec.attention.rope_theta ** -(half.float() / spec.attention.head_dim)
-
-
-def choose_draft_ops(spec: DraftSpec, context: DraftContext) -> DraftOps:
-    """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
-    if context.valid_from.device.type == "cpu":
-        return TorchDraftOps(spec, context)
-    from luceasync.dflash.triton_draft_ops import TritonDraftOps
-
-    return TritonDraftOps(spec, context)
