@@ -13,6 +13,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol, get_args
 
+from luceasync.keeping.unclaimed import Unclaimed
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, MissReason, Node, Tier
 from luceasync.prefix.policy import MIN_AGE_S, thin_states, victims
@@ -65,7 +66,7 @@ class Holdings:
         self._recurrent = recurrent
         self._trees: dict[bytes, Tree] = {}
         self._tenants: dict[bytes, bytes] = {}  # of each node in a tree
-        self._unclaimed: dict[bytes, Node] = {}
+        self._unclaimed = Unclaimed()
         self._strange: set[bytes] = set()  # those of them that no tenant so far can have named
         # With every key from the start: other threads read while they are counted up.
         self.saved = dict.fromkeys(sorted(TIERS), 0)
@@ -89,7 +90,7 @@ class Holdings:
         """The tenant's tree; its files are looked for when it comes for the first time."""
         if tenant not in self._trees:
             self._trees[tenant] = Tree()
-            self._strange.difference_update(self._claim_files(tenant, self._unclaimed.values()))
+            self._strange.difference_update(self._claim_files(tenant, self._unclaimed))
         return self._trees[tenant]
 
     def node(self, key: bytes) -> Node | None:
@@ -125,11 +126,15 @@ class Holdings:
         claimed = sum(tree.num_bytes(tier) for tree in self._trees.values())
         if tier == "memory":
             return claimed
-        return claimed + sum(node.bytes_in(tier) for node in self._unclaimed.values())
+        return claimed + self._unclaimed.num_bytes
+
+    def num_nodes(self, tier: Tier) -> int:
+        """How many nodes of tenants that have come `tier` holds."""
+        return sum(tree.num_nodes(tier) for tree in self._trees.values())
 
     def forget(self, key: bytes, tier: Tier) -> None:
         """The tier holds the node no longer. What cannot be reached without it goes too."""
-        self._unclaimed.pop(key, None)
+        self._unclaimed.discard(key)
         node = self.node(key)
         if node is None or tier not in node.tiers:
             return
@@ -151,7 +156,7 @@ class Holdings:
         """
         for node in added:
             if node.key not in self._tenants:
-                self._unclaimed[node.key] = node
+                self._unclaimed.add(node)
                 continue
             try:
                 self.hold(node)
@@ -159,9 +164,9 @@ class Holdings:
                 log.warning("a node file is not used: %s", error)
         for key in removed:
             self.forget(key, "disk")
-        new = [node for key, node in self._unclaimed.items() if key not in self._strange]
+        new = [node for node in self._unclaimed if node.key not in self._strange]
         own = {key for tenant in self._trees for key in self._claim_files(tenant, new)}
-        self._strange = {key for key in self._unclaimed if key not in own}
+        self._strange = {node.key for node in self._unclaimed} - own
         if is_whole:
             self._collect_orphans(time.time())
 
@@ -193,7 +198,7 @@ class Holdings:
         if over_bytes <= 0:
             return True
         eviction = victims(
-            [*self, *self._unclaimed.values()],
+            [*self, *self._unclaimed],
             tier,
             over_bytes + int(SLACK * most_bytes),
             time.time(),
@@ -221,21 +226,14 @@ class Holdings:
                 self.insert(tenant, node)
             except ValueError as error:
                 log.warning("a node file is not used: %s", error)
-            del self._unclaimed[node.key]
+            self._unclaimed.discard(node.key)
         return [node.key for node in found]
 
     def _collect_orphans(self, now_s: float) -> None:
         """Remove old files whose parent is nowhere: nobody can reach them."""
-        orphans = [
-            node.key
-            for node in self._unclaimed.values()
-            if node.parent is not None
-            and node.parent not in self._unclaimed
-            and node.parent not in self._tenants
-            and now_s - node.saved_at_s > ORPHAN_AGE_S
-        ]
+        orphans = self._unclaimed.orphans(self._tenants, now_s - ORPHAN_AGE_S)
         for key in orphans:
-            del self._unclaimed[key]
+            self._unclaimed.discard(key)
         if orphans:
             self._disk.remove(orphans)
 
@@ -244,7 +242,7 @@ class Holdings:
         tiers = sorted(TIERS)
         self._status = CacheStatus(
             num_bytes={tier: self.num_bytes(tier) for tier in tiers},
-            num_nodes={tier: sum(tier in node.tiers for node in self) for tier in tiers},
+            num_nodes={tier: self.num_nodes(tier) for tier in tiers},
             restored_total=dict(self.restored),
             restored_tokens_total=dict(self.restored_tokens),
             missed_total=dict(self.missed),

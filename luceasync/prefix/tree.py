@@ -24,11 +24,12 @@ class Tree:
         self._nodes: dict[bytes, Node] = {}
         self._children: dict[bytes | None, Siblings] = {}
         self._num_bytes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        self._num_nodes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
 
     def __repr__(self) -> str:
         leaves = sum(key not in self._children for key in self._nodes)
         held = ", ".join(
-            f"{tier}: {sum(tier in n.tiers for n in self)} nodes {self._num_bytes[tier]} bytes"
+            f"{tier}: {self._num_nodes[tier]} nodes {self._num_bytes[tier]} bytes"
             for tier in sorted(TIERS, reverse=True)
         )
         return f"Tree({len(self)} nodes, {leaves} leaves; {held})"
@@ -48,6 +49,10 @@ class Tree:
     def num_bytes(self, tier: Tier) -> int:
         """What all nodes take up in `tier`."""
         return self._num_bytes[tier]
+
+    def num_nodes(self, tier: Tier) -> int:
+        """How many nodes `tier` holds."""
+        return self._num_nodes[tier]
 
     def chain(self, key: bytes | None) -> tuple[Node, ...]:
         """The nodes from the root to `key`, it included."""
@@ -186,15 +191,20 @@ class Tree:
 
     def _put(self, node: Node) -> Node:
         known = self._nodes.get(node.key)
-        for tier in TIERS:
-            self._num_bytes[tier] += node.bytes_in(tier) - (known.bytes_in(tier) if known else 0)
+        if known is not None:
+            self._count(known, -1)
+        self._count(node, 1)
         self._nodes[node.key] = node
         return node
 
+    def _count(self, node: Node, sign: int) -> None:
+        for tier in node.tiers:
+            self._num_bytes[tier] += sign * node.bytes_in(tier)
+            self._num_nodes[tier] += sign
+
     def _forget(self, node: Node) -> None:
         del self._nodes[node.key]
-        for tier in TIERS:
-            self._num_bytes[tier] -= node.bytes_in(tier)
+        self._count(node, -1)
         siblings = self._children[node.parent]
         siblings.discard(node.tokens)
         if not siblings.keys:

@@ -216,7 +216,7 @@ class Server(RuleBasedStateMachine):
     def bytes_are_counted_and_bounded(self) -> None:
         held = self.bench.holdings
         for tier in ("memory", "disk"):
-            unclaimed = sum(n.bytes_in(tier) for n in held._unclaimed.values())
+            unclaimed = sum(n.bytes_in(tier) for n in held._unclaimed)
             assert held.num_bytes(tier) == sum(n.bytes_in(tier) for n in held) + unclaimed
         most = self.limits["memory_bytes"] + self.limits["transit_bytes"]
         assert held.num_bytes("memory") + self.prefixes._fetches.num_bytes <= most

@@ -233,9 +233,10 @@ def test_a_parent_that_loses_its_only_child_is_a_leaf():
 
 @settings(deadline=None)
 @given(trees())
-def test_bytes_are_those_of_the_nodes(tree):
+def test_bytes_and_counts_are_those_of_the_nodes(tree):
     for tier in TIERS:
         assert tree.num_bytes(tier) == sum(node.bytes_in(tier) for node in tree)
+        assert tree.num_nodes(tier) == sum(tier in node.tiers for node in tree)
 
 
 @settings(deadline=None)
