@@ -46,6 +46,10 @@ class Claims:
         """
         return self._holdings.make_room(num_bytes + self._fetches.num_bytes, self._in_use())
 
+    def make_hole(self, num_bytes: int) -> bool:
+        """See Holdings.make_hole."""
+        return self._holdings.make_hole(num_bytes, self._in_use())
+
     def shrink(self) -> None:
         """Evict what is beyond the budgets and not needed."""
         self._holdings.shrink(self._in_use())

@@ -186,6 +186,15 @@ class Holdings:
         most = self._limits.memory_bytes + self._limits.transit_bytes
         return num_bytes <= most and self._evict("memory", most - num_bytes, keep)
 
+    def make_hole(self, num_bytes: int, keep: AbstractSet[bytes]) -> bool:
+        """Evict that much more from memory, whose free bytes lie in pieces; whether it could be
+        done. Where less than a quarter is in use, the want of room has other reasons.
+        """
+        held = self.num_bytes("memory")
+        if 4 * held < self._limits.memory_bytes:
+            return False
+        return self._evict("memory", max(0, held - num_bytes), keep)
+
     def shrink(self, keep: AbstractSet[bytes]) -> None:
         """Evict what is beyond the budgets."""
         self._evict("memory", self._limits.memory_bytes, keep)

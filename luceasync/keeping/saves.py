@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 import time
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -24,6 +26,8 @@ from luceasync.prefix.node import NOWHERE, Node, Tier
 log = logging.getLogger(__name__)
 
 MEMORY: frozenset[Tier] = frozenset(("memory",))
+# Simulated with nodes of 1 to 300 MB in 8 GB: of those that find no piece, 99 % then do.
+MAX_TRIES = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +82,11 @@ class Saves:
         size = self._mover.size(
             span, with_logits=kept.logits is not None, with_features=with_features
         )
-        if not self._claims.make_room(size.span_bytes + size.end_bytes):
-            return False
-        try:
-            self._mover.save(lane, key.hex(), span, kept.logits, with_features=with_features)
-        except MemoryError as error:
-            log.debug("tokens [%d, %d) are not kept: %s", span.begin, span.end, error)
+        save = partial(
+            self._mover.save, lane, key.hex(), span, kept.logits, with_features=with_features
+        )
+        if not self._has_copied(save, size.span_bytes + size.end_bytes):
+            log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
             self._holdings.forget(key, "memory")
             return False
         node = Node(
@@ -105,6 +108,21 @@ class Saves:
         self._holdings.saved["memory"] += 1
         claim.kept.append(key)
         return True
+
+    def _has_copied(self, save: Callable[[], None], num_bytes: int) -> bool:
+        """Whether there was room, which what nobody needs makes: as much as it takes, and more
+        where memory is free in pieces that are too small.
+        """
+        has_room = self._claims.make_room(num_bytes)
+        for _ in range(MAX_TRIES):
+            if not has_room:
+                return False
+            try:
+                save()
+                return True
+            except MemoryError:
+                has_room = self._claims.make_hole(num_bytes)
+        return False
 
     def _shorten(self, claim: Claim) -> None:
         """Files that nobody has read yet may go at any time, and with them the path's end: what

@@ -99,8 +99,8 @@ class DiskTier:
 
     @property
     def degraded(self) -> str:
-        """What went wrong with the disk last; empty again after a write that succeeded. Whoever asks
-        after the server's health reads it: where on this machine the files lie is left out.
+        """What went wrong with the disk last; empty again after a write that succeeded. It is told
+        to whoever asks after the server's health: where the files lie is left out.
         """
         return self._degraded.replace(f"{self._root}{os.sep}", "")
 

@@ -19,6 +19,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
 from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.keeping.tenants import NO_TENANT
+from luceasync.kv.host import Holes
 from luceasync.kv.node import Span
 from luceasync.prefix.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
@@ -44,7 +45,7 @@ def following(tokens: Sequence[int]) -> int:
 class TokenTarget:
     """Lanes that hold tokens, and nodes that hold spans of them. Refuses what a real one could not
     do. `is_late`: copies out of lanes do not arrive; `is_full`: there is no memory; `is_sick`: what
-    it computes is no numbers.
+    it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
     """
 
     def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
@@ -53,6 +54,8 @@ class TokenTarget:
         self.recurrent = recurrent
         self.num_run = 0
         self.is_late = self.is_full = self.is_sick = False
+        self.memory: Holes | None = None
+        self._places: dict[str, tuple[int, int]] = {}
 
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
@@ -72,7 +75,7 @@ class TokenTarget:
         self.lanes[lane] = []
 
     def save(self, lane: int, node: str, span: Span) -> None:
-        if self.is_full:
+        if self.is_full or not self._take(node, sum(self.node_bytes(span))):
             self.drop(node)  # as a backend of several groups does
             raise MemoryError("no room")
         tokens = self.lanes[lane]
@@ -104,6 +107,8 @@ class TokenTarget:
 
     def drop(self, node: str) -> None:
         self.nodes.pop(node, None)
+        if self.memory is not None and node in self._places:
+            self.memory.give(*self._places.pop(node))
 
     def drop_state(self, node: str) -> None:
         span, rows, _ = self.nodes[node]
@@ -123,6 +128,14 @@ class TokenTarget:
 
     def node_bytes(self, span: Span) -> tuple[int, int]:
         return TOKEN_BYTES * (span.end - span.begin), STATE_BYTES * span.with_state
+
+    def _take(self, node: str, num_bytes: int) -> bool:
+        if self.memory is None:
+            return True
+        begin = self.memory.take(num_bytes)
+        if begin is not None:
+            self._places[node] = (begin, begin + num_bytes)
+        return begin is not None
 
     def _logits(self, lanes: Sequence[int]) -> Tensor:
         tokens = torch.tensor([following(self.lanes[lane]) for lane in lanes])

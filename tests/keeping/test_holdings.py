@@ -136,6 +136,14 @@ def test_room_is_made_from_the_leaves_and_never_from_what_is_in_use(held, body):
     assert not held.make_room(300, {nodes[7].key})
 
 
+def test_a_hole_is_made_by_evicting_more_unless_there_is_plenty_of_room(held):
+    nodes = chain(held, 5, tiers=MEMORY)  # 550 of 1000 bytes
+    assert held.make_hole(300, {nodes[1].key})
+    assert [n.key for n in held] == [n.key for n in nodes[:2]]
+    assert not held.make_hole(100, set())
+    assert len(list(held)) == 2
+
+
 def test_more_than_there_can_be_is_refused_and_nothing_goes(held, body):
     chain(held, 9, tiers=MEMORY)
     assert not held.make_room(1001, set())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+from luceasync.kv.host import Holes
 from tests.keeping.kept import Bench
 
 PROMPT = [1, 2, 3, 4] * 75
@@ -30,6 +31,19 @@ def test_refused_memory_keeps_nothing_and_loses_nothing():
     bench.serve(PROMPT)
     bench.target.is_full = False
     assert bench.serve(PROMPT) == 128
+
+
+def test_free_memory_in_pieces_is_made_whole():
+    bench = Bench(recurrent=False, memory_bytes=8000, disk_bytes=None)
+    bench.target.memory = Holes()
+    bench.target.memory.give(0, 8000)
+    short = [[i] * 190 for i in range(1, 11)]
+    for prompt in short:
+        bench.serve(prompt)
+    for prompt in short[::2]:
+        bench.serve(prompt)  # worth more than those between them
+    bench.serve([99] * 500)
+    assert bench.serve([99] * 500) == 500
 
 
 def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
