@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median_low
 
 from luceasync.dflash.adapt import Shape
 from luceasync.request import Speculation, SpeculationStatus
 
 NUM_SAMPLES = 8  # of each kind of step
 NUM_MEASURED = 3  # the first is dropped: it may have compiled or captured something
-STALE_STEPS = 1000  # costs grow with the context
+FIRST_WAIT_STEPS = 16  # until it is measured again: the first times may have been bad ones
+STALE_STEPS = 1000  # and at most so many, as costs grow with the context
 
 
 @dataclass(slots=True)
@@ -73,13 +73,13 @@ class Totals:
 
 
 class StepCosts:
-    """Seconds of steps, by number of lanes and shape: the median of the latest, of two the shorter:
-    a step may be held up, and never is done too early.
+    """Seconds of steps, by number of lanes and shape: a quarter of the latest were shorter, since a
+    step may be held up and is never done too early.
     """
 
     def __init__(self) -> None:
         self._samples: dict[tuple[int, Shape | None], deque[float]] = {}
-        self._medians: dict[Shape | None, dict[int, float]] = {}  # by number of lanes
+        self._seconds: dict[Shape | None, dict[int, float]] = {}  # by number of lanes
         self._num_seen: dict[tuple[int, Shape | None], int] = {}
         self._measured_at: dict[tuple[int, Shape | None], int] = {}
         self._num_steps = 0
@@ -93,21 +93,23 @@ class StepCosts:
         if self._num_seen[key] > 1:
             samples = self._samples.setdefault(key, deque(maxlen=NUM_SAMPLES))
             samples.append(seconds)
-            self._medians.setdefault(shape, {})[num_lanes] = median_low(samples)
+            self._seconds.setdefault(shape, {})[num_lanes] = sorted(samples)[len(samples) // 4]
 
     def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
         """See adapt.Costs; the nearest number of lanes stands in for others, larger ones first."""
-        known = self._medians.get(shape)
+        known = self._seconds.get(shape)
         if not known:
             return None
         nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
         return known[nearest]
 
     def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
-        """Never measured often enough, or long ago."""
-        key = (num_lanes, shape)
-        is_new = self.num_seen(num_lanes, shape) < NUM_MEASURED
-        return is_new or self._num_steps - self._measured_at[key] > STALE_STEPS
+        """Never measured often enough, or long ago; the oftener it was, the longer that takes."""
+        num_more = self.num_seen(num_lanes, shape) - NUM_MEASURED
+        if num_more < 0:
+            return True
+        wait_steps = min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
+        return self._num_steps - self._measured_at[num_lanes, shape] > wait_steps
 
     def num_seen(self, num_lanes: int, shape: Shape | None) -> int:
         """How often it was measured, the first time included."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.tally import NUM_MEASURED, STALE_STEPS, LaneTally, StepCosts, Totals
 
@@ -38,8 +40,15 @@ def test_the_first_time_does_not_count():
     assert observed(9.0, 1.0).seconds(1, CHAIN) == 1.0
 
 
-def test_a_step_that_was_held_up_once_does_not_count():
-    assert observed(1.0, 1.0, 50.0, 1.0).seconds(1, CHAIN) == 1.0
+@pytest.mark.parametrize(
+    "seconds", [(50.0, 1.0), (1.0, 50.0), (50.0, 50.0, 1.0), (50.0, 1.0, 1.0, 2.0, 2.0, 50.0, 2.0)]
+)
+def test_steps_that_were_held_up_do_not_count(seconds):
+    assert observed(1.0, *seconds).seconds(1, CHAIN) == 1.0
+
+
+def test_a_cost_that_grows_is_followed():
+    assert observed(*[1.0] * 9, *[2.0] * 7).seconds(1, CHAIN) == 2.0
 
 
 def test_the_nearest_number_of_lanes_stands_in_and_no_other_shape():
@@ -55,7 +64,12 @@ def test_a_cost_is_due_until_it_was_measured_and_when_it_is_old():
     for _ in range(NUM_MEASURED):
         assert costs.is_due(1, CHAIN)
         costs.observe(1, CHAIN, 1.0)
-    assert not costs.is_due(1, CHAIN)
-    for _ in range(STALE_STEPS + 1):
-        costs.observe(1, None, 1.0)
-    assert costs.is_due(1, CHAIN)
+    waits = []
+    for _ in range(5):
+        assert not costs.is_due(1, CHAIN)
+        waits.append(0)
+        while not costs.is_due(1, CHAIN):
+            costs.observe(1, None, 1.0)
+            waits[-1] += 1
+        costs.observe(1, CHAIN, 1.0)
+    assert waits == [17, 65, 257, STALE_STEPS + 1, STALE_STEPS + 1]
