@@ -193,6 +193,7 @@ def test_rows_beyond_the_count_are_not_kept(target, ids, tmp_path):
     torch.testing.assert_close(pair.hidden(ids, 0, 40), before)
 
 
+@IN_TORCH  # the kernels read what a row sees
 @pytest.mark.parametrize("fields", [{}, SLIDING])
 def test_reading_fewer_places_changes_nothing(target, ids, tmp_path, fields):
     pair = Pair(target, tmp_path, fields)
@@ -210,6 +211,7 @@ def test_context_that_was_never_written_is_not_seen(target, ids, tmp_path):
     assert (pair.hidden(ids, 0, 90) - pair.truth(ids, 90)).abs().max() > 0.01
 
 
+@IN_TORCH
 def test_a_window_from_a_flag_is_that_of_a_drafter_with_it(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING, {"swa_window_tokens": 12})
     pair.write(ids, 0, 0, 100, num_rows=16)

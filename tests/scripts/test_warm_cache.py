@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -157,7 +158,15 @@ async def test_at_most_so_many_are_asked_at_a_time():
     assert len(outcomes) == 5
 
 
-def test_an_interrupt_is_told_in_a_line(capsys):
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Also where a shell has started the tests in the background, and let them ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_an_interrupt_is_told_in_a_line(capsys, interruptible):
     class Interrupted(ScriptedEngine):
         async def open(self, request: Request) -> ScriptedStream:
             if self.requests:
