@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
+from operator import truediv
 from typing import Protocol
 
 TRIAL_ROUNDS = 8  # what a lane is given before it is judged by its own text
@@ -53,22 +54,23 @@ class Reach:
     def after(self, num_slots: int, num_accepted: int) -> Reach:
         """With one more round, of `num_slots` depths, in it."""
         keep = 1 - 1 / WINDOW_ROUNDS
-        missing = (0.0,) * max(0, num_slots - len(self.hits))
+        missing = (0.0,) * (num_slots - len(self.hits))
         hits, rounds = list(self.hits + missing), list(self.rounds + missing)
         for i in range(num_slots):
             hits[i] = hits[i] * keep + (num_accepted > i)
             rounds[i] = rounds[i] * keep + 1
         return Reach(tuple(hits), tuple(rounds))
 
-    def tau(self, num_slots: int) -> float:
-        """Tokens that a round is expected to give. A depth that no round has tried is hoped to fall
-        off no faster than those before it.
+    def taus(self, num_slots: int) -> list[float]:
+        """Tokens that a round of 0, 1, ... `num_slots` slots is expected to give, bonus included. A
+        depth that no round has tried is hoped to fall off no faster than those before it.
         """
-        shares = list(accumulate((h / r for h, r in zip(self.hits, self.rounds, strict=True)), min))
-        rate = shares[-1] ** (1 / len(shares)) if shares else 1.0
-        while len(shares) < num_slots:
-            shares.append(rate * (shares[-1] if shares else 1.0))
-        return 1 + sum(shares[:num_slots])
+        shares = list(accumulate(map(truediv, self.hits, self.rounds), min))
+        if len(shares) < num_slots:
+            rate = shares[-1] ** (1 / len(shares)) if shares else 1.0
+            while len(shares) < num_slots:
+                shares.append(rate * (shares[-1] if shares else 1.0))
+        return list(accumulate(shares[:num_slots], initial=1.0))
 
     def as_prior(self) -> Reach:
         """The same shares, as if they came of few rounds."""
@@ -87,15 +89,17 @@ class Record:
     def after(self, shape: Shape, num_accepted: int) -> Record:
         """With one more round in it."""
         if shape.budget is None:
-            return replace(self, chain=self.chain.after(shape.block - 1, num_accepted))
-        return replace(self, tree=self.tree.after(shape.block - 1, num_accepted))
+            return Record(self.chain.after(shape.block - 1, num_accepted), self.tree)
+        return Record(self.chain, self.tree.after(shape.block - 1, num_accepted))
 
-    def tau(self, shape: Shape) -> float:
-        """Tokens that a round of `shape` is expected to give, bonus included; a tree at least what
-        chains do.
+    def taus(self, shapes: Sequence[Shape]) -> list[float]:
+        """Tokens that a round of each shape is expected to give, bonus included; one of trees, if
+        there was none yet, what chains do.
         """
-        seen = self.chain if shape.budget is None or not self.tree.hits else self.tree
-        return seen.tau(shape.block - 1)
+        num_slots = max(shape.block for shape in shapes) - 1
+        chain = self.chain.taus(num_slots)
+        tree = self.tree.taus(num_slots) if self.tree.hits else chain
+        return [(chain if s.budget is None else tree)[s.block - 1] for s in shapes]
 
     def as_prior(self) -> Record:
         return Record(self.chain.as_prior(), self.tree.as_prior())
@@ -172,19 +176,23 @@ def plan_step(
     if due:
         return Plan(due[0], everyone if due[0] is not None else (), measure)
     plain_s = costs.seconds(num_lanes, None)
-    known = [shape for shape in shapes if costs.seconds(num_lanes, shape) is not None]
+    known = {s: cost for s in shapes if (cost := costs.seconds(num_lanes, s)) is not None}
     if plain_s is None or not known:
         return Plan(shapes[0], everyone, measure)
-    offers = [_Offer.of(shape, outlooks, costs) for shape in known]
-    best = Plan(None, (), measure)
+    taus = zip(*(outlook.record.taus(list(known)) for outlook in outlooks), strict=True)
+    offers = [
+        _Offer.of(shape, of_lanes, outlooks, round_s / plain_s)
+        for (shape, round_s), of_lanes in zip(known.items(), taus, strict=True)
+    ]
+    best: tuple[Shape | None, tuple[int, ...]] = (None, ())
     best_rate = 0.0 if any(o.num_trials for o in outlooks) else num_lanes / plain_s
     for offer in offers:
-        for speculating in (everyone, offer.paying):
+        for speculating in dict.fromkeys((everyone, offer.paying)):
             rate = offer.rate(speculating, costs)
             if rate > best_rate:
-                best, best_rate = Plan(offer.shape, speculating, measure), rate
-    off = [i for i in everyone if i not in best.speculating]
-    return replace(best, off_reasons={i: _why_off(i, offers) for i in off})
+                best, best_rate = (offer.shape, speculating), rate
+    off = [i for i in everyone if i not in best[1]]
+    return Plan(*best, measure, {i: _why_off(i, offers) for i in off})
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +202,16 @@ class _Offer:
     """
 
     shape: Shape
-    taus: list[float]
+    taus: Sequence[float]
     break_even: float
     paying: tuple[int, ...]
 
     @classmethod
-    def of(cls, shape: Shape, outlooks: Sequence[Outlook], costs: Costs) -> _Offer:
-        """Costs of this shape and of plain steps must be known."""
-        round_s, plain_s = costs.seconds(len(outlooks), shape), costs.seconds(len(outlooks), None)
-        assert round_s is not None and plain_s is not None
-        taus = [outlook.record.tau(shape) for outlook in outlooks]
-        least = round_s / plain_s
-        paying = (i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > least)
-        return cls(shape, taus, least, tuple(paying))
+    def of(
+        cls, shape: Shape, taus: Sequence[float], outlooks: Sequence[Outlook], break_even: float
+    ) -> _Offer:
+        paying = [i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > break_even]
+        return cls(shape, taus, break_even, tuple(paying))
 
     def rate(self, speculating: tuple[int, ...], costs: Costs) -> float:
         """Tokens per second of a round for some lanes, then a plain step for the others."""

@@ -82,11 +82,13 @@ def join(
             device=device,
         )
         run: Runner = Eagerly()
+        short_rows: tuple[int, ...] = ()
         on_one = all(torch_device(shard.device) == device for shard in plan.shards)
         if device.type != "cpu" and on_one:  # a graph is of one device
             run = Graphs(device)
             closing.callback(run.close)
-        passes = DraftPasses(network, ring, backend, transfer, run, network.reach_for)
+            short_rows = plan.shards[0].short_rows
+        passes = DraftPasses(network, ring, backend, transfer, run, network.reach_for, short_rows)
         if device.type != "cpu":
             passes.warm_up(shapes)
         speculator = Speculator(backend, passes, shapes, plan.parallel)

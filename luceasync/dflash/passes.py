@@ -22,6 +22,8 @@ from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Runner
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.target.transfer import Transfer, direct
 
+LONG_ROWS = 128  # more than a short chunk of a prompt has
+
 
 class Head(Protocol):
     """The part of a target that a draft borrows."""
@@ -62,9 +64,11 @@ class DraftPasses:
         transfer: Transfer = direct,
         run: Runner | None = None,
         reach_for: Callable[[int], int | None] = reach_for,
+        short_rows: Sequence[int] = (),
     ) -> None:
         """`run`: how passes are run, None: operation by operation. `reach_for`: the draft's own;
-        see luceasync.dflash.draft_ops.TorchDraftOps.
+        see luceasync.dflash.draft_ops.TorchDraftOps. `short_rows`: sizes of the target's fixed
+        passes over chunks of a prompt; what they leave is taken up as a round's rows are.
         """
         self._draft = draft
         self.ring = ring
@@ -72,6 +76,7 @@ class DraftPasses:
         self._transfer = transfer
         self._run = run or Eagerly()
         self._reach_for = reach_for
+        self._short_rows = tuple(short_rows)
         self._trees: dict[int, TreeProposer] = {}  # by budget
 
     @property
@@ -122,7 +127,11 @@ class DraftPasses:
             self.ring.advance(lane, begin, count)
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
-        """As `absorb`, for all rows of a chunk of a prompt, whose size may be any."""
+        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
+        num_rows = taps[0].shape[1]
+        if num_rows in self._short_rows:
+            self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows)
+            return
         ends = range(num_tokens)[:: max(num_tokens - 1, 1)]
         self._check(taps, [lane], [begin], [ends])
         with self._on_device():
@@ -133,17 +142,21 @@ class DraftPasses:
 
     def warm_up(self, shapes: Sequence[Shape]) -> None:
         """Run every pass of one lane, with padding alone, until it is run as it will be from then
-        on: nobody waits for kernels to be compiled or a graph to be captured.
+        on: no request waits for kernels to be compiled or a graph to be captured.
         """
         spec = self.ring.spec
         for _ in range(NUM_EAGER_CALLS + 1):
             for shape in shapes:
                 self.propose([0], [-1], [0], shape)
-            for num_verified, num_kept in {(1, 1), *((s.num_rows, s.block) for s in shapes)}:
+            of_chunks = {(num_rows, num_rows) for num_rows in self._short_rows}
+            of_rounds = {(1, 1), *((shape.num_rows, shape.block) for shape in shapes)}
+            for num_verified, num_kept in of_chunks | of_rounds:
                 tap = self.ring.store.new_zeros(1, num_verified, spec.hidden_size)
                 index = torch.tensor([-1, *[0] * (2 + num_kept)], dtype=torch.int32)
                 with self._on_device():
                     self._run("absorb", self._write, index, *[tap] * len(spec.taps))
+        with self._on_device():  # a chunk of a prompt that is none of the short ones
+            self._write_context(-1, 0, self.ring.store.new_zeros(LONG_ROWS, spec.width))
 
     def _check(
         self,

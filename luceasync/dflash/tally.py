@@ -59,7 +59,8 @@ class Totals:
         self.rounds += 1
         for slot in range(shape.block - 1):
             self.proposed[slot] += 1
-            self.accepted[slot] += num_accepted > slot
+        for slot in range(num_accepted):
+            self.accepted[slot] += 1
 
     def told(self) -> SpeculationStatus:
         return SpeculationStatus(
@@ -100,6 +101,8 @@ class StepCosts:
         known = self._seconds.get(shape)
         if not known:
             return None
+        if num_lanes in known:
+            return known[num_lanes]
         nearest = min(known, key=lambda lanes: (abs(lanes - num_lanes), -lanes))
         return known[nearest]
 

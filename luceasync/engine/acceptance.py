@@ -72,34 +72,19 @@ class Acceptance:
         """The entry's path; every token on it goes to its generation."""
         generation = self._generations[index]
         tokens, parents = _columns(entry)
-        deltas: list[Delta] = []
+        first = index * len(tokens)
 
         def follow(row: int) -> int | None:
-            place = index * len(tokens) + row
-            token, logprobs = ranked.choose(place, generation.position + 1)
+            token, logprobs = ranked.choose(first + row, generation.position + 1)
             if token == NO_TOKEN:
-                delta = generation.finish("error", NO_NUMBERS)
-            else:
-                delta = generation.accept(token, logprobs)
-            if delta is not None:
-                deltas.append(delta)
-            return None if delta is not None and delta.finish is not None else token
+                self.deltas[index] = generation.finish("error", NO_NUMBERS)
+                return None
+            return token if generation.append(token, logprobs) else None
 
         path = walk(tokens, parents, follow, self._decide)
-        self.deltas[index] = joined(deltas)
+        if self.deltas[index] is None:
+            self.deltas[index] = generation.shown()
         return path
-
-
-def joined(deltas: Sequence[Delta]) -> Delta | None:
-    """Deltas of one choice, one after the other, as one; None for none."""
-    if len(deltas) < 2:
-        return deltas[0] if deltas else None
-    return replace(
-        deltas[-1],
-        text="".join(delta.text for delta in deltas),
-        token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        logprobs=tuple(logprob for delta in deltas for logprob in delta.logprobs),
-    )
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> tuple[list[int], list[int] | None]:

@@ -69,6 +69,8 @@ class Generation:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     first_token_at: float | None = None
+    _reason: FinishReason | None = None
+    _held_text: str = ""
     _held_ids: list[int] = field(default_factory=list)
     _held_logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -120,7 +122,12 @@ class Generation:
         self.started_at = time.monotonic()
 
     def accept(self, token: int, logprobs: RowLogprobs | None) -> Delta | None:
-        """Append a token. Returns what can be shown now: None while all of it is held back."""
+        """Append a token; what can be shown now, see `shown`."""
+        self.append(token, logprobs)
+        return self.shown()
+
+    def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
+        """Append a token; whether the text goes on after it."""
         prepared = self.prepared
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
@@ -133,27 +140,35 @@ class Generation:
         if logprobs is not None:
             self._held_logprobs.append(_named(prepared.tokenizer, token, logprobs))
         if token in prepared.stop_ids:
-            return self.finish("stop")
+            self._held_text += prepared.detokenizer.flush()
+            self._reason = "stop"
+            return False
         piece = prepared.detokenizer.push(token)
+        self._held_text += piece.text
         if piece.stopped:
-            return self._delta(piece.text, "stop")
-        if self.num_generated >= prepared.max_tokens:
-            rest = prepared.detokenizer.flush()  # may complete a stop string
-            reason = "stop" if prepared.detokenizer.stopped else "length"
-            return self._delta(piece.text + rest, reason)
-        return self._delta(piece.text) if piece.text or self._held_logprobs else None
+            self._reason = "stop"
+        elif self.num_generated >= prepared.max_tokens:
+            self._held_text += prepared.detokenizer.flush()  # may complete a stop string
+            self._reason = "stop" if prepared.detokenizer.stopped else "length"
+        return self._reason is None
+
+    def shown(self) -> Delta | None:
+        """What has come since the last time; None while all of it is held back."""
+        has_more = self._held_text or self._held_logprobs or self._reason is not None
+        return self._delta() if has_more else None
 
     def finish(self, reason: FinishReason, error: str | None = None) -> Delta:
         """End here; what was held back is shown."""
-        return self._delta(self.prepared.detokenizer.flush(), reason, error)
+        self._held_text += self.prepared.detokenizer.flush()
+        self._reason = reason
+        return self._delta(error)
 
-    def _delta(
-        self, text: str, reason: FinishReason | None = None, error: str | None = None
-    ) -> Delta:
+    def _delta(self, error: str | None = None) -> Delta:
         finish = None
-        if reason is not None:
+        if self._reason is not None:
             usage = Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached)
-            finish = Finish(reason, usage, self._timings(), error, self.claim.restore)
+            finish = Finish(self._reason, usage, self._timings(), error, self.claim.restore)
+        text, self._held_text = self._held_text, ""
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()

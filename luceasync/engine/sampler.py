@@ -95,7 +95,7 @@ def rank(
         peaks, ids = logits.max(-1, keepdim=True)  # a peak is NaN where any logit is
         carried, best, peak = _to_host([carry, ids, peaks])
         tokens = np.where(np.isnan(peak), NO_TOKEN, best)[:, 0]
-        return _GreedyRows(carried.astype(np.int64), tokens.astype(np.int64))
+        return _GreedyRows(carried.astype(np.int64), tokens.astype(np.int64).tolist())
     return _rank_on_host(logits.float(), rows, carry, num_candidates)
 
 
@@ -104,10 +104,10 @@ class _GreedyRows:
     """Rows that take their highest logit."""
 
     carried: np.ndarray
-    tokens: np.ndarray
+    tokens: list[int]
 
     def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
-        return int(self.tokens[index]), None
+        return self.tokens[index], None
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,7 +61,7 @@ def write_context(
     )
 
 
-@triton.jit(do_not_specialize_on_alignment=["counts"])
+@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["counts"])
 def _write_context_kernel(
     projected,
     norm,

@@ -66,8 +66,12 @@ def draft_rows(
     return rows
 
 
-# Where the first two lie depends on how many entries there are: one kernel serves all.
-@triton.jit(do_not_specialize_on_alignment=["lanes", "begins"])
+# Where the first two lie depends on how many entries there are: one kernel serves all, and every
+# number of rows.
+@triton.jit(
+    do_not_specialize=["num_rows", "num_all_rows"],
+    do_not_specialize_on_alignment=["lanes", "begins"],
+)
 def _draft_rows_kernel(
     lanes,
     begins,

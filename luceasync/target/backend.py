@@ -167,7 +167,8 @@ class LayerSplitBackend:
     def taps(self) -> list[Tensor]:
         """The residual stream after each tapped layer, in the order in which the taps were given,
         of every row of the last prefill, decode or verify: [entries, rows, hidden] in the model's
-        dtype, where the layer is. Valid until the next prefill, decode or verify.
+        dtype, where the layer is. Rows may follow those of a prefill's chunk that mean nothing.
+        Valid until the next prefill, decode or verify.
         """
         rows = {layer: x for group in self._groups for layer, x in group.taps().items()}
         return [rows[tap][: self._num_entries] for tap in self._taps]

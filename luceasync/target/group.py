@@ -67,7 +67,8 @@ class Group(Protocol):
 
     def taps(self) -> dict[int, Tensor]:
         """The rows after each tapped layer of the group in the last pass: [entries, rows, hidden],
-        where the layer is."""
+        where the layer is. After a chunk of a prompt, rows that mean nothing may follow.
+        """
         ...
 
     def embed(self, tokens: Tensor) -> Tensor:

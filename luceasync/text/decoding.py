@@ -35,9 +35,10 @@ class ByteLevelRules:
 
     def token_bytes(self, token: str) -> bytes:
         """The bytes of `token`; one that is not written in the byte alphabet is its own text."""
-        values = [_BYTE_OF.get(char) for char in token]
-        known = [value for value in values if value is not None]
-        return bytes(known) if len(known) == len(values) else token.encode()
+        try:
+            return token.translate(_TO_LATIN_1).encode("latin-1")
+        except UnicodeEncodeError:
+            return token.encode()
 
     def stream(self) -> TextStream:
         return _ByteLevelStream(self)
@@ -175,14 +176,13 @@ class _PieceStream:
         return text
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable Latin-1 stands for itself, the others come from 256
-    up.
+def _to_latin_1() -> dict[int, int]:
+    """GPT-2's characters for bytes, as characters of Latin-1: printable ones stand for themselves,
+    the others come from 256 up. What stands for none gets no character of Latin-1.
     """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
-    shifted = {chr(256 + i): byte for i, byte in enumerate(others)}
-    return {chr(byte): byte for byte in printable} | shifted
+    return dict.fromkeys(others, 0xFFFF) | {256 + i: byte for i, byte in enumerate(others)}
 
 
-_BYTE_OF = _byte_alphabet()
+_TO_LATIN_1 = _to_latin_1()

@@ -240,15 +240,23 @@ class ScriptedDraft:
 
 
 def speculator_of(
-    backend: LayerSplitBackend, draft, head=None, run: Runner | None = None, costs=None
+    backend: LayerSplitBackend,
+    draft,
+    head=None,
+    run: Runner | None = None,
+    costs=None,
+    short_rows: Sequence[int] = (),
 ) -> Speculator:
     spec = FeatureSpec(TAPS, tiny.COMMON["hidden_size"])
     ring = FeatureRing(spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, device=CPU)
-    passes = DraftPasses(draft, ring, draft if head is None else head, run=run)
+    head = draft if head is None else head
+    passes = DraftPasses(draft, ring, head, run=run, short_rows=short_rows)
     return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)
 
 
-def random_speculator(backend: LayerSplitBackend, model_dir: Path, folder: Path) -> Speculator:
+def random_speculator(
+    backend: LayerSplitBackend, model_dir: Path, folder: Path, short_rows: Sequence[int] = ()
+) -> Speculator:
     """With a real drafter of random weights."""
     draft_dir = tiny.save_draft(folder, tiny.draft_config())
     draft = open_network(
@@ -261,4 +269,4 @@ def random_speculator(backend: LayerSplitBackend, model_dir: Path, folder: Path)
         dtype=torch.float32,
         device=CPU,
     )
-    return speculator_of(backend, draft, backend)
+    return speculator_of(backend, draft, backend, short_rows=short_rows)

@@ -84,36 +84,36 @@ def reach_of(*rounds: tuple[int, int]) -> Reach:
 @pytest.mark.parametrize("num_accepted", [0, 3, 7])
 def test_tau_is_what_rounds_gave(num_accepted):
     reach = reach_of(*[(7, num_accepted)] * 20)
-    assert reach.tau(7) == pytest.approx(1 + num_accepted)
+    assert reach.taus(7)[7] == pytest.approx(1 + num_accepted)
 
 
 def test_tau_of_a_shorter_block_follows_from_a_longer_one():
     reach = reach_of(*[(15, 6), (15, 0)] * 40)
-    assert reach.tau(3) == pytest.approx(1 + 3 / 2, rel=0.05)
+    assert reach.taus(3)[3] == pytest.approx(1 + 3 / 2, rel=0.05)
 
 
 def test_shorter_rounds_leave_what_is_known_of_deeper_slots():
     reach = reach_of(*[(7, 7)] * 20, *[(2, 2)] * 20)
-    assert reach.tau(7) == pytest.approx(8)
+    assert reach.taus(7)[7] == pytest.approx(8)
 
 
 def test_a_depth_that_was_never_tried_is_hoped_to_fall_off_as_those_before():
     reach = reach_of(*[(2, 2), (2, 0)] * 60)
     share = 0.5
-    assert reach.tau(4) == pytest.approx(1 + 2 * share + share**1.5 + share**2, rel=0.1)
+    assert reach.taus(4)[4] == pytest.approx(1 + 2 * share + share**1.5 + share**2, rel=0.1)
 
 
 def test_old_rounds_weigh_less():
     reach = reach_of(*[(7, 7)] * 200, *[(7, 0)] * 60)
-    assert reach.tau(7) < 1.7
+    assert reach.taus(7)[7] < 1.7
 
 
 def test_trees_and_chains_are_known_apart():
     record = Record()
     for _ in range(10):
         record = record.after(Shape(8), 2).after(Shape(8, 22), 5)
-    assert record.tau(Shape(8)) == pytest.approx(3)
-    assert record.tau(Shape(8, 22)) == pytest.approx(6)
+    assert record.taus([Shape(8)])[0] == pytest.approx(3)
+    assert record.taus([Shape(8, 22)])[0] == pytest.approx(6)
 
 
 # --- the block ------------------------------------------------------------------------------------

@@ -53,6 +53,19 @@ def test_chunks_of_any_size_leave_the_same_context(backend, speculator):
     assert proposed(speculator, 0) == proposed(speculator, 2)
 
 
+def test_rows_behind_a_short_chunk_leave_nothing(backend, tiny_dir: Path, tmp_path: Path):
+    short = random_speculator(backend, tiny_dir, tmp_path, short_rows=(64,))
+    prefill(backend, short, 0, [])
+    short.start(1)
+    backend.prefill(1, 0, TOKENS[:64], project=False)
+    short.prefilled(1, 0, 40)  # as if the other 24 rows were padding
+    backend.reset(1)
+    backend.prefill(1, 0, TOKENS[:40], project=False)
+    backend.prefill(1, 40, TOKENS[40:], project=False)
+    short.prefilled(1, 40, 50)
+    assert proposed(short, 1) == proposed(short, 0)
+
+
 def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
     prefill(backend, speculator, 0, [])
     backend.prefill(1, 0, TOKENS[:88], project=False)

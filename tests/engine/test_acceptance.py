@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
-from luceasync.engine.acceptance import Acceptance, joined
+from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.rows import TokenCounts
-from luceasync.request import Delta, Sampling
+from luceasync.request import Sampling
 
 VOCAB, START = 5, 0
 NUM_SAMPLES, BATCH = 20_000, 2_000
@@ -111,9 +111,3 @@ def test_twenty_thousand_samples_are_distributed_as_plain_sampling(budget, prese
     freedom = torch.tensor((VOCAB * VOCAB - 1) / 2)
     assert torch.special.gammaincc(freedom, chi_squared / 2) > 0.01
     assert tau > 1.1, "rows that were proposed are accepted here"
-
-
-def test_deltas_of_a_round_become_one():
-    deltas = [Delta(2, "a", (1,)), Delta(2, "", (2, 3)), Delta(2, "bc", (4,))]
-    assert joined(deltas) == Delta(2, "abc", (1, 2, 3, 4))
-    assert joined([]) is None

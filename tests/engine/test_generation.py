@@ -77,6 +77,13 @@ def test_every_token_is_a_delta_of_its_choice(tokenizer: Tokenizer):
     assert deltas == [Delta(3, c, (i,)) for c, i in zip("abc", ids, strict=True)]
 
 
+def test_tokens_that_come_together_are_one_delta(tokenizer: Tokenizer):
+    choice, ids = make(tokenizer), letters(tokenizer, "abc")
+    assert all(choice.append(token, None) for token in ids)
+    assert choice.shown() == Delta(3, "abc", tuple(ids))
+    assert choice.shown() is None
+
+
 def test_half_a_character_is_held_back_with_its_tokens(tokenizer: Tokenizer):
     ids = letters(tokenizer, "\u20ac")
     assert feed(make(tokenizer), ids) == [None, None, Delta(3, "\u20ac", tuple(ids))]

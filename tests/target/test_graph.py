@@ -156,7 +156,7 @@ def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor
     begin, found = 0, []
     for size in sizes:
         logits = backend.prefill(2, begin, tokens[begin : begin + size], project=True)
-        found += [x.cpu().clone() for x in (logits, *backend.taps())]
+        found += [logits.cpu().clone(), *(x[:, :size].cpu().clone() for x in backend.taps())]
         begin += size
     return [*found, backend.decode([2], [begin], [7])[0].cpu().clone()]
 
