@@ -23,6 +23,7 @@ from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import torch_device
 from luceasync.target.plan import Plan
 from luceasync.target.shard import DTYPES, ops_for
+from luceasync.target.shard_plan import SHORT_ROWS
 from luceasync.target.transfer import Transfer, choose_transfer
 
 
@@ -82,12 +83,11 @@ def join(
             device=device,
         )
         run: Runner = Eagerly()
-        short_rows: tuple[int, ...] = ()
         on_one = all(torch_device(shard.device) == device for shard in plan.shards)
         if device.type != "cpu" and on_one:  # a graph is of one device
             run = Graphs(device)
             closing.callback(run.close)
-            short_rows = plan.shards[0].short_rows
+        short_rows = () if device.type == "cpu" else SHORT_ROWS
         passes = DraftPasses(network, ring, backend, transfer, run, network.reach_for, short_rows)
         if device.type != "cpu":
             passes.warm_up(shapes)

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
@@ -67,8 +68,9 @@ class DraftPasses:
         short_rows: Sequence[int] = (),
     ) -> None:
         """`run`: how passes are run, None: operation by operation. `reach_for`: the draft's own;
-        see luceasync.dflash.draft_ops.TorchDraftOps. `short_rows`: sizes of the target's fixed
-        passes over chunks of a prompt; what they leave is taken up as a round's rows are.
+        see luceasync.dflash.draft_ops.TorchDraftOps. `short_rows`: sizes to which fewer rows of
+        a prompt are filled up: those of the target's passes over short chunks, whose rows are
+        taken up as a round's are.
         """
         self._draft = draft
         self.ring = ring
@@ -76,7 +78,7 @@ class DraftPasses:
         self._transfer = transfer
         self._run = run or Eagerly()
         self._reach_for = reach_for
-        self._short_rows = tuple(short_rows)
+        self._short_rows = sorted(short_rows)
         self._trees: dict[int, TreeProposer] = {}  # by budget
 
     @property
@@ -155,8 +157,9 @@ class DraftPasses:
                 index = torch.tensor([-1, *[0] * (2 + num_kept)], dtype=torch.int32)
                 with self._on_device():
                     self._run("absorb", self._write, index, *[tap] * len(spec.taps))
-        with self._on_device():  # a chunk of a prompt that is none of the short ones
-            self._write_context(-1, 0, self.ring.store.new_zeros(LONG_ROWS, spec.width))
+        with self._on_device():  # what is restored, and long chunks of a prompt
+            for num_rows in (*self._short_rows, LONG_ROWS):
+                self._write_context(-1, 0, self.ring.store.new_zeros(num_rows, spec.width))
 
     def _check(
         self,
@@ -183,7 +186,11 @@ class DraftPasses:
 
     def _write_context(self, lane: int, begin: int, rows: Tensor) -> None:
         """rows: [tokens, taps * hidden], which stand at positions from `begin` on."""
-        index = self._here(torch.tensor([[lane], [begin], [len(rows)]]))
+        num_tokens = len(rows)
+        index = self._here(torch.tensor([[lane], [begin], [num_tokens]]))
+        num_rows = next((n for n in self._short_rows if n >= num_tokens), num_tokens)
+        if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
+            rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
         self._draft.write_context(rows[None], *index)
 
     def _proposer(self, shape: Shape, logits: Tensor) -> Callable[[Tensor, Tensor], Proposal]:

@@ -7,7 +7,7 @@ edits, the same draw for its position. Owns nothing; knows no lanes, no draft an
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,7 @@ from luceasync.dflash.accept import Decide, lines, matching_child, walk
 from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
 from luceasync.engine.rows import RowSampling, has_penalties
-from luceasync.engine.sampler import NO_TOKEN, Ranked, rank
+from luceasync.engine.sampler import NO_TOKEN, Ranked, nothing, rank
 from luceasync.request import Delta
 
 NO_NUMBERS = "the model's logits are not numbers"
@@ -30,11 +30,18 @@ class Acceptance:
     the rows were on the host (time.perf_counter).
     """
 
-    def __init__(self, generations: Sequence[Generation], decide: Decide = matching_child) -> None:
+    def __init__(
+        self,
+        generations: Sequence[Generation],
+        decide: Decide = matching_child,
+        meanwhile: Callable[[], None] = nothing,
+    ) -> None:
+        """See luceasync.dflash.accept.walk for `decide`, engine.sampler.rank for `meanwhile`."""
         self.deltas: list[Delta | None] = [None] * len(generations)
         self.arrived_at = 0.0
         self._generations = generations
         self._decide = decide
+        self._meanwhile = meanwhile
 
     def __call__(self, proposal: Proposal, logits: Tensor) -> list[list[int]]:
         """The path that stands for each entry. logits: [entries, rows, vocab].
@@ -47,7 +54,9 @@ class Acceptance:
         if proposal.parents is not None:
             carry = torch.cat([carry, proposal.parents[..., None].long()], -1)
         rows = self._rows(carry, num_rows)
-        ranked = rank(logits.flatten(0, 1), rows, carry=carry.flatten(0, 1))
+        ranked = rank(
+            logits.flatten(0, 1), rows, carry=carry.flatten(0, 1), meanwhile=self._meanwhile
+        )
         self.arrived_at = time.perf_counter()
         carried = ranked.carried.reshape(*carry.shape).tolist()
         return [self._walk(i, ranked, entry) for i, entry in enumerate(carried)]

@@ -16,7 +16,7 @@ from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampler import NO_TOKEN, choose
+from luceasync.engine.sampler import NO_TOKEN, choose, nothing
 from luceasync.request import Delta, Speculation, SpeculationStatus
 
 
@@ -48,9 +48,16 @@ class Decoding(Protocol):
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
         ...
 
-    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+    def step(
+        self,
+        generations: Sequence[Generation],
+        *,
+        alone: bool,
+        meanwhile: Callable[[], None],
+    ) -> list[Delta | None]:
         """One step; what each generation can show now. Its lane then holds every token but the
-        last. `alone`: nothing else has work.
+        last. `alone`: nothing else has work. `meanwhile` is called when all is queued on the
+        devices and the host would wait for them, once or more.
         """
         ...
 
@@ -74,8 +81,14 @@ class PlainDecoding:
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """Nothing is to be done."""
 
-    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
-        return choose_next(generations, _run(self._target, anchors_of(generations)))
+    def step(
+        self,
+        generations: Sequence[Generation],
+        *,
+        alone: bool,
+        meanwhile: Callable[[], None],
+    ) -> list[Delta | None]:
+        return choose_next(generations, _run(self._target, anchors_of(generations)), meanwhile)
 
 
 class SpeculativeDecoding:
@@ -109,7 +122,13 @@ class SpeculativeDecoding:
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         self._speculator.prefilled(lane, begin, num_tokens)
 
-    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+    def step(
+        self,
+        generations: Sequence[Generation],
+        *,
+        alone: bool,
+        meanwhile: Callable[[], None],
+    ) -> list[Delta | None]:
         anchors = anchors_of(generations)
         lanes = [a.lane for a in anchors]
         plan = self._force(lanes) if self._force else self._speculator.plan(lanes, alone=alone)
@@ -119,24 +138,32 @@ class SpeculativeDecoding:
             part = [(g, a) for g, a in pairs if (a.lane in plan.speculating) == is_round]
             if part:
                 chosen, places = zip(*part, strict=True)
-                deltas = run(chosen, places, plan)
+                deltas = run(chosen, places, plan, meanwhile)
                 shown |= {a.lane: delta for a, delta in zip(places, deltas, strict=True)}
         return [shown[a.lane] for a in anchors]
 
     def _round(
-        self, generations: Sequence[Generation], anchors: Sequence[Anchor], plan: Plan
+        self,
+        generations: Sequence[Generation],
+        anchors: Sequence[Anchor],
+        plan: Plan,
+        meanwhile: Callable[[], None],
     ) -> list[Delta | None]:
-        acceptance = Acceptance(generations, self._decide)
+        acceptance = Acceptance(generations, self._decide, meanwhile)
         self._speculator.round(anchors, plan, acceptance)
         return acceptance.deltas
 
     def _plain(
-        self, generations: Sequence[Generation], anchors: Sequence[Anchor], plan: Plan
+        self,
+        generations: Sequence[Generation],
+        anchors: Sequence[Anchor],
+        plan: Plan,
+        meanwhile: Callable[[], None],
     ) -> list[Delta | None]:
         started_at = time.perf_counter()
         logits = _run(self._target, anchors)
         self._speculator.decoded(anchors, plan)
-        deltas = choose_next(generations, logits)
+        deltas = choose_next(generations, logits, meanwhile)
         self._speculator.timed(len(anchors), plan, time.perf_counter() - started_at)
         return deltas
 
@@ -150,9 +177,13 @@ def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
     return anchors
 
 
-def choose_next(generations: Sequence[Generation], logits: Tensor) -> list[Delta | None]:
-    """Sample a token for each row of logits [generations, vocab] and append it."""
-    choice = choose(logits, [g.next_row for g in generations])
+def choose_next(
+    generations: Sequence[Generation], logits: Tensor, meanwhile: Callable[[], None] = nothing
+) -> list[Delta | None]:
+    """Sample a token for each row of logits [generations, vocab] and append it; `meanwhile`: see
+    luceasync.engine.sampler.rank.
+    """
+    choice = choose(logits, [g.next_row for g in generations], meanwhile=meanwhile)
     return [
         g.finish("error", NO_NUMBERS) if token == NO_TOKEN else g.accept(token, logprobs)
         for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True)

@@ -7,6 +7,7 @@ not be run, and what is kept of it, is for `prefixes` to say.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -24,9 +25,11 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta
+Tell = Callable[[list[Emitted]], None]
 
 IDLE_PAUSE_S = 1.0
 POLL_PAUSE_S = 0.002  # while nothing but copies from a device is under way
+LEAVING_PAUSE_S = 0.001  # in which an answer's end goes out before its prefix is kept
 
 
 class Target(Protocol):
@@ -50,7 +53,16 @@ class Pump:
         *,
         num_lanes: int,
         chunk_tokens: int,
+        tells_late: bool = False,
+        quiet: threading.Event | None = None,
     ) -> None:
+        """`tells_late`: devices compute while the host goes on, and what a decode step gave is told
+        during the next one: whoever listens wants the interpreter just when that is to be queued.
+        `quiet` is set while there has been nothing to do for IDLE_PAUSE_S.
+        """
+        self._tells_late = tells_late
+        self._quiet = quiet or threading.Event()
+        self._was_idle = False
         self._target = target
         self.decoding = decoding
         self.prefixes = prefixes
@@ -79,8 +91,10 @@ class Pump:
     def pause_s(self) -> float:
         """How long a step would do nothing unless a command comes before."""
         is_waiting = not all(generation.claim.awaited for generation in self._waiting)
-        if self._running or self._to_keep or self._leaving or is_waiting:
+        if self._running or is_waiting:
             return 0.0
+        if self._to_keep or self._leaving:
+            return LEAVING_PAUSE_S
         return POLL_PAUSE_S if self.prefixes.has_due_writes else IDLE_PAUSE_S
 
     @property
@@ -98,6 +112,8 @@ class Pump:
 
     def submit(self, prepared: Sequence[Prepared]) -> None:
         """Queue the choices of a request."""
+        self._quiet.clear()
+        self._was_idle = False
         for generation in map(Generation, prepared):
             self.prefixes.admit(generation.claim)
             self._waiting.append(generation)
@@ -127,27 +143,31 @@ class Pump:
         self.prefixes.hand_over(wait=True)
         return self._told()
 
-    def step(self) -> list[Emitted]:
-        """Give free lanes to waiting choices, then do what is due."""
+    def step(self, tell: Tell = lambda emitted: None) -> list[Emitted]:
+        """Give free lanes to waiting choices, then do what is due. Returns what is to be told now;
+        what earlier steps held back may be given to `tell` while a device works.
+        """
         self._catch_up()
         self.prefixes.hand_over()
         self._assign_lanes()
         self._end_restores()
-        if self._emitted:
-            return self._told()
         prefilling = [g for g in self._running if g.is_prefilling]
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
+        if self._emitted and not (step == "decode" and self._tells_late):
+            return self._told()
         if step == "idle":
+            self._rest()
             return []
         begin = time.perf_counter()
         if step == "prefill":
             self._prefill(prefilling[0])
         else:
-            self._decode(decoding, alone=not prefilling)
+            self._decode(decoding, alone=not prefilling, meanwhile=lambda: tell(self._told()))
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
-        return self._told()
+        is_last = any(delta.finish for _, delta in self._emitted)
+        return [] if step == "decode" and self._tells_late and not is_last else self._told()
 
     def _told(self) -> list[Emitted]:
         """What has come up, once."""
@@ -218,10 +238,18 @@ class Pump:
         else:
             self._emit([generation], choose_next([generation], logits[None]))
 
-    def _decode(self, generations: list[Generation], *, alone: bool) -> None:
+    def _rest(self) -> None:
+        """Nothing is to be done, for the first time or since the last step."""
+        if self._was_idle:
+            self._quiet.set()
+        self._was_idle = True
+
+    def _decode(
+        self, generations: list[Generation], *, alone: bool, meanwhile: Callable[[], None]
+    ) -> None:
         """One step for every decoding lane; `alone`: no prefill waits for its turn."""
         before = sum(g.num_generated for g in generations)
-        deltas = self.decoding.step(generations, alone=alone)
+        deltas = self.decoding.step(generations, alone=alone, meanwhile=meanwhile)
         self.num_steps_total += 1
         self.num_decoded_total += sum(g.num_generated for g in generations) - before
         self._emit(generations, deltas)

@@ -5,7 +5,7 @@ Owns what of the logits comes to the host and when. Knows nothing of lanes or of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -57,11 +57,19 @@ class Ranked(Protocol):
         ...
 
 
+def nothing() -> None:
+    """Nothing is to be done meanwhile."""
+
+
 def choose(
-    logits: Tensor, rows: Sequence[RowSampling], *, num_candidates: int = NUM_CANDIDATES
+    logits: Tensor,
+    rows: Sequence[RowSampling],
+    *,
+    num_candidates: int = NUM_CANDIDATES,
+    meanwhile: Callable[[], None] = nothing,
 ) -> Choice:
     """Choose the next token of each row of `logits`; see `rank`."""
-    ranked = rank(logits, rows, num_candidates=num_candidates)
+    ranked = rank(logits, rows, num_candidates=num_candidates, meanwhile=meanwhile)
     chosen = [ranked.choose(i, row.position) for i, row in enumerate(rows)]
     return Choice([token for token, _ in chosen], [logprobs for _, logprobs in chosen])
 
@@ -73,9 +81,11 @@ def rank(
     *,
     carry: Tensor | None = None,
     num_candidates: int = NUM_CANDIDATES,
+    meanwhile: Callable[[], None] = nothing,
 ) -> Ranked:
     """Make the rows of `logits` `[rows, vocab]`, any float dtype, any device, ready to be chosen
     from. `carry` int `[rows, n]`, on the same device, comes to the host in the same copy.
+    `meanwhile` is called when all is queued and the host would wait for the device.
 
     Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL),
     frequency and presence penalties (over generated tokens, as OpenAI defines them); temperature;
@@ -93,10 +103,10 @@ def rank(
         carry = torch.empty(len(rows), 0, dtype=torch.int64, device=logits.device)
     if all(_is_plain_greedy(row) for row in rows):
         peaks, ids = logits.max(-1, keepdim=True)  # a peak is NaN where any logit is
-        carried, best, peak = _to_host([carry, ids, peaks])
+        carried, best, peak = _to_host([carry, ids, peaks], meanwhile)
         tokens = np.where(np.isnan(peak), NO_TOKEN, best)[:, 0]
         return _GreedyRows(carried.astype(np.int64), tokens.astype(np.int64).tolist())
-    return _rank_on_host(logits.float(), rows, carry, num_candidates)
+    return _rank_on_host(logits.float(), rows, carry, num_candidates, meanwhile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +149,11 @@ def _is_plain_greedy(row: RowSampling) -> bool:
 
 
 def _rank_on_host(
-    raw: Tensor, rows: Sequence[RowSampling], carry: Tensor, num_candidates: int
+    raw: Tensor,
+    rows: Sequence[RowSampling],
+    carry: Tensor,
+    num_candidates: int,
+    meanwhile: Callable[[], None],
 ) -> _RankedRows:
     """`rank` for float32 logits: all is queued on the device, then copied once."""
     num_vocab = raw.shape[1]
@@ -154,7 +168,7 @@ def _rank_on_host(
         num_top = max(row.top_logprobs or 0 for row in rows) + TIE_MARGIN
         blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
         blocks.extend(logprobs.topk(min(num_vocab, num_top)))
-    carried, *host = _to_host([carry, *blocks])
+    carried, *host = _to_host([carry, *blocks], meanwhile)
     return _RankedRows(carried.astype(np.int64), rows, edited, logprobs, host)
 
 
@@ -181,10 +195,11 @@ def _totals(
     return torch.stack(totals)[:, None]
 
 
-def _to_host(blocks: Sequence[Tensor]) -> list[np.ndarray]:
+def _to_host(blocks: Sequence[Tensor], meanwhile: Callable[[], None] = nothing) -> list[np.ndarray]:
     """`[rows, n]` blocks of any dtype as float64 arrays, in one copy; an id stays exact in it."""
-    packed = torch.cat([block.double() for block in blocks], dim=1).cpu().numpy()
-    return np.split(packed, np.cumsum([block.shape[1] for block in blocks])[:-1], axis=1)
+    packed = torch.cat([block.double() for block in blocks], dim=1)
+    meanwhile()
+    return np.split(packed.cpu().numpy(), np.cumsum([b.shape[1] for b in blocks])[:-1], axis=1)
 
 
 def _token(

@@ -8,6 +8,7 @@ import asyncio
 import errno
 import os
 import shutil
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
@@ -68,6 +69,7 @@ class Recipe:
     drafter: Drafter | None
     limits: Limits
     host: HostMemory
+    quiet: threading.Event  # set while there is no work
     progress: Progress | None
     decode_with: DecodeWith
 
@@ -101,8 +103,9 @@ def build_engine(
     limits = limits_of(config.cache)
     capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     warm_bytes = warm_bytes_of(config.cache, limits)
-    host = host_memory([shard.device for shard in plan.shards], capacity, warm_bytes=warm_bytes)
-    recipe = Recipe(model_dir, spec, plan, drafter, limits, host, progress, decode_with)
+    devices, quiet = [shard.device for shard in plan.shards], threading.Event()
+    host = host_memory(devices, capacity, warm_bytes=warm_bytes, quiet=quiet)
+    recipe = Recipe(model_dir, spec, plan, drafter, limits, host, quiet, progress, decode_with)
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
 
@@ -205,9 +208,23 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
             chunk_tokens=plan.prefill_chunk_tokens,
             num_shards=backend.num_shards,
         )
-        sizes = {"num_lanes": plan.parallel, "chunk_tokens": plan.prefill_chunk_tokens}
-        pump = Pump(backend, decoding, prefixes, **sizes)
+        pump = Pump(
+            backend,
+            decoding,
+            prefixes,
+            num_lanes=plan.parallel,
+            chunk_tokens=plan.prefill_chunk_tokens,
+            tells_late=_computes_beside(plan, drafter),
+            quiet=recipe.quiet,
+        )
         return Loaded(pump, closing.pop_all().close)
+
+
+def _computes_beside(plan: Plan, drafter: Drafter | None) -> bool:
+    """Whether all work is queued on devices, so that the host is free while they compute."""
+    names = [shard.device for shard in plan.shards]
+    names += [] if drafter is None else [drafter.device.name]
+    return not any(name.startswith("cpu:") for name in names)
 
 
 class _Reading:

@@ -108,9 +108,11 @@ class EngineThread:
             if command is _STOP:
                 self._post(self._listener.deliver, pump.fail_all("the server is shutting down"))
                 return
-            emitted = pump.step() if command is None else command(pump)
-            if emitted:
-                self._post(self._listener.deliver, emitted)
+            self._tell(pump.step(self._tell) if command is None else command(pump))
+
+    def _tell(self, emitted: list[Emitted]) -> None:
+        if emitted:
+            self._post(self._listener.deliver, emitted)
 
     def _refuse_until_stopped(self, pump: Pump, detail: str) -> None:
         """Requests that were on their way when the engine failed get the same answer."""

@@ -23,7 +23,9 @@ ALIGNMENT_BYTES = 4096  # what direct file access asks for
 # A device copies host memory in pieces that cross no multiple of this: two ranges that were
 # registered apart cannot be copied as one, and small copies of others get in between.
 PIECE_BYTES = 8 << 20
-SLAB_BYTES = 32 * PIECE_BYTES
+SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the driver: some 25 ms
+SPARE_BYTES = 4 << 30  # free memory beside which more of it can wait for a quiet moment
+QUIET_POLL_S = 0.1
 WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
 HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
 CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
@@ -147,9 +149,21 @@ class Arena:
     region that is too large for what is there so far is refused, as one that finds no room is.
     """
 
-    def __init__(self, capacity_bytes: int, pages: PageLock, slab_bytes: int = SLAB_BYTES) -> None:
-        """`slab_bytes`: a multiple of PIECE_BYTES. Raises MemoryError if nothing can be locked."""
+    def __init__(
+        self,
+        capacity_bytes: int,
+        pages: PageLock,
+        slab_bytes: int = SLAB_BYTES,
+        quiet: threading.Event | None = None,
+        spare_bytes: int = SPARE_BYTES,
+    ) -> None:
+        """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while nobody minds that a driver
+        is busy: while it is not, no slab is added beside `spare_bytes` that are free. Raises
+        MemoryError if nothing can be locked.
+        """
         assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
+        self._quiet = quiet
+        self._spare_bytes = spare_bytes
         self._pages = pages
         self._slab_bytes = slab_bytes
         self._mapping = _map(capacity_bytes + PIECE_BYTES)
@@ -230,6 +244,7 @@ class Arena:
 
     def _add_others(self) -> None:
         for slab in self._slabs[1:]:
+            self._wait_for_quiet()
             if self._is_complete.is_set():
                 return
             try:
@@ -237,6 +252,15 @@ class Arena:
             except MemoryError as error:
                 log.warning("locked %d of %d slabs: %s", len(self._locked), len(self._slabs), error)
                 return
+
+    def _wait_for_quiet(self) -> None:
+        while (
+            self._quiet is not None
+            and not self._quiet.is_set()
+            and self.free_bytes >= self._spare_bytes
+            and not self._is_complete.wait(QUIET_POLL_S)
+        ):
+            pass
 
     def _add(self, begin: int, end: int) -> None:
         """Lock a slab. Its pages are made first: what a driver does holds up its other callers."""

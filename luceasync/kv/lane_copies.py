@@ -16,7 +16,9 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.kv.cache import LaneCache
-from luceasync.kv.copy_stream import CopyStream, Delivery, Pair
+from luceasync.kv.copy_stream import CopyStream, Delivery, Pair, batches, wait_for
+
+SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
 
 Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
 
@@ -163,10 +165,16 @@ class _Staged:
 
 
 class _Now:
-    """What a stream has queued so far."""
+    """What a stream has queued so far; an Arrival."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._event = stream.record_event()
+
+    def query(self) -> bool:
+        return self._event.query()
+
+    def synchronize(self) -> None:
+        wait_for(self._event.query, "copies from a device to host memory")
 
     def precede(self, stream: torch.cuda.Stream) -> None:
         stream.wait_event(self._event)
@@ -188,7 +196,7 @@ class StreamCopies:
         self._saves: dict[int, list[Delivery]] = defaultdict(list)
         self._restores: dict[int, Delivery] = {}
         self._before_use: dict[int, list[Delivery]] = defaultdict(list)
-        self._held: list[tuple[Delivery, object]] = []
+        self._held: list[tuple[Arrival, object]] = []
 
     def save(
         self,
@@ -199,6 +207,9 @@ class StreamCopies:
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         staged = None if state_region is None else self._stage(lane)
+        regions = [region for region in (row_region, state_region) if region is not None]
+        if sum(region.nbytes for region in regions) <= SMALL_BYTES:
+            return self._save_now(rows, row_region, state_region, staged)
         begun = _Now(self._computing)
         if staged is not None and state_region is not None:
             state = torch.frombuffer(state_region, dtype=torch.uint8)
@@ -258,6 +269,25 @@ class StreamCopies:
         self._held.clear()
         self._staged.clear()
 
+    def _save_now(
+        self,
+        rows: Iterable[Block],
+        row_region: memoryview | None,
+        state_region: memoryview | None,
+        staged: _Staged | None,
+    ) -> Arrival:
+        """Copies between the passes: handing them to a thread would take longer."""
+        pairs = [] if row_region is None else [*_into(row_region, rows)]
+        if staged is not None and state_region is not None:
+            pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
+            staged.taken = None
+        for batch in batches(pairs):
+            for target, source in batch:
+                target.copy_(source, non_blocking=True)
+        arrival = _Now(self._computing)
+        self._hold(arrival, [row_region, state_region])
+        return arrival
+
     @property
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
@@ -274,14 +304,14 @@ class StreamCopies:
             place.copy_(stack[:, lane])
         return staged
 
-    def _hold(self, delivery: Delivery, memory: object) -> None:
+    def _hold(self, arrival: Arrival, memory: object) -> None:
         """Keep host memory until it has been read or written."""
         self._let_go()
-        self._held.append((delivery, memory))
+        self._held.append((arrival, memory))
 
     def _let_go(self) -> None:
         """Also without a further copy: where memory is full there will be none before."""
-        self._held = [(delivery, held) for delivery, held in self._held if not delivery.query()]
+        self._held = [(arrival, held) for arrival, held in self._held if not arrival.query()]
 
 
 def _on_their_way(deliveries: Sequence[Delivery]) -> list[Delivery]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 
 import psutil
@@ -45,16 +46,22 @@ def torch_device(name: str) -> torch.device:
     return torch.device("cpu") if backend == "cpu" else torch.device("cuda", int(index))
 
 
-def host_memory(devices: Sequence[str], capacity_bytes: int, *, warm_bytes: int = 0) -> HostMemory:
-    """Memory for the saved nodes of these devices: all of it pinned if a GPU is among them, else
-    with `warm_bytes` whose pages are there soon. Either is begun here and done in a thread. Where
-    nothing can be pinned copies are slower, and a warning says so.
+def host_memory(
+    devices: Sequence[str],
+    capacity_bytes: int,
+    *,
+    warm_bytes: int = 0,
+    quiet: threading.Event | None = None,
+) -> HostMemory:
+    """Memory for the saved nodes of these devices: all of it pinned if a GPU is among them, much of
+    it while `quiet` is set, else with `warm_bytes` whose pages are there soon. Either is begun here
+    and done in a thread. Where nothing can be pinned copies are slower, and a warning says so.
     """
     gpus = [name for name in devices if not name.startswith("cpu:")]
     if not gpus:
         return WarmMemory(warm_bytes, capacity_bytes) if warm_bytes else PlainMemory()
     try:
-        return Arena(capacity_bytes, DevicePageLock(torch_device(gpus[0])))
+        return Arena(capacity_bytes, DevicePageLock(torch_device(gpus[0])), quiet=quiet)
     except MemoryError as error:
         log.warning("the prefix cache is slower, in memory that is not pinned: %s", error)
         return PlainMemory()

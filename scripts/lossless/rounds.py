@@ -49,8 +49,14 @@ class ScriptedDecoding(SpeculativeDecoding):
             backend, Speculator(backend, passes, [shape], num_lanes), force=forced(shape)
         )
 
-    def step(self, generations: Sequence[Generation], *, alone: bool) -> list[Delta | None]:
+    def step(
+        self,
+        generations: Sequence[Generation],
+        *,
+        alone: bool,
+        meanwhile: Callable[[], None],
+    ) -> list[Delta | None]:
         for g in generations:
             assert g.lane is not None
             self._scripts[g.lane] = (*g.prepared.prompt_ids, *self._known[g.prepared.seed])
-        return super().step(generations, alone=alone)
+        return super().step(generations, alone=alone, meanwhile=meanwhile)

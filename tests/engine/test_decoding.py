@@ -8,6 +8,7 @@ import pytest
 
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.engine.decoding import SpeculativeDecoding, anchors_of
+from luceasync.engine.sampler import nothing
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
 from tests.dflash.scripted import (
@@ -51,7 +52,9 @@ def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> L
     decoding = SpeculativeDecoding(backend, speculator, force=only(speculating))
     while lanes.running:
         running = list(lanes.running)
-        for generation, delta in zip(running, decoding.step(running, alone=True), strict=True):
+        for generation, delta in zip(
+            running, decoding.step(running, alone=True, meanwhile=nothing), strict=True
+        ):
             if delta is not None:
                 lanes.deltas[generation.lane].append(delta)
         lanes.running = [g for g in running if not lanes.is_over(g)]

@@ -162,7 +162,7 @@ async def test_a_failing_engine_tells_everybody(start_engine, monkeypatch):
     async with start_engine() as engine:
         stream = await engine.open(ask(max_tokens=400))
         await anext(stream)
-        monkeypatch.setattr(engine._pump, "step", lambda: 1 / 0)
+        monkeypatch.setattr(engine._pump, "step", lambda tell: 1 / 0)
         deltas = [delta async for delta in stream]
         finish = deltas[-1].finish
         assert finish.reason == "error"

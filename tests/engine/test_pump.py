@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
-from luceasync.engine.pump import Pump
+from luceasync.engine.pump import LEAVING_PAUSE_S, Pump
 from luceasync.keeping.holdings import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import NoShelf
@@ -109,13 +110,13 @@ def make_prepared(tokenizer: Tokenizer):
     return make
 
 
-def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0) -> Pump:
+def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0, **options) -> Pump:
     """Without memory nothing is kept, so that what is asked of the target is easy to say."""
     mover = StateMover(target, NoFeatures(), VOCAB_SIZE)
     limits = Limits(memory_bytes)
     prefixes = Prefixes(mover, NoShelf(), limits, recurrent=False, chunk_tokens=64)
     decoding = PlainDecoding(target)
-    return Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64)
+    return Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
 
 
 def run(pump: Pump, max_steps: int = 100) -> list:
@@ -147,6 +148,62 @@ def test_each_step_feeds_the_last_token_at_its_position(make_prepared):
     emitted = run(pump)
     assert [d.token_ids for _, d in emitted] == [(2,), (3,), (4,)]
     assert target.calls[2:] == [("decode", (0,), (2,)), ("decode", (0,), (3,))]
+
+
+def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, tells_late=True)
+    pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
+    told: list[tuple] = []
+
+    def tell(emitted: list) -> None:
+        told.extend((target.calls[-1], delta.token_ids) for _, delta in emitted)
+
+    returned = [[delta.token_ids for _, delta in pump.step(tell)] for _ in range(4)]
+    assert returned == [[(2,)], [], [], [(5,)]]  # the first token and the last one wait for nobody
+    assert told == [(("decode", (0,), (3,)), (3,)), (("decode", (0,), (4,)), (4,))]
+
+
+def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, tells_late=True)
+    pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
+    pump.step()
+    assert pump.step() == []
+    pump.submit([make_prepared(1, [0] * 100, max_tokens=50)])
+    assert [delta.token_ids for _, delta in pump.step()] == [(3,)]
+    assert target.calls[-1] == ("reset", 1)
+
+
+def test_what_is_held_back_is_told_when_the_choice_is_cancelled(make_prepared):
+    pump = make_pump(CountingTarget(), tells_late=True)
+    pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
+    pump.step()
+    assert pump.step() == []
+    held, end = (delta for _, delta in pump.cancel(0))
+    assert held.token_ids == (3,) and end.finish.reason == "cancelled"
+
+
+def test_only_after_a_second_without_work_it_is_quiet(make_prepared):
+    quiet = threading.Event()
+    pump = make_pump(CountingTarget(), quiet=quiet)
+    pump.submit([make_prepared(0, [0], max_tokens=2)])
+    while not pump.is_idle:
+        pump.step()
+    assert not quiet.is_set()
+    pump.step(), pump.step()
+    assert quiet.is_set()
+    pump.submit([make_prepared(1, [0], max_tokens=2)])
+    assert not quiet.is_set()
+
+
+def test_an_answers_end_goes_out_before_its_prefix_is_kept(make_prepared):
+    pump = make_pump(CountingTarget())
+    pump.submit([make_prepared(0, [0], max_tokens=1)])
+    pump.step()
+    assert pump.pause_s == LEAVING_PAUSE_S
+    pump.step()
+    assert pump.is_idle
 
 
 def test_decoding_lanes_advance_in_one_batch(make_prepared):

@@ -24,7 +24,7 @@ class Pump:
     def pause_s(self) -> float:
         return 0.0 if self.emitted else 1.0
 
-    def step(self):
+    def step(self, tell):
         if self.emitted and self.emitted[0] == ["fail"]:
             raise ZeroDivisionError("no way")
         return self.emitted.pop(0) if self.emitted else []

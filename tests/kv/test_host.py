@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Iterator
 
@@ -180,6 +181,28 @@ def test_slabs_end_where_no_piece_is_cut():
     assert sum(pages.locked.values()) == arena.free_bytes == CAPACITY_BYTES
     arena.close()
     assert pages.locked == {}
+
+
+def test_beside_spare_memory_more_waits_for_a_quiet_moment():
+    quiet, pages = threading.Event(), NotedLock()
+    arena = Arena(CAPACITY_BYTES, pages, PIECE_BYTES, quiet, spare_bytes=PIECE_BYTES)
+    assert not arena.wait(0.3)
+    assert arena.free_bytes == PIECE_BYTES
+    held = arena.allocate(1)  # less is free than there should be
+    deadline = time.monotonic() + 30
+    while arena.free_bytes < PIECE_BYTES and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert PIECE_BYTES <= arena.free_bytes < 2 * PIECE_BYTES
+    quiet.set()
+    assert arena.wait(30) and sum(pages.locked.values()) == CAPACITY_BYTES
+    del held
+    arena.close()
+
+
+def test_an_arena_that_waits_for_a_quiet_moment_can_be_closed():
+    arena = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES, threading.Event(), spare_bytes=1)
+    arena.close()
+    assert arena.wait(0)
 
 
 def test_regions_lie_in_locked_pages_side_by_side(arena: Arena):

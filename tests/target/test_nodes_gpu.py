@@ -124,6 +124,24 @@ def test_saves_beside_decoding_have_the_bits_of_the_moment(backend: LayerSplitBa
         backend.drop(node)
 
 
+def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, arena: Arena):
+    spec, devices = read_spec(tiny_dir), find_devices(["cuda:0"])
+    sizes = {"parallel": 2, "max_ctx_tokens": 512, "prefill_chunk_tokens": None}
+    plan = make_plan(spec, devices, dtype="fp32", weights=None, **sizes)
+    backend = LayerSplitBackend.open(tiny_dir, spec, plan, memory=arena)
+    prefill(backend, 0, 1, 100)
+    expected = []
+    for i in range(6):
+        backend.save(0, f"small{i}", Span(0, 100 + i, True))
+        expected.append(lane_tensors(backend, 0, 100 + i))
+        backend.decode([0], [100 + i], [i + 9])
+    for i, tensors in enumerate(expected):
+        assert_same(backend.export(f"small{i}"), tensors)
+    backend.restore(1, ["small0"], 100)
+    assert_same(lane_tensors(backend, 1, 100), expected[0])
+    backend.close()
+
+
 def test_a_lane_that_is_rewritten_at_once_does_not_change_its_node(backend: LayerSplitBackend):
     prefill(backend, 0, 2)
     expected = lane_tensors(backend, 0, NUM_TOKENS)
