@@ -91,6 +91,10 @@ def server(flags: list[str]) -> Iterator[str]:
             else:
                 raise SystemExit(f"the server did not start: {' '.join(command)}")
             yield url
+        except httpx.HTTPStatusError:
+            process.terminate()
+            print(process.stdout.read().decode(errors="replace"), file=sys.stderr)
+            raise
         finally:
             process.terminate()
 

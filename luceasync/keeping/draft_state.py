@@ -15,6 +15,7 @@ from torch import Tensor
 from luceasync.dflash.feature_node import Features, decode, encode
 from luceasync.dflash.features import FeatureRing
 from luceasync.errors import SnapshotMismatch
+from luceasync.kv.copy_stream import copy_beside
 from luceasync.kv.host import HostMemory
 
 log = logging.getLogger(__name__)
@@ -49,12 +50,12 @@ class DraftFeatures:
         if not held:
             return {}
         rows = self._ring.rows(lane, held.start, held.stop)
-        region = self._memory.allocate(rows.numel() * rows.element_size())
-        host = torch.frombuffer(region, dtype=rows.dtype).view(rows.shape)
-        host.copy_(rows, non_blocking=True)
+        source = rows.reshape(-1).view(torch.uint8)
+        host = torch.frombuffer(self._memory.allocate(source.numel()), dtype=torch.uint8)
+        copy_beside([(host, source)])
         if rows.is_cuda:
             torch.cuda.current_stream(rows.device).synchronize()
-        return encode(self._ring.spec, Features(held.start, host))
+        return encode(self._ring.spec, Features(held.start, host.view(rows.dtype).view(rows.shape)))
 
     def restore(
         self,

@@ -145,10 +145,22 @@ class CopyStream:
                     event.synchronize()  # who waits for the delivery has a deadline
             if delivery.is_cancelled:
                 return
-            for target, source in batch:
-                target.copy_(source, non_blocking=True)
+            _queue_all(batch)
             ahead.append(torch.cuda.Event(blocking=True))
             ahead[-1].record(self._stream)
+
+
+def copy_beside(pairs: Iterable[Pair]) -> None:
+    """Queue copies between a GPU and host memory on its current stream. Only so: a copy of memory
+    that was pinned in two parts fails.
+    """
+    for batch in batches(pairs):
+        _queue_all(batch)
+
+
+def _queue_all(pairs: Iterable[Pair]) -> None:
+    for target, source in pairs:
+        target.copy_(source, non_blocking=True)
 
 
 def wait_for(is_over: Callable[[], bool], what: str) -> None:

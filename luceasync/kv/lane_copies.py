@@ -16,7 +16,7 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.kv.cache import LaneCache
-from luceasync.kv.copy_stream import CopyStream, Delivery, Pair, batches, wait_for
+from luceasync.kv.copy_stream import CopyStream, Delivery, Pair, copy_beside, wait_for
 
 SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
 
@@ -281,9 +281,7 @@ class StreamCopies:
         if staged is not None and state_region is not None:
             pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
             staged.taken = None
-        for batch in batches(pairs):
-            for target, source in batch:
-                target.copy_(source, non_blocking=True)
+        copy_beside(pairs)
         arrival = _Now(self._computing)
         self._hold(arrival, [row_region, state_region])
         return arrival

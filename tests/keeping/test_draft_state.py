@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from luceasync.dflash.feature_node import Features, encode
+from luceasync.dflash.feature_node import Features, decode, encode
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.keeping.draft_state import DraftFeatures
-from luceasync.kv.host import PlainMemory
+from luceasync.kv.host import SLAB_BYTES, Arena, HostMemory, PlainMemory
+from luceasync.target.devices import host_memory
 
 SPEC = FeatureSpec((1,), 1)
 CAPACITY = 8
@@ -51,3 +53,29 @@ def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
     DraftFeatures(ring, heard, PlainMemory()).restore(0, parts, num_tokens)
     assert heard.rows == (None if expected is None else list(expected))
     assert heard.begin == (num_tokens if expected is None else expected.start)
+
+
+def exported(device: torch.device, memory: HostMemory) -> Tensor:
+    """Features of 1 MiB, from a ring on `device` that has wrapped around."""
+    spec = FeatureSpec((1,), 1024)
+    ring = FeatureRing(spec, num_lanes=2, capacity_tokens=256, dtype=torch.float32, device=device)
+    rows = torch.arange(300.0)[:, None].expand(-1, 1024)
+    ring.restore(1, 0, rows)
+    tensors = DraftFeatures(ring, Heard(), memory).export(1, 0, 300)
+    found = decode(spec, tensors, begin=0, end=300)
+    assert found is not None and torch.equal(found.rows, rows[44:])
+    return found.rows
+
+
+def test_a_node_gets_what_the_ring_still_holds():
+    exported(torch.device("cpu"), PlainMemory())
+
+
+@pytest.mark.gpu
+def test_features_go_to_memory_that_was_pinned_in_two_parts():
+    arena = host_memory(["cuda:0"], 2 * SLAB_BYTES)
+    assert isinstance(arena, Arena) and arena.wait(60)
+    held = arena.allocate(SLAB_BYTES - 2**19)
+    rows = exported(torch.device("cuda", 0), arena)
+    assert rows.data_ptr() < np.frombuffer(held, np.uint8).ctypes.data + SLAB_BYTES
+    arena.close()
