@@ -35,7 +35,8 @@ from luceasync.keeping.holdings import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Shelf
 from luceasync.keeping.state import NoFeatures, StateMover
-from luceasync.kv.host import Arena, HostMemory, WarmMemory
+from luceasync.kv.arena import Arena, WarmMemory
+from luceasync.kv.host import HostMemory
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
 from luceasync.prefix.disk import NUM_READERS, DiskTier

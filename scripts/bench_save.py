@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 import torch
 from bench_gpu import SHAPES
 
-from luceasync.kv.host import Arena, HostMemory
+from luceasync.kv.arena import Arena
+from luceasync.kv.host import HostMemory
 from luceasync.kv.node import Span
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import parse_spec

@@ -25,6 +25,7 @@ import httpx
 
 QUESTIONS = Path(__file__).parents[1] / "luceasync" / "assets" / "stdlib-15m" / "eval.jsonl"
 DEADLINE_S = 300.0
+TURN_QUESTIONS = 10  # servers that take turns at each question cool each other's caches
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,18 @@ def main() -> None:
         common += modes["tree"] if options.ddtree else []
         report_restart(restart(messages[: options.restart + 1], common, options.max_tokens))
         return
-    messages = messages[: options.questions]
     with ExitStack() as stack:
         urls = {
             mode: stack.enter_context(server([*common, *flags])) for mode, flags in modes.items()
         }
         client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
         asked: dict[str, list[Asked]] = {mode: [] for mode in modes}
-        for number, question in enumerate([messages[0], *messages]):
+        for begin in range(0, options.questions, TURN_QUESTIONS):
+            turn = messages[begin : min(begin + TURN_QUESTIONS, options.questions)]
+            before = messages[-1 - begin // TURN_QUESTIONS]  # another one, to warm up
             for mode, url in urls.items():
-                answer = ask(client, url, question, options.max_tokens)
-                if number:  # the first one warms up
-                    asked[mode].append(answer)
+                ask(client, url, before, options.max_tokens)
+                asked[mode] += [ask(client, url, q, options.max_tokens) for q in turn]
     report(asked)
 
 

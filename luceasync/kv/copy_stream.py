@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from luceasync.kv.host import PIECE_BYTES
+from luceasync.kv.arena import PIECE_BYTES
 
 COPY_TIMEOUT_S = 60.0  # more than all host memory takes
 POLL_S = 2e-4  # how much later than a device somebody knows who waits for it

@@ -10,7 +10,8 @@ import psutil
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.kv.host import Arena, DevicePageLock, HostMemory, PlainMemory, WarmMemory
+from luceasync.kv.arena import Arena, DevicePageLock, WarmMemory
+from luceasync.kv.host import HostMemory, PlainMemory
 from luceasync.target.plan import BACKENDS, Device, check_devices
 
 log = logging.getLogger(__name__)

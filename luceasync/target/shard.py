@@ -14,10 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.kv.cache import LaneCache
 from luceasync.kv.host import HostMemory
-from luceasync.kv.lane_copies import lane_copies
+from luceasync.kv.lane_copies import DirectCopies, LaneCopies
 from luceasync.kv.node import NodeStore
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
+from luceasync.kv.stream_copies import StreamCopies
 from luceasync.models.layers import Norm, Ops, TreeOps, VerifyPass, rotation
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
@@ -83,8 +85,8 @@ class Shard:
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
-        copies = lane_copies(self.cache, NUM_STAGED_STATES)
-        self.nodes = NodeStore(self.cache, plan.shards.index(shard), memory, copies)
+        number, copies = plan.shards.index(shard), copies_for(self.cache)
+        self.nodes = NodeStore(self.cache, number, memory, copies)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -241,6 +243,13 @@ def ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
     from luceasync.models.triton_trees import TritonTrees
 
     return TritonOps(), TritonTrees()
+
+
+def copies_for(cache: LaneCache) -> LaneCopies:
+    """Beside a GPU's computation, or by the CPU."""
+    if cache.tables.is_cuda:
+        return StreamCopies(cache, NUM_STAGED_STATES)
+    return DirectCopies(cache)
 
 
 def _read_ends(

@@ -19,7 +19,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
 from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.keeping.tenants import NO_TENANT
-from luceasync.kv.host import Holes
+from luceasync.kv.holes import Holes
 from luceasync.kv.node import Span
 from luceasync.prefix.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node

@@ -11,7 +11,8 @@ from luceasync.dflash.feature_node import Features, decode, encode
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.keeping.draft_state import DraftFeatures
-from luceasync.kv.host import SLAB_BYTES, Arena, HostMemory, PlainMemory
+from luceasync.kv.arena import SLAB_BYTES, Arena
+from luceasync.kv.host import HostMemory, PlainMemory
 from luceasync.target.devices import host_memory
 
 SPEC = FeatureSpec((1,), 1)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luceasync.kv import copy_stream
+from luceasync.kv.arena import PIECE_BYTES
 from luceasync.kv.copy_stream import Delivery, batches, pieces, wait_for
-from luceasync.kv.host import PIECE_BYTES
 
 
 @given(st.integers(1, 4 * PIECE_BYTES), st.integers(0, 3 * PIECE_BYTES))

@@ -11,7 +11,7 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.host import HostMemory, PlainMemory
-from luceasync.kv.lane_copies import lane_copies
+from luceasync.kv.lane_copies import DirectCopies
 from luceasync.kv.node import NodeStore, Span
 from luceasync.kv.pages import PageMap
 
@@ -58,7 +58,7 @@ def make_cache(kinds=HYBRID, dtype: torch.dtype = torch.bfloat16, order=None) ->
 
 
 def make_store(cache: LaneCache, memory: HostMemory | None = None) -> NodeStore:
-    return NodeStore(cache, 2, memory or PlainMemory(), lane_copies(cache, 1))
+    return NodeStore(cache, 2, memory or PlainMemory(), DirectCopies(cache))
 
 
 def lane_tensors(cache: LaneCache, lane: int, begin: int, end: int) -> dict[str, Tensor]:

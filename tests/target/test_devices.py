@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.kv.host import DevicePageLock, PlainMemory, WarmMemory
+from luceasync.kv.arena import DevicePageLock, WarmMemory
+from luceasync.kv.host import PlainMemory
 from luceasync.target.devices import (
     default_device,
     default_dtype,

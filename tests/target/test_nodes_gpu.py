@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.kv.host import PIECE_BYTES, Arena
+from luceasync.kv.arena import PIECE_BYTES, Arena
 from luceasync.kv.node import Span
 from luceasync.models.loader import RandomSource, open_checkpoint
 from luceasync.models.spec import parse_spec, read_spec
