@@ -131,13 +131,14 @@ class DraftPasses:
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
         """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
         num_rows = taps[0].shape[1]
-        if num_rows in self._short_rows:
+        if num_rows in self._short_rows and all(tap.shape[1] == num_rows for tap in taps):
             self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows)
             return
+        taps = [tap[:, :num_tokens] for tap in taps]  # some shards fill chunks up, others do not
         ends = range(num_tokens)[:: max(num_tokens - 1, 1)]
         self._check(taps, [lane], [begin], [ends])
         with self._on_device():
-            here = [self._transfer(tap[0, :num_tokens], self._draft.device) for tap in taps]
+            here = [self._transfer(tap[0], self._draft.device) for tap in taps]
             rows = torch.cat(here, -1)
             self.ring.restore(lane, begin, rows)
             self._write_context(lane, begin, rows)

@@ -239,10 +239,10 @@ class Pump:
             self._emit([generation], choose_next([generation], logits[None]))
 
     def _rest(self) -> None:
-        """Nothing is to be done, for the first time or since the last step."""
+        """Nothing is to be done now, and nothing was at the last step."""
         if self._was_idle:
             self._quiet.set()
-        self._was_idle = True
+        self._was_idle = not self._waiting
 
     def _decode(
         self, generations: list[Generation], *, alone: bool, meanwhile: Callable[[], None]

@@ -66,6 +66,20 @@ def test_rows_behind_a_short_chunk_leave_nothing(backend, tiny_dir: Path, tmp_pa
     assert proposed(short, 1) == proposed(short, 0)
 
 
+def test_shards_may_fill_up_a_chunk_or_not(backend, tiny_dir: Path, tmp_path: Path):
+    short = random_speculator(backend, tiny_dir, tmp_path, short_rows=(16,))
+    prefill(backend, short, 0, [80])
+    short.start(1)
+    backend.prefill(1, 0, TOKENS[:80], project=False)
+    short.prefilled(1, 0, 80)
+    backend.prefill(1, 80, TOKENS[80:], project=False)
+    taps = backend.taps()
+    taps[0] = torch.nn.functional.pad(taps[0], (0, 0, 0, 6), value=9.0)
+    with torch.inference_mode():
+        short.passes.absorb_chunk(taps, 1, 80, 10)
+    assert proposed(short, 1) == proposed(short, 0)
+
+
 def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
     prefill(backend, speculator, 0, [])
     backend.prefill(1, 0, TOKENS[:88], project=False)
