@@ -17,8 +17,10 @@ def test_serve_answers_and_ends_cleanly():
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--max-ctx", "512"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            url = re.search(r"http://[\d.:]+", process.stderr.readline())[0]
-            with httpx.Client(base_url=url, timeout=DEADLINE_S) as client:
+            first = process.stderr.readline()
+            url = re.search(r"http://[\d.:]+", first)
+            assert url, f"the first line is {first!r}"
+            with httpx.Client(base_url=url[0], timeout=DEADLINE_S) as client:
                 wait_ready(client)
                 body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}
                 answer = client.post("/v1/chat/completions", json=body).json()
