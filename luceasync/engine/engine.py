@@ -194,7 +194,7 @@ class LocalEngine:
     def status(self) -> EngineStatus:
         pump = self._pump
         return EngineStatus(
-            ready=pump is not None and not self._detail,
+            ready=self._is_ready,
             detail=self._detail or "ready",
             num_lanes=self._language.num_lanes,
             num_running=pump.num_running if pump else 0,
@@ -205,6 +205,10 @@ class LocalEngine:
             cache=self._cache_status(pump) if pump else None,
             speculation=pump.decoding.status if pump else None,
         )
+
+    @property
+    def _is_ready(self) -> bool:
+        return self._pump is not None and not self._detail
 
     def _cache_status(self, pump: Pump) -> CacheStatus:
         status = pump.prefixes.status
@@ -227,7 +231,7 @@ class LocalEngine:
         return stream
 
     def _check_open(self, request: Request) -> None:
-        if not self.status().ready:
+        if not self._is_ready:
             raise Unavailable(f"The model is not available: {self._detail}.")
         num_lanes = self._language.num_lanes
         if self._num_admitted + request.num_choices > num_lanes + self._max_queue:

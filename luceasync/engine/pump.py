@@ -53,14 +53,14 @@ class Pump:
         *,
         num_lanes: int,
         chunk_tokens: int,
-        tells_late: bool = False,
+        computes_beside: bool = False,
         quiet: threading.Event | None = None,
     ) -> None:
-        """`tells_late`: devices compute while the host goes on, and what a decode step gave is told
-        during the next one: whoever listens wants the interpreter just when that is to be queued.
-        `quiet` is set while there has been nothing to do for IDLE_PAUSE_S.
+        """`computes_beside`: devices compute while the host goes on. Then what a decode step gave
+        is told during the next one: whoever listens wants the interpreter just when that is to be
+        queued. `quiet` is set while there has been nothing to do for IDLE_PAUSE_S.
         """
-        self._tells_late = tells_late
+        self._computes_beside = computes_beside
         self._quiet = quiet or threading.Event()
         self._was_idle = False
         self._target = target
@@ -155,7 +155,7 @@ class Pump:
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
-        if self._emitted and not (step == "decode" and self._tells_late):
+        if self._emitted and not (step == "decode" and self._computes_beside):
             return self._told()
         if step == "idle":
             self._rest()
@@ -167,7 +167,7 @@ class Pump:
             self._decode(decoding, alone=not prefilling, meanwhile=lambda: tell(self._told()))
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
         is_last = any(delta.finish for _, delta in self._emitted)
-        return [] if step == "decode" and self._tells_late and not is_last else self._told()
+        return [] if step == "decode" and self._computes_beside and not is_last else self._told()
 
     def _told(self) -> list[Emitted]:
         """What has come up, once."""
@@ -224,6 +224,8 @@ class Pump:
         self.num_prefilled_total += end - begin
         self._to_keep.append(lambda: self.prefixes.prefilled(claim, lane, end, logits))
         if logits is not None:
+            if self._computes_beside:  # what is kept costs nothing while the device is not done
+                self._catch_up()
             _wait_for(logits)
         generation.prefill_s += time.perf_counter() - started
         if logits is not None:

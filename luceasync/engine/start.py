@@ -214,7 +214,7 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
             prefixes,
             num_lanes=plan.parallel,
             chunk_tokens=plan.prefill_chunk_tokens,
-            tells_late=_computes_beside(plan, drafter),
+            computes_beside=_computes_beside(plan, drafter),
             quiet=recipe.quiet,
         )
         return Loaded(pump, closing.pop_all().close)

@@ -140,8 +140,12 @@ class StateMover:
         """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
         MemoryError; nothing is kept then.
         """
-        features = self._features.export(lane, span.begin, span.end) if with_features else {}
-        self._target.save(lane, node, span)
+        self._target.save(lane, node, span)  # queued, while the others wait for the device
+        try:
+            features = self._features.export(lane, span.begin, span.end) if with_features else {}
+        except MemoryError:
+            self._target.drop(node)
+            raise
         kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
         self._extras[node] = _Extras(span, features, kept)
 

@@ -152,7 +152,7 @@ def test_each_step_feeds_the_last_token_at_its_position(make_prepared):
 
 def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepared):
     target = CountingTarget()
-    pump = make_pump(target, tells_late=True)
+    pump = make_pump(target, computes_beside=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
     told: list[tuple] = []
 
@@ -166,7 +166,7 @@ def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepar
 
 def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
     target = CountingTarget()
-    pump = make_pump(target, tells_late=True)
+    pump = make_pump(target, computes_beside=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
     pump.step()
     assert pump.step() == []
@@ -176,12 +176,21 @@ def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
 
 
 def test_what_is_held_back_is_told_when_the_choice_is_cancelled(make_prepared):
-    pump = make_pump(CountingTarget(), tells_late=True)
+    pump = make_pump(CountingTarget(), computes_beside=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
     pump.step()
     assert pump.step() == []
     held, end = (delta for _, delta in pump.cancel(0))
     assert held.token_ids == (3,) and end.finish.reason == "cancelled"
+
+
+def test_a_prompt_is_kept_while_the_device_computes_or_after_its_token_was_told(make_prepared):
+    for beside, kinds in ((True, ["reset", "prefill", "save"]), (False, ["reset", "prefill"])):
+        target = CountingTarget()
+        pump = make_pump(target, memory_bytes=2**20, computes_beside=beside)
+        pump.submit([make_prepared(0, [0] * 10)])
+        assert [delta.token_ids for _, delta in pump.step()] == [(1,)]
+        assert [call[0] for call in target.calls] == kinds
 
 
 def test_only_after_a_second_without_work_it_is_quiet(make_prepared):

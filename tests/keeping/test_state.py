@@ -112,6 +112,17 @@ def test_what_is_not_the_nodes_is_refused_and_the_old_stays(mover, name, tensor,
     assert mover.export("n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
 
 
+def test_without_memory_for_features_nothing_is_kept(mover, features, monkeypatch):
+    def refuse(*span: int) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(features, "export", refuse)
+    with pytest.raises(MemoryError):
+        mover.save(0, "m", SPAN, None, with_features=True)
+    with pytest.raises(KeyError):
+        mover._target.export("m")
+
+
 def test_refused_memory_keeps_nothing(mover):
     mover._target.is_full = True
     with pytest.raises(MemoryError):
