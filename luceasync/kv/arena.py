@@ -90,8 +90,8 @@ class Arena:
         spare_bytes: int = SPARE_BYTES,
     ) -> None:
         """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while nobody minds that a driver
-        is busy: while it is not, no slab is added beside `spare_bytes` that are free. Raises
-        MemoryError if nothing can be locked.
+        is busy: while it is not, slabs are added until `spare_bytes` are free, and again when half
+        of these are used. Raises MemoryError if nothing can be locked.
         """
         assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
         self._quiet = quiet
@@ -176,7 +176,8 @@ class Arena:
 
     def _add_others(self) -> None:
         for slab in self._slabs[1:]:
-            self._wait_for_quiet()
+            if self.free_bytes >= self._spare_bytes:
+                self._wait_for_quiet()
             if self._is_complete.is_set():
                 return
             try:
@@ -189,7 +190,7 @@ class Arena:
         while (
             self._quiet is not None
             and not self._quiet.is_set()
-            and self.free_bytes >= self._spare_bytes
+            and self.free_bytes > self._spare_bytes // 2
             and not self._is_complete.wait(QUIET_POLL_S)
         ):
             pass

@@ -122,14 +122,17 @@ def test_beside_spare_memory_more_waits_for_a_quiet_moment():
     arena = Arena(CAPACITY_BYTES, pages, PIECE_BYTES, quiet, spare_bytes=PIECE_BYTES)
     assert not arena.wait(0.3)
     assert arena.free_bytes == PIECE_BYTES
-    held = arena.allocate(1)  # less is free than there should be
+    held = arena.allocate(1)
+    assert not arena.wait(0.3)
+    assert arena.free_bytes < PIECE_BYTES
+    more = arena.allocate(PIECE_BYTES // 2)  # now less than half is free of what there should be
     deadline = time.monotonic() + 30
     while arena.free_bytes < PIECE_BYTES and time.monotonic() < deadline:
         time.sleep(0.01)
     assert PIECE_BYTES <= arena.free_bytes < 2 * PIECE_BYTES
     quiet.set()
     assert arena.wait(30) and sum(pages.locked.values()) == CAPACITY_BYTES
-    del held
+    del held, more
     arena.close()
 
 
