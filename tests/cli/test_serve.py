@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import signal
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 
 import httpx
+
+from luceasync.cli.serve import freeze_heap
 
 DEADLINE_S = 60
 
@@ -30,6 +33,16 @@ def test_serve_answers_and_ends_cleanly():
             process.kill()
     assert answer["usage"]["completion_tokens"] <= 3
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+def test_a_frozen_heap_is_left_out_of_collections():
+    kept = [[]]
+    freeze_heap()
+    try:
+        assert gc.get_freeze_count() > 0
+        assert not any(found is kept for found in gc.get_objects())
+    finally:
+        gc.unfreeze()
 
 
 def wait_ready(client: httpx.Client) -> None:
