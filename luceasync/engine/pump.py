@@ -155,7 +155,8 @@ class Pump:
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
-        if self._emitted and not (step == "decode" and self._computes_beside):
+        is_told_later = step == "decode" and self._computes_beside
+        if self._emitted and not is_told_later:
             return self._told()
         if step == "idle":
             self._rest()
@@ -167,7 +168,7 @@ class Pump:
             self._decode(decoding, alone=not prefilling, meanwhile=lambda: tell(self._told()))
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
         is_last = any(delta.finish for _, delta in self._emitted)
-        return [] if step == "decode" and self._computes_beside and not is_last else self._told()
+        return [] if is_told_later and not is_last else self._told()
 
     def _told(self) -> list[Emitted]:
         """What has come up, once."""
