@@ -20,6 +20,7 @@ from torch import Tensor
 from luceasync.engine.admission import Load, Step, next_step
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.sampler import nothing
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Delta, FinishReason
@@ -143,9 +144,10 @@ class Pump:
         self.prefixes.hand_over(wait=True)
         return self._told()
 
-    def step(self, tell: Tell = lambda emitted: None) -> list[Emitted]:
+    def step(self, tell: Tell | None = None) -> list[Emitted]:
         """Give free lanes to waiting choices, then do what is due. Returns what is to be told now;
-        what earlier steps held back may be given to `tell` while a device works.
+        what a decode step gave may be held back and be given to `tell` while a device works on the
+        next one. None: nothing is held back.
         """
         self._catch_up()
         self.prefixes.hand_over()
@@ -155,7 +157,7 @@ class Pump:
         decoding = [g for g in self._running if g.is_decoding]
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
-        is_told_later = step == "decode" and self._computes_beside
+        is_told_later = step == "decode" and self._computes_beside and tell is not None
         if self._emitted and not is_told_later:
             return self._told()
         if step == "idle":
@@ -165,7 +167,8 @@ class Pump:
         if step == "prefill":
             self._prefill(prefilling[0])
         else:
-            self._decode(decoding, alone=not prefilling, meanwhile=lambda: tell(self._told()))
+            meanwhile = nothing if tell is None else lambda: tell(self._told())
+            self._decode(decoding, alone=not prefilling, meanwhile=meanwhile)
         self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
         is_last = any(delta.finish for _, delta in self._emitted)
         return [] if is_told_later and not is_last else self._told()

@@ -103,8 +103,14 @@ def build_engine(
     limits = limits_of(config.cache)
     capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     warm_bytes = warm_bytes_of(config.cache, limits)
-    devices, quiet = [shard.device for shard in plan.shards], threading.Event()
-    host = host_memory(devices, capacity, warm_bytes=warm_bytes, quiet=quiet)
+    quiet = threading.Event()
+    host = host_memory(
+        [shard.device for shard in plan.shards],
+        capacity,
+        warm_bytes=warm_bytes,
+        quiet=quiet,
+        lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.shards),
+    )
     recipe = Recipe(model_dir, spec, plan, drafter, limits, host, quiet, progress, decode_with)
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)

@@ -24,7 +24,7 @@ ALIGNMENT_BYTES = 4096  # what direct file access asks for
 # registered apart cannot be copied as one, and small copies of others get in between.
 PIECE_BYTES = 8 << 20
 SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the driver: some 25 ms
-SPARE_BYTES = 4 << 30  # free memory beside which more of it can wait for a quiet moment
+SPARE_BYTES = 4 << 30  # free memory beside which more of it may wait for a quiet moment
 QUIET_POLL_S = 0.1
 WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
 CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
@@ -91,7 +91,7 @@ class Arena:
     ) -> None:
         """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while nobody minds that a driver
         is busy: while it is not, slabs are added until `spare_bytes` are free, and again when half
-        of these are used. Raises MemoryError if nothing can be locked.
+        of these are used or somebody finds no room. Raises MemoryError if nothing can be locked.
         """
         assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
         self._quiet = quiet
@@ -112,6 +112,7 @@ class Arena:
         self._lock = threading.Lock()
         self._is_complete = threading.Event()  # no slab is added any more
         self._is_closed = False
+        self._num_refused = 0
         self._add(*self._slabs[0])
         self._thread = threading.Thread(target=self._add_others, name="pages", daemon=True)
         self._thread.start()
@@ -138,6 +139,7 @@ class Arena:
         with self._lock:
             self._take_back()
             address = None if self._is_closed else self._holes.take(room)
+            self._num_refused += address is None
         if address is None:
             raise MemoryError(f"no room for {num_bytes} bytes in the memory that is prepared")
         region = np.frombuffer(self._area.data, np.uint8, num_bytes, address - self._origin)
@@ -187,10 +189,13 @@ class Arena:
                 return
 
     def _wait_for_quiet(self) -> None:
+        """Until nothing runs, half of the spare memory is used, or some is missed, in pieces."""
+        num_refused = self._num_refused
         while (
             self._quiet is not None
             and not self._quiet.is_set()
             and self.free_bytes > self._spare_bytes // 2
+            and self._num_refused == num_refused
             and not self._is_complete.wait(QUIET_POLL_S)
         ):
             pass

@@ -156,10 +156,9 @@ class StreamCopies:
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
-    def _stage(self, lane: int) -> _Staged | None:
+    def _stage(self, lane: int) -> _Staged:
         """Copy the lane's state to the place that is free first; the device waits for it."""
-        if not self._staged:
-            return None
+        assert self._staged, "a node with a state, of lanes that have none"
         staged = self._staged[0]
         self._staged.rotate(-1)
         if staged.taken is not None:

@@ -10,7 +10,7 @@ import psutil
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.kv.arena import Arena, DevicePageLock, WarmMemory
+from luceasync.kv.arena import SPARE_BYTES, Arena, DevicePageLock, WarmMemory
 from luceasync.kv.host import HostMemory, PlainMemory
 from luceasync.target.plan import BACKENDS, Device, check_devices
 
@@ -53,16 +53,21 @@ def host_memory(
     *,
     warm_bytes: int = 0,
     quiet: threading.Event | None = None,
+    lanes_bytes: int = 0,
 ) -> HostMemory:
-    """Memory for the saved nodes of these devices: all of it pinned if a GPU is among them, much of
-    it while `quiet` is set, else with `warm_bytes` whose pages are there soon. Either is begun here
-    and done in a thread. Where nothing can be pinned copies are slower, and a warning says so.
+    """Memory for the saved nodes of these devices: all of it pinned if a GPU is among them, what is
+    more than twice the `lanes_bytes` of all lanes while `quiet` is set; else with `warm_bytes`
+    whose pages are there soon. Either is begun here and done in a thread. Where nothing can be
+    pinned copies are slower, and a warning says so.
     """
     gpus = [name for name in devices if not name.startswith("cpu:")]
     if not gpus:
         return WarmMemory(warm_bytes, capacity_bytes) if warm_bytes else PlainMemory()
     try:
-        return Arena(capacity_bytes, DevicePageLock(torch_device(gpus[0])), quiet=quiet)
+        pages = DevicePageLock(torch_device(gpus[0]))
+        # Half of the spare memory may be used before there is more: every lane can still be saved.
+        spare_bytes = max(SPARE_BYTES, 2 * lanes_bytes)
+        return Arena(capacity_bytes, pages, quiet=quiet, spare_bytes=spare_bytes)
     except MemoryError as error:
         log.warning("the prefix cache is slower, in memory that is not pinned: %s", error)
         return PlainMemory()

@@ -164,22 +164,35 @@ def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepar
     assert told == [(("decode", (0,), (3,)), (3,)), (("decode", (0,), (4,)), (4,))]
 
 
+def test_nothing_is_held_back_from_who_cannot_be_told_later(make_prepared):
+    pump = make_pump(CountingTarget(), computes_beside=True)
+    pump.submit([make_prepared(0, [0, 1], max_tokens=4)])
+    assert [[d.token_ids for _, d in pump.step()] for _ in range(4)] == [
+        [(2,)],
+        [(3,)],
+        [(4,)],
+        [(5,)],
+    ]
+
+
 def test_what_is_held_back_is_told_before_a_prefill(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, computes_beside=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
-    pump.step()
-    assert pump.step() == []
+    told: list = []
+    pump.step(told.extend)
+    assert pump.step(told.extend) == told == []
     pump.submit([make_prepared(1, [0] * 100, max_tokens=50)])
-    assert [delta.token_ids for _, delta in pump.step()] == [(3,)]
+    assert [delta.token_ids for _, delta in pump.step(told.extend)] == [(3,)]
     assert target.calls[-1] == ("reset", 1)
 
 
 def test_what_is_held_back_is_told_when_the_choice_is_cancelled(make_prepared):
     pump = make_pump(CountingTarget(), computes_beside=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
-    pump.step()
-    assert pump.step() == []
+    told: list = []
+    pump.step(told.extend)
+    assert pump.step(told.extend) == told == []
     held, end = (delta for _, delta in pump.cancel(0))
     assert held.token_ids == (3,) and end.finish.reason == "cancelled"
 

@@ -136,6 +136,18 @@ def test_beside_spare_memory_more_waits_for_a_quiet_moment():
     arena.close()
 
 
+def test_who_finds_no_room_makes_it_grow_though_nothing_is_quiet():
+    arena = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES, threading.Event(), PIECE_BYTES)
+    assert not arena.wait(0.3)
+    with pytest.raises(MemoryError):
+        arena.allocate(2 * PIECE_BYTES)
+    deadline = time.monotonic() + 30
+    while arena.free_bytes < 2 * PIECE_BYTES and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert arena.allocate(2 * PIECE_BYTES).nbytes == 2 * PIECE_BYTES
+    arena.close()
+
+
 def test_an_arena_that_waits_for_a_quiet_moment_can_be_closed():
     arena = Arena(CAPACITY_BYTES, NotedLock(), PIECE_BYTES, threading.Event(), spare_bytes=1)
     arena.close()
