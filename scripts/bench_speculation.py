@@ -2,7 +2,8 @@
 
     python scripts/bench_speculation.py [--device cpu:0] [--questions 100] [--ddtree | --restart 40]
 
-All servers run at once and are asked in turns, greedily, over HTTP. With --restart: second turns.
+All servers run at once and are asked in turns, greedily, over HTTP; with --alone each runs when
+the one before has ended. With --restart: second turns.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,11 +31,14 @@ TURN_QUESTIONS = 10  # servers that take turns at each question cool each other'
 
 @dataclass(frozen=True)
 class Asked:
-    """One answer: `seconds` from the request to its end, decoding alone in `decode_s`."""
+    """One answer: `seconds` from the request to its end, of which the server says `prompt_s` went
+    into reading the prompt and `decode_s` from the first token to the last.
+    """
 
     text: str
     num_tokens: int
     seconds: float
+    prompt_s: float
     decode_s: float
     speculation: dict[str, Any]
     restore: dict[str, Any]
@@ -48,6 +52,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--ddtree", action="store_true", help="trees too, as a third server")
+    parser.add_argument("--alone", action="store_true", help="one server after the other")
     parser.add_argument("--restart", type=int, metavar="CONVERSATIONS")
     options = parser.parse_args()
     modes = {"plain": ["--draft", "none"], "chain": []}
@@ -60,19 +65,40 @@ def main() -> None:
         common += modes["tree"] if options.ddtree else []
         report_restart(restart(messages[: options.restart + 1], common, options.max_tokens))
         return
+    servers = {mode: [*common, *flags] for mode, flags in modes.items()}
+    ask_all = ask_alone if options.alone else ask_in_turns
+    report(ask_all(servers, messages, options.questions, options.max_tokens))
+
+
+def ask_in_turns(
+    servers: dict[str, list[str]], messages: list[list[dict]], num_questions: int, max_tokens: int
+) -> dict[str, list[Asked]]:
+    """The first `num_questions` of `messages`, a few to each server, then to the next."""
+    asked: dict[str, list[Asked]] = {mode: [] for mode in servers}
     with ExitStack() as stack:
-        urls = {
-            mode: stack.enter_context(server([*common, *flags])) for mode, flags in modes.items()
-        }
+        urls = {mode: stack.enter_context(server(flags)) for mode, flags in servers.items()}
         client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
-        asked: dict[str, list[Asked]] = {mode: [] for mode in modes}
-        for begin in range(0, options.questions, TURN_QUESTIONS):
-            turn = messages[begin : min(begin + TURN_QUESTIONS, options.questions)]
+        for begin in range(0, num_questions, TURN_QUESTIONS):
+            turn = messages[begin : min(begin + TURN_QUESTIONS, num_questions)]
             before = messages[-1 - begin // TURN_QUESTIONS]  # another one, to warm up
             for mode, url in urls.items():
-                ask(client, url, before, options.max_tokens)
-                asked[mode] += [ask(client, url, q, options.max_tokens) for q in turn]
-    report(asked)
+                ask(client, url, before, max_tokens)
+                asked[mode] += [ask(client, url, q, max_tokens) for q in turn]
+    return asked
+
+
+def ask_alone(
+    servers: dict[str, list[str]], messages: list[list[dict]], num_questions: int, max_tokens: int
+) -> dict[str, list[Asked]]:
+    """All questions to one server, then to the next; after as many others as the turns have."""
+    asked: dict[str, list[Asked]] = {}
+    before = messages[-len(range(0, num_questions, TURN_QUESTIONS)) :]
+    for mode, flags in servers.items():
+        with server(flags) as url, httpx.Client(timeout=DEADLINE_S) as client:
+            for question in before:
+                ask(client, url, question, max_tokens)
+            asked[mode] = [ask(client, url, q, max_tokens) for q in messages[:num_questions]]
+    return asked
 
 
 @contextmanager
@@ -112,6 +138,7 @@ def ask(client: httpx.Client, url: str, messages: list[dict], max_tokens: int) -
         text=answer["choices"][0]["message"]["content"],
         num_tokens=answer["usage"]["completion_tokens"],
         seconds=seconds,
+        prompt_s=answer["timings"]["prompt_ms"] / 1000,
         decode_s=answer["timings"]["predicted_ms"] / 1000,
         speculation=answer["luceasync"].get("speculation", {}),
         restore=answer["luceasync"],
@@ -175,8 +202,9 @@ def tau_of(answers: list[Asked]) -> tuple[int, str]:
 def report(asked: dict[str, list[Asked]]) -> None:
     """A row for each server; ratios are to the first."""
     plain = asked["plain"]
-    print("| server | tokens/s | ratio | decoding alone | ratio | tau | rounds | equal texts |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = "server | tokens/s | ratio | decoding alone | ratio | tau | rounds | equal texts"
+    print(f"| {columns} | ms of a request | its prompt | its decoding |")
+    print("|---" * 11 + "|")
     for mode, answers in asked.items():
         pairs = list(zip(answers, plain, strict=True))
         rate = sum(a.num_tokens for a in answers) / sum(a.seconds for a in answers)
@@ -190,8 +218,14 @@ def report(asked: dict[str, list[Asked]]) -> None:
         whole = sum(b.seconds for b in plain) / sum(a.seconds for a in answers)
         print(
             f"| {mode} | {rate:.0f} | {whole:.2f} (median {ratio:.2f}) | {decode_rate:.0f} "
-            f"| {decode:.2f} | {tau} | {rounds} | {equal} of {len(pairs)} |"
+            f"| {decode:.2f} | {tau} | {rounds} | {equal} of {len(pairs)} "
+            f"| {_mean_ms(a.seconds for a in answers)} | {_mean_ms(a.prompt_s for a in answers)} "
+            f"| {_mean_ms(a.decode_s for a in answers)} |"
         )
+
+
+def _mean_ms(seconds: Iterable[float]) -> str:
+    return f"{1000 * statistics.fmean(seconds):.2f}"
 
 
 def _per_token(seconds: float, answer: Asked) -> float:
