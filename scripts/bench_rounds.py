@@ -51,7 +51,7 @@ MAX_TOKENS = 4096
 class NoText:
     """A detokenizer for tokens that mean nothing."""
 
-    stopped = False
+    has_stops = stopped = False
 
     def push(self, token: int) -> Piece:
         return Piece("", False)

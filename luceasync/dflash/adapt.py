@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import truediv
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 TRIAL_ROUNDS = 8  # what a lane is given before it is judged by its own text
 RETRY_TOKENS = 256  # decoded plainly before a lane that was given up is tried again
@@ -18,8 +18,7 @@ PRIOR_ROUNDS = 4.0  # how much a lane believes of what others saw, or itself lon
 WINDOW_ROUNDS = 24.0  # what happened longer ago hardly counts
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """A round's fixed sizes: the draft runs `block` rows, its known first token included, and
     `budget` rows of a tree are verified after the anchor; None: the chain.
     """

@@ -59,6 +59,15 @@ class Anchor:
     token: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """What `plan` is to say if it is asked for these lanes next."""
+
+    lanes: tuple[int, ...]
+    alone: bool
+    plan: Plan
+
+
 class Speculator:
     """Rounds of speculation for lanes of one target. Synchronous; engine thread only."""
 
@@ -80,6 +89,7 @@ class Speculator:
         self._totals = Totals(shapes[0].block - 1)
         self._costs = costs or StepCosts()
         self._is_settled = True  # the last plain step
+        self._foreseen: _Foreseen | None = None
 
     @property
     def status(self) -> SpeculationStatus:
@@ -95,6 +105,7 @@ class Speculator:
     @torch.inference_mode()
     def start(self, lane: int) -> None:
         """The lane is given to another choice, and is empty."""
+        self._foreseen = None
         self._outlooks[lane] = Outlook(self._common.as_prior())
         self._tallies[lane] = LaneTally()
         self.passes.reset(lane)
@@ -105,6 +116,7 @@ class Speculator:
         from position `begin` to the end; None: it has none, and `begin` is the end. Raises
         ValueError for rows of another drafter.
         """
+        self._foreseen = None
         if features is None:
             self.passes.reset(lane, begin)
             self._outlooks[lane] = without_context(self._shapes[0].block - 1)
@@ -122,6 +134,9 @@ class Speculator:
         """The next step for decoding `lanes`, named instead of counted in it. `alone`: nothing else
         runs beside it, so its time can be measured.
         """
+        foreseen, self._foreseen = self._foreseen, None
+        if foreseen is not None and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone):
+            return foreseen.plan
         outlooks = [self._outlooks[lane] for lane in lanes]
         plan = plan_step(outlooks, self._shapes, self._costs, measure=alone)
         return replace(
@@ -129,6 +144,15 @@ class Speculator:
             speculating=tuple(lanes[i] for i in plan.speculating),
             off_reasons={lanes[i]: why for i, why in plan.off_reasons.items()},
         )
+
+    def foresee(self, lanes: Sequence[int], under_way: Plan, *, alone: bool) -> None:
+        """Plan the step after the one that is under way, while a device works on that: for the same
+        lanes, and from what is known by now. One round more hardly changes what pays, unless it is
+        the one that measures it.
+        """
+        if not self._costs.is_due(len(lanes), under_way.shape):
+            plan = self.plan(lanes, alone=alone)
+            self._foreseen = _Foreseen(tuple(lanes), alone, plan)
 
     @torch.inference_mode()
     def round(self, anchors: Sequence[Anchor], plan: Plan, accept: Accept) -> list[list[int]]:

@@ -18,7 +18,6 @@ from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
 from luceasync.engine.rows import RowSampling, has_penalties
 from luceasync.engine.sampler import NO_TOKEN, Ranked, nothing, rank
-from luceasync.request import Delta
 
 NO_NUMBERS = "the model's logits are not numbers"
 
@@ -26,8 +25,8 @@ NO_NUMBERS = "the model's logits are not numbers"
 class Acceptance:
     """One round's acceptance for `generations`, the entries of the proposal in order.
 
-    Filled by the call: `deltas`, what each can show now, at most one a round; `arrived_at`, when
-    the rows were on the host (time.perf_counter).
+    The call gives each its tokens and sets `arrived_at`, when the rows were on the host
+    (time.perf_counter).
     """
 
     def __init__(
@@ -37,7 +36,6 @@ class Acceptance:
         meanwhile: Callable[[], None] = nothing,
     ) -> None:
         """See luceasync.dflash.accept.walk for `decide`, engine.sampler.rank for `meanwhile`."""
-        self.deltas: list[Delta | None] = [None] * len(generations)
         self.arrived_at = 0.0
         self._generations = generations
         self._decide = decide
@@ -86,14 +84,11 @@ class Acceptance:
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
             if token == NO_TOKEN:
-                self.deltas[index] = generation.finish("error", NO_NUMBERS)
+                generation.end("error", NO_NUMBERS)
                 return None
             return token if generation.append(token, logprobs) else None
 
-        path = walk(tokens, parents, follow, self._decide)
-        if self.deltas[index] is None:
-            self.deltas[index] = generation.shown()
-        return path
+        return walk(tokens, parents, follow, self._decide)
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> tuple[list[int], list[int] | None]:

@@ -17,7 +17,7 @@ from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampler import NO_TOKEN, choose, nothing
-from luceasync.request import Delta, Speculation, SpeculationStatus
+from luceasync.request import Speculation, SpeculationStatus
 
 
 class Target(Protocol):
@@ -54,10 +54,10 @@ class Decoding(Protocol):
         *,
         alone: bool,
         meanwhile: Callable[[], None],
-    ) -> list[Delta | None]:
-        """One step; what each generation can show now. Its lane then holds every token but the
-        last. `alone`: nothing else has work. `meanwhile` is called when all is queued on the
-        devices and the host would wait for them, once or more.
+    ) -> None:
+        """One step: each generation gets a token or more, or ends. Its lane then holds every token
+        but the last. `alone`: nothing else has work. `meanwhile` is called when all is queued on
+        the devices and the host would wait for them, once or more.
         """
         ...
 
@@ -87,8 +87,8 @@ class PlainDecoding:
         *,
         alone: bool,
         meanwhile: Callable[[], None],
-    ) -> list[Delta | None]:
-        return choose_next(generations, _run(self._target, anchors_of(generations)), meanwhile)
+    ) -> None:
+        choose_next(generations, _run(self._target, anchors_of(generations)), meanwhile)
 
 
 class SpeculativeDecoding:
@@ -128,19 +128,21 @@ class SpeculativeDecoding:
         *,
         alone: bool,
         meanwhile: Callable[[], None],
-    ) -> list[Delta | None]:
+    ) -> None:
         anchors = anchors_of(generations)
         lanes = [a.lane for a in anchors]
         plan = self._force(lanes) if self._force else self._speculator.plan(lanes, alone=alone)
         pairs = list(zip(generations, anchors, strict=True))
-        shown: dict[int, Delta | None] = {}  # by lane
-        for run, is_round in ((self._round, True), (self._plain, False)):
+
+        def foresee() -> None:
+            meanwhile()
+            self._speculator.foresee(lanes, plan, alone=alone)
+
+        for run, is_round, then in ((self._round, True, foresee), (self._plain, False, meanwhile)):
             part = [(g, a) for g, a in pairs if (a.lane in plan.speculating) == is_round]
             if part:
                 chosen, places = zip(*part, strict=True)
-                deltas = run(chosen, places, plan, meanwhile)
-                shown |= {a.lane: delta for a, delta in zip(places, deltas, strict=True)}
-        return [shown[a.lane] for a in anchors]
+                run(chosen, places, plan, then)
 
     def _round(
         self,
@@ -148,10 +150,8 @@ class SpeculativeDecoding:
         anchors: Sequence[Anchor],
         plan: Plan,
         meanwhile: Callable[[], None],
-    ) -> list[Delta | None]:
-        acceptance = Acceptance(generations, self._decide, meanwhile)
-        self._speculator.round(anchors, plan, acceptance)
-        return acceptance.deltas
+    ) -> None:
+        self._speculator.round(anchors, plan, Acceptance(generations, self._decide, meanwhile))
 
     def _plain(
         self,
@@ -159,13 +159,12 @@ class SpeculativeDecoding:
         anchors: Sequence[Anchor],
         plan: Plan,
         meanwhile: Callable[[], None],
-    ) -> list[Delta | None]:
+    ) -> None:
         started_at = time.perf_counter()
         logits = _run(self._target, anchors)
         self._speculator.decoded(anchors, plan)
-        deltas = choose_next(generations, logits, meanwhile)
+        choose_next(generations, logits, meanwhile)
         self._speculator.timed(len(anchors), plan, time.perf_counter() - started_at)
-        return deltas
 
 
 def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
@@ -179,15 +178,16 @@ def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
 
 def choose_next(
     generations: Sequence[Generation], logits: Tensor, meanwhile: Callable[[], None] = nothing
-) -> list[Delta | None]:
+) -> None:
     """Sample a token for each row of logits [generations, vocab] and append it; `meanwhile`: see
     luceasync.engine.sampler.rank.
     """
     choice = choose(logits, [g.next_row for g in generations], meanwhile=meanwhile)
-    return [
-        g.finish("error", NO_NUMBERS) if token == NO_TOKEN else g.accept(token, logprobs)
-        for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True)
-    ]
+    for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):
+        if token == NO_TOKEN:
+            g.end("error", NO_NUMBERS)
+        else:
+            g.append(token, logprobs)
 
 
 def _run(target: Target, anchors: Sequence[Anchor]) -> Tensor:

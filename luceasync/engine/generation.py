@@ -70,6 +70,8 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     _reason: FinishReason | None = None
+    _error: str | None = None
+    _unspelled: list[int] = field(default_factory=list)  # of the held ids
     _held_text: str = ""
     _held_ids: list[int] = field(default_factory=list)
     _held_logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -121,13 +123,10 @@ class Generation:
         self.num_cached = self.num_prefilled = num_cached
         self.started_at = time.monotonic()
 
-    def accept(self, token: int, logprobs: RowLogprobs | None) -> Delta | None:
-        """Append a token; what can be shown now, see `shown`."""
-        self.append(token, logprobs)
-        return self.shown()
-
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
-        """Append a token; whether the text goes on after it."""
+        """Append a token; whether the text goes on after it. What it spells is made out when it is
+        shown, unless a stop string may be in it.
+        """
         prepared = self.prepared
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
@@ -140,34 +139,52 @@ class Generation:
         if logprobs is not None:
             self._held_logprobs.append(_named(prepared.tokenizer, token, logprobs))
         if token in prepared.stop_ids:
-            self._held_text += prepared.detokenizer.flush()
-            self._reason = "stop"
+            self.end("stop")
             return False
-        piece = prepared.detokenizer.push(token)
-        self._held_text += piece.text
-        if piece.stopped:
+        self._unspelled.append(token)
+        if prepared.detokenizer.has_stops and self._spell():
             self._reason = "stop"
         elif self.num_generated >= prepared.max_tokens:
-            self._held_text += prepared.detokenizer.flush()  # may complete a stop string
-            self._reason = "stop" if prepared.detokenizer.stopped else "length"
+            self.end("length")
+            if prepared.detokenizer.stopped:  # what was held back has completed a stop string
+                self._reason = "stop"
         return self._reason is None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no token follows; `shown` then says why."""
+        return self._reason is not None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what it has computed can be trusted."""
+        return self._reason != "error"
 
     def shown(self) -> Delta | None:
         """What has come since the last time; None while all of it is held back."""
-        has_more = self._held_text or self._held_logprobs or self._reason is not None
+        self._spell()
+        has_more = self._held_text or self._held_logprobs or self.has_ended
         return self._delta() if has_more else None
 
-    def finish(self, reason: FinishReason, error: str | None = None) -> Delta:
-        """End here; what was held back is shown."""
+    def end(self, reason: FinishReason, error: str | None = None) -> None:
+        """No token follows, and nothing is held back any more."""
+        self._spell()
         self._held_text += self.prepared.detokenizer.flush()
-        self._reason = reason
-        return self._delta(error)
+        self._reason, self._error = reason, error
 
-    def _delta(self, error: str | None = None) -> Delta:
+    def _spell(self) -> bool:
+        """Make out the text of the tokens that have come; whether a stop string has ended it."""
+        detokenizer = self.prepared.detokenizer
+        for token in self._unspelled:
+            self._held_text += detokenizer.push(token).text
+        self._unspelled.clear()
+        return detokenizer.stopped
+
+    def _delta(self) -> Delta:
         finish = None
         if self._reason is not None:
             usage = Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached)
-            finish = Finish(self._reason, usage, self._timings(), error, self.claim.restore)
+            finish = Finish(self._reason, usage, self._timings(), self._error, self.claim.restore)
         text, self._held_text = self._held_text, ""
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()

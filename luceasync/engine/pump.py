@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -71,7 +71,9 @@ class Pump:
         self._free_lanes = list(range(num_lanes))
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order in which they got their lanes
-        self._emitted: list[Emitted] = []  # what is still to be told, whatever fails meanwhile
+        # What is still to be told, whatever fails meanwhile: deltas, and who has more to show.
+        self._emitted: list[Emitted] = []
+        self._unshown: list[Generation] = []
         # What waits until its tokens are told: prefixes to be kept, then choices that leave.
         self._to_keep: list[Callable[[], None]] = []
         self._leaving: deque[tuple[Generation, bool]] = deque()
@@ -158,7 +160,7 @@ class Pump:
         load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
         step: Step = next_step(load)
         is_told_later = step == "decode" and self._computes_beside and tell is not None
-        if self._emitted and not is_told_later:
+        if (self._emitted or self._unshown) and not is_told_later:
             return self._told()
         if step == "idle":
             self._rest()
@@ -175,8 +177,13 @@ class Pump:
 
     def _told(self) -> list[Emitted]:
         """What has come up, once."""
-        emitted, self._emitted = self._emitted, []
-        return emitted
+        told, self._emitted = self._emitted, []
+        for generation in self._unshown:
+            delta = generation.shown()
+            if delta is not None:
+                told.append((generation.prepared.stream_id, delta))
+        self._unshown = []
+        return told
 
     def _catch_up(self) -> None:
         """Keep what the last step has left in the lanes, before anything changes it."""
@@ -240,9 +247,10 @@ class Pump:
     def _begin_answer(self, generation: Generation, logits: Tensor) -> None:
         """The first token, from the logits after the prompt, float32 [vocab]."""
         if generation.prepared.max_tokens == 0:
-            self._emit([generation], [generation.finish("length")])
+            generation.end("length")
         else:
-            self._emit([generation], choose_next([generation], logits[None]))
+            choose_next([generation], logits[None])
+        self._advanced([generation])
 
     def _rest(self) -> None:
         """Nothing is to be done now, and nothing was at the last step."""
@@ -255,42 +263,45 @@ class Pump:
     ) -> None:
         """One step for every decoding lane; `alone`: no prefill waits for its turn."""
         before = sum(g.num_generated for g in generations)
-        deltas = self.decoding.step(generations, alone=alone, meanwhile=meanwhile)
+        self.decoding.step(generations, alone=alone, meanwhile=meanwhile)
         self.num_steps_total += 1
         self.num_decoded_total += sum(g.num_generated for g in generations) - before
-        self._emit(generations, deltas)
+        self._advanced(generations)
 
-    def _emit(self, generations: Sequence[Generation], deltas: Sequence[Delta | None]) -> None:
-        """What came of a step; those that ended let go of their lanes."""
-        for generation, delta in zip(generations, deltas, strict=True):
-            if delta is None:
+    def _advanced(self, generations: Iterable[Generation]) -> None:
+        """They have been given tokens, or have ended; those let go of their lanes."""
+        for generation in generations:
+            if not generation.has_ended:
+                self._unshown.append(generation)
                 continue
-            if delta.finish is not None:
-                delta = self._completed(generation, delta)
-                self._let_go(generation, is_kept=delta.finish.reason != "error")
-            self._emitted.append((generation.prepared.stream_id, delta))
+            last = self._completed(generation, generation.shown())
+            self._emitted.append((generation.prepared.stream_id, last))
+            self._let_go(generation)
 
-    def _completed(self, generation: Generation, last: Delta) -> Delta:
+    def _completed(self, generation: Generation, last: Delta | None) -> Delta:
         """The last delta of a choice on a lane, with what speculation did for it."""
-        assert last.finish is not None and generation.lane is not None
+        assert last is not None and last.finish is not None and generation.lane is not None
         speculation = self.decoding.speculation(generation.lane)
         return replace(last, finish=replace(last.finish, speculation=speculation))
 
     def _end_all(
         self, chosen: Callable[[Generation], bool], reason: FinishReason, error: str | None
     ) -> None:
+        self._emitted = self._told()  # by itself: with an end that is a failure it is not shown
         for generation in [g for g in self._running if chosen(g)]:
-            self._emit([generation], [generation.finish(reason, error)])
+            generation.end(reason, error)
+            self._advanced([generation])
         for generation in [g for g in self._waiting if chosen(g)]:
             self._waiting.remove(generation)
-            delta = generation.finish(reason, error)
-            self._emitted.append((generation.prepared.stream_id, delta))
+            generation.end(reason, error)
+            self._unshown.append(generation)
             self.prefixes.release(generation.claim)
 
-    def _let_go(self, generation: Generation, *, is_kept: bool) -> None:
+    def _let_go(self, generation: Generation) -> None:
         """The choice runs no more. Its lane is free once what is in it has been kept."""
         self._running.remove(generation)
-        self._leaving.append((generation, is_kept))
+        self._unshown = [g for g in self._unshown if g is not generation]  # its end says all
+        self._leaving.append((generation, generation.is_sound))
 
     def _leave(self, generation: Generation, is_kept: bool) -> None:
         lane = generation.lane

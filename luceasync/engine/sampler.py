@@ -103,9 +103,10 @@ def rank(
         carry = torch.empty(len(rows), 0, dtype=torch.int64, device=logits.device)
     if all(_is_plain_greedy(row) for row in rows):
         peaks, ids = logits.max(-1, keepdim=True)  # a peak is NaN where any logit is
-        carried, best, peak = _to_host([carry, ids, peaks], meanwhile)
-        tokens = np.where(np.isnan(peak), NO_TOKEN, best)[:, 0]
-        return _GreedyRows(carried.astype(np.int64), tokens.astype(np.int64).tolist())
+        packed = torch.cat([carry, ids.masked_fill_(peaks.isnan(), NO_TOKEN)], 1)
+        meanwhile()
+        host = packed.cpu().numpy()
+        return _GreedyRows(host[:, :-1], host[:, -1].tolist())
     return _rank_on_host(logits.float(), rows, carry, num_candidates, meanwhile)
 
 

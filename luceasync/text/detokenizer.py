@@ -31,6 +31,11 @@ class Detokenizer:
         self._scanner = StopScanner(stop) if stop else None
         self.stopped = False
 
+    @property
+    def has_stops(self) -> bool:
+        """Whether some string may stop the text."""
+        return self._scanner is not None
+
     def push(self, token_id: int) -> Piece:
         """The text that is certain with `token_id`; never called after a stop. Amortised O(1)."""
         assert not self.stopped, "a token after a stop string"

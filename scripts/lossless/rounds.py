@@ -11,7 +11,6 @@ from luceasync.dflash.load import LoadedDraft
 from luceasync.dflash.passes import DraftPasses
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.generation import Generation
-from luceasync.request import Delta
 from luceasync.target.backend import LayerSplitBackend
 
 SHARE_WRONG = 0.15  # of a scripted draft's tokens
@@ -55,8 +54,8 @@ class ScriptedDecoding(SpeculativeDecoding):
         *,
         alone: bool,
         meanwhile: Callable[[], None],
-    ) -> list[Delta | None]:
+    ) -> None:
         for g in generations:
             assert g.lane is not None
             self._scripts[g.lane] = (*g.prepared.prompt_ids, *self._known[g.prepared.seed])
-        return super().step(generations, alone=alone, meanwhile=meanwhile)
+        super().step(generations, alone=alone, meanwhile=meanwhile)

@@ -131,12 +131,15 @@ class Lanes:
         return generation
 
     def _choose(self, generations: Sequence[Generation], logits: Tensor) -> None:
-        for g, delta in zip(generations, choose_next(generations, logits), strict=True):
-            self._keep(g, delta)
+        choose_next(generations, logits)
+        self.show(generations)
 
-    def _keep(self, generation: Generation, delta: Delta | None) -> None:
-        if delta is not None:
-            self.deltas[generation.lane].append(delta)
+    def show(self, generations: Sequence[Generation]) -> None:
+        """Take what they have to show."""
+        for generation in generations:
+            delta = generation.shown()
+            if delta is not None:
+                self.deltas[generation.lane].append(delta)
 
     def is_over(self, generation: Generation) -> bool:
         deltas = self.deltas[generation.lane]
@@ -161,10 +164,8 @@ class Lanes:
     ) -> list[list[int]]:
         """A round of speculation; the rows that were committed."""
         anchors = anchors_of(generations)
-        acceptance = Acceptance(generations, decide)
-        paths = self.speculator.round(anchors, plan, acceptance)
-        for g, delta in zip(generations, acceptance.deltas, strict=True):
-            self._keep(g, delta)
+        paths = self.speculator.round(anchors, plan, Acceptance(generations, decide))
+        self.show(generations)
         self._leave()
         return paths
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.dflash.adapt import Plan, Shape
+from luceasync.dflash.decode import Speculator
 from luceasync.dflash.graph import Eagerly
 from luceasync.dflash.tally import StepCosts
 from luceasync.request import Sampling
@@ -221,6 +222,63 @@ def test_nor_does_a_plain_step(open_backend, tokenizer):
         speculator.timed(1, plan, 0.1)
         seen.append(costs.num_seen(1, None))
     assert seen == [0, 1]
+
+
+class Cheap(StepCosts):
+    """Steps of one shape cost next to nothing; `due`: one that wants measuring."""
+
+    cheap, due = Shape(4), None
+
+    def seconds(self, num_lanes, shape):
+        return 0.01 if shape == self.cheap else 1.0
+
+    def is_due(self, num_lanes, shape):
+        return self.due == shape and shape is not None
+
+
+@pytest.fixture
+def foreseeing(open_backend) -> tuple[Speculator, Cheap]:
+    """It has foreseen a step of lanes 0 and 1; since then something else pays."""
+    costs = Cheap()
+    speculator = speculator_of(open_backend(), ScriptedDraft({}), costs=costs)
+    speculator.foresee([0, 1], speculator.plan([0, 1], alone=True), alone=True)
+    costs.cheap = Shape(2)
+    return speculator, costs
+
+
+def test_what_was_foreseen_is_planned_once(foreseeing):
+    speculator, _ = foreseeing
+    plans = [speculator.plan([0, 1], alone=True).shape for _ in range(2)]
+    assert plans == [Shape(4), Shape(2)]
+
+
+@pytest.mark.parametrize(("lanes", "alone"), [([0], True), ([1, 2], True), ([0, 1], False)])
+def test_nothing_was_foreseen_for_others(foreseeing, lanes, alone):
+    speculator, _ = foreseeing
+    assert speculator.plan(lanes, alone=alone).shape == Shape(2)
+    assert speculator.plan([0, 1], alone=True).shape == Shape(2)
+
+
+def test_a_lane_with_another_text_is_planned_anew(foreseeing):
+    speculator, _ = foreseeing
+    speculator.start(1)
+    assert speculator.plan([0, 1], alone=True).shape == Shape(2)
+
+
+def test_so_is_one_that_was_restored(foreseeing):
+    speculator, _ = foreseeing
+    speculator.restored(1, 5, None)
+    assert speculator.plan([0, 1], alone=True).shape == Shape(2)
+
+
+def test_nothing_is_foreseen_while_a_step_is_measured(foreseeing):
+    speculator, costs = foreseeing
+    costs.cheap, costs.due = Shape(4), Shape(8)
+    under_way = speculator.plan([2], alone=True)
+    assert under_way.shape == Shape(8)
+    speculator.foresee([2], under_way, alone=True)
+    costs.due = None
+    assert speculator.plan([2], alone=True).shape == Shape(4)
 
 
 def test_each_round_shows_one_delta_at_most(open_backend, tokenizer):

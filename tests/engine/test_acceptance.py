@@ -24,7 +24,7 @@ NEXT = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(3))  # 
 class NoText:
     """A detokenizer that shows nothing."""
 
-    stopped = False
+    has_stops = stopped = False
 
     def push(self, token: int):
         return NoText
@@ -51,7 +51,7 @@ def generation_of(seed: int, sampling: Sampling) -> Generation:
         detokenizer=NoText(),
     )
     generation = Generation(prepared)
-    generation.accept(START, None)
+    generation.append(START, None)
     return generation
 
 
@@ -77,9 +77,9 @@ def sample_pairs(sampling: Sampling, budget: int | None) -> tuple[Tensor, float]
             acceptance = Acceptance(running)
             acceptance(proposal, NEXT[proposal.tokens])
             num_rounds += len(running)
-            for g, delta in zip(running, acceptance.deltas, strict=True):
-                if delta is not None:
-                    said[g.prepared.stream_id] = delta.token_ids
+            for g in running:
+                if g.has_ended:
+                    said[g.prepared.stream_id] = g.shown().token_ids
             running = [g for g in running if g.prepared.stream_id not in said]
         for ids in said.values():
             counts[ids[-2], ids[-1]] += 1

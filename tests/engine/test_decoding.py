@@ -52,11 +52,8 @@ def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> L
     decoding = SpeculativeDecoding(backend, speculator, force=only(speculating))
     while lanes.running:
         running = list(lanes.running)
-        for generation, delta in zip(
-            running, decoding.step(running, alone=True, meanwhile=nothing), strict=True
-        ):
-            if delta is not None:
-                lanes.deltas[generation.lane].append(delta)
+        decoding.step(running, alone=True, meanwhile=nothing)
+        lanes.show(running)
         lanes.running = [g for g in running if not lanes.is_over(g)]
     return lanes
 

@@ -44,11 +44,21 @@ def make(tokenizer: Tokenizer, *, stop: tuple[str, ...] = (), **fields: Any) -> 
     return Generation(Prepared(**prepared), submitted_at=generation.time.monotonic())
 
 
+def accept(choice: Generation, token: int, logprobs: RowLogprobs | None = None) -> Delta | None:
+    choice.append(token, logprobs)
+    return choice.shown()
+
+
+def ended(choice: Generation, *why: str) -> Delta:
+    choice.end(*why)
+    return choice.shown()
+
+
 def feed(choice: Generation, ids: list[int]) -> list[Delta | None]:
     """Accept tokens until one of them ends the choice."""
     deltas: list[Delta | None] = []
     for token in ids:
-        deltas.append(choice.accept(token, None))
+        deltas.append(accept(choice, token))
         if deltas[-1] is not None and deltas[-1].finish is not None:
             break
     return deltas
@@ -168,7 +178,7 @@ def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer, reas
     choice = make(tokenizer, stop=("<>!",))
     ids = letters(tokenizer, "<>")
     assert feed(choice, ids) == [None, None]
-    delta = choice.finish(reason, "words")
+    delta = ended(choice, reason, "words")
     assert (delta.text, delta.token_ids) == ("<>", tuple(ids))
     assert (delta.finish.reason, delta.finish.error) == (reason, "words")
 
@@ -178,7 +188,7 @@ def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer, reas
 
 def test_log_probabilities_travel_with_their_tokens(tokenizer: Tokenizer):
     choice, ids = make(tokenizer, stop=("<>!",)), letters(tokenizer, "a<>x")
-    deltas = [choice.accept(token, RowLogprobs(-float(token), ())) for token in ids]
+    deltas = [accept(choice, token, RowLogprobs(-float(token), ())) for token in ids]
     for delta in deltas:
         if delta is not None:
             assert [entry.logprob for entry in delta.logprobs] == [-t for t in delta.token_ids]
@@ -186,13 +196,13 @@ def test_log_probabilities_travel_with_their_tokens(tokenizer: Tokenizer):
 
 
 def test_the_finish_carries_the_log_probability_of_the_end_token(tokenizer: Tokenizer):
-    delta = make(tokenizer).accept(EOS, RowLogprobs(-0.5, ()))
+    delta = accept(make(tokenizer), EOS, RowLogprobs(-0.5, ()))
     assert [(e.token, e.logprob) for e in delta.logprobs] == [("<|im_end|>", -0.5)]
 
 
 def test_log_probabilities_name_tokens_and_bytes(tokenizer: Tokenizer):
     a, euro = letters(tokenizer, "a\u20ac")[:2]
-    delta = make(tokenizer).accept(a, RowLogprobs(-0.5, ((a, -0.5), (euro, -2.0))))
+    delta = accept(make(tokenizer), a, RowLogprobs(-0.5, ((a, -0.5), (euro, -2.0))))
     (entry,) = delta.logprobs
     assert (entry.token, entry.token_bytes, entry.logprob) == ("a", b"a", -0.5)
     top = [(e.token, e.token_bytes, e.logprob) for e in entry.top]
@@ -236,7 +246,7 @@ def test_times_are_those_of_queue_prefill_and_decode(tokenizer: Tokenizer, clock
     clock[0] += 5.0
     choice.prefill_s, choice.num_prefilled = 4.0, 3
     for _ in range(3):
-        delta = choice.accept(9, None)
+        delta = accept(choice, 9)
         clock[0] += 1.0
     timings = delta.finish.timings
     assert (timings.queued_s, timings.prefill_s, timings.decode_s) == (2.0, 4.0, 2.0)
@@ -246,7 +256,7 @@ def test_times_are_those_of_queue_prefill_and_decode(tokenizer: Tokenizer, clock
 def test_a_choice_that_never_got_a_lane_only_queued(tokenizer: Tokenizer, clock: list[float]):
     choice = make(tokenizer)
     clock[0] += 2.0
-    timings = choice.finish("cancelled").finish.timings
+    timings = ended(choice, "cancelled").finish.timings
     assert (timings.queued_s, timings.prefill_s, timings.decode_s) == (2.0, 0.0, 0.0)
     assert (timings.num_prefilled, timings.num_decoded) == (0, 0)
 
@@ -255,5 +265,5 @@ def test_a_choice_cancelled_in_prefill_has_not_decoded(tokenizer: Tokenizer, clo
     choice = make(tokenizer)
     choice.start(0)
     clock[0] += 2.0
-    timings = choice.finish("cancelled").finish.timings
+    timings = ended(choice, "cancelled").finish.timings
     assert (timings.queued_s, timings.decode_s, timings.num_decoded) == (0.0, 0.0, 0)
