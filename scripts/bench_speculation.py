@@ -9,6 +9,7 @@ the one before has ended. With --restart: second turns.
 from __future__ import annotations
 
 import argparse
+import http.client
 import json
 import re
 import statistics
@@ -21,8 +22,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-import httpx
+from urllib.parse import urlsplit
 
 QUESTIONS = Path(__file__).parents[1] / "luceasync" / "assets" / "stdlib-15m" / "eval.jsonl"
 DEADLINE_S = 300.0
@@ -42,6 +42,23 @@ class Asked:
     decode_s: float
     speculation: dict[str, Any]
     restore: dict[str, Any]
+
+
+class Client:
+    """One connection to a server. Of the standard library, whose share of a request is small."""
+
+    def __init__(self, url: str) -> None:
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON that a POST gives. Raises HTTPException unless that is a 200."""
+        headers = {"content-type": "application/json"}
+        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        response = self._connection.getresponse()
+        content = response.read()
+        if response.status != 200:
+            raise http.client.HTTPException(f"{response.status}: {content!r}")
+        return json.loads(content)
 
 
 def main() -> None:
@@ -76,14 +93,13 @@ def ask_in_turns(
     """The first `num_questions` of `messages`, a few to each server, then to the next."""
     asked: dict[str, list[Asked]] = {mode: [] for mode in servers}
     with ExitStack() as stack:
-        urls = {mode: stack.enter_context(server(flags)) for mode, flags in servers.items()}
-        client = stack.enter_context(httpx.Client(timeout=DEADLINE_S))
+        clients = {mode: stack.enter_context(server(flags)) for mode, flags in servers.items()}
         for begin in range(0, num_questions, TURN_QUESTIONS):
             turn = messages[begin : min(begin + TURN_QUESTIONS, num_questions)]
             before = messages[-1 - begin // TURN_QUESTIONS]  # another one, to warm up
-            for mode, url in urls.items():
-                ask(client, url, before, max_tokens)
-                asked[mode] += [ask(client, url, q, max_tokens) for q in turn]
+            for mode, client in clients.items():
+                ask(client, before, max_tokens)
+                asked[mode] += [ask(client, q, max_tokens) for q in turn]
     return asked
 
 
@@ -94,16 +110,16 @@ def ask_alone(
     asked: dict[str, list[Asked]] = {}
     before = messages[-len(range(0, num_questions, TURN_QUESTIONS)) :]
     for mode, flags in servers.items():
-        with server(flags) as url, httpx.Client(timeout=DEADLINE_S) as client:
+        with server(flags) as client:
             for question in before:
-                ask(client, url, question, max_tokens)
-            asked[mode] = [ask(client, url, q, max_tokens) for q in messages[:num_questions]]
+                ask(client, question, max_tokens)
+            asked[mode] = [ask(client, q, max_tokens) for q in messages[:num_questions]]
     return asked
 
 
 @contextmanager
-def server(flags: list[str]) -> Iterator[str]:
-    """A server in a process of its own, ready; its URL."""
+def server(flags: list[str]) -> Iterator[Client]:
+    """A server in a process of its own, ready."""
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:
@@ -117,8 +133,8 @@ def server(flags: list[str]) -> Iterator[str]:
                     break
             else:
                 raise SystemExit(f"the server did not start: {' '.join(command)}")
-            yield url
-        except httpx.HTTPStatusError:
+            yield Client(url)
+        except http.client.HTTPException:
             process.terminate()
             print(process.stdout.read().decode(errors="replace"), file=sys.stderr)
             raise
@@ -126,14 +142,12 @@ def server(flags: list[str]) -> Iterator[str]:
             process.terminate()
 
 
-def ask(client: httpx.Client, url: str, messages: list[dict], max_tokens: int) -> Asked:
+def ask(client: Client, messages: list[dict], max_tokens: int) -> Asked:
     """One question, greedily."""
     body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens}
     started = time.perf_counter()
-    response = client.post(f"{url}/v1/chat/completions", json=body)
+    answer = client.post("/v1/chat/completions", body)
     seconds = time.perf_counter() - started
-    response.raise_for_status()
-    answer = response.json()
     return Asked(
         text=answer["choices"][0]["message"]["content"],
         num_tokens=answer["usage"]["completion_tokens"],
@@ -152,23 +166,22 @@ def restart(
     and asked in between: a server that has just started measures what its steps take.
     """
     second: dict[str, list[Asked]] = {}
-    with httpx.Client(timeout=DEADLINE_S) as client:
-        for name in ("uninterrupted", "restarted"):
-            with ExitStack() as stack, tempfile.TemporaryDirectory() as cache_dir:
-                cache = ["--kv-cache-dir", cache_dir, "--kv-cache-min-tokens", "1"]
-                url = stack.enter_context(server([*flags, *cache]))
-                first = [ask(client, url, question, max_tokens) for question in questions[1:]]
-                if name == "restarted":
-                    stack.close()  # ends the server
-                    url = stack.enter_context(server([*flags, *cache]))
-                ask(client, url, questions[0], max_tokens)
-                second[name] = [
-                    ask(client, url, followed(question, answer, after), max_tokens)
-                    for question, answer, after in zip(
-                        questions[1:], first, [*questions[2:], questions[1]], strict=True
-                    )
-                ]
-                stack.close()
+    for name in ("uninterrupted", "restarted"):
+        with ExitStack() as stack, tempfile.TemporaryDirectory() as cache_dir:
+            cache = ["--kv-cache-dir", cache_dir, "--kv-cache-min-tokens", "1"]
+            client = stack.enter_context(server([*flags, *cache]))
+            first = [ask(client, question, max_tokens) for question in questions[1:]]
+            if name == "restarted":
+                stack.close()  # ends the server
+                client = stack.enter_context(server([*flags, *cache]))
+            ask(client, questions[0], max_tokens)
+            second[name] = [
+                ask(client, followed(question, answer, after), max_tokens)
+                for question, answer, after in zip(
+                    questions[1:], first, [*questions[2:], questions[1]], strict=True
+                )
+            ]
+            stack.close()
     return second
 
 
