@@ -7,7 +7,8 @@ Knows no requests and decides nothing: pages are placed as the events of the pag
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 LayerState = tuple[Tensor, Tensor]
 TensorKey = tuple[str, int]  # kind of the snapshot's tensor, the model's layer
 Shape = tuple[tuple[int, ...], torch.dtype]
+Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
 
 # Of the lane that is given out first: new memory costs a CPU more than what is copied to it.
 TOUCHED_BYTES = 512 << 20
@@ -159,6 +161,19 @@ class LaneCache:
         """The lane's recurrent state, uint8 [bytes], in the order of `state_shapes`."""
         return self._lane_bytes("delta", lane)
 
+    def row_blocks(self, lane: int, runs: Sequence[range]) -> Iterator[Block]:
+        """The bytes of the lane's keys and values at places `runs`, in rising order: in a region
+        each tensor's follow those of the one before, in the order of `row_shapes`. May be run
+        through in another thread.
+        """
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._row_shapes.values()]
+        return _blocks(self.row_bytes(lane).values(), sizes, runs)
+
+    @property
+    def row_stacks(self) -> tuple[Tensor, Tensor]:
+        """Keys and values [layers, lanes, places, ...], in the order of `row_shapes`."""
+        return self.stacked["attention"]
+
     @property
     def state_stacks(self) -> tuple[Tensor, Tensor]:
         """Recurrent states [layers, lanes + 1, ...], in the order of `state_shapes`."""
@@ -199,3 +214,14 @@ class LaneCache:
         self.layers.clear()
         self.stacked.clear()
         self._bytes.clear()
+
+
+def _blocks(
+    sources: Iterable[Tensor], row_bytes: Iterable[int], runs: Sequence[range]
+) -> Iterator[Block]:
+    at = 0
+    for source, num_bytes in zip(sources, row_bytes, strict=True):
+        for run in runs:
+            block = source[run.start * num_bytes : run.stop * num_bytes]
+            yield block, at
+            at += block.numel()

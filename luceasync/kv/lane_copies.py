@@ -9,13 +9,9 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from luceasync.cyext.flatten import fill
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.copy_stream import Pair
-
-Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
 
 
 class Arrival(Protocol):
@@ -36,13 +32,13 @@ class LaneCopies(Protocol):
     def save(
         self,
         lane: int,
-        rows: Iterable[Block],
+        runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
-        """Copy the rows, in rising order, and all recurrent state where a region is given for it.
-        The lane may change afterwards, as far as `use` and `rewrite` are told. The iterable may be
-        run through in another thread, later.
+        """Copy the rows at places `runs`, as LaneCache.row_blocks has them, and all recurrent
+        state, where regions are given for them. The lane may change afterwards, as far as `use`
+        and `rewrite` are told.
         """
         ...
 
@@ -98,13 +94,13 @@ class DirectCopies:
     def save(
         self,
         lane: int,
-        rows: Iterable[Block],
+        runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
         """See LaneCopies."""
         if row_region is not None:
-            sources, begins = zip(*rows, strict=True)
+            sources, begins = zip(*self._cache.row_blocks(lane, runs), strict=True)
             fill(row_region, [*begins], [source.numpy() for source in sources])
         if state_region is not None:
             sources = [source.numpy() for source in self._cache.state_bytes(lane).values()]

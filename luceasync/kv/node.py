@@ -18,7 +18,7 @@ from luceasync.errors import SnapshotMismatch
 from luceasync.kv.cache import LaneCache, Shape, TensorKey
 from luceasync.kv.copy_stream import Pair
 from luceasync.kv.host import HostMemory
-from luceasync.kv.lane_copies import Arrival, Block, LaneCopies
+from luceasync.kv.lane_copies import Arrival, LaneCopies
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +130,8 @@ class NodeStore:
         assert span.begin < span.end, f"no token in {span}"
         sizes = self.node_bytes(span)
         rows, state = (self._memory.allocate(size) if size else None for size in sizes)
-        row_bytes = [_num_bytes([shape]) for shape in self._cache.row_shapes(1).values()]
         runs = self._cache.runs(lane, span.begin, span.end)
-        blocks = _blocks(self._cache.row_bytes(lane), row_bytes, runs)
-        arrival = self._copies.save(lane, blocks, rows, state)
+        arrival = self._copies.save(lane, runs, rows, state)
         self._nodes[node] = _Node(
             span,
             _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
@@ -244,18 +242,6 @@ class NodeStore:
     def _shapes(self, span: Span) -> dict[TensorKey, Shape]:
         rows = self._cache.row_shapes(span.end - span.begin)
         return rows | (self._cache.state_shapes() if span.with_state else {})
-
-
-def _blocks(
-    sources: Mapping[TensorKey, Tensor], row_bytes: Sequence[int], runs: Sequence[range]
-) -> Iterator[Block]:
-    """The rows of `runs` of each source, and where they begin in the region of a node."""
-    at = 0
-    for source, num_bytes in zip(sources.values(), row_bytes, strict=True):
-        for run in runs:
-            block = source[run.start * num_bytes : run.stop * num_bytes]
-            yield block, at
-            at += block.numel()
 
 
 def _pairs(

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
-from luceasync.kv.cache import LaneCache
+from luceasync.kv.cache import Block, LaneCache
 from luceasync.kv.copy_stream import CopyStream, Delivery, Pair, copy_beside, wait_for
-from luceasync.kv.lane_copies import Arrival, Block
+from luceasync.kv.lane_copies import Arrival
 
 SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
 
@@ -67,7 +67,7 @@ class StreamCopies:
     def save(
         self,
         lane: int,
-        rows: Iterable[Block],
+        runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
     ) -> Arrival:
@@ -75,11 +75,12 @@ class StreamCopies:
         staged = None if state_region is None else self._stage(lane)
         regions = [region for region in (row_region, state_region) if region is not None]
         if sum(region.nbytes for region in regions) <= SMALL_BYTES:
-            return self._save_now(rows, row_region, state_region, staged)
+            return self._save_now(lane, runs, row_region, state_region, staged)
         begun = _Now(self._computing)
         if staged is not None and state_region is not None:
             state = torch.frombuffer(state_region, dtype=torch.uint8)
             staged.taken = self._out.put([begun], [(state, staged.bytes)])
+        rows = self._cache.row_blocks(lane, runs)
         delivery = self._out.put([begun], [] if row_region is None else _into(row_region, rows))
         self._saves[lane] = [*_on_their_way(self._saves[lane]), delivery]
         self._hold(delivery, [row_region, state_region])
@@ -137,13 +138,14 @@ class StreamCopies:
 
     def _save_now(
         self,
-        rows: Iterable[Block],
+        lane: int,
+        runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
         staged: _Staged | None,
     ) -> Arrival:
         """Copies between the passes: handing them to a thread would take longer."""
-        pairs = [] if row_region is None else [*_into(row_region, rows)]
+        pairs = [] if row_region is None else self._gathered(lane, runs, row_region)
         if staged is not None and state_region is not None:
             pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
             staged.taken = None
@@ -151,6 +153,16 @@ class StreamCopies:
         arrival = _Now(self._computing)
         self._hold(arrival, [row_region, state_region])
         return arrival
+
+    def _gathered(self, lane: int, runs: Sequence[range], region: memoryview) -> list[Pair]:
+        """The rows of all layers in one piece: of little, a copy takes less than asking for it."""
+        sources = [
+            torch.cat([stack[:, lane, run.start : run.stop] for run in runs], 1)
+            for stack in self._cache.row_stacks
+        ]
+        sources = [source.view(-1).view(torch.uint8) for source in sources]
+        targets = torch.frombuffer(region, dtype=torch.uint8).split([s.numel() for s in sources])
+        return [*zip(targets, sources, strict=True)]
 
     @property
     def _computing(self) -> torch.cuda.Stream:
