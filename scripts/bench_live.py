@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -169,4 +170,4 @@ async def until(engine: LocalEngine, is_so: Callable[[EngineStatus], bool]) -> N
 
 
 if __name__ == "__main__":
-    asyncio.run(main())
+    uvloop.run(main())

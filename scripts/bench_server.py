@@ -16,6 +16,7 @@ import time
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 
+import uvloop
 from rich.console import Console
 from rich.table import Table
 
@@ -168,7 +169,7 @@ def main() -> None:
     for num_streams in options.streams:
         for period_s in (0.0, 1 / options.rate):
             pace = f"{options.rate:g}/s" if period_s else "as fast as sent"
-            cpu, wall, p50, p99 = asyncio.run(measure(num_streams, options.tokens, period_s))
+            cpu, wall, p50, p99 = uvloop.run(measure(num_streams, options.tokens, period_s))
             shown_wall = "" if period_s else f"{wall:.0f}"
             table.add_row(
                 str(num_streams), pace, f"{cpu:.0f}", shown_wall, f"{p50:.0f}", f"{p99:.0f}"

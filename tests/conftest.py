@@ -1,6 +1,8 @@
 """Settings that all tests share: a test marked `gpu` is skipped where there is no CUDA device."""
 
+import asyncio
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+import uvloop
 
 # Before triton and numba are imported: where there is no GPU, kernels run in the interpreter of
 # the one and the simulator of the other.
@@ -23,6 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return
     for item in gpu_items:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The event loop that the server runs on."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(scope="session", params=["qwen3", "qwen3_5"])

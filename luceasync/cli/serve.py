@@ -5,7 +5,6 @@ Owns what a person sees of a running server. Knows nothing of HTTP routes or ten
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import logging
 import os
@@ -13,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -32,7 +32,7 @@ def run_server(config: Config) -> None:
     logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it tells the URL again
     with loading_bar(console) as bar:
         engine = build_engine(config, bar.advance)
-        asyncio.run(_run(engine, config, console, bar))
+        uvloop.run(_run(engine, config, console, bar))
 
 
 async def _run(engine: LocalEngine, config: Config, console: Console, bar: LoadingBar) -> None:

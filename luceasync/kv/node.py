@@ -111,6 +111,8 @@ class NodeStore:
         self._shard = shard
         self._memory = memory
         self._copies = copies
+        self._token_bytes = _num_bytes(cache.row_shapes(1).values())
+        self._state_bytes = _num_bytes(cache.state_shapes().values())
         self._nodes: dict[str, _Node] = {}
 
     def __repr__(self) -> str:
@@ -118,9 +120,8 @@ class NodeStore:
 
     def node_bytes(self, span: Span) -> tuple[int, int]:
         """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
-        rows = self._cache.row_shapes(span.end - span.begin)
-        state = self._cache.state_shapes() if span.with_state else {}
-        return _num_bytes(rows.values()), _num_bytes(state.values())
+        num_tokens = span.end - span.begin
+        return num_tokens * self._token_bytes, self._state_bytes if span.with_state else 0
 
     def save(self, lane: int, node: str, span: Span) -> None:
         """Keep what the span left in the lane. On a GPU the copies are queued: nobody waits here.

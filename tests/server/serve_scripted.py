@@ -7,6 +7,8 @@ import json
 import os
 import sys
 
+import uvloop
+
 from luceasync.config import ServerConfig
 from luceasync.errors import ModelError
 from luceasync.request import Delta
@@ -46,4 +48,4 @@ async def main(options: dict[str, float]) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(json.loads(sys.argv[1])))
+    uvloop.run(main(json.loads(sys.argv[1])))
