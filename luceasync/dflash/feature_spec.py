@@ -79,18 +79,16 @@ def check_index(
 
 
 def check_rows(
-    spec: FeatureSpec,
     num_lanes: int,
-    taps: Sequence[Tensor],
+    num_entries: int,
+    num_rows: int,
     lanes: Sequence[int],
     begins: Sequence[int],
     paths: Sequence[Sequence[int]],
 ) -> None:
-    """Raise ValueError unless `taps` are the spec's, every lane but padding is there and comes
-    once, and its path takes rows of the taps to positions of 0 or more.
+    """Raise ValueError unless every lane but padding is there and comes once, and its path takes
+    rows of the taps, [num_entries, num_rows] of them, to positions of 0 or more.
     """
-    check_taps(spec, taps)
-    num_entries, num_rows, _ = taps[0].shape
     if not len(lanes) == len(begins) == len(paths) == num_entries:
         raise ValueError(
             f"{len(lanes)} lanes, {len(begins)} begins and {len(paths)} paths for "

@@ -62,7 +62,7 @@ class Graphs:
             self._stream = torch.cuda.Stream(device)
 
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any:
-        full_key = (key, *((tuple(x.shape), x.dtype) for x in inputs))
+        full_key = (key, *((x.shape, x.dtype) for x in inputs))
         step = self._steps.get(full_key)
         if step is None:
             self.num_unsettled += 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -21,7 +22,7 @@ from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Runner
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
-from luceasync.target.transfer import Transfer, direct
+from luceasync.target.transfer import Transfer, direct, on_host
 
 LONG_ROWS = 128  # more than a short chunk of a prompt has
 
@@ -102,7 +103,7 @@ class DraftPasses:
             return self._proposer(shape, logits)(anchors, logits)
 
         with self._on_device():
-            return self._run((shape, reach), work, torch.tensor([tokens, lanes, begins]))
+            return self._run((shape, reach), work, on_host([tokens, lanes, begins], np.int64))
 
     def absorb(
         self,
@@ -119,9 +120,7 @@ class DraftPasses:
         self._check(taps, lanes, begins, paths)
         counts = [len(path) for path in paths]
         padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
-        index = torch.tensor(
-            [*lanes, *begins, *counts, *itertools.chain(*padded)], dtype=torch.int32
-        )
+        index = on_host([*lanes, *begins, *counts, *itertools.chain(*padded)], np.int32)
         with self._on_device():
             here = [self._transfer(tap, self._draft.device) for tap in taps]
             self._run("absorb", self._write, index, *here)
@@ -155,7 +154,7 @@ class DraftPasses:
             of_rounds = {(1, 1), *((shape.num_rows, shape.block) for shape in shapes)}
             for num_verified, num_kept in of_chunks | of_rounds:
                 tap = self.ring.store.new_zeros(1, num_verified, spec.hidden_size)
-                index = torch.tensor([-1, *[0] * (2 + num_kept)], dtype=torch.int32)
+                index = on_host([-1, *[0] * (2 + num_kept)], np.int32)
                 with self._on_device():
                     self._run("absorb", self._write, index, *[tap] * len(spec.taps))
         with self._on_device():  # what is restored, and long chunks of a prompt
@@ -170,7 +169,8 @@ class DraftPasses:
         paths: Sequence[Sequence[int]],
     ) -> None:
         """Raise ValueError for rows that cannot be; let lanes begin anew that do not go on."""
-        check_rows(self.ring.spec, self.ring.num_lanes, taps, lanes, begins, paths)
+        num_entries, num_rows = taps[0].shape[:2]  # the ring looks at the rest of them
+        check_rows(self.ring.num_lanes, num_entries, num_rows, lanes, begins, paths)
         for lane, begin in zip(lanes, begins, strict=True):
             if self.ring.valid(lane).stop != begin:
                 self._draft.set_valid_from(lane, begin)
@@ -188,7 +188,7 @@ class DraftPasses:
     def _write_context(self, lane: int, begin: int, rows: Tensor) -> None:
         """rows: [tokens, taps * hidden], which stand at positions from `begin` on."""
         num_tokens = len(rows)
-        index = self._here(torch.tensor([[lane], [begin], [num_tokens]]))
+        index = self._here(on_host([[lane], [begin], [num_tokens]], np.int64))
         num_rows = next((n for n in self._short_rows if n >= num_tokens), num_tokens)
         if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
             rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))

@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,6 +26,7 @@ from luceasync.target.adapter import adapter_of
 from luceasync.target.group import Group, LocalGroup
 from luceasync.target.plan import Plan
 from luceasync.target.shard import Batch
+from luceasync.target.transfer import on_host
 
 
 class LayerSplitBackend:
@@ -114,7 +116,7 @@ class LayerSplitBackend:
         missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
         self._num_entries = len(lanes)
-        x = torch.tensor([*tokens, *[0] * missing], dtype=torch.int64)[:, None]
+        x = on_host([*tokens, *[0] * missing], np.int64)[:, None]
         for group in self._groups:
             x = group.decode(batch, x)
         return x[: len(lanes), 0]
@@ -171,7 +173,8 @@ class LayerSplitBackend:
         Valid until the next prefill, decode or verify.
         """
         rows = {layer: x for group in self._groups for layer, x in group.taps().items()}
-        return [rows[tap][: self._num_entries] for tap in self._taps]
+        num_entries, found = self._num_entries, [rows[tap] for tap in self._taps]
+        return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:

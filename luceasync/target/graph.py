@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from luceasync.models.trees import chain
 from luceasync.target.eager import EagerSteps
 from luceasync.target.plan import Plan
 from luceasync.target.shard import DTYPES, Batch, Shard
+from luceasync.target.transfer import on_host
 
 WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture
 
@@ -85,7 +87,7 @@ class GraphedShard:
         if step is None:
             return self._long.prefill(batch, given, project=project)
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
-        step.inputs.rows[-1:].copy_(_on_host([num_rows]), non_blocking=True)
+        step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
         output = self._replay(step, batch)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
@@ -117,7 +119,7 @@ class GraphedShard:
         assert step is not None and step.commit is not None, "commit follows verify, once"
         num_rows = step.inputs.parents.shape[1]
         filled = [row for path in paths for row in [*path, *[0] * (num_rows - len(path))]]
-        step.inputs.rows.copy_(_on_host([*filled, *map(len, paths)]), non_blocking=True)
+        step.inputs.rows.copy_(on_host([*filled, *map(len, paths)], np.int32), non_blocking=True)
         step.commit.replay()
 
     def close(self) -> None:
@@ -132,7 +134,8 @@ class GraphedShard:
         return self._replay(step, batch)
 
     def _replay(self, step: _Step, batch: Batch) -> Tensor:
-        step.inputs.place.copy_(_on_host([batch.lanes, batch.begins]), non_blocking=True)
+        place = on_host([batch.lanes, batch.begins], np.int32)
+        step.inputs.place.copy_(place, non_blocking=True)
         step.graph.replay()
         self._shard.taps = step.taps
         return step.output
@@ -225,10 +228,3 @@ def _capture_stream(device: torch.device) -> torch.cuda.Stream:
     it has seen, and captured products go on using it.
     """
     return torch.cuda.Stream(device)
-
-
-def _on_host(numbers: Sequence[int] | Sequence[Sequence[int]]) -> Tensor:
-    """int32, of which a copy to a GPU need not be waited for: so few bytes are staged before the
-    call returns.
-    """
-    return torch.tensor(numbers, dtype=torch.int32)

@@ -1,5 +1,5 @@
-"""How activations cross from one device to the next: peer to peer where allowed, else over the
-host.
+"""How numbers cross from one device to the next, peer to peer where allowed, else over the host;
+and how those that the host makes up begin.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,6 +26,13 @@ def staged(x: Tensor, device: torch.device) -> Tensor:
     """Through host memory, for GPUs that must not reach into each other's."""
     crosses = x.device.type != "cpu" and device.type != "cpu" and x.device != device
     return direct(x.cpu() if crosses else x, device)
+
+
+def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:
+    """A few integers, by way of NumPy, which reads lists three times as fast. A copy of them to a
+    GPU need not be waited for: so few bytes are staged before the call returns.
+    """
+    return torch.from_numpy(np.array(numbers, dtype))
 
 
 def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transfer:
