@@ -167,7 +167,11 @@ class Generation:
         return self._delta() if has_more else None
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """No token follows, and nothing is held back any more."""
+        """No token follows, and nothing is held back any more. What an error leaves unspelled stays
+        so: it may be what has failed.
+        """
+        if reason == "error":
+            self._unspelled.clear()
         self._spell()
         self._held_text += self.prepared.detokenizer.flush()
         self._reason, self._error = reason, error

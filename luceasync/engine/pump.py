@@ -133,6 +133,7 @@ class Pump:
         a step raised, this tells everybody.
         """
         self._to_keep.clear()
+        self._unshown.clear()
         self._leaving = deque((generation, False) for generation, _ in self._leaving)
         self._end_all(lambda g: True, "error", error)
         self._catch_up()
@@ -177,12 +178,13 @@ class Pump:
 
     def _told(self) -> list[Emitted]:
         """What has come up, once."""
-        told, self._emitted = self._emitted, []
-        for generation in self._unshown:
+        while self._unshown:
+            generation = self._unshown[0]
             delta = generation.shown()
             if delta is not None:
-                told.append((generation.prepared.stream_id, delta))
-        self._unshown = []
+                self._emitted.append((generation.prepared.stream_id, delta))
+            del self._unshown[0]
+        told, self._emitted = self._emitted, []
         return told
 
     def _catch_up(self) -> None:

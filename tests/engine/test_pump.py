@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -195,6 +196,29 @@ def test_what_is_held_back_is_told_when_the_choice_is_cancelled(make_prepared):
     assert pump.step(told.extend) == told == []
     held, end = (delta for _, delta in pump.cancel(0))
     assert held.token_ids == (3,) and end.finish.reason == "cancelled"
+
+
+class NoSpeller(Detokenizer):
+    """Of a tokenizer that has a fault."""
+
+    def push(self, token_id: int):
+        raise ZeroDivisionError("no text")
+
+
+@pytest.mark.parametrize("computes_beside", [False, True])
+def test_tokens_without_a_text_keep_nobody_from_being_told(
+    make_prepared, tokenizer, computes_beside
+):
+    pump = make_pump(CountingTarget(), num_lanes=3, computes_beside=computes_beside)
+    pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
+    told = pump.step()
+    spellers = [replace(make_prepared(i, [3]), detokenizer=NoSpeller(tokenizer)) for i in (1, 2)]
+    pump.submit(spellers)
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(10):
+            told += pump.step(told.extend)
+    ended = [(stream, d.finish.reason) for stream, d in pump.fail_all("broken") if d.finish]
+    assert sorted(ended) == [(0, "error"), (1, "error"), (2, "error")]
 
 
 def test_a_prompt_is_kept_while_the_device_computes_or_after_its_token_was_told(make_prepared):
