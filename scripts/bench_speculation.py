@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +49,10 @@ class Client:
 
     def __init__(self, url: str) -> None:
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
+
+    def close(self) -> None:
+        """The connection ends."""
+        self._connection.close()
 
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """The JSON that a POST gives. Raises HTTPException unless that is a 200."""
@@ -133,13 +137,18 @@ def server(flags: list[str]) -> Iterator[Client]:
                     break
             else:
                 raise SystemExit(f"the server did not start: {' '.join(command)}")
-            yield Client(url)
+            with closing(Client(url)) as client:
+                yield client
         except http.client.HTTPException:
             process.terminate()
             print(process.stdout.read().decode(errors="replace"), file=sys.stderr)
             raise
         finally:
             process.terminate()
+            try:
+                process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def ask(client: Client, messages: list[dict], max_tokens: int) -> Asked:

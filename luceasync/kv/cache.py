@@ -166,7 +166,7 @@ class LaneCache:
         each tensor's follow those of the one before, in the order of `row_shapes`. May be run
         through in another thread.
         """
-        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._row_shapes.values()]
+        sizes = [total_bytes([shape]) for shape in self._row_shapes.values()]
         return _blocks(self.row_bytes(lane).values(), sizes, runs)
 
     @property
@@ -216,12 +216,17 @@ class LaneCache:
         self._bytes.clear()
 
 
+def total_bytes(shapes: Iterable[Shape]) -> int:
+    """What tensors of these shapes take up."""
+    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+
+
 def _blocks(
     sources: Iterable[Tensor], row_bytes: Iterable[int], runs: Sequence[range]
 ) -> Iterator[Block]:
     at = 0
-    for source, num_bytes in zip(sources, row_bytes, strict=True):
+    for source, size in zip(sources, row_bytes, strict=True):
         for run in runs:
-            block = source[run.start * num_bytes : run.stop * num_bytes]
+            block = source[run.start * size : run.stop * size]
             yield block, at
             at += block.numel()

@@ -6,8 +6,7 @@ shard and no stream; a tensor is named by its absolute layer, so that any split 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 
 from luceasync.cyext.names import format_name, parse_name, rename_table
 from luceasync.errors import SnapshotMismatch
-from luceasync.kv.cache import LaneCache, Shape, TensorKey
+from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 from luceasync.kv.copy_stream import Pair
 from luceasync.kv.host import HostMemory
 from luceasync.kv.lane_copies import Arrival, LaneCopies
@@ -66,7 +65,7 @@ class _Flat:
     def tensors(self) -> dict[TensorKey, Tensor]:
         if self._region is None:
             return {}
-        sizes = [_num_bytes([shape]) for shape in self._shapes.values()]
+        sizes = [total_bytes([shape]) for shape in self._shapes.values()]
         parts = torch.frombuffer(self._region, dtype=torch.uint8).split(sizes)
         return {
             key: part.view(dtype).view(shape)
@@ -111,8 +110,8 @@ class NodeStore:
         self._shard = shard
         self._memory = memory
         self._copies = copies
-        self._token_bytes = _num_bytes(cache.row_shapes(1).values())
-        self._state_bytes = _num_bytes(cache.state_shapes().values())
+        self._token_bytes = total_bytes(cache.row_shapes(1).values())
+        self._state_bytes = total_bytes(cache.state_shapes().values())
         self._nodes: dict[str, _Node] = {}
 
     def __repr__(self) -> str:
@@ -263,10 +262,6 @@ def _pairs(
                 target = targets[key][run.start * row_bytes : run.stop * row_bytes]
                 yield target, source[at : at + target.numel()]
                 at += target.numel()
-
-
-def _num_bytes(shapes: Iterable[Shape]) -> int:
-    return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
 
 
 def _bytes_of(tensor: Tensor) -> Tensor:
