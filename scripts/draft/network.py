@@ -28,13 +28,17 @@ class Places:
     """Where everything is in a batch of rows, into which several sequences are packed.
 
     `positions` int64 [batch, tokens], each token's within its sequence; `firsts` int64 [batch,
-    tokens]: the place where its sequence begins; `anchors` int64 [batch, anchors]: their places.
+    tokens]: the place where its sequence begins; `anchors` and `lengths` int64 [batch, anchors]:
+    their places, and of how many rows of the `block` there are their blocks.
     """
 
-    def __init__(self, positions: Tensor, firsts: Tensor, anchors: Tensor, block: int) -> None:
+    def __init__(
+        self, positions: Tensor, firsts: Tensor, anchors: Tensor, lengths: Tensor, block: int
+    ) -> None:
         self.context = positions
         rows = torch.arange(block, device=anchors.device)
         self.rows = positions.gather(1, anchors)[..., None] + rows  # [batch, anchors, block]
+        self.there = rows < lengths[..., None]  # [batch, anchors, block]
         place = torch.arange(positions.shape[1], device=anchors.device)
         seen = place < anchors[..., None]  # the anchor itself is not
         self.seen = seen & (
@@ -49,12 +53,12 @@ class Places:
         return seen & (self.context[:, None, None] > self.rows[..., None] - layer.window)
 
     def block_mask(self, layer: DraftLayerSpec) -> Tensor:
-        """bool [block, block]."""
+        """bool [batch, anchors, block, block]; every row sees itself."""
         rows = torch.arange(self.rows.shape[2], device=self.rows.device)
         apart = rows[:, None] - rows
-        mask = torch.ones_like(apart, dtype=torch.bool)
+        mask = self.there[:, :, None] | (apart == 0)
         if layer.is_causal:
-            mask = apart >= 0
+            mask = mask & (apart >= 0)
         return mask if layer.window is None else mask & (apart.abs() < layer.window)
 
 
@@ -93,7 +97,8 @@ class Attention(nn.Module):
         near = (q @ near_k.transpose(-1, -2)).float()
         far_mask = places.context_mask(self.layer)[:, None, :, None]
         far = far.masked_fill(~far_mask, -torch.inf)
-        near = near.masked_fill(~places.block_mask(self.layer), -torch.inf)
+        near_mask = places.block_mask(self.layer)[:, None, :, None]
+        near = near.masked_fill(~near_mask, -torch.inf)
         highest = torch.maximum(far.amax(-1, keepdim=True), near.amax(-1, keepdim=True)).detach()
         far, near = (far - highest).exp(), (near - highest).exp()
         total = far.sum(-1, keepdim=True) + near.sum(-1, keepdim=True)

@@ -106,27 +106,37 @@ class FeatureStore:
         self.features[places] = features[there]
         return said.sum(), agreed.sum()
 
-    def draw(self, num_rows: int, num_anchors: int, generator: torch.Generator) -> Batch:
-        """Random rows and, in each, random anchors in answers; those too many count nothing."""
+    def draw(
+        self, num_rows: int, num_anchors: int, short_share: float, generator: torch.Generator
+    ) -> Batch:
+        """Random rows and, in each, random anchors in answers; those too many count nothing. That
+        share of the blocks are shorter, of any length from 2 on.
+        """
         text = torch.randint(len(self.begins), (num_rows,), generator=generator, device=self.device)
         begins = self.begins[text]
         chances = torch.rand(num_rows, self.row_tokens, generator=generator, device=self.device)
         anchors = torch.where(self._candidates(begins), chances, -1.0).topk(num_anchors, 1).indices
-        return self.batch(begins, anchors.sort(1).values)
+        size = {"size": anchors.shape, "generator": generator, "device": self.device}
+        lengths = torch.randint(2, max(3, self._block), **size)
+        lengths = torch.where(torch.rand(**size) < short_share, lengths, self._block)
+        return self.batch(begins, anchors.sort(1).values, lengths)
 
-    def batch(self, begins: Tensor, anchors: Tensor) -> Batch:
+    def batch(self, begins: Tensor, anchors: Tensor, lengths: Tensor | None = None) -> Batch:
         """Rows from `begins` int64 [batch] on with `anchors` int64 [batch, anchors], places in
-        their row."""
+        their row, and blocks of `lengths` int64 [batch, anchors]; without, whole ones.
+        """
+        if lengths is None:
+            lengths = torch.full_like(anchors, self._block)
         index = begins[:, None] + torch.arange(self.row_tokens, device=self.device)
         firsts = self.firsts[index]
         firsts = (firsts - begins[:, None]).clamp(0)
         place = torch.arange(self.row_tokens, device=self.device)
-        places = Places(place - firsts, firsts, anchors, self._block)
+        places = Places(place - firsts, firsts, anchors, lengths, self._block)
         behind = torch.arange(self._block, device=self.device)
         blocks = (begins[:, None] + anchors)[..., None] + behind
         true = self.true[blocks]
         counted = true[..., 1:].long().cumprod(-1).bool()
-        counted &= self._candidates(begins).gather(1, anchors)[..., None]
+        counted &= self._candidates(begins).gather(1, anchors)[..., None] & places.there[..., 1:]
         return Batch(self.features[index], places, self.tokens[blocks], counted)
 
     def _candidates(self, begins: Tensor) -> Tensor:

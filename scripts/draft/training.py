@@ -31,14 +31,16 @@ SHOW_STEPS = 100
 class Recipe:
     """How to train: for `seconds`, or for `steps` where they are given.
 
-    A step takes `num_anchors` anchors from each of `num_rows` rows. Texts that are more than the
-    store holds take turns: others every `refill_steps`.
+    A step takes `num_anchors` anchors from each of `num_rows` rows. `short_share` of the blocks
+    are shorter than the drafter's, as a server's are under load. Texts that are more than the store
+    holds take turns: others every `refill_steps`.
     """
 
     seconds: float = 300.0
     steps: int | None = None
     num_rows: int = 128
     num_anchors: int = 64
+    short_share: float = 0.5
     peak_lr: float = 2.5e-3
     optimizer: str = "muon"
     loss: str = "dynamic"
@@ -97,7 +99,10 @@ class Run:
         while (progress := self._progress()) < 1:
             if self._step == first or (self._step - first) % recipe.refill_steps == 0:
                 cursor = self._refill(store, texts, cursor)
-            loss = self._learn(store.draw(recipe.num_rows, recipe.num_anchors, generator), progress)
+            batch = store.draw(
+                recipe.num_rows, recipe.num_anchors, recipe.short_share, generator
+            )
+            loss = self._learn(batch, progress)
             self._step += 1
             if self._step - first <= NUM_COMPILING_STEPS:
                 print(f"step {self._step} loss {loss.item():.4f}", flush=True)

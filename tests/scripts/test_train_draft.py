@@ -39,9 +39,9 @@ def models(request, tmp_path_factory):
     return model, FrozenTarget(folder, torch.float32, CPU), folder
 
 
-def filled(target, texts, row_tokens=96, taps=(0, 1, 2)):
+def filled(target, texts, row_tokens=96, taps=(0, 1, 2), block=8):
     capacity = sum(len(text.ids) for text in texts)
-    store = FeatureStore(target, taps, capacity=capacity, row_tokens=row_tokens, block=8)
+    store = FeatureStore(target, taps, capacity=capacity, row_tokens=row_tokens, block=block)
     store.fill(texts)
     return store
 
@@ -96,7 +96,7 @@ def test_slots_behind_the_end_of_an_answer_do_not_count(models):
 def test_anchors_are_drawn_from_answers_only(models):
     _, target, _ = models
     texts = own_answers(target)
-    batch = filled(target, texts).draw(8, 16, torch.Generator().manual_seed(0))
+    batch = filled(target, texts).draw(8, 16, 0.5, torch.Generator().manual_seed(0))
     assert batch.counted.any(-1).all()
     assert (batch.places.rows[..., 0] >= 12).all()  # the shortest prompt
 
@@ -119,6 +119,30 @@ def test_the_network_in_training_is_the_one_that_is_served(models, tmp_path, fie
         served.write_context(features, lane, lane * 0, lane + anchor)
         rows = served.propose(batch.blocks[0, :, 0], lane, lane + anchor, 8)
         torch.testing.assert_close(draft(drafter, target, batch)[0], rows, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("fields", [{}, SLIDING, SLIDING | {"sliding_window": 3}])
+def test_a_shorter_block_is_trained_as_it_is_served(models, fields):
+    _, target, _ = models
+    spec = parse_draft_spec(tiny.draft_config(**fields), target.spec)
+    drafter, texts = randomised(spec, target), own_answers(target)
+    short = filled(target, texts, block=5)
+    store, anchors = filled(target, texts), torch.tensor([[20]])
+    batch = store.batch(store.begins[:1], anchors, torch.full_like(anchors, 5))
+    with torch.no_grad():
+        rows = draft(drafter, target, batch)
+        wanted = draft(drafter, target, short.batch(store.begins[:1], anchors))
+    assert rows.isfinite().all() and batch.counted.sum() == 4
+    torch.testing.assert_close(rows[..., :4, :], wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_share_of_the_blocks_is_drawn_shorter(models):
+    _, target, _ = models
+    store = filled(target, own_answers(target, length=60))
+    generator = torch.Generator().manual_seed(0)
+    lengths = store.draw(64, 16, 0.5, generator).places.there.sum(-1)
+    assert lengths.min() == 2 and 0.4 < (lengths < 8).float().mean() < 0.6
+    assert (store.draw(64, 16, 0.0, generator).places.there.sum(-1) == 8).all()
 
 
 def randomised(spec, target):
