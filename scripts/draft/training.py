@@ -99,9 +99,7 @@ class Run:
         while (progress := self._progress()) < 1:
             if self._step == first or (self._step - first) % recipe.refill_steps == 0:
                 cursor = self._refill(store, texts, cursor)
-            batch = store.draw(
-                recipe.num_rows, recipe.num_anchors, recipe.short_share, generator
-            )
+            batch = store.draw(recipe.num_rows, recipe.num_anchors, recipe.short_share, generator)
             loss = self._learn(batch, progress)
             self._step += 1
             if self._step - first <= NUM_COMPILING_STEPS:

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
+from luceasync.dflash.spec import read_draft_spec
+from luceasync.models.spec import read_spec
 from scripts.lossless.cases import Target
 
 
@@ -17,9 +19,10 @@ def bundled(folder: Path, num_prompts: int) -> Target:
     lines = (BUNDLED_MODEL_DIR / "eval.jsonl").read_text(encoding="utf-8").splitlines()
     texts = [json.loads(line)["messages"][-1]["content"] for line in lines]
     questions = tuple((a, texts[i - 1]) for i, a in enumerate(texts))[:num_prompts]
+    block = read_draft_spec(BUNDLED_DRAFT_DIR, read_spec(BUNDLED_MODEL_DIR)).block
     return Target(
         "qwen3_5, stdlib-15m with its drafter",
-        *(BUNDLED_MODEL_DIR, BUNDLED_DRAFT_DIR, 8, questions, 64, {}),
+        *(BUNDLED_MODEL_DIR, BUNDLED_DRAFT_DIR, block, questions, 64, {}),
     )
 
 
