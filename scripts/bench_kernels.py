@@ -14,6 +14,7 @@ from collections.abc import Callable
 import torch
 
 from luceasync.kernels import overlap
+from luceasync.kv.host import PlainMemory
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
@@ -84,12 +85,13 @@ def bench_model(name: str, spec: ModelSpec, profile: bool) -> None:
         max_ctx_tokens=CONTEXT_TOKENS,
         prefill_chunk_tokens=CHUNK,
     )
-    shard = Shard(spec, plan, plan.shards[0], RandomSource(torch.bfloat16, device))
+    source = RandomSource(torch.bfloat16, device)
+    shard = Shard(spec, plan, plan.shards[0], source, lambda num_bytes: None, PlainMemory())
     for kind, (first, second) in zip(spec.layer_types, shard.cache.layers, strict=True):
         if kind == "attention":
             first.normal_()
             second.normal_()
-    graphs = GraphedShard(shard, (1, 4, 16), spec.hidden_size, torch.bfloat16)
+    graphs = GraphedShard(shard, plan, spec)
     print(f"\n{name}: {spec.num_parameters / 1e9:.2f}G parameters")
     for num_lanes, position in ((1, 1024), (4, 1024), (16, 1024), (1, 32768)):
         bench_decode(spec, shard, graphs, num_lanes, position, profile and num_lanes == 1)
@@ -114,7 +116,7 @@ def bench_decode(
         graphs.decode(batch, tokens)
 
     seconds = median_seconds(step, 50)
-    replay = median_seconds(graphs._steps[num_lanes].graph.replay, 50)
+    replay = median_seconds(graphs._steps[num_lanes, 0].graph.replay, 50)
     limit = step_bytes(spec, num_lanes, position) / COPY_BYTES_PER_S
     clear_states(spec, shard)
     together = graphs.decode(batch, tokens)[:1].clone()
