@@ -156,7 +156,7 @@ def gate(
     return gated
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _convolve_kernel(
     projected,
     conv,
@@ -220,7 +220,7 @@ def _convolve_kernel(
             tl.store(state + i * channels + c, newest + kept, mask=c_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _scan_kernel(
     mixed,
     solve,
@@ -284,7 +284,7 @@ def _scan_kernel(
     tl.store(at_state, state, mask=i_ok[:, None] & j_ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _gate_kernel(
     values,
     projected,

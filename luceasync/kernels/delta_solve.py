@@ -124,7 +124,7 @@ def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISIO
     return tl.dot(series, inverse, input_precision=PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prepare_kernel(
     projected,
     mixed,

@@ -165,7 +165,7 @@ def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constex
     tl.store(out + row * inner + i, result.to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _write_heads_kernel(
     projected,
     query_norm,
