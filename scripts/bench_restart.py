@@ -24,12 +24,12 @@ from pathlib import Path
 import torch
 from bench_gpu import SHAPES
 
-from luceasync.config import BUNDLED_MODEL_DIR, CacheConfig, EngineConfig
+from luceasync.config import BUNDLED_MODEL_DIR, EngineConfig
 from luceasync.cyext.flatten import fill
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.limits import held_bytes_of, warm_bytes_of
 from luceasync.engine.pump import Pump
-from luceasync.engine.start import warm_bytes_of
 from luceasync.engine.thread import Loaded
 from luceasync.keeping.holdings import Limits
 from luceasync.keeping.prefixes import Prefixes
@@ -140,7 +140,7 @@ def memory_of(machine: Machine) -> HostMemory:
     """
     if isinstance(machine.memory, Arena):
         return machine.memory
-    warm_bytes = warm_bytes_of(CacheConfig(cache_dir=machine.root), LIMITS)
+    warm_bytes = warm_bytes_of(LIMITS, held_bytes_of(machine.root))
     devices = [shard.device for shard in machine.plan.shards]
     memory = host_memory(devices, MEMORY_BYTES, warm_bytes=warm_bytes)
     assert not isinstance(memory, WarmMemory) or memory.wait(60)

@@ -12,7 +12,7 @@ from rich.table import Table
 from luceasync.cli.words import size_text
 from luceasync.config import CacheConfig, Config
 from luceasync.dflash.placement import Drafter, plan_with_drafter
-from luceasync.engine.start import limits_of
+from luceasync.engine.limits import held_bytes_of, limits_of
 from luceasync.target.report import PlanReport, ShardReport
 
 
@@ -36,7 +36,7 @@ def cache_summary(report: PlanReport, config: CacheConfig) -> dict[str, int | No
     """Sizes of the prefix cache; `disk_bytes` None: there is no directory. A node takes so much for
     each of its tokens, and where a state is kept at its end that too.
     """
-    limits = limits_of(config)
+    limits = limits_of(config, held_bytes_of(config.cache_dir))
     return {
         "memory_bytes": limits.memory_bytes,
         "disk_bytes": limits.disk_bytes,

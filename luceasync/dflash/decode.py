@@ -82,7 +82,7 @@ class Speculator:
         """`shapes`: those that rounds may have, largest first. `costs` None: as they come up."""
         self._target = target
         self.passes = passes
-        self._shapes = tuple(shapes)
+        self.shapes = tuple(shapes)
         self._outlooks = [Outlook()] * num_lanes
         self._tallies = [LaneTally()] * num_lanes
         self._common = Record()  # of all lanes so far: what a new one is expected to do
@@ -90,6 +90,12 @@ class Speculator:
         self._costs = costs or StepCosts()
         self._is_settled = True  # the last plain step
         self._foreseen: _Foreseen | None = None
+
+    def rehearsing(self) -> Speculator:
+        """Another one for the same lanes while this one has none: what steps cost it learns for
+        both, what texts show it keeps to itself.
+        """
+        return Speculator(self._target, self.passes, self.shapes, len(self._outlooks), self._costs)
 
     @property
     def status(self) -> SpeculationStatus:
@@ -119,7 +125,7 @@ class Speculator:
         self._foreseen = None
         if features is None:
             self.passes.reset(lane, begin)
-            self._outlooks[lane] = without_context(self._shapes[0].block - 1)
+            self._outlooks[lane] = without_context(self.shapes[0].block - 1)
         else:
             self.passes.restore(lane, begin, features)
 
@@ -138,7 +144,7 @@ class Speculator:
         if foreseen is not None and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone):
             return foreseen.plan
         outlooks = [self._outlooks[lane] for lane in lanes]
-        plan = plan_step(outlooks, self._shapes, self._costs, measure=alone)
+        plan = plan_step(outlooks, self.shapes, self._costs, measure=alone)
         return replace(
             plan,
             speculating=tuple(lanes[i] for i in plan.speculating),

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
-import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
@@ -15,15 +14,17 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
 import torch
 
-from luceasync.config import CacheConfig, Config
+from luceasync.config import Config
+from luceasync.dflash.adapt import Shape
 from luceasync.dflash.load import LoadedDraft, load_draft
 from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.pump import Pump
+from luceasync.engine.rehearsal import in_turns, part_for, rehearse
 from luceasync.engine.thread import Loaded
 from luceasync.errors import ConfigError
 from luceasync.keeping.draft_state import DraftFeatures
@@ -36,7 +37,6 @@ from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.prefix.directory import make_private
 from luceasync.prefix.disk import DiskTier
-from luceasync.prefix.upkeep import Upkeep
 from luceasync.request import ModelCard
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import host_memory
@@ -45,9 +45,7 @@ from luceasync.target.shard_plan import DTYPE_BYTES
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
-TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
 MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
-WARM_SHARE = 4  # of the prefix cache's memory one part has its pages before it is needed
 MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 
 Progress = Callable[[int, int], None]
@@ -66,6 +64,7 @@ class Recipe:
     model_dir: Path
     spec: ModelSpec
     plan: Plan
+    tokenizer: Tokenizer
     drafter: Drafter | None
     limits: Limits
     host: HostMemory
@@ -100,58 +99,22 @@ def build_engine(
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
     )
-    limits = limits_of(config.cache)
+    held_bytes = held_bytes_of(config.cache.cache_dir)
+    limits = limits_of(config.cache, held_bytes)
     capacity = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
-    warm_bytes = warm_bytes_of(config.cache, limits)
     quiet = threading.Event()
     host = host_memory(
         [shard.device for shard in plan.shards],
         capacity,
-        warm_bytes=warm_bytes,
+        warm_bytes=warm_bytes_of(limits, held_bytes),
         quiet=quiet,
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.shards),
     )
-    recipe = Recipe(model_dir, spec, plan, drafter, limits, host, quiet, progress, decode_with)
+    recipe = Recipe(
+        model_dir, spec, plan, tokenizer, drafter, limits, host, quiet, progress, decode_with
+    )
     cabinet = _cabinet(recipe, config.cache.cache_dir)
     return LocalEngine(language, lambda shelf: load(recipe, shelf), config.engine, cabinet)
-
-
-def limits_of(config: CacheConfig) -> Limits:
-    """The sizes of the prefix cache; what was left open follows from this machine."""
-    memory_bytes = config.memory_bytes
-    if memory_bytes is None:
-        memory_bytes = psutil.virtual_memory().available // 4
-    disk_bytes = config.budget_bytes
-    if disk_bytes is None and config.cache_dir is not None:
-        # With what is there already: else every start would want less than the one before it.
-        disk_bytes = (_free_bytes(config.cache_dir) + _held_bytes(config.cache_dir)) // 2
-    return Limits(
-        memory_bytes=memory_bytes,
-        transit_bytes=0 if disk_bytes is None else TRANSIT_BYTES,
-        disk_bytes=disk_bytes,
-        min_disk_tokens=config.min_tokens,
-        interval_tokens=config.interval_tokens,
-    )
-
-
-def warm_bytes_of(config: CacheConfig, limits: Limits) -> int:
-    """How much memory is prepared for what lies on the disk and may be read soon."""
-    held_bytes = 0 if config.cache_dir is None else _held_bytes(config.cache_dir)
-    return min(held_bytes, limits.memory_bytes // WARM_SHARE)
-
-
-def _free_bytes(directory: Path) -> int:
-    """Of the file system that the directory is, or will be, on."""
-    existing = next(path for path in (directory, *directory.resolve().parents) if path.exists())
-    return shutil.disk_usage(existing).free
-
-
-def _held_bytes(directory: Path) -> int:
-    """Of the nodes in it, whatever model they are of; none where it cannot be looked at now."""
-    try:
-        return sum(total.num_bytes for total in Upkeep(directory).totals())
-    except (ConfigError, OSError):
-        return 0
 
 
 def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
@@ -198,16 +161,19 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
             recipe.model_dir, spec, plan, reading.advance, memory=recipe.host, taps=taps
         )
         closing.callback(backend.close)
-        decoding: Decoding = PlainDecoding(backend)
-        features: Features = NoFeatures()
-        if drafter is not None:
-            draft = load_draft(drafter, plan, backend, reading.advance)
-            closing.callback(draft.close)
-            decoding = recipe.decode_with(backend, draft)
-            features = DraftFeatures(draft.ring, draft.speculator, recipe.host)
+        ways = _ways(recipe, backend, reading, closing)
         reading.end()
+        computes_beside = _computes_beside(plan, drafter)
+        part = part_for(
+            plan.prefill_chunk_tokens,
+            plan.max_ctx_tokens,
+            spec.vocab_size,
+            ways.shapes,
+            computes_beside=computes_beside,
+        )
+        rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
         prefixes = Prefixes(
-            StateMover(backend, features, spec.vocab_size),
+            StateMover(backend, ways.features, spec.vocab_size),
             shelf,
             recipe.limits,
             recurrent=spec.delta is not None,
@@ -216,14 +182,42 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
         )
         pump = Pump(
             backend,
-            decoding,
+            ways.decoding,
             prefixes,
             num_lanes=plan.parallel,
             chunk_tokens=plan.prefill_chunk_tokens,
-            computes_beside=_computes_beside(plan, drafter),
+            computes_beside=computes_beside,
             quiet=recipe.quiet,
         )
         return Loaded(pump, closing.pop_all().close)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """How lanes decode, how they do so when they rehearse, and what is kept of a drafter."""
+
+    decoding: Decoding
+    rehearsed: Decoding
+    shapes: tuple[Shape, ...]
+    features: Features
+
+
+def _ways(
+    recipe: Recipe, backend: LayerSplitBackend, reading: _Reading, closing: ExitStack
+) -> _Ways:
+    if recipe.drafter is None:
+        plain = PlainDecoding(backend)
+        return _Ways(plain, plain, (), NoFeatures())
+    draft = load_draft(recipe.drafter, recipe.plan, backend, reading.advance)
+    closing.callback(draft.close)
+    speculator = draft.speculator
+    forced = in_turns(speculator.shapes)
+    return _Ways(
+        recipe.decode_with(backend, draft),
+        SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
+        speculator.shapes,
+        DraftFeatures(draft.ring, speculator, recipe.host),
+    )
 
 
 def _computes_beside(plan: Plan, drafter: Drafter | None) -> bool:

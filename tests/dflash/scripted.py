@@ -18,6 +18,7 @@ from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.graph import Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.spec import read_draft_spec
+from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
@@ -256,7 +257,11 @@ def speculator_of(
 
 
 def random_speculator(
-    backend: LayerSplitBackend, model_dir: Path, folder: Path, short_rows: Sequence[int] = ()
+    backend: LayerSplitBackend,
+    model_dir: Path,
+    folder: Path,
+    costs: StepCosts | None = None,
+    short_rows: Sequence[int] = (),
 ) -> Speculator:
     """With a real drafter of random weights."""
     draft_dir = tiny.save_draft(folder, tiny.draft_config())
@@ -270,4 +275,4 @@ def random_speculator(
         dtype=torch.float32,
         device=CPU,
     )
-    return speculator_of(backend, draft, backend, short_rows=short_rows)
+    return speculator_of(backend, draft, backend, costs=costs, short_rows=short_rows)

@@ -1,0 +1,140 @@
+"""What runs before a server is ready: steps of all kinds are timed, and nothing is left of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.dflash.adapt import Shape
+from luceasync.dflash.tally import FIRST_WAIT_STEPS, StepCosts
+from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
+from luceasync.engine.rehearsal import Part, in_turns, part_for, rehearse
+from luceasync.request import SpeculationStatus
+from luceasync.text.tokenizer import Tokenizer
+from tests.dflash.conftest import make_backend  # noqa: F401
+from tests.dflash.scripted import (
+    BLOCK,
+    SHAPES,
+    TAPS,
+    VERIFY_ROWS,
+    random_speculator,
+)
+
+
+@pytest.fixture
+def backend(tiny_dir: Path, make_backend):  # noqa: F811
+    return make_backend(tiny_dir, verify_rows=VERIFY_ROWS, taps=TAPS)
+
+
+@pytest.fixture
+def tokenizer(tiny_dir: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_dir)
+
+
+@pytest.fixture
+def costs() -> StepCosts:
+    return StepCosts()
+
+
+@pytest.fixture
+def speculator(backend, tiny_dir: Path, tmp_path: Path, costs: StepCosts):
+    return random_speculator(backend, tiny_dir, tmp_path / "draft", costs)
+
+
+def small_part(**fields) -> Part:
+    sizes = {"chunk_tokens": 32, "max_ctx_tokens": 256, "vocab_size": 512, "shapes": SHAPES}
+    return part_for(**{**sizes, "computes_beside": True, **fields})
+
+
+def rehearsed(backend, speculator, tokenizer: Tokenizer, **options) -> None:
+    decoding = SpeculativeDecoding(backend, speculator.rehearsing(), force=in_turns(SHAPES))
+    rehearse(backend, decoding, tokenizer, small_part(), **options)
+
+
+def test_what_steps_cost_is_known_and_believed(backend, speculator, costs, tokenizer):
+    rehearsed(backend, speculator, tokenizer)
+    for shape in (*SHAPES, None):
+        assert costs.seconds(1, shape) is not None
+        for _ in range(FIRST_WAIT_STEPS):
+            costs.observe(4, shape, 1.0)
+        assert not costs.is_due(1, shape)
+
+
+def test_what_its_text_shows_is_not_believed(backend, speculator, tokenizer):
+    before = speculator.plan([0, 1], alone=False)
+    rehearsed(backend, speculator, tokenizer)
+    nothing = (0,) * (BLOCK - 1)
+    assert speculator.status == SpeculationStatus(0, nothing, nothing, 0.0, 0.0, 0.0)
+    speculator.start(0)
+    assert speculator.plan([0, 1], alone=False).speculating == before.speculating
+
+
+def test_the_lane_is_as_if_nothing_had_run_on_it(backend, speculator, tokenizer):
+    rehearsed(backend, speculator, tokenizer)
+    assert len(speculator.passes.ring.valid(0)) == 0
+    lanes = [backend.prefill(lane, 0, (5, 6, 7), project=True).clone() for lane in (0, 1)]
+    torch.testing.assert_close(*lanes)
+
+
+class Counting(PlainDecoding):
+    """Counts its steps."""
+
+    num_steps = 0
+
+    def step(self, generations, *, alone, meanwhile):
+        self.num_steps += 1
+        super().step(generations, alone=alone, meanwhile=meanwhile)
+
+
+@pytest.mark.parametrize(
+    ("num_steps", "max_tokens", "limit_s", "expected"),
+    [(7, 100, 60.0, 7), (7, 4, 60.0, 3), (7, 100, -1.0, 0)],
+)
+def test_it_ends_with_the_steps_the_context_or_the_time(
+    backend, tokenizer, num_steps, max_tokens, limit_s, expected
+):
+    decoding = Counting(backend)
+    part = Part((1, 2, 3, 4, 5), 2, max_tokens, num_steps)
+    rehearse(backend, decoding, tokenizer, part, limit_s=limit_s)
+    assert decoding.num_steps == expected
+
+
+def test_logits_that_are_no_numbers_are_left_to_requests(backend, tokenizer, monkeypatch):
+    decoding, prefill = Counting(backend), backend.prefill
+
+    def broken(*args, **options):
+        return torch.full_like(prefill(*args, **options), torch.nan)
+
+    monkeypatch.setattr(backend, "prefill", broken)
+    rehearse(backend, decoding, tokenizer, small_part())
+    assert decoding.num_steps == 0
+
+
+def test_steps_take_turns():
+    plan = in_turns([Shape(4), Shape(2)])
+    told = [plan([3]) for _ in range(6)]
+    assert [p.shape for p in told] == [Shape(4), Shape(2), None] * 2
+    assert [p.speculating for p in told] == [(3,), (3,), ()] * 2
+    assert all(p.is_measured for p in told)
+
+
+def test_the_prompt_is_a_whole_chunk_where_kernels_are_compiled():
+    part = small_part()
+    assert len(part.prompt_ids) == 32 and part.max_tokens == 256 - 32
+    assert len(small_part(computes_beside=False).prompt_ids) == 16
+
+
+@pytest.mark.parametrize("max_ctx_tokens", [1, 2, 40])
+def test_half_the_context_is_left(max_ctx_tokens):
+    part = small_part(max_ctx_tokens=max_ctx_tokens)
+    assert len(part.prompt_ids) == max(1, max_ctx_tokens // 2)
+
+
+def test_tokens_are_the_models():
+    assert max(small_part(vocab_size=5).prompt_ids) == 4
+
+
+def test_one_plain_step_where_nothing_is_to_be_timed():
+    assert small_part(shapes=()).num_steps == 1
