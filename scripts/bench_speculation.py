@@ -84,7 +84,7 @@ def main() -> None:
     common = ["--target-device", options.device, "--dtype", options.dtype]
     if options.restart:
         common += modes["tree"] if options.ddtree else []
-        report_restart(restart(messages[: options.restart + 1], common, options.max_tokens))
+        report_restart(restart(messages[: options.restart], common, options.max_tokens))
         return
     servers = {mode: [*common, *flags] for mode, flags in modes.items()}
     ask_all = ask_alone if options.alone else ask_in_turns
@@ -171,23 +171,20 @@ def ask(client: Client, messages: list[dict], max_tokens: int) -> Asked:
 def restart(
     questions: list[list[dict]], flags: list[str], max_tokens: int
 ) -> dict[str, list[Asked]]:
-    """Second turns of conversations that begin with all questions but the first, which is unrelated
-    and asked in between: a server that has just started measures what its steps take.
-    """
+    """Second turns of conversations that begin with these questions."""
     second: dict[str, list[Asked]] = {}
     for name in ("uninterrupted", "restarted"):
         with ExitStack() as stack, tempfile.TemporaryDirectory() as cache_dir:
             cache = ["--kv-cache-dir", cache_dir, "--kv-cache-min-tokens", "1"]
             client = stack.enter_context(server([*flags, *cache]))
-            first = [ask(client, question, max_tokens) for question in questions[1:]]
+            first = [ask(client, question, max_tokens) for question in questions]
             if name == "restarted":
                 stack.close()  # ends the server
                 client = stack.enter_context(server([*flags, *cache]))
-            ask(client, questions[0], max_tokens)
             second[name] = [
                 ask(client, followed(question, answer, after), max_tokens)
                 for question, answer, after in zip(
-                    questions[1:], first, [*questions[2:], questions[1]], strict=True
+                    questions, first, [*questions[1:], questions[0]], strict=True
                 )
             ]
             stack.close()
