@@ -25,7 +25,8 @@ from rich.table import Table
 
 from luceasync.models.spec import read_spec
 from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.plan import Device, make_plan
+from luceasync.target.plan import make_plan
+from luceasync.target.ranges import Device
 from luceasync.target.shard import DTYPES
 
 NUM_TOKENS = 24  # decoded in each measurement

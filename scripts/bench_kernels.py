@@ -19,7 +19,8 @@ from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
 from luceasync.target.graph import GraphedShard
-from luceasync.target.plan import Device, make_plan
+from luceasync.target.plan import make_plan
+from luceasync.target.ranges import Device
 from luceasync.target.shard import Batch, Shard
 
 COPY_BYTES_PER_S = 4.24e12

@@ -15,7 +15,8 @@ from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
 from luceasync.errors import ConfigError
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.target.devices import find_devices
-from luceasync.target.plan import Device, Guest
+from luceasync.target.lanes import Guest
+from luceasync.target.ranges import Device
 from luceasync.target.report import PlanReport, devices_of, plan_report
 from luceasync.target.shard_plan import DTYPE_BYTES
 

@@ -12,7 +12,7 @@ import torch
 from luceasync.errors import PlacementError
 from luceasync.kv.arena import SPARE_BYTES, Arena, DevicePageLock, WarmMemory
 from luceasync.kv.host import HostMemory, PlainMemory
-from luceasync.target.plan import BACKENDS, Device, check_devices
+from luceasync.target.ranges import BACKENDS, Device, check_devices
 
 log = logging.getLogger(__name__)
 

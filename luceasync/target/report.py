@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from luceasync.config import Config
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.target.devices import default_dtype, find_devices
-from luceasync.target.plan import Device, Guest, Plan, make_plan, named_devices
+from luceasync.target.lanes import Guest
+from luceasync.target.plan import Plan, make_plan
+from luceasync.target.ranges import Device, named_devices
 from luceasync.target.shard_plan import ShardPlan
 
 

@@ -58,27 +58,21 @@ def plan_shard(
     """
     size = DTYPE_BYTES[dtype]
     is_first, is_last = begin == 0, end == spec.num_layers
+    num_tables = 1 if spec.tied_embeddings and is_first and is_last else is_first + is_last
     table_bytes = spec.vocab_size * spec.hidden_size * size
-    num_tables = int(is_first) + int(is_last)
-    if is_first and is_last and spec.tied_embeddings:
-        num_tables = 1
+    weight_bytes = sum(_layer_weight_bytes(spec, layer, size) for layer in range(begin, end))
+    weight_bytes += num_tables * table_bytes + is_last * 4 * spec.hidden_size
     kinds = spec.layer_types[begin:end]
-    weights = sum(_layer_weight_bytes(spec, layer, size) for layer in range(begin, end))
-    state_bytes = 0
-    if spec.delta is not None:
-        delta = spec.delta
-        conv = (delta.conv_kernel - 1) * delta.conv_channels * size
-        recurrent = delta.num_value_heads * delta.key_dim * delta.value_dim * 4
-        state_bytes = kinds.count("delta") * (conv + recurrent)
+    state_bytes = kinds.count("delta") * _state_bytes(spec, size)
+    scratch_row_bytes = _scratch_row_bytes(spec, kinds, size)
     on_cpu = device.startswith("cpu")
-    staged_bytes = 0 if on_cpu else NUM_STAGED_STATES * state_bytes
     short_rows = () if on_cpu else SHORT_ROWS
-    num_short_rows = max(short_rows, default=0)
     num_rows = num_lanes * num_verify_rows
     # While they are verified: the splits of attention, and logits in the model's dtype and float32.
-    verified_bytes = max(num_rows, num_short_rows) * spec.attention.query_dim * VERIFY_SPLITS * 4
+    split_bytes = spec.attention.query_dim * VERIFY_SPLITS * 4
+    verified_bytes = max(num_rows, *short_rows, 0) * split_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
-    scratch_row_bytes = _scratch_row_bytes(spec, kinds, size)
+    staged_bytes = 0 if on_cpu else NUM_STAGED_STATES * state_bytes
     widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
     return ShardPlan(
         device=device,
@@ -86,14 +80,23 @@ def plan_shard(
         end=end,
         is_first=is_first,
         is_last=is_last,
-        weight_bytes=weights + num_tables * table_bytes + (4 * spec.hidden_size if is_last else 0),
+        weight_bytes=weight_bytes,
         token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
         lane_state_bytes=state_bytes,
         lane_scratch_bytes=num_verify_rows * scratch_row_bytes,
         workspace_bytes=chunk_tokens * widest * 16 + 256 * 2**20 + staged_bytes + verified_bytes,
         short_rows=short_rows,
-        short_scratch_bytes=num_short_rows * scratch_row_bytes,
+        short_scratch_bytes=max(short_rows, default=0) * scratch_row_bytes,
     )
+
+
+def _state_bytes(spec: ModelSpec, size: int) -> int:
+    """Recurrent and convolution state of one Gated DeltaNet layer; 0 where the family has none."""
+    delta = spec.delta
+    if delta is None:
+        return 0
+    conv_bytes = (delta.conv_kernel - 1) * delta.conv_channels * size
+    return conv_bytes + delta.num_value_heads * delta.key_dim * delta.value_dim * 4
 
 
 def _scratch_row_bytes(spec: ModelSpec, kinds: Sequence[str], size: int) -> int:

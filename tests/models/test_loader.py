@@ -20,7 +20,8 @@ from luceasync.models.loader import (
     whole,
 )
 from luceasync.models.spec import Shape, read_spec
-from luceasync.target.plan import Device, Plan, make_plan
+from luceasync.target.plan import Plan, make_plan
+from luceasync.target.ranges import Device
 from luceasync.target.shard import Shard
 
 CPU = torch.device("cpu")

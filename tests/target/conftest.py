@@ -12,7 +12,8 @@ from luceasync.models.loader import open_checkpoint
 from luceasync.models.spec import read_spec
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.group import LocalGroup
-from luceasync.target.plan import Device, make_plan
+from luceasync.target.plan import make_plan
+from luceasync.target.ranges import Device
 
 MakeBackend = Callable[..., LayerSplitBackend]
 

@@ -19,7 +19,7 @@ from luceasync.target.devices import (
     host_memory,
     torch_device,
 )
-from luceasync.target.plan import Device
+from luceasync.target.ranges import Device
 
 GIB = 2**30
 

@@ -13,7 +13,8 @@ from luceasync.models.spec import read_spec
 from luceasync.models.trees import ROOT
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.devices import find_devices
-from luceasync.target.plan import Device, make_plan
+from luceasync.target.plan import make_plan
+from luceasync.target.ranges import Device
 from tests import tiny
 
 pytestmark = pytest.mark.gpu

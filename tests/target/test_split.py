@@ -16,7 +16,8 @@ from luceasync.models.loader import open_checkpoint
 from luceasync.models.spec import read_spec
 from luceasync.target.backend import LayerSplitBackend
 from luceasync.target.group import LocalGroup
-from luceasync.target.plan import Device, make_plan
+from luceasync.target.plan import make_plan
+from luceasync.target.ranges import Device
 from luceasync.target.shard import Shard
 from luceasync.target.transfer import choose_transfer, direct, staged
 from tests import tiny
