@@ -26,7 +26,7 @@ from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.pump import Pump
 from luceasync.engine.rehearsal import in_turns, part_for, rehearse
 from luceasync.engine.thread import Loaded
-from luceasync.errors import ConfigError
+from luceasync.errors import ConfigError, PlacementError
 from luceasync.keeping.draft_state import DraftFeatures
 from luceasync.keeping.holdings import Limits
 from luceasync.keeping.namespace import namespace_of
@@ -148,7 +148,20 @@ def _check_directory(cache_dir: Path) -> None:
 
 
 def load(recipe: Recipe, shelf: Shelf) -> Loaded:
-    """Read the weights; runs in the engine thread."""
+    """Read the weights; runs in the engine thread. Raises ModelError, and PlacementError where a
+    device has less memory than it had when the plan was made.
+    """
+    try:
+        return _load(recipe, shelf)
+    except torch.OutOfMemoryError as error:
+        told = ". ".join(str(error).split(". ")[:3])  # then come torch's hints for programs
+        raise PlacementError(
+            f"a device ran out of memory while the model was loaded: {told}. "
+            "Free some of it, or lower --max-ctx or --parallel"
+        ) from error
+
+
+def _load(recipe: Recipe, shelf: Shelf) -> Loaded:
     spec, plan, drafter = recipe.spec, recipe.plan, recipe.drafter
     reading = _Reading(recipe)
     if plan.is_small_on_cpu:
