@@ -48,6 +48,7 @@ class Client:
     """One connection to a server. Of the standard library, whose share of a request is small."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
 
     def close(self) -> None:
