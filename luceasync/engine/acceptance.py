@@ -71,8 +71,7 @@ class Acceptance:
                 continue
             tokens, parents = _columns(entry)
             for line in lines(parents, num_rows):
-                counts = row.counts.followed_by([tokens[above] for above in line])
-                rows.append(replace(row, counts=counts))
+                rows.append(replace(row, following=tuple(tokens[above] for above in line)))
         return rows
 
     def _walk(self, index: int, ranked: Ranked, entry: list[list[int]]) -> list[int]:

@@ -6,9 +6,7 @@ row wants a token.
 
 from __future__ import annotations
 
-from collections import ChainMap
-from collections.abc import MutableMapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -52,7 +50,6 @@ class TokenCounts:
     def __init__(self, prompt_ids: Sequence[int]) -> None:
         self._ids = np.unique(np.asarray(prompt_ids, dtype=np.int64))
         self._counts = np.zeros(len(self._ids), dtype=np.int64)
-        self._slots: MutableMapping[int, int]
         self._slots = {token_id: slot for slot, token_id in enumerate(self._ids.tolist())}
         self._num_distinct = len(self._slots)
 
@@ -70,6 +67,11 @@ class TokenCounts:
         """The index of `token_id` in `ids`; None when the sequence does not hold it."""
         return self._slots.get(token_id)
 
+    def count(self, token_id: int) -> int:
+        """How often `token_id` was generated."""
+        slot = self._slots.get(token_id)
+        return 0 if slot is None else int(self._counts[slot])
+
     def add(self, token_id: int) -> None:
         """Count one generated token. Amortised O(1)."""
         slot = self._slots.setdefault(token_id, self._num_distinct)
@@ -81,22 +83,14 @@ class TokenCounts:
         self._ids[slot] = token_id
         self._counts[slot] += 1
 
-    def followed_by(self, token_ids: Sequence[int]) -> TokenCounts:
-        """The counts if these were generated next; good until this one counts another token."""
-        later = copy(self)
-        later._ids, later._counts = self._ids.copy(), self._counts.copy()
-        later._slots = ChainMap({}, self._slots)  # the prompt may be long: not copied
-        for token_id in token_ids:
-            later.add(token_id)
-        return later
-
 
 @dataclass(frozen=True, slots=True)
 class RowSampling:
     """How the token of one row of logits is chosen.
 
     `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has
-    its own draw. `counts` may be None when `has_penalties` says no. `top_logprobs` as in Request.
+    its own draw. `counts` may be None when `has_penalties` says no; `following`: tokens of a
+    proposal that stand above the row, which `counts` has not counted. `top_logprobs` as in Request.
     """
 
     sampling: Sampling
@@ -104,6 +98,7 @@ class RowSampling:
     position: int
     counts: TokenCounts | None = None
     top_logprobs: int | None = None
+    following: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

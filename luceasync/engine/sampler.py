@@ -101,13 +101,16 @@ def rank(
     assert logits.shape[0] == len(rows), (logits.shape, len(rows))
     if carry is None:
         carry = torch.empty(len(rows), 0, dtype=torch.int64, device=logits.device)
-    if all(_is_plain_greedy(row) for row in rows):
-        peaks, ids = logits.max(-1, keepdim=True)  # a peak is NaN where any logit is
+    edited = logits
+    if any(is_edited(row.sampling) for row in rows):
+        edited = apply_edits(logits.float(), rows)
+    if all(_is_greedy(row) for row in rows):
+        peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is
         packed = torch.cat([carry, ids.masked_fill_(peaks.isnan(), NO_TOKEN)], 1)
         meanwhile()
         host = packed.cpu().numpy()
         return _GreedyRows(host[:, :-1], host[:, -1].tolist())
-    return _rank_on_host(logits.float(), rows, carry, num_candidates, meanwhile)
+    return _rank_on_host(logits, edited.float(), rows, carry, num_candidates, meanwhile)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,29 +146,29 @@ class _RankedRows:
         return token, _row_logprobs(self.logprobs[index], row, token, known_ids, *block[5:])
 
 
-def _is_plain_greedy(row: RowSampling) -> bool:
-    return (
-        row.sampling.temperature == 0.0 and not is_edited(row.sampling) and row.top_logprobs is None
-    )
+def _is_greedy(row: RowSampling) -> bool:
+    return row.sampling.temperature == 0.0 and row.top_logprobs is None
 
 
 def _rank_on_host(
     raw: Tensor,
+    edited: Tensor,
     rows: Sequence[RowSampling],
     carry: Tensor,
     num_candidates: int,
     meanwhile: Callable[[], None],
 ) -> _RankedRows:
-    """`rank` for float32 logits: all is queued on the device, then copied once."""
+    """`rank` for logits as they came and float32 edited ones: all is queued on the device, then
+    copied once.
+    """
     num_vocab = raw.shape[1]
-    edited = apply_edits(raw, rows)
     peaks, best = edited.max(-1, keepdim=True)
     num_ranked = max(_num_ranked(row.sampling, num_candidates) for row in rows)
     values, ids = edited.topk(min(num_vocab, num_ranked))
     blocks = [best, values, ids, _totals(edited, values, rows, num_candidates), peaks]
     logprobs = None
     if any(row.top_logprobs is not None for row in rows):
-        logprobs = raw.log_softmax(-1)
+        logprobs = raw.float().log_softmax(-1)
         num_top = max(row.top_logprobs or 0 for row in rows) + TIE_MARGIN
         blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
         blocks.extend(logprobs.topk(min(num_vocab, num_top)))

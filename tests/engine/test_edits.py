@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.edits import apply_edits
-from luceasync.engine.rows import RowSampling, TokenCounts
+from luceasync.engine.rows import RowSampling, TokenCounts, has_penalties
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 
@@ -40,6 +42,25 @@ def test_each_row_gets_the_edits_of_the_slow_truth(wanted: list[Sampling], seed:
     for row, sampling, raw in zip(edited.tolist(), wanted, before, strict=True):
         assert row == slow.edit_logits(raw, sampling, PROMPT_IDS, GENERATED_IDS)
     assert logits.tolist() == before
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(samplings, min_size=1, max_size=3),
+    st.lists(st.lists(st.sampled_from([3, 7, 20, 40, 50]), max_size=4), min_size=1, max_size=5),
+    st.integers(0, 99),
+)
+def test_rows_of_a_proposal_get_the_edits_of_what_stands_above_them(wanted, lines, seed):
+    rows = [
+        replace(row, following=tuple(line) if has_penalties(row.sampling) else ())
+        for row in map(row_of, wanted)
+        for line in lines
+    ]
+    logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
+    edited = apply_edits(logits, rows)
+    for found, row, raw in zip(edited.tolist(), rows, logits.tolist(), strict=True):
+        generated = (*GENERATED_IDS, *row.following)
+        assert found == slow.edit_logits(raw, row.sampling, PROMPT_IDS, generated)
 
 
 def test_logits_that_nobody_edits_are_not_copied():
