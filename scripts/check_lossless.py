@@ -32,6 +32,7 @@ def main() -> None:
     parser.add_argument("--targets", default=",".join(MAKERS))
     parser.add_argument("--prompts", type=int, default=200, help="of the first four rows")
     parser.add_argument("--others", type=int, default=40, help="conversations of the other rows")
+    parser.add_argument("--block", type=int, help="rows of a chain; default: as trained")
     options = parser.parse_args()
     header = "proposals", "prompt from", "sampling", "shards", "lanes", "answers", "restored"
     header += "tokens", "rounds", "tau", "different", "s"
@@ -39,6 +40,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root:
         for name in options.targets.split(","):
             target = MAKERS[name](Path(root) / name, max(options.prompts, options.others))
+            target = replace(target, block=options.block or target.block)
             print(f"\n{target.name}\n\n| {' | '.join(header)} |\n{'|---' * len(header)}|")
             for cases, num in ((CASES[:4], options.prompts), (CASES[4:], options.others)):
                 asked = replace(target, questions=target.questions[:num])
