@@ -16,7 +16,7 @@ from luceasync.target.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
 from luceasync.target.ranges import Device, check_weights, split_layers
 from luceasync.target.shard_plan import ShardPlan, plan_shard
 
-CPU_CHUNK_TOKENS, GPU_CHUNK_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
+CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
 SMALL_ON_CPU_BYTES = 128 * 2**20
 
 
@@ -92,7 +92,7 @@ def make_plan(
     `guest`: what must fit too.
     """
     on_cpu = all(device.backend == "cpu" for device in devices)
-    chunk = prefill_chunk_tokens or (CPU_CHUNK_TOKENS if on_cpu else GPU_CHUNK_TOKENS)
+    chunk = prefill_chunk_tokens or (CPU_PREFILL_TOKENS if on_cpu else GPU_PREFILL_TOKENS)
     if chunk % CHUNK_TOKENS:
         raise PlacementError(
             f"--prefill-chunk {chunk}: a positive multiple of {CHUNK_TOKENS} is expected"
