@@ -3,21 +3,22 @@
 __version__ = "0.1.0"
 
 ARCHITECTURE = """
-cli      commands; builds the Config          server   HTTP: bodies in, server-sent events out
-text     strings <-> token ids                engine   requests on lanes, one step at a time
-keeping  what is kept and taken up again      prefix   which prefix is kept where
-dflash   drafts for the target to verify      target   the model as a chain of shards
-models   networks and their weights           kv       where lanes keep their state
-kernels  Triton, beside torch twins in models.ops
+cli        commands; builds the Config         server     HTTP: bodies in, server-sent events out
+text       strings <-> token ids               engine     requests on lanes, one step at a time
+keeping    what is kept and taken up again     prefix     which prefix is kept where
+nodefiles  nodes as files                      hoststore  host memory that holds nodes
+dflash     drafts for the target to verify     pipeline   the model as a chain of groups
+models     networks and their weights          kv         lanes: where their state lies
+kernels    Triton, beside torch twins in models
 
-Imports run downwards: cli -> server, engine -> keeping -> text, prefix, dflash -> target ->
-models, kv -> kernels.
+Imports run downwards: cli -> server, engine -> keeping -> text, prefix, nodefiles, dflash ->
+pipeline -> models, hoststore -> kv -> kernels.
 
 1. server/chat    body -> schema -> Request; a wrong field is a 400 that names it
 2. engine/engine  template -> text -> token ids; a bounded queue, full is a 429
 3. keeping/prefixes  what is known of the prompt, out of memory or from the disk, into a free lane
 4. engine/pump    the rest of it chunk by chunk, decode steps of other lanes between
-5. target         tokens run through every shard; logits of the last row
+5. pipeline       tokens run through every shard; logits of the last row
 6. engine/sampler the next token, drawn from the seed and the position alone
 7. dflash/decode  several at a time: proposed, verified in one pass, accepted, committed
 8. engine/generation  text that is safe to show; stop strings, end tokens, limits

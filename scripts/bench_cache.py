@@ -26,14 +26,14 @@ from bench_restart import Machine, first_token, life, measure
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.pump import Emitted, Pump
-from luceasync.kv.host import PlainMemory
-from luceasync.kv.node import Span
+from luceasync.hoststore.memory import PlainMemory
+from luceasync.hoststore.node_store import Span
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import parse_spec
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.plan import make_plan
 from luceasync.request import Finish, Request, Sampling
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices
-from luceasync.target.plan import make_plan
 from luceasync.text.tokenizer import Tokenizer
 
 NUM_TURNS = 10

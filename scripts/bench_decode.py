@@ -24,10 +24,10 @@ from rich.console import Console
 from rich.table import Table
 
 from luceasync.models.spec import read_spec
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.plan import make_plan
-from luceasync.target.ranges import Device
-from luceasync.target.shard import DTYPES
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.shard import DTYPES
 
 NUM_TOKENS = 24  # decoded in each measurement
 NUM_WARMUP_TOKENS = 4

@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
 
-from luceasync.prefix.codec import MAX_HEADER_BYTES, checksum, encode_header
-from luceasync.prefix.disk import NUM_READERS, DiskTier
-from luceasync.prefix.layout import TensorEntry, file_order
-from luceasync.prefix.metadata import NodeMetadata
-from luceasync.prefix.outcomes import WriteOutcome
-from luceasync.prefix.reader import NodeFile
+from luceasync.nodefiles.codec import MAX_HEADER_BYTES, checksum, encode_header
+from luceasync.nodefiles.disk import NUM_READERS, DiskTier
+from luceasync.nodefiles.layout import TensorEntry, file_order
+from luceasync.nodefiles.metadata import NodeMetadata
+from luceasync.nodefiles.outcomes import WriteOutcome
+from luceasync.nodefiles.reader import NodeFile
 
 NAMESPACE = "bench"
 NUM_TOKENS = 2048

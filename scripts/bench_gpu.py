@@ -23,9 +23,9 @@ from rich.table import Table
 
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices
-from luceasync.target.plan import make_plan
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.plan import make_plan
 
 QWEN3_5_COMMON = {
     "model_type": "qwen3_5_text",

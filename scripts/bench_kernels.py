@@ -13,15 +13,15 @@ from collections.abc import Callable
 
 import torch
 
+from luceasync.hoststore.memory import PlainMemory
 from luceasync.kernels import overlap
-from luceasync.kv.host import PlainMemory
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
-from luceasync.target.graph import GraphedShard
-from luceasync.target.plan import make_plan
-from luceasync.target.ranges import Device
-from luceasync.target.shard import Batch, Shard
+from luceasync.pipeline.graph import GraphedShard
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.shard import Batch, Shard
 
 COPY_BYTES_PER_S = 4.24e12
 MATMUL_FLOPS = 790e12

@@ -31,19 +31,19 @@ from luceasync.engine.engine import Cabinet, Language, LocalEngine
 from luceasync.engine.limits import held_bytes_of, warm_bytes_of
 from luceasync.engine.pump import Pump
 from luceasync.engine.thread import Loaded
+from luceasync.hoststore.arena import Arena, WarmMemory
+from luceasync.hoststore.memory import HostMemory
 from luceasync.keeping.holdings import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Shelf
 from luceasync.keeping.state import NoFeatures, StateMover
-from luceasync.kv.arena import Arena, WarmMemory
-from luceasync.kv.host import HostMemory
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
-from luceasync.prefix.disk import NUM_READERS, DiskTier
+from luceasync.nodefiles.disk import NUM_READERS, DiskTier
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices, host_memory, torch_device
+from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.request import Finish, ModelCard, Request
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices, host_memory, torch_device
-from luceasync.target.plan import Plan, make_plan
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 

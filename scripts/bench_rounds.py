@@ -31,12 +31,12 @@ from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices, torch_device
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.shard import DTYPES, ops_for
+from luceasync.pipeline.shard_plan import DTYPE_BYTES
 from luceasync.request import Sampling
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices, torch_device
-from luceasync.target.plan import make_plan
-from luceasync.target.shard import DTYPES, ops_for
-from luceasync.target.shard_plan import DTYPE_BYTES
 from luceasync.text.detokenizer import Piece
 from scripts.bench_gpu import SHAPES
 

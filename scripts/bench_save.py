@@ -16,14 +16,14 @@ from collections.abc import Callable, Iterator
 import torch
 from bench_gpu import SHAPES
 
-from luceasync.kv.arena import Arena
-from luceasync.kv.host import HostMemory
-from luceasync.kv.node import Span
+from luceasync.hoststore.arena import Arena
+from luceasync.hoststore.memory import HostMemory
+from luceasync.hoststore.node_store import Span
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import parse_spec
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices, host_memory
-from luceasync.target.plan import make_plan
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices, host_memory
+from luceasync.pipeline.plan import make_plan
 
 STREAM, SOURCE, TARGET = range(3)  # lanes: one decodes, one is saved, one is restored into
 STREAM_TOKENS = 1024

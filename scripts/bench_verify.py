@@ -22,9 +22,9 @@ from torch import Tensor
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import parse_spec
 from luceasync.models.trees import ROOT
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import find_devices
-from luceasync.target.plan import make_plan
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.plan import make_plan
 from scripts.bench_gpu import SHAPES, bytes_read, measure_rates, prefill
 
 NUM_ROUNDS = 40

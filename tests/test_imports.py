@@ -22,15 +22,17 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
-    "engine": {"keeping", "text", "dflash", "target", "kv.host", "models.spec"}
-    | {"prefix.directory", "prefix.disk", "prefix.upkeep"},
-    "keeping": {"prefix", "kv", "text.history", "dflash.features", "dflash.feature_node"}
-    | {"models.spec", "models.files"},
-    "backend": {"ipc", "target", "dflash", "kv"},
-    "dflash": {"target", "models", "kv", "ipc", "cuda", "kernels"},
+    "engine": {"keeping", "text", "dflash", "pipeline", "hoststore.memory", "models.spec"}
+    | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep"},
+    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
+    | {"dflash.features", "dflash.feature_node", "models.spec", "models.files"},
+    "backend": {"ipc", "pipeline", "dflash", "hoststore", "kv"},
+    "dflash": {"pipeline", "models", "kv", "ipc", "cuda", "kernels"},
     "prefix": {"cyext"},
-    "target": {"models", "kv", "ipc"},
+    "nodefiles": {"prefix.node", "cyext"},
+    "pipeline": {"models", "hoststore", "kv", "ipc"},
     "models": LEAVES,
+    "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
     "text": {"cyext"},
     "ipc": set(),
@@ -38,9 +40,9 @@ MAY_IMPORT = {
 
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
-LIGHT = OPEN | {"server", "text", "cli.app", "target.plan", "target.shard_plan"}
+LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
 LIGHT |= {"engine.admission", "keeping.chunks"}
-LIGHT |= {"prefix.tree", "prefix.disk", "prefix.policy"}
+LIGHT |= {"prefix", "nodefiles"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
 

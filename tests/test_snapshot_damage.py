@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.prefix.codec import decode_header, header_extent
+from luceasync.nodefiles.codec import decode_header, header_extent
 from tests import tiny
 from tests.engines import Answer, ask, running, written
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from luceasync.engine.engine import LocalEngine
-from luceasync.kv.node import Span
+from luceasync.hoststore.node_store import Span
 from luceasync.request import Sampling
 from tests.engines import Answer, ask, running, user, written
 

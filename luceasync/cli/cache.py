@@ -17,7 +17,7 @@ from luceasync.config import Config
 from luceasync.errors import ConfigError, SnapshotMismatch
 
 if TYPE_CHECKING:
-    from luceasync.prefix.upkeep import Upkeep
+    from luceasync.nodefiles.upkeep import Upkeep
 
 cache_app = typer.Typer(
     name="cache", help="Look after the prefixes that are kept on disk.", no_args_is_help=True
@@ -100,7 +100,7 @@ def prune(
 
     from luceasync.cli.cache_tables import print_removed
     from luceasync.cli.words import DAY_S
-    from luceasync.prefix.prune import prunable
+    from luceasync.nodefiles.prune import prunable
 
     if budget is None and older_than is None:
         raise ConfigError("cache prune: expected --budget BYTES or --older-than DAYS, or both")
@@ -138,7 +138,7 @@ def clear(
 @contextmanager
 def _opened(config: Config) -> Iterator[Upkeep]:
     """The directory; a disk that cannot be read or written is one line."""
-    from luceasync.prefix.upkeep import Upkeep
+    from luceasync.nodefiles.upkeep import Upkeep
 
     root = config.cache.cache_dir
     if root is None:

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table
 
 from luceasync.cli.words import age_text, size_text
-from luceasync.prefix.codec import Header
-from luceasync.prefix.layout import Part
-from luceasync.prefix.listing import NodeMeta
-from luceasync.prefix.upkeep import Total, Verdict
+from luceasync.nodefiles.codec import Header
+from luceasync.nodefiles.layout import Part
+from luceasync.nodefiles.listing import NodeMeta
+from luceasync.nodefiles.upkeep import Total, Verdict
 
 SHORT = 12  # digits of a key that tell it from others
 

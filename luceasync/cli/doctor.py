@@ -87,7 +87,7 @@ def _python(config: Config) -> Iterator[Finding]:
 def _torch(config: Config) -> Iterator[Finding]:
     import torch
 
-    from luceasync.target.devices import default_dtype, find_devices, gpu_backend
+    from luceasync.pipeline.devices import default_dtype, find_devices, gpu_backend
 
     build = torch.version.cuda or torch.version.hip or "CPU only"
     yield Finding("torch", "ok", f"{torch.__version__} (build: {build})")

@@ -13,7 +13,7 @@ from luceasync.cli.words import size_text
 from luceasync.config import CacheConfig, Config
 from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.limits import held_bytes_of, limits_of
-from luceasync.target.report import PlanReport, ShardReport
+from luceasync.pipeline.report import PlanReport, ShardReport
 
 
 def run_plan(config: Config, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from luceasync.request import Speculation, SpeculationStatus
 
 
 class Target(Protocol):
-    """luceasync.target.backend.LayerSplitBackend, which says what each means."""
+    """luceasync.pipeline.backend.LayerSplitBackend, which says what each means."""
 
     def verify(
         self,

@@ -19,12 +19,12 @@ from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.graph import Eagerly, Graphs, Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.placement import Drafter, ring_capacity
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import torch_device
-from luceasync.target.plan import Plan
-from luceasync.target.shard import DTYPES, ops_for
-from luceasync.target.shard_plan import SHORT_ROWS
-from luceasync.target.transfer import Transfer, choose_transfer
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import torch_device
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.shard import DTYPES, ops_for
+from luceasync.pipeline.shard_plan import SHORT_ROWS
+from luceasync.pipeline.transfer import Transfer, choose_transfer
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Runner
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
-from luceasync.target.transfer import Transfer, direct, on_host
+from luceasync.pipeline.transfer import Transfer, direct, on_host
 
 LONG_ROWS = 128  # more than a short chunk of a prompt has
 

@@ -14,11 +14,11 @@ from luceasync.dflash.adapt import Shape, shapes_for
 from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
 from luceasync.errors import ConfigError
 from luceasync.models.spec import ModelSpec, read_spec
-from luceasync.target.devices import find_devices
-from luceasync.target.lanes import Guest
-from luceasync.target.ranges import Device
-from luceasync.target.report import PlanReport, devices_of, plan_report
-from luceasync.target.shard_plan import DTYPE_BYTES
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.report import PlanReport, devices_of, plan_report
+from luceasync.pipeline.shard_plan import DTYPE_BYTES
 
 DDTREE_BUDGET = 22
 

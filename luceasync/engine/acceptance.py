@@ -16,7 +16,7 @@ from torch import Tensor
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
 from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
-from luceasync.engine.rows import RowSampling, has_penalties
+from luceasync.engine.row_sampling import RowSampling, has_penalties
 from luceasync.engine.sampler import NO_TOKEN, Ranked, nothing, rank
 
 NO_NUMBERS = "the model's logits are not numbers"

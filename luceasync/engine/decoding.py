@@ -21,7 +21,7 @@ from luceasync.request import Speculation, SpeculationStatus
 
 
 class Target(Protocol):
-    """What decoding asks of a target; luceasync.target.backend.LayerSplitBackend is one."""
+    """What decoding asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]

@@ -22,7 +22,7 @@ from luceasync.engine.admission import retry_after_s
 from luceasync.engine.draws import choice_seed
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Emitted, Pump
-from luceasync.engine.rows import TokenCounts, check_logit_bias, has_penalties
+from luceasync.engine.row_sampling import TokenCounts, check_logit_bias, has_penalties
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
@@ -30,7 +30,7 @@ from luceasync.keeping.disk_shelf import DiskShelf
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import NoShelf, Shelf
 from luceasync.keeping.tenants import Tenant, Tenants
-from luceasync.prefix.disk import DiskTier
+from luceasync.nodefiles.disk import DiskTier
 from luceasync.request import CacheStatus, EngineStatus, ModelCard, Request
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History

@@ -13,7 +13,7 @@ import psutil
 from luceasync.config import CacheConfig
 from luceasync.errors import ConfigError
 from luceasync.keeping.holdings import Limits
-from luceasync.prefix.upkeep import Upkeep
+from luceasync.nodefiles.upkeep import Upkeep
 
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk
 WARM_SHARE = 4  # of the prefix cache's memory one part has its pages before it is needed

@@ -34,7 +34,7 @@ LEAVING_PAUSE_S = 0.001  # in which an answer's end goes out before its prefix i
 
 
 class Target(Protocol):
-    """What the pump asks of a target; luceasync.target.backend.LayerSplitBackend is one."""
+    """What the pump asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.engine.draws import draw, uniform
 from luceasync.engine.edits import apply_edits
-from luceasync.engine.rows import RowLogprobs, RowSampling, is_edited
+from luceasync.engine.row_sampling import RowLogprobs, RowSampling, is_edited
 from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.

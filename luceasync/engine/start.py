@@ -27,21 +27,21 @@ from luceasync.engine.pump import Pump
 from luceasync.engine.rehearsal import in_turns, part_for, rehearse
 from luceasync.engine.thread import Loaded
 from luceasync.errors import ConfigError, PlacementError
+from luceasync.hoststore.memory import HostMemory
 from luceasync.keeping.draft_state import DraftFeatures
 from luceasync.keeping.holdings import Limits
 from luceasync.keeping.namespace import namespace_of
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Shelf
 from luceasync.keeping.state import Features, NoFeatures, StateMover
-from luceasync.kv.host import HostMemory
 from luceasync.models.spec import ModelSpec, read_spec
-from luceasync.prefix.directory import make_private
-from luceasync.prefix.disk import DiskTier
+from luceasync.nodefiles.directory import make_private
+from luceasync.nodefiles.disk import DiskTier
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.shard_plan import DTYPE_BYTES
 from luceasync.request import ModelCard
-from luceasync.target.backend import LayerSplitBackend
-from luceasync.target.devices import host_memory
-from luceasync.target.plan import Plan
-from luceasync.target.shard_plan import DTYPE_BYTES
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
-from luceasync.prefix.codec import checksum, encode_header
-from luceasync.prefix.disk import DiskTier
+from luceasync.nodefiles.codec import checksum, encode_header
+from luceasync.nodefiles.disk import DiskTier
+from luceasync.nodefiles.layout import Part, TensorEntry, file_order
+from luceasync.nodefiles.listing import NodeMeta
+from luceasync.nodefiles.metadata import NodeMetadata
+from luceasync.nodefiles.outcomes import Miss, WriteOutcome
+from luceasync.nodefiles.outcomes import MissReason as DiskMiss
+from luceasync.nodefiles.reader import NodeFile
 from luceasync.prefix.keys import KEY_BYTES
-from luceasync.prefix.layout import Part, TensorEntry, file_order
-from luceasync.prefix.listing import NodeMeta
-from luceasync.prefix.metadata import NodeMetadata
 from luceasync.prefix.node import NOWHERE, Node, Tier
-from luceasync.prefix.outcomes import Miss, WriteOutcome
-from luceasync.prefix.outcomes import MissReason as DiskMiss
-from luceasync.prefix.reader import NodeFile
 from luceasync.request import CacheStatus
 
 log = logging.getLogger(__name__)

@@ -15,8 +15,8 @@ from torch import Tensor
 from luceasync.dflash.feature_node import Features, decode, encode
 from luceasync.dflash.features import FeatureRing
 from luceasync.errors import SnapshotMismatch
-from luceasync.kv.copy_stream import copy_beside
-from luceasync.kv.host import HostMemory
+from luceasync.hoststore.copy_stream import copy_beside
+from luceasync.hoststore.memory import HostMemory
 
 log = logging.getLogger(__name__)
 

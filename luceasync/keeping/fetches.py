@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from luceasync.errors import SnapshotMismatch
+from luceasync.hoststore.node_store import Span
 from luceasync.keeping.holdings import Holdings
 from luceasync.keeping.shelf import Fetched, Lost, Order, Shelf
 from luceasync.keeping.state import StateMover
-from luceasync.kv.node import Span
-from luceasync.prefix.layout import Part
+from luceasync.nodefiles.layout import Part
 from luceasync.prefix.node import NOWHERE, Match, Node, Tier
 
 log = logging.getLogger(__name__)

@@ -21,7 +21,7 @@ from luceasync.errors import ModelError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.files import weight_files
 from luceasync.models.spec import ModelSpec
-from luceasync.prefix.codec import SCHEMA
+from luceasync.nodefiles.codec import SCHEMA
 
 log = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from functools import partial
 
 from torch import Tensor
 
+from luceasync.hoststore.node_store import Span
 from luceasync.keeping.claim import Claim
 from luceasync.keeping.claims import Claims
 from luceasync.keeping.holdings import Holdings
 from luceasync.keeping.state import StateMover
-from luceasync.kv.node import Span
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import NOWHERE, Node, Tier
 

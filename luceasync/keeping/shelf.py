@@ -11,7 +11,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.prefix.layout import Part
+from luceasync.nodefiles.layout import Part
 from luceasync.prefix.node import MissReason
 
 

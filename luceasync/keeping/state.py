@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.kv.node import Span
+from luceasync.hoststore.node_store import Span
 
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
@@ -23,7 +23,7 @@ OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA))
 
 
 class Target(Protocol):
-    """What moving state asks of a target; luceasync.target.backend.LayerSplitBackend is one."""
+    """What moving state asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
     def save(self, lane: int, node: str, span: Span) -> None: ...
 

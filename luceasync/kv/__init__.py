@@ -1,1 +1,1 @@
-"""Where keys, values and recurrent state live: pages of lanes and the tensors behind them."""
+"""Lanes: their pages, and the tensors in which their state lies."""

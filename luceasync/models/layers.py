@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from luceasync.models.ops import AttentionNorms, DeltaParameters
-from luceasync.models.rows import Paths, Rows
+from luceasync.models.pass_rows import Paths, Rows
 from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 from luceasync.models.trees import Trees

@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from luceasync.models.gated_delta import delta_chunks, delta_step
-from luceasync.models.rows import NO_LANE, Rows
+from luceasync.models.pass_rows import NO_LANE, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 
 BLOCK_ROWS = 2048  # of keys and values in one product of a decode step

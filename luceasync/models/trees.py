@@ -25,7 +25,7 @@ from luceasync.models.ops import (
     heads_norm,
     rotate,
 )
-from luceasync.models.rows import NO_LANE, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, Paths, Rows
 from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 

@@ -17,7 +17,7 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.delta import delta_step
 from luceasync.kernels.delta_chunks import delta_rows
 from luceasync.models.ops import AttentionNorms, DeltaParameters, attention
-from luceasync.models.rows import NO_LANE, Rows
+from luceasync.models.pass_rows import NO_LANE, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 
 DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass

@@ -9,7 +9,7 @@ from luceasync.kernels import trees as tree_kernels
 from luceasync.kernels.tree_attention import attend_tree
 from luceasync.kernels.tree_delta import delta_tree
 from luceasync.models.ops import AttentionNorms, DeltaParameters
-from luceasync.models.rows import Paths, Rows
+from luceasync.models.pass_rows import Paths, Rows
 from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 from luceasync.models.trees import Trees

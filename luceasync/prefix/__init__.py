@@ -1,1 +1,1 @@
-"""Which prefix of a prompt is kept, and where. Never touches the model."""
+"""Which prefix of a prompt is kept. Pure: touches no tensor, no file and no clock."""

@@ -31,7 +31,7 @@ from luceasync.models.ops import (
     rotate,
 )
 from luceasync.models.spec import AttentionSpec, DeltaSpec, read_spec
-from luceasync.target.adapter import adapter_of
+from luceasync.pipeline.adapter import adapter_of
 
 HEAD_ROWS = 16384  # at a time: logits are large
 

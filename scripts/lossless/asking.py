@@ -25,8 +25,8 @@ from luceasync.dflash.load import LoadedDraft
 from luceasync.engine.decoding import Decoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine, speculate
+from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Request, Sampling
-from luceasync.target.backend import LayerSplitBackend
 from scripts.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target
 from scripts.lossless.rounds import ScriptedDecoding, forced
 

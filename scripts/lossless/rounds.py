@@ -11,7 +11,7 @@ from luceasync.dflash.load import LoadedDraft
 from luceasync.dflash.passes import DraftPasses
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.generation import Generation
-from luceasync.target.backend import LayerSplitBackend
+from luceasync.pipeline.backend import LayerSplitBackend
 
 SHARE_WRONG = 0.15  # of a scripted draft's tokens
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.target.conftest import make_backend
+from tests.pipeline.conftest import make_backend
 
 __all__ = ["make_backend"]

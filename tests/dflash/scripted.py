@@ -22,11 +22,11 @@ from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.rows import TokenCounts
+from luceasync.engine.row_sampling import TokenCounts
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
+from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Delta, Sampling
-from luceasync.target.backend import LayerSplitBackend
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny

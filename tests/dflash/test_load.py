@@ -12,8 +12,8 @@ from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, Pla
 from luceasync.dflash.adapt import Plan
 from luceasync.dflash.load import LoadedDraft, load_draft
 from luceasync.dflash.placement import Drafter, plan_with_drafter
+from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Sampling
-from luceasync.target.backend import LayerSplitBackend
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.dflash.scripted import Lanes, plain_answers, prepare, speculated_answers

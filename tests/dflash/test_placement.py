@@ -17,7 +17,7 @@ from luceasync.dflash.spec import adjusted, read_draft_spec
 from luceasync.errors import ConfigError, PlacementError
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
-from luceasync.target.ranges import Device
+from luceasync.pipeline.ranges import Device
 from tests import tiny
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100}

@@ -22,7 +22,7 @@ from tests.dflash.scripted import (
     prepare,
     speculator_of,
 )
-from tests.target.conftest import make_backend
+from tests.pipeline.conftest import make_backend
 
 __all__ = ["make_backend"]
 NUM_LANES = 3

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.edits import apply_edits
-from luceasync.engine.rows import RowSampling, TokenCounts, has_penalties
+from luceasync.engine.row_sampling import RowSampling, TokenCounts, has_penalties
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from luceasync.config import CacheConfig
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
-from tests.prefix.node_files import KEY, NAMESPACE, contents_of, file_of
+from tests.nodefiles.node_files import KEY, NAMESPACE, contents_of, file_of
 
 
 def disk_bytes(directory: Path) -> int | None:

@@ -23,9 +23,9 @@ from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Pump
 from luceasync.keeping import holdings as holdings_module
+from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.cost import Rates
 from luceasync.prefix.keys import tenant_key
-from luceasync.prefix.layout import Part, part_of
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from tests.engine.test_pump import tokenizer  # noqa: F401

@@ -14,11 +14,11 @@ from torch import Tensor
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import LEAVING_PAUSE_S, Pump
+from luceasync.hoststore.node_store import Span
 from luceasync.keeping.holdings import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import NoShelf
 from luceasync.keeping.state import NoFeatures, StateMover
-from luceasync.kv.node import Span
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer

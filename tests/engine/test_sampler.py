@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.draws import uniform
-from luceasync.engine.rows import RowSampling, TokenCounts
+from luceasync.engine.row_sampling import RowSampling, TokenCounts
 from luceasync.engine.sampler import NO_TOKEN, choose, rank
 from luceasync.request import Sampling
 from tests.reference import sampler as slow

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
+from luceasync.hoststore.holes import Holes
+from luceasync.hoststore.node_store import Span
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.claim import Claim
 from luceasync.keeping.holdings import Limits
@@ -19,9 +21,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
 from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.keeping.tenants import NO_TENANT
-from luceasync.kv.holes import Holes
-from luceasync.kv.node import Span
-from luceasync.prefix.layout import Part, part_of
+from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
 
 VOCAB_SIZE = 8

@@ -15,10 +15,10 @@ import torch
 
 from luceasync.keeping.disk_shelf import DiskShelf
 from luceasync.keeping.shelf import KeptNode, Lost, Order
+from luceasync.nodefiles.layout import Part
 from luceasync.prefix.keys import node_key, tenant_key
-from luceasync.prefix.layout import Part
-from tests.prefix.faulty_files import FaultyFiles, failing
-from tests.prefix.tiers import quarantined, tier_of
+from tests.nodefiles.faulty_files import FaultyFiles, failing
+from tests.nodefiles.tiers import quarantined, tier_of
 
 TENANT = tenant_key("")
 DEADLINE_S = 20.0

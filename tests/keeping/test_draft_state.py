@@ -10,10 +10,10 @@ from torch import Tensor
 from luceasync.dflash.feature_node import Features, decode, encode
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
+from luceasync.hoststore.arena import SLAB_BYTES, Arena
+from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.keeping.draft_state import DraftFeatures
-from luceasync.kv.arena import SLAB_BYTES, Arena
-from luceasync.kv.host import HostMemory, PlainMemory
-from luceasync.target.devices import host_memory
+from luceasync.pipeline.devices import host_memory
 
 SPEC = FeatureSpec((1,), 1)
 CAPACITY = 8

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.keeping.shelf import Fetched, Lost, Order
-from luceasync.prefix.layout import Part, part_of
+from luceasync.nodefiles.layout import Part, part_of
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3] * 40

@@ -17,7 +17,7 @@ from luceasync.errors import ModelError
 from luceasync.keeping import namespace as namespaces
 from luceasync.keeping.namespace import MEMO, namespace_of
 from luceasync.models.spec import read_spec
-from luceasync.prefix.directory import NAMESPACE
+from luceasync.nodefiles.directory import NAMESPACE
 
 WEIGHTS = "model.safetensors"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from luceasync.kv.holes import Holes
+from luceasync.hoststore.holes import Holes
 from tests.keeping.kept import Bench
 
 PROMPT = [1, 2, 3, 4] * 75

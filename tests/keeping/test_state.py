@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from luceasync.errors import SnapshotMismatch
+from luceasync.hoststore.node_store import Span
 from luceasync.keeping.state import (
     FEATURE_DATA,
     LOGITS,
@@ -16,7 +17,6 @@ from luceasync.keeping.state import (
     NoFeatures,
     StateMover,
 )
-from luceasync.kv.node import Span
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
 
 TOKEN_IDS = array("i", [3, 1, 4, 1, 5])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from luceasync.models.layers import rotation
 from luceasync.models.ops import AttentionNorms, DeltaParameters
-from luceasync.models.rows import Entry, Rows
+from luceasync.models.pass_rows import Entry, Rows
 from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 from luceasync.models.trees import ROOT, TorchTrees

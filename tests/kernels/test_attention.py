@@ -6,7 +6,7 @@ import torch
 from luceasync.kernels import attention
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.ops import TorchOps
-from luceasync.models.rows import NO_LANE
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import AttentionSpec
 from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import TOLERANCE, attention_case, distance

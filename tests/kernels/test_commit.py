@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.models.rows import NO_LANE, Kept, Paths
+from luceasync.models.pass_rows import NO_LANE, Kept, Paths
 from luceasync.models.scratch import AttentionScratch, DeltaScratch
 from luceasync.models.trees import TorchTrees
 from luceasync.models.triton_trees import TritonTrees

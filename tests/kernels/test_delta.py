@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from luceasync.models.ops import TorchOps
-from luceasync.models.rows import NO_LANE
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import DeltaSpec
 from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import TOLERANCE, DeltaCase, delta_case, distance

@@ -7,11 +7,11 @@ import torch
 
 from luceasync.kernels import tree_attention
 from luceasync.kernels.tree_attention import NUM_SPLITS, tile
-from luceasync.models.rows import NO_LANE
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import AttentionSpec
 from luceasync.models.trees import TorchTrees
 from luceasync.models.triton_trees import TritonTrees
-from luceasync.target.shard_plan import VERIFY_SPLITS
+from luceasync.pipeline.shard_plan import VERIFY_SPLITS
 from tests.kernels.cases import (
     TOLERANCE,
     AttentionCase,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from luceasync.models.rows import NO_LANE
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import DeltaSpec
 from luceasync.models.trees import TorchTrees
 from luceasync.models.triton_trees import TritonTrees

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, PageMap
 from luceasync.models.spec import read_spec
-from luceasync.target.plan import Plan, make_plan
-from luceasync.target.ranges import Device
+from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.ranges import Device
 
 NUM_LANES, NUM_PAGES = 3, 4
 KINDS = ("delta", "attention", "delta")

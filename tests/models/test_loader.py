@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from luceasync.errors import ModelError
-from luceasync.kv.host import PlainMemory
+from luceasync.hoststore.memory import PlainMemory
 from luceasync.models.loader import (
     RandomSource,
     TensorReader,
@@ -20,9 +20,9 @@ from luceasync.models.loader import (
     whole,
 )
 from luceasync.models.spec import Shape, read_spec
-from luceasync.target.plan import Plan, make_plan
-from luceasync.target.ranges import Device
-from luceasync.target.shard import Shard
+from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.shard import Shard
 
 CPU = torch.device("cpu")
 INDEX = "model.safetensors.index.json"

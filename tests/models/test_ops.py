@@ -15,7 +15,7 @@ from luceasync.models.ops import (
     attention,
     rms_norm,
 )
-from luceasync.models.rows import NO_LANE, Entry, Rows
+from luceasync.models.pass_rows import NO_LANE, Entry, Rows
 from luceasync.models.spec import AttentionSpec, DeltaSpec
 from tests.reference import attention as truth
 

@@ -1,0 +1,1 @@
+"""Host memory that holds nodes: where it lies, how it is pinned, copies to and from lanes."""

@@ -1,0 +1,268 @@
+"""What a span of tokens left behind in one shard, taken out of a lane and put into another.
+
+Owns the tensors of saved nodes, in host memory, and their names. Knows no tree, no file, no other
+shard and no stream; a tensor is named by its absolute layer, so that any split can take it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.names import format_name, parse_name, rename_table
+from luceasync.errors import SnapshotMismatch
+from luceasync.hoststore.copy_stream import Pair
+from luceasync.hoststore.lane_copies import Arrival, LaneCopies
+from luceasync.hoststore.memory import HostMemory
+from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[begin, end)` of a sequence; `with_state`: the recurrent state at `end` belongs to
+    it.
+    """
+
+    begin: int
+    end: int
+    with_state: bool
+
+
+def shares_of(tensors: Mapping[str, Tensor], owners: Sequence[range]) -> list[dict[str, Tensor]]:
+    """The tensors of each owner's layers. Raises SnapshotMismatch for a tensor that is nobody's."""
+    shares: list[dict[str, Tensor]] = [{} for _ in owners]
+    for name, tensor in tensors.items():
+        _, _, layer = parse_name(name)
+        holders = [share for share, layers in zip(shares, owners, strict=True) if layer in layers]
+        if not holders:
+            raise SnapshotMismatch(f"{name}: there is no layer {layer}")
+        holders[0][name] = tensor
+    return shares
+
+
+def renamed(tensors: Mapping[str, Tensor], begins: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors under the names of the split whose shards begin at layers `begins`.
+
+    Nothing is copied. Raises SnapshotMismatch for names that are none, or one tensor twice.
+    """
+    try:
+        table = rename_table(list(tensors), list(begins))
+    except ValueError as error:
+        raise SnapshotMismatch(str(error)) from None
+    return {table[name]: tensor for name, tensor in tensors.items()}
+
+
+class _Flat:
+    """Tensors one after the other in a region of memory; views of them are made when asked for."""
+
+    def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
+        self._region = region
+        self._shapes = shapes
+
+    def tensors(self) -> dict[TensorKey, Tensor]:
+        if self._region is None:
+            return {}
+        sizes = [total_bytes([shape]) for shape in self._shapes.values()]
+        parts = torch.frombuffer(self._region, dtype=torch.uint8).split(sizes)
+        return {
+            key: part.view(dtype).view(shape)
+            for (key, (shape, dtype)), part in zip(self._shapes.items(), parts, strict=True)
+        }
+
+
+class _Given:
+    """Tensors that lie where somebody else has put them."""
+
+    def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def tensors(self) -> dict[TensorKey, Tensor]:
+        return self._tensors
+
+
+NOTHING = _Given({})
+
+
+@dataclass(slots=True)
+class _Node:
+    """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
+    kept. `arrival` of a node that was saved: before it the tensors may not be read.
+    """
+
+    span: Span
+    rows: _Flat | _Given
+    state: _Flat | _Given
+    arrival: Arrival | None
+
+
+class NodeStore:
+    """Saved nodes of one shard. What is saved lies flat in `memory`: a region for the span, one for
+    the state at its end, so that either goes by itself. Synchronous, engine thread only.
+    """
+
+    def __init__(
+        self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
+    ) -> None:
+        self._cache = cache
+        self._shard = shard
+        self._memory = memory
+        self._copies = copies
+        self._token_bytes = total_bytes(cache.row_shapes(1).values())
+        self._state_bytes = total_bytes(cache.state_shapes().values())
+        self._nodes: dict[str, _Node] = {}
+
+    def __repr__(self) -> str:
+        return f"NodeStore(shard {self._shard}, {len(self._nodes)} nodes)"
+
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
+        num_tokens = span.end - span.begin
+        return num_tokens * self._token_bytes, self._state_bytes if span.with_state else 0
+
+    def save(self, lane: int, node: str, span: Span) -> None:
+        """Keep what the span left in the lane. On a GPU the copies are queued: nobody waits here.
+
+        Raises MemoryError; nothing has changed then.
+        """
+        assert span.begin < span.end, f"no token in {span}"
+        sizes = self.node_bytes(span)
+        rows, state = (self._memory.allocate(size) if size else None for size in sizes)
+        runs = self._cache.runs(lane, span.begin, span.end)
+        arrival = self._copies.save(lane, runs, rows, state)
+        self._nodes[node] = _Node(
+            span,
+            _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
+            _Flat(state, self._cache.state_shapes()),
+            arrival,
+        )
+
+    def saved(self, node: str) -> bool:
+        """Whether the node's copies have arrived: `export` will not wait."""
+        arrival = self._nodes[node].arrival
+        return arrival is None or arrival.query()
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        """Write a chain of nodes that begins at 0 into the lane, up to `num_tokens`, which lie in
+        the last one; its pages must be placed. Recurrent state is that of the last node, at its
+        end. On a GPU the copies are queued, and so is what uses the lane after them.
+        """
+        held = [self._nodes[node] for node in nodes]
+        begins = [0, *[n.span.end for n in held]]
+        assert [n.span.begin for n in held] == begins[:-1], f"a chain is expected, got {nodes}"
+        last = held[-1].span
+        assert last.begin < num_tokens <= last.end, f"{num_tokens} tokens do not end in {last}"
+        whole = num_tokens == last.end and last.with_state
+        assert whole or not self._cache.state_shapes(), f"no state at {num_tokens} in {last}"
+        targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
+        parts = [
+            (n.rows, self._cache.runs(lane, n.span.begin, min(n.span.end, num_tokens)))
+            for n in held
+        ]
+        state = held[-1].state
+        arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.query()]
+        memory = [state, *[rows for rows, _ in parts]]
+        self._copies.restore(lane, _pairs(targets, parts, state), memory, arrivals)
+
+    def settled(self, lane: int) -> bool:
+        """Whether the lane's restore has arrived."""
+        return self._copies.settled(lane)
+
+    def settle(self, lane: int) -> None:
+        """Wait for the lane's restore."""
+        self._copies.settle(lane)
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """Call before a pass over these lanes is queued: it then runs after their restores, and
+        after the saves of what they held before their reset.
+        """
+        self._copies.use(lanes)
+
+    def reset(self, lane: int) -> None:
+        """Make the lane as if no token had ever run on it; its saves go on."""
+        self._copies.rewrite(lane)
+        self._cache.reset(lane)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        """The node's tensors by name, complete; they belong to the node and are not to be
+        changed.
+        """
+        held = self._nodes[node]
+        if held.arrival is not None:
+            held.arrival.synchronize()
+        return {
+            self._name(key): tensor
+            for key, tensor in (held.rows.tensors() | held.state.tensors()).items()
+        }
+
+    def check(self, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Raise SnapshotMismatch unless `tensors` are exactly this shard's for `span`."""
+        expected = {self._name(key): shape for key, shape in self._shapes(span).items()}
+        if tensors.keys() != expected.keys():
+            odd = sorted(tensors.keys() ^ expected.keys())
+            raise SnapshotMismatch(
+                f"shard {self._shard}: missing or unexpected tensors: {', '.join(odd[:4])}"
+            )
+        for name, (shape, dtype) in expected.items():
+            found = tensors[name]
+            if tuple(found.shape) != shape or found.dtype != dtype:
+                raise SnapshotMismatch(
+                    f"{name}: {found.dtype} {tuple(found.shape)}, expected {dtype} {shape}"
+                )
+            if found.is_cuda or not found.is_contiguous():
+                raise SnapshotMismatch(f"{name}: expected contiguous numbers in host memory")
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors that `check` has passed, in place of what was held under that name."""
+        rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
+        kept = self._cache.state_shapes() if span.with_state else {}
+        state = {key: tensors[self._name(key)] for key in kept}
+        self._nodes[node] = _Node(span, _Given(rows), _Given(state), None)
+
+    def drop(self, node: str) -> None:
+        """Forget the node, if it is here."""
+        self._nodes.pop(node, None)
+
+    def drop_state(self, node: str) -> None:
+        """Forget the recurrent state at the node's end."""
+        held = self._nodes[node]
+        held.span = replace(held.span, with_state=False)
+        held.state = NOTHING
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._copies.close()
+        self._nodes.clear()
+
+    def _name(self, key: TensorKey) -> str:
+        return format_name(self._shard, *key)
+
+    def _shapes(self, span: Span) -> dict[TensorKey, Shape]:
+        rows = self._cache.row_shapes(span.end - span.begin)
+        return rows | (self._cache.state_shapes() if span.with_state else {})
+
+
+def _pairs(
+    targets: Mapping[TensorKey, Tensor],
+    parts: Sequence[tuple[_Flat | _Given, Sequence[range]]],
+    state: _Flat | _Given,
+) -> Iterator[Pair]:
+    """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
+    go to the places of `runs` as far as these reach.
+    """
+    for key, tensor in state.tensors().items():
+        yield targets[key], _bytes_of(tensor)
+    for rows, runs in parts:
+        for key, tensor in rows.tensors().items():
+            source, at = _bytes_of(tensor), 0
+            row_bytes = source.numel() // len(tensor)
+            for run in runs:
+                target = targets[key][run.start * row_bytes : run.stop * row_bytes]
+                yield target, source[at : at + target.numel()]
+                at += target.numel()
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,145 @@
+"""The directory of node files and its upkeep. Its calls block.
+
+Owns what is created, moved and removed: `<root>/<namespace>/<key>.safetensors`, the temporary files
+beside them and the quarantine. Knows no deadline, no event loop and no tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+
+from luceasync.errors import CorruptNode
+from luceasync.nodefiles.files import FileSystem
+from luceasync.nodefiles.listing import (
+    NAMESPACE,
+    NOTHING,
+    SUFFIX,
+    TEMPORARY,
+    Listing,
+    look_into,
+    namespaces,
+)
+from luceasync.nodefiles.metadata import KEY
+
+QUARANTINE = "quarantine"
+NUM_QUARANTINED = 16  # what is set aside to be looked at must not fill the disk
+ORPHAN_AGE_S = 3600
+
+
+class BelowFloor(Exception):
+    """A write would leave the file system with less free space than must stay."""
+
+
+def make_private(directory: Path) -> None:
+    """Make what of the directory is missing, for its owner alone. Raises OSError."""
+    for part in (*reversed(directory.parents), directory):
+        if not part.is_dir():
+            part.mkdir(mode=0o700, exist_ok=True)
+
+
+class NodeDirectory:
+    """The files of one namespace, among those of others under the same root."""
+
+    def __init__(self, files: FileSystem, root: Path, namespace: str, min_free_bytes: int) -> None:
+        assert NAMESPACE.fullmatch(namespace), namespace
+        self._files = files
+        self._root = root
+        self._namespace = namespace
+        self._min_free_bytes = min_free_bytes
+
+    def path(self, key: str, namespace: str | None = None) -> Path:
+        """Where a node is, of another namespace if one is named."""
+        assert KEY.fullmatch(key), key
+        return self._root / (namespace or self._namespace) / f"{key}{SUFFIX}"
+
+    def temporary(self, key: str) -> Path:
+        """A name that nobody else uses, from which a file is renamed to the node's."""
+        return self.path(key).with_name(f".{key}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+    def make(self) -> None:
+        """Make the directories that are missing, for their owner alone. Raises OSError."""
+        make_private(self._root / self._namespace / QUARANTINE)
+
+    def create(self, temporary: Path, num_bytes: int) -> FileIO:
+        """A new file for `num_bytes` bytes. Raises OSError, and BelowFloor for want of space."""
+        self.make()
+        free_bytes = self._files.free_bytes(temporary.parent)
+        if free_bytes - num_bytes < self._min_free_bytes:
+            raise BelowFloor(
+                f"{num_bytes} bytes to write, {free_bytes} free: {self._min_free_bytes} must stay"
+            )
+        return self._files.create(temporary)
+
+    def scan(self, now_s: float, known: Mapping[str, Listing]) -> tuple[dict[str, Listing], int]:
+        """What lies in the directories, by namespace, and how many files were set aside.
+
+        Only this namespace's files are opened, and none that is `known`. Temporary files that
+        nobody writes any more are removed, damaged files set aside, unknown names left alone.
+        Raises OSError where not even the namespaces can be listed.
+        """
+        listings = {}
+        for directory in namespaces(self._files, self._root):
+            name = directory.name
+            is_own = name == self._namespace
+            seen = look_into(self._files, directory, known.get(name, NOTHING), opening=is_own)
+            faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
+            listings[name] = replace(seen, faults=(*seen.faults, *faults))
+        own = listings.get(self._namespace, NOTHING)
+        return listings, sum(map(self.set_aside, own.damaged))
+
+    def remove(self, key: str, namespace: str | None = None) -> int:
+        """Remove a node; the bytes that it took up, 0 where there is none. Raises OSError."""
+        path = self.path(key, namespace)
+        try:
+            num_bytes = path.lstat().st_size
+        except FileNotFoundError:
+            return 0
+        return num_bytes if self._files.remove(path) else 0
+
+    def set_aside(self, path: Path) -> int:
+        """Move what is there to the quarantine and drop the oldest there; how many were moved."""
+        quarantine = path.parent / QUARANTINE
+        try:
+            quarantine.mkdir(mode=0o700, exist_ok=True)
+            self._files.rename(path, quarantine / f"{path.stem}.{secrets.token_hex(4)}")
+        except OSError:  # another process was faster, or the disk cannot be written to
+            return 0
+        with contextlib.suppress(OSError):  # one more than wanted does no harm
+            kept = sorted(quarantine.iterdir(), key=lambda entry: entry.lstat().st_ctime_ns)
+            for entry in kept[:-NUM_QUARANTINED]:
+                self._files.remove(entry)
+        return 1
+
+    def _collect(self, path: Path, now_s: float) -> list[str]:
+        """Remove a temporary file if nobody writes it any more; what went wrong.
+
+        The id may be of another container: there the lock still tells. A file that was created
+        just now may not be locked yet: there the id tells.
+        """
+        match = TEMPORARY.fullmatch(path.name)
+        assert match is not None, path
+        try:
+            is_old = now_s - path.lstat().st_mtime > ORPHAN_AGE_S
+            if is_old or not (_is_alive(int(match[1])) or self._files.is_locked(path)):
+                self._files.remove(path)
+        except (FileNotFoundError, CorruptNode):  # it is gone, or was never a writer's
+            return []
+        except OSError as error:
+            return [str(error)]
+        return []
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

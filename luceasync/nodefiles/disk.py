@@ -1,0 +1,275 @@
+"""The disk tier: a node is written whole or not at all, and read as it was written or not at all.
+
+Owns the threads, deadlines and outcomes of file work. Knows no tree, no eviction and no tensor
+library; what lies where is the directory's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Self, TypeVar
+
+from luceasync.errors import ConfigError, CorruptNode, ForeignNode
+from luceasync.nodefiles.codec import Buffer, decode_header
+from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
+from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
+from luceasync.nodefiles.files import FileSystem, allocate
+from luceasync.nodefiles.listing import Listing, Scan, changes
+from luceasync.nodefiles.outcomes import DiskCounters, Miss, MissReason, WriteOutcome, WriteResult
+from luceasync.nodefiles.reader import Allocate, NodeFile, read_node
+
+CLOSE_TIMEOUT_S = 30.0
+NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
+
+T = TypeVar("T")
+
+
+class DiskTier:
+    """The node files of one namespace under `root`; entered with `async with`.
+
+    Other processes may use the same directory. `max_pending_bytes` bounds what waits to be
+    written; less than `min_free_bytes` of free space is never left by a write. Nodes are read into
+    what `allocate(num_bytes)` gives, called from several threads; it may raise MemoryError.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        namespace: str,
+        *,
+        min_free_bytes: int = 1 << 30,
+        max_pending_bytes: int = 2 << 30,
+        read_timeout_s: float = 30.0,
+        scan_timeout_s: float = 120.0,
+        write_timeout_s: float = 120.0,
+        allocate: Allocate = allocate,
+        files: FileSystem | None = None,
+    ) -> None:
+        self._root = root
+        self._namespace = namespace
+        self._files = files or FileSystem()
+        self._directory = NodeDirectory(self._files, root, namespace, min_free_bytes)
+        self._max_pending_bytes = max_pending_bytes
+        self._read_timeout_s = read_timeout_s
+        self._scan_timeout_s = scan_timeout_s
+        self._write_timeout_s = write_timeout_s
+        self._allocate = allocate
+        self._threads = FileThreads()
+        self._readers = FileThreads(NUM_READERS)  # no read waits for a disk that syncs
+        self._writing = asyncio.Lock()
+        self._scanning = asyncio.Lock()
+        self._listings: dict[str, Listing] = {}
+        self._pending_bytes = 0
+        self._degraded = ""
+        self._outcomes: Counter[WriteOutcome] = Counter()
+        self._misses: Counter[MissReason] = Counter()
+        self._hits = self._bytes_read = self._bytes_written = self._quarantined = 0
+
+    def __repr__(self) -> str:
+        return f"DiskTier({self._root / self._namespace}, {self._pending_bytes} bytes pending)"
+
+    async def __aenter__(self) -> Self:
+        """Make the directories. Raises ConfigError where that cannot be done."""
+        try:
+            await self._threads.submit(self._directory.make)
+        except OSError as error:
+            raise ConfigError(
+                f"--kv-cache-dir {self._root}: {error}; expected a directory to write to"
+            ) from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait until what was given up has left no temporary file, unless the disk hangs."""
+        await self._readers.close(CLOSE_TIMEOUT_S)
+        await self._threads.close(CLOSE_TIMEOUT_S)
+
+    @property
+    def namespace(self) -> str:
+        """Of the nodes that are written and read here."""
+        return self._namespace
+
+    @property
+    def degraded(self) -> str:
+        """What went wrong with the disk last; empty again after a write that succeeded. It is told
+        to whoever asks after the server's health: where the files lie is left out.
+        """
+        return self._degraded.replace(f"{self._root}{os.sep}", "")
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of writes that have begun or wait to begin."""
+        return self._pending_bytes
+
+    def counters(self) -> DiskCounters:
+        """A snapshot."""
+        return DiskCounters(
+            writes=dict(self._outcomes),
+            bytes_written=self._bytes_written,
+            reads=self._hits + self._misses.total(),
+            hits=self._hits,
+            misses=dict(self._misses),
+            bytes_read=self._bytes_read,
+            quarantined=self._quarantined,
+        )
+
+    async def write(self, key: str, header: bytes, buffers: Sequence[Buffer]) -> WriteResult:
+        """Put a node under its key; what is there under the key is replaced.
+
+        `buffers`: the tensors' bytes, contiguous, in the order of the encoded `header`; they must
+        not change meanwhile. The file appears whole or not at all. Raises CorruptNode where header
+        and buffers disagree; the disk's faults are outcomes.
+        """
+        num_bytes = len(header) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        decode_header(header, num_bytes, namespace=self._namespace, key=key)
+        if self._pending_bytes and self._pending_bytes + num_bytes > self._max_pending_bytes:
+            detail = f"{self._pending_bytes} bytes wait, {self._max_pending_bytes} are allowed"
+            self._outcomes[WriteOutcome.BUSY] += 1
+            return WriteResult(WriteOutcome.BUSY, num_bytes, detail)
+        self._pending_bytes += num_bytes
+        try:
+            outcome, detail = await self._try_write(key, num_bytes, [header, *buffers])
+        finally:
+            self._pending_bytes -= num_bytes
+        self._outcomes[outcome] += 1
+        self._bytes_written += num_bytes if outcome is WriteOutcome.WRITTEN else 0
+        self._degraded = detail
+        return WriteResult(outcome, num_bytes, detail)
+
+    async def read(self, key: str, *, with_end: bool = True) -> NodeFile | Miss:
+        """The node, or without its end only the span, checked to the last byte of that; or why not.
+        Raises nothing but cancellation.
+
+        Up to NUM_READERS nodes are read at a time. What is damaged, or no regular file, is moved to
+        the quarantine; nothing else is touched.
+        """
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                node = await self._read_or_set_aside(key, with_end)
+        except TimeoutError:
+            self._degraded = f"node {key} was not read within {self._read_timeout_s} s"
+            return self._miss(MissReason.TIMEOUT, self._degraded)
+        except FileNotFoundError:
+            return self._miss(MissReason.ABSENT, "no such file")
+        except ForeignNode as error:
+            return self._miss(MissReason.FOREIGN, str(error))
+        except CorruptNode as error:
+            return self._miss(MissReason.CORRUPT, str(error))
+        except MemoryError as error:
+            return self._miss(MissReason.NO_MEMORY, str(error) or "out of memory")
+        except OSError as error:
+            self._degraded = str(error)
+            return self._miss(MissReason.IO_ERROR, self._degraded)
+        self._hits += 1
+        self._bytes_read += node.num_bytes
+        return node
+
+    async def scan(self) -> Scan:
+        """The nodes under `root`, those of other namespaces by their names, and what is new or gone
+        since the scan before, by whomever. Only what is new in this namespace is opened.
+
+        Temporary files that no process writes any more are removed, damaged headers and tokens
+        quarantined. A disk that cannot be looked at now leaves all as it was.
+        """
+        async with self._scanning:
+            before = self._listings
+            try:
+                async with asyncio.timeout(self._scan_timeout_s):
+                    self._listings, num_corrupt = await self._threads.submit(
+                        self._directory.scan, time.time(), before
+                    )
+            except OSError as error:
+                self._degraded = str(error) or f"no scan within {self._scan_timeout_s} s"
+                return replace(changes(before, before), is_whole=False)
+        self._quarantined += num_corrupt
+        faults = [fault for listing in self._listings.values() for fault in listing.faults]
+        self._degraded = faults[-1] if faults else self._degraded
+        return changes(before, self._listings)
+
+    async def touch(self, key: str) -> bool:
+        """The node was used now, also for other processes; False where there is none."""
+        path = self._directory.path(key)
+        return await self._try(lambda: os.utime(path, follow_symlinks=False) is None, False)
+
+    async def remove(self, key: str, namespace: str | None = None) -> int:
+        """Remove a node, of another namespace if it is named; the bytes that are free now, 0 where
+        there was none.
+        """
+        return await self._try(partial(self._directory.remove, key, namespace), 0)
+
+    async def quarantine(self, key: str) -> None:
+        """Set a node aside that is whole, but not what its name says."""
+        path = self._directory.path(key)
+        self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
+
+    async def _try_write(
+        self, key: str, num_bytes: int, buffers: list[Buffer]
+    ) -> tuple[WriteOutcome, str]:
+        try:
+            async with asyncio.timeout(self._write_timeout_s), self._writing:
+                return WriteOutcome.WRITTEN, await self._write_file(key, num_bytes, buffers)
+        except TimeoutError:
+            return WriteOutcome.TIMEOUT, f"expected within {self._write_timeout_s} s"
+        except BelowFloor as error:
+            return WriteOutcome.BELOW_FLOOR, str(error)
+        except OSError as error:
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            return WriteOutcome.NO_SPACE if is_full else WriteOutcome.IO_ERROR, str(error)
+
+    async def _write_file(self, key: str, num_bytes: int, buffers: list[Buffer]) -> str:
+        """Empty, or why the written file might not outlive a power cut."""
+        path = self._directory.path(key)
+        temporary = self._directory.temporary(key)
+        create = partial(self._directory.create, temporary, num_bytes)
+        discard = partial(self._files.remove, temporary)  # nothing is left to remove once renamed
+        async with ThreadedFile(self._threads, create, discard) as file:
+            await file.write(pieces(buffers))
+            await file.call(self._files.sync, file.raw)
+            await file.call(self._files.rename, temporary, path)
+            try:
+                await file.call(self._files.sync_directory, path.parent)
+            except OSError as error:
+                return str(error)
+        return ""
+
+    async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
+        path = self._directory.path(key)
+        given_up = threading.Event()
+        read = partial(
+            read_node,
+            self._files,
+            path,
+            self._namespace,
+            with_end=with_end,
+            allocate=self._allocate,
+            is_given_up=given_up.is_set,
+        )
+        try:
+            return await self._readers.submit(read)
+        except CorruptNode:
+            self._quarantined += await self._threads.submit(self._directory.set_aside, path)
+            raise
+        finally:
+            given_up.set()
+
+    def _miss(self, reason: MissReason, detail: str) -> Miss:
+        self._misses[reason] += 1
+        return Miss(reason, detail)
+
+    async def _try(self, function: Callable[[], T], otherwise: T) -> T:
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                return await self._threads.submit(function)
+        except FileNotFoundError:
+            return otherwise
+        except OSError as error:
+            self._degraded = str(error) or f"the disk did not answer in {self._read_timeout_s} s"
+            return otherwise

@@ -1,0 +1,182 @@
+"""What lies in a directory of nodes: the meaning of its names, and what is new since a look before.
+
+Looks and changes nothing; its calls block. Knows no deadline and no event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from luceasync.errors import CorruptNode, ForeignNode
+from luceasync.nodefiles.files import FileSystem
+from luceasync.nodefiles.layout import Part
+from luceasync.nodefiles.metadata import KEY, NodeMetadata
+from luceasync.nodefiles.reader import read_tokens
+
+SUFFIX = ".safetensors"
+TEMPORARY = re.compile(r"\.[0-9a-f]+\.([0-9]{1,9})\.[0-9a-f]+\.tmp")
+NAMESPACE = re.compile(r"[0-9A-Za-z_-]{1,128}")
+NO_TOKENS = array("i")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeta:
+    """A node's file, as a scan found it.
+
+    Of a file that is another namespace's or schema's only names, size and age are known: it has no
+    `metadata`, tokens or parts. `end_bytes` is the size of the tensors that belong to the node's
+    end alone. Two that were used at different times are equal.
+    """
+
+    namespace: str
+    key: str
+    num_bytes: int
+    last_used_s: float = field(compare=False)
+    metadata: NodeMetadata | None = None
+    tokens: array[int] = field(default_factory=lambda: NO_TOKENS)
+    parts: frozenset[Part] = frozenset()
+    end_bytes: int = 0
+
+    @property
+    def span_bytes(self) -> int:
+        """Size of the rest: rows of keys and values, tokens, header."""
+        return self.num_bytes - self.end_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A node's file, and by what one knows it again without opening it."""
+
+    meta: NodeMeta
+    inode: int
+    mtime_ns: int
+
+    def is_still(self, status: os.stat_result) -> bool:
+        """Whether the file has not changed."""
+        seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return seen == (self.inode, self.meta.num_bytes, self.mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One look into a namespace's directory: its nodes by key, files that are damaged or no nodes,
+    what processes are writing or left behind, and what could not be looked at.
+    """
+
+    nodes: Mapping[str, Found]
+    damaged: tuple[Path, ...] = ()
+    temporaries: tuple[Path, ...] = ()
+    faults: tuple[str, ...] = ()
+
+
+NOTHING = Listing({})
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """All nodes; those that were not there at the scan before, or held something else; and those
+    that are gone since, as they were. `is_whole`: everything could be looked at.
+    """
+
+    nodes: tuple[NodeMeta, ...]
+    added: tuple[NodeMeta, ...]
+    removed: tuple[NodeMeta, ...]
+    is_whole: bool
+
+
+def namespaces(files: FileSystem, root: Path) -> list[Path]:
+    """The directories of namespaces. Raises OSError; a root that is not there has none."""
+    try:
+        entries = files.entries(root)
+    except FileNotFoundError:
+        return []
+    return [
+        root / entry.name
+        for entry in entries
+        if NAMESPACE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+    ]
+
+
+def look_into(
+    files: FileSystem, directory: Path, known: Listing = NOTHING, *, opening: bool
+) -> Listing:
+    """The nodes of one namespace; without `opening`, by name, size and age alone.
+
+    What is `known` and unchanged is not opened again, and what cannot be looked at now counts as it
+    did then.
+    """
+    nodes: dict[str, Found] = {}
+    damaged, temporaries, faults = [], [], []
+    try:
+        entries = files.entries(directory)
+    except FileNotFoundError:
+        return NOTHING
+    except OSError as error:
+        return Listing(known.nodes, faults=(str(error),))
+    for entry in entries:
+        path = directory / entry.name
+        if TEMPORARY.fullmatch(entry.name):
+            temporaries.append(path)
+        elif path.suffix == SUFFIX and KEY.fullmatch(path.stem):
+            before = known.nodes.get(path.stem)
+            try:
+                nodes[path.stem] = _look_at(files, path, entry, before, opening=opening)
+            except FileNotFoundError:  # another process has removed it just now
+                continue
+            except CorruptNode:
+                damaged.append(path)
+            except OSError as error:
+                faults.append(str(error))
+                if before is not None:
+                    nodes[path.stem] = before
+    return Listing(nodes, tuple(damaged), tuple(temporaries), tuple(faults))
+
+
+def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan:
+    """What two looks at all namespaces, each by its name, say together."""
+    old, new = _by_name(before), _by_name(after)
+    return Scan(
+        nodes=tuple(new.values()),
+        added=tuple(meta for name, meta in new.items() if old.get(name) != meta),
+        removed=tuple(meta for name, meta in old.items() if name not in new),
+        is_whole=not any(listing.faults for listing in after.values()),
+    )
+
+
+def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]:
+    return {
+        (namespace, key): found.meta
+        for namespace, listing in listings.items()
+        for key, found in listing.nodes.items()
+    }
+
+
+def _look_at(
+    files: FileSystem, path: Path, entry: os.DirEntry[str], before: Found | None, *, opening: bool
+) -> Found:
+    """The file; raises OSError, and CorruptNode for what is damaged or no regular file."""
+    status = entry.stat(follow_symlinks=False)
+    if before is not None and before.is_still(status):
+        return before
+    namespace = path.parent.name
+    meta = NodeMeta(namespace, path.stem, status.st_size, status.st_mtime)
+    if opening:
+        try:
+            header, tokens = read_tokens(files, path, namespace)
+        except ForeignNode:
+            return Found(meta, status.st_ino, status.st_mtime_ns)
+        meta = replace(
+            meta,
+            metadata=header.metadata,
+            tokens=tokens,
+            parts=header.parts,
+            end_bytes=header.end_bytes,
+        )
+    elif not entry.is_file(follow_symlinks=False):
+        raise CorruptNode(f"{path.name}: expected a regular file")
+    return Found(meta, status.st_ino, status.st_mtime_ns)

@@ -1,0 +1,136 @@
+"""A node's file, read and checked as far as it is wanted. Its calls block.
+
+Owns where the bytes go, and that none is given out unchecked. Knows no deadline, no event loop and
+no other file.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+
+from luceasync.errors import CorruptNode
+from luceasync.nodefiles.codec import PAGE_BYTES, Header, decode_header, verify
+from luceasync.nodefiles.files import FileSystem, read_head
+from luceasync.nodefiles.layout import TOKENS, Part, TensorSlot, part_of
+from luceasync.prefix.node import pack_tokens
+
+PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache
+
+Allocate = Callable[[int], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A node as it was written, or its span alone: bytes by tensor name. Those of the span lie in
+    one region of memory, those of the end in another, so that either goes by itself. `parts`: which
+    of its parts are among the tensors; `num_bytes`: how much of the file was read.
+    """
+
+    header: Header
+    tensors: Mapping[str, memoryview]
+    parts: frozenset[Part]
+    num_bytes: int
+
+    @property
+    def tokens(self) -> array[int]:
+        """The node's own token ids."""
+        return pack_tokens(bytes(self.tensors[TOKENS]))
+
+
+class GivenUp(Exception):
+    """Nobody waits for the node any more."""
+
+
+def read_node(
+    files: FileSystem,
+    path: Path,
+    namespace: str,
+    *,
+    with_end: bool,
+    allocate: Allocate,
+    is_given_up: Callable[[], bool],
+) -> NodeFile:
+    """The node in the file, checked; without its end, only as much of the file as lies before it.
+
+    `allocate(num_bytes)` gives the memory, for the span and for the end. Raises CorruptNode,
+    ForeignNode, OSError, MemoryError, and GivenUp soon after `is_given_up()`.
+    """
+    with files.open(path) as raw:
+        head, file_bytes = read_head(raw)
+        header = decode_header(head, file_bytes, namespace=namespace, key=path.stem)
+        slots = header.held(with_end=with_end)
+        ends = (i for i, slot in enumerate(slots) if part_of(slot.name) is not Part.SPAN)
+        parted = next(ends, len(slots))
+        tensors: dict[str, memoryview] = {}
+        for run in filter(None, (slots[:parted], slots[parted:])):
+            base = run[0].begin // PAGE_BYTES * PAGE_BYTES  # tensors are aligned as in the file
+            content = allocate(max(1, run[-1].end - base))
+            tensors |= _read_run(raw, head, run, base, content, is_given_up)
+    return NodeFile(header, tensors, frozenset(map(part_of, tensors)), slots[-1].end)
+
+
+def read_tokens(files: FileSystem, path: Path, namespace: str) -> tuple[Header, array[int]]:
+    """The header and the token ids, both checked, and nothing else of the file. Raises CorruptNode,
+    ForeignNode, OSError.
+    """
+    with files.open(path) as raw:
+        head, file_bytes = read_head(raw)
+        header = decode_header(head, file_bytes, namespace=namespace, key=path.stem)
+        slot = header.tokens_slot
+        content = bytearray(slot.end)
+        num_read = min(len(head), slot.end)
+        content[:num_read] = head[:num_read]
+        if num_read < slot.end:
+            begin = max(slot.begin, num_read)
+            raw.seek(begin)
+            num_read = begin + _fill(raw, memoryview(content)[begin:], lambda: False)
+    if num_read < slot.end:
+        raise CorruptNode(f"{num_read} bytes: expected {slot.end}")
+    tokens = bytes(content[slot.begin : slot.end])
+    verify(slot, tokens)
+    return header, pack_tokens(tokens)
+
+
+def _read_run(
+    raw: FileIO,
+    head: bytes,
+    slots: Sequence[TensorSlot],
+    base: int,
+    content: memoryview,
+    is_given_up: Callable[[], bool],
+) -> dict[str, memoryview]:
+    """The slots, one after the other in the file, each checked. `content` begins where byte `base`
+    of the file goes; `head` are the file's first bytes.
+    """
+    begin, end = slots[0].begin, slots[-1].end
+    known = head[begin:end]
+    at = begin + len(known)
+    content[begin - base : at - base] = known
+    raw.seek(at)
+    tensors = {}
+    for slot in slots:
+        if at < slot.end:
+            stop = min(max(slot.end, at + PIECE_BYTES), end)
+            at += _fill(raw, content[at - base : stop - base], is_given_up)
+        if at < slot.end:
+            raise CorruptNode(f"{at} bytes: expected {end}")
+        tensors[slot.name] = content[slot.begin - base : slot.end - base]
+        verify(slot, tensors[slot.name])  # now, while it is in the processor's cache
+    return tensors
+
+
+def _fill(raw: FileIO, view: memoryview, is_given_up: Callable[[], bool]) -> int:
+    """Fill the view as far as the file goes; the number of bytes. Raises OSError and GivenUp."""
+    filled = 0
+    while filled < len(view):
+        if is_given_up():
+            raise GivenUp
+        num_bytes = raw.readinto(view[filled : filled + PIECE_BYTES])
+        if not num_bytes:
+            break
+        filled += num_bytes
+    return filled

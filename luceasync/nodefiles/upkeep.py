@@ -1,0 +1,136 @@
+"""A directory of nodes looked after without a model: what is there, whether it is whole, and its
+removal.
+
+Its calls block. Servers may run on the directory meanwhile: to them a file that is gone is a miss.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from luceasync.errors import ConfigError, CorruptNode, ForeignNode
+from luceasync.nodefiles.codec import Header
+from luceasync.nodefiles.directory import QUARANTINE, NodeDirectory
+from luceasync.nodefiles.files import FileSystem, allocate
+from luceasync.nodefiles.listing import NodeMeta, look_into, namespaces
+from luceasync.nodefiles.reader import read_node, read_tokens
+
+State = Literal["whole", "damaged", "foreign", "unreadable", "gone"]
+
+
+@dataclass(frozen=True, slots=True)
+class Total:
+    """A namespace, and what its nodes amount to."""
+
+    namespace: str
+    num_nodes: int
+    num_bytes: int
+    last_used_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What reading every byte of a node came to; `detail` says what is wrong."""
+
+    namespace: str
+    key: str
+    state: State
+    detail: str = ""
+
+
+class Upkeep:
+    """All namespaces under `root`. Its methods raise OSError where the disk fails as a whole."""
+
+    def __init__(self, root: Path) -> None:
+        """Raises ConfigError where there is no such directory."""
+        if not root.is_dir():
+            raise ConfigError(f"--kv-cache-dir {root}: expected a directory that is there")
+        self.root = root
+        self._files = FileSystem()
+
+    def namespaces(self) -> list[str]:
+        """The names of the directories that may hold nodes."""
+        return [path.name for path in namespaces(self._files, self.root)]
+
+    def totals(self) -> list[Total]:
+        """Each namespace that has nodes, from names and sizes alone; the last used first."""
+        totals = []
+        for namespace in self.namespaces():
+            nodes = self._look(namespace, opening=False)
+            if nodes:
+                num_bytes = sum(node.num_bytes for node in nodes)
+                last_used_s = max(node.last_used_s for node in nodes)
+                totals.append(Total(namespace, len(nodes), num_bytes, last_used_s))
+        return sorted(totals, key=lambda total: -total.last_used_s)
+
+    def nodes(self, namespace: str) -> list[NodeMeta]:
+        """The nodes whose headers and tokens are sound, and those of other schemas. Raises OSError
+        where one cannot be opened now: what continues it would seem to have no parent.
+        """
+        return self._look(namespace, opening=True)
+
+    def header(self, namespace: str, key: str) -> Header:
+        """The node's header. Raises CorruptNode, ForeignNode and OSError."""
+        header, _ = read_tokens(self._files, self._directory(namespace).path(key), namespace)
+        return header
+
+    def keys(self, namespace: str) -> list[str]:
+        """What is named as nodes are, whatever it holds."""
+        listing = look_into(self._files, self.root / namespace, opening=False)
+        return sorted([*listing.nodes, *(path.stem for path in listing.damaged)])
+
+    def verify(self, namespace: str, key: str) -> Verdict:
+        """Read every byte of the node; what is damaged is moved to the quarantine."""
+        directory = self._directory(namespace)
+        path = directory.path(key)
+        try:
+            read_node(
+                self._files,
+                path,
+                namespace,
+                with_end=True,
+                allocate=allocate,
+                is_given_up=lambda: False,
+            )
+        except FileNotFoundError:
+            return Verdict(namespace, key, "gone")
+        except ForeignNode as error:
+            return Verdict(namespace, key, "foreign", str(error))
+        except CorruptNode as error:
+            directory.set_aside(path)
+            return Verdict(namespace, key, "damaged", str(error))
+        except (OSError, MemoryError) as error:
+            return Verdict(namespace, key, "unreadable", str(error) or "out of memory")
+        return Verdict(namespace, key, "whole")
+
+    def remove(self, namespace: str, key: str) -> int:
+        """Remove the node; the bytes that it took up."""
+        return self._directory(namespace).remove(key)
+
+    def clear(self, namespace: str) -> tuple[int, int]:
+        """Remove all nodes of the namespace and what was set aside there; how many nodes there
+        were, and their bytes. Nothing else is removed.
+        """
+        nodes = self._look(namespace, opening=False)
+        num_bytes = sum(self.remove(namespace, node.key) for node in nodes)
+        quarantine = self.root / namespace / QUARANTINE
+        with contextlib.suppress(FileNotFoundError):
+            for entry in self._files.entries(quarantine):
+                if not entry.is_dir(follow_symlinks=False):
+                    self._files.remove(quarantine / entry.name)
+        for directory in (quarantine, quarantine.parent):
+            with contextlib.suppress(OSError):  # it holds what is not ours, or is being used
+                directory.rmdir()
+        return len(nodes), num_bytes
+
+    def _look(self, namespace: str, *, opening: bool) -> list[NodeMeta]:
+        listing = look_into(self._files, self.root / namespace, opening=opening)
+        if listing.faults:
+            raise OSError(listing.faults[0])
+        return [found.meta for found in listing.nodes.values()]
+
+    def _directory(self, namespace: str) -> NodeDirectory:
+        return NodeDirectory(self._files, self.root, namespace, 0)

@@ -1,0 +1,287 @@
+"""The target model as the engine sees it: lanes that tokens are run on, whatever the split.
+
+Owns the page map and the shape of each pass. Knows no requests, no sampling and no text.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.hoststore.node_store import Span, renamed, shares_of
+from luceasync.kv.pages import PageMap
+from luceasync.models.loader import TensorSource, open_checkpoint
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.spec import ModelSpec
+from luceasync.models.trees import ROOT
+from luceasync.pipeline.adapter import adapter_of
+from luceasync.pipeline.group import Group, LocalGroup
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.shard import Batch
+from luceasync.pipeline.transfer import on_host
+
+
+class LayerSplitBackend:
+    """A chain of groups. One device is a chain of one. Synchronous; engine thread only."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        groups: Sequence[Group],
+        page_order: Sequence[int] | None = None,
+        taps: Sequence[int] = (),
+    ) -> None:
+        self.plan = plan
+        self._taps = tuple(taps)
+        self._num_entries = 0  # of the last pass, without padding
+        self._verified: Batch | None = None
+        self._adapter = adapter_of(spec)
+        self._groups = list(groups)
+        self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
+
+    @classmethod
+    def load(
+        cls,
+        spec: ModelSpec,
+        plan: Plan,
+        source: TensorSource,
+        advance: Callable[[int], None] = lambda num_bytes: None,
+        *,
+        taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
+    ) -> LayerSplitBackend:
+        """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
+        layers whose rows `taps()` gives, `memory` holds saved nodes. Raises ModelError.
+        """
+        with torch.inference_mode():
+            group = LocalGroup(spec, plan, source, advance, taps, memory or PlainMemory())
+            return cls(spec, plan, [group], taps=taps)
+
+    @classmethod
+    def open(
+        cls,
+        model_dir: Path,
+        spec: ModelSpec,
+        plan: Plan,
+        advance: Callable[[int], None] = lambda num_bytes: None,
+        *,
+        taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
+    ) -> LayerSplitBackend:
+        """Load the model in `model_dir`; see `load`."""
+        with open_checkpoint(model_dir) as checkpoint:
+            return cls.load(spec, plan, checkpoint, advance, taps=taps, memory=memory)
+
+    @property
+    def num_shards(self) -> tuple[int, int]:
+        """How many shards the model has, in this process and in others."""
+        counts = [group.num_shards for group in self._groups]
+        return sum(local for local, _ in counts), sum(remote for _, remote in counts)
+
+    @torch.inference_mode()
+    def prefill(
+        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+    ) -> Tensor | None:
+        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane.
+
+        Returns logits float32 [vocab] after the last token if `project`.
+        """
+        self._make_room(lane, begin + len(tokens))
+        batch = Batch((lane,), (begin,), len(tokens))
+        self._num_entries = 1
+        x: Tensor | None = torch.tensor([list(tokens)], dtype=torch.int64)
+        for group in self._groups:
+            assert x is not None
+            x = group.prefill(batch, x, project=project)
+        return None if x is None else x[0, 0]
+
+    @torch.inference_mode()
+    def decode(
+        self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
+    ) -> Tensor:
+        """Run one token on each of several lanes; logits float32 [lanes, vocab], valid until the
+        next call."""
+        for lane, position in zip(lanes, positions, strict=True):
+            self._make_room(lane, position + 1)
+        sizes = self.plan.decode_sizes
+        missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
+        batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
+        self._num_entries = len(lanes)
+        x = on_host([*tokens, *[0] * missing], np.int64)[:, None]
+        for group in self._groups:
+            x = group.decode(batch, x)
+        return x[: len(lanes), 0]
+
+    @torch.inference_mode()
+    def verify(
+        self,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        tokens: Tensor,
+        parents: Tensor | None = None,
+    ) -> Tensor:
+        """Run trees of tokens after the `begins` tokens that their lanes have committed, and write
+        nothing permanent; `commit` then takes paths.
+
+        tokens: int64 [entries, rows], rows one of the plan's `verify_rows`; parents: int32
+        [entries, rows], the row that each row follows, models.trees.ROOT for row 0; none: every
+        row follows the one before it. Both on any device. Returns logits float32 [entries, rows,
+        vocab], valid until the next call: row r predicts what follows on the path to r.
+        """
+        num_rows = tokens.shape[1]
+        assert num_rows in self.plan.verify_rows, (
+            f"{num_rows} rows: {self.plan.verify_rows} planned"
+        )
+        missing = self.plan.verify_size(len(lanes), num_rows) - len(lanes)
+        batch = Batch((*lanes, *[NO_LANE] * missing), (*begins, *[0] * missing), num_rows)
+        self._num_entries, self._verified = len(lanes), batch
+        if parents is not None and missing:
+            parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
+        x = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
+        for group in self._groups:
+            x = group.verify(batch, x, parents)
+        return x[: len(lanes)]
+
+    @torch.inference_mode()
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Of each entry of the last `verify` keep the rows of its path, row indices from row 0 on:
+        its lane then stands after them. An empty path keeps nothing and costs nothing.
+        """
+        batch, self._verified = self._verified, None
+        assert batch is not None, "commit follows verify, once"
+        assert all(path[0] == 0 for path in paths if path), "a path begins at row 0"
+        for lane, begin, path in zip(batch.lanes, batch.begins, paths, strict=False):
+            if path:
+                self._make_room(lane, begin + len(path))
+        padded = [*paths, *[()] * (len(batch.lanes) - len(paths))]
+        for group in self._groups:
+            group.commit(padded)
+
+    def taps(self) -> list[Tensor]:
+        """The residual stream after each tapped layer, in the order in which the taps were given,
+        of every row of the last prefill, decode or verify: [entries, rows, hidden] in the model's
+        dtype, where the layer is. Rows may follow those of a prefill's chunk that mean nothing.
+        Valid until the next prefill, decode or verify.
+        """
+        rows = {layer: x for group in self._groups for layer, x in group.taps().items()}
+        num_entries, found = self._num_entries, [rows[tap] for tap in self._taps]
+        return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
+
+    @torch.inference_mode()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
+        return self._groups[0].embed(tokens)
+
+    @torch.inference_mode()
+    def project_rows(self, rows: Tensor) -> Tensor:
+        """The head alone, without the final norm, where the last layer is: [..., hidden] -> logits
+        float32 [..., vocab].
+        """
+        return self._groups[-1].project_rows(rows)
+
+    @torch.inference_mode()
+    def reset(self, lane: int) -> None:
+        """Make the lane as if no token had ever run on it."""
+        self._pages.release(lane)
+        for group in self._groups:
+            group.reset(lane)
+
+    @torch.inference_mode()
+    def save(self, lane: int, node: str, span: Span) -> None:
+        """Keep what the tokens of `span` left behind in the lane, as `node`. The recurrent state is
+        that of now: `span.end` must be where the lane stands if it is wanted. The lane may go on
+        at once; see `saved`. Raises MemoryError; nothing is kept then.
+        """
+        try:
+            for group in self._groups:
+                group.save(lane, node, span)
+        except MemoryError:
+            self.drop(node)
+            raise
+
+    def saved(self, node: str) -> bool:
+        """Whether the node has arrived in host memory: `export` will not wait."""
+        return all(group.saved(node) for group in self._groups)
+
+    @torch.inference_mode()
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
+        lie in the last node; at its end, with its state, for a family that has recurrent layers.
+        What runs on the lane next runs after it; see `settled`.
+        """
+        self.reset(lane)
+        self._make_room(lane, num_tokens)
+        for group in self._groups:
+            group.restore(lane, nodes, num_tokens)
+
+    def settled(self, lane: int) -> bool:
+        """Whether the lane's restore has arrived: a pass over the lane holds up no other lane."""
+        return all(group.settled(lane) for group in self._groups)
+
+    def settle(self, lane: int) -> None:
+        """Wait for the lane's restore."""
+        for group in self._groups:
+            group.settle(lane)
+
+    def node_bytes(self, span: Span) -> tuple[int, int]:
+        """Bytes of host memory that a save of the span takes: keys and values, recurrent state."""
+        sizes = [group.node_bytes(span) for group in self._groups]
+        return sum(rows for rows, _ in sizes), sum(state for _, state in sizes)
+
+    def drop(self, node: str) -> None:
+        """Forget a node, if it is here."""
+        for group in self._groups:
+            group.drop(node)
+
+    def drop_state(self, node: str) -> None:
+        """Forget the recurrent state at the node's end."""
+        for group in self._groups:
+            group.drop_state(node)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        """The node's tensors in host memory, named for this split. They belong to the node."""
+        return {name: t for group in self._groups for name, t in group.export(node).items()}
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors that any split of this model has exported, in place of what `node` was: all
+        of them, or none. Nothing is copied.
+
+        Raises SnapshotMismatch; the caller still owns its tensors then.
+        """
+        named = renamed(tensors, [shard.begin for shard in self.plan.shards])
+        shares = shares_of(named, [group.layers for group in self._groups])
+        for group, share in zip(self._groups, shares, strict=True):
+            group.check(span, share)
+        for group, share in zip(self._groups, shares, strict=True):
+            group.adopt(node, span, share)
+
+    def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
+        """A shorter prompt that keeps about `keep_ratio` of the tokens.
+
+        Raises ValueError for a ratio that is none, Unsupported where the family cannot.
+        """
+        if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
+            raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
+        return self._adapter.compress(tokens, keep_ratio)
+
+    def close(self) -> None:
+        """Free everything. May be called twice."""
+        for group in self._groups:
+            group.close()
+        self._groups.clear()
+
+    def _make_room(self, lane: int, num_tokens: int) -> None:
+        assert num_tokens <= self.plan.max_ctx_tokens, "the engine keeps lanes within the context"
+        events = self._pages.extend(lane, num_tokens)
+        if events:
+            for group in self._groups:
+                group.place(events)

@@ -1,0 +1,230 @@
+"""Passes of one shard as CUDA graphs, one for each shape: one launch instead of hundreds.
+
+Owns the static inputs and outputs of the captured passes. Results are views of static memory: they
+hold until the next pass. Long chunks of a prompt are run operation by operation.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luceasync.models.pass_rows import NO_LANE, Paths
+from luceasync.models.spec import ModelSpec
+from luceasync.models.trees import chain
+from luceasync.pipeline.eager import EagerSteps
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.shard import DTYPES, Batch, Shard
+from luceasync.pipeline.transfer import on_host
+
+WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """Static tensors that a captured pass reads."""
+
+    given: Tensor  # tokens int64 [size, rows] of the first shard, else [size, rows, hidden]
+    place: Tensor  # int32 [2, size]: lanes, and how many tokens each has committed
+    parents: Tensor  # int32 [size, rows]
+    rows: Tensor  # int32 [size * rows + size]: accepted rows, then how many they are
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A captured pass: logits [size, rows, vocab] of the last shard or the activation, and taps.
+
+    `commit` is captured for verify passes.
+    """
+
+    inputs: _Inputs
+    graph: torch.cuda.CUDAGraph
+    output: Tensor
+    taps: dict[int, Tensor]
+    commit: torch.cuda.CUDAGraph | None
+
+
+class GraphedShard:
+    """Decode steps and verify passes of `shard` in every shape of the plan; see target.group.Group.
+
+    The shard must have come to rest: its weights and state are at their final places.
+    """
+
+    def __init__(self, shard: Shard, plan: Plan, spec: ModelSpec) -> None:
+        self._shard = shard
+        self._spec = spec
+        self._dtype = DTYPES[plan.dtype]
+        self._steps: dict[tuple[int, int], _Step] = {}  # of one row: decode
+        self._short: dict[int, _Step] = {}  # chunks of a prompt, by rows
+        self._long = EagerSteps(shard)
+        self._verified: _Step | None = None
+        self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
+        # The largest first: the smaller ones then fit into its memory.
+        sizes = sorted(plan.decode_sizes, reverse=True)
+        with torch.cuda.device(shard.device):
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = _capture_stream(shard.device)
+            rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
+            self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
+            for num_rows in sorted(shard.plan.short_rows, reverse=True):
+                self._short[num_rows] = self._capture_short(num_rows)
+            for num_rows in sorted(plan.verify_rows, reverse=True):
+                for size in sizes:
+                    self._steps[size, num_rows] = self._capture_verify(size, num_rows)
+            for size in sizes:
+                self._steps[size, 0] = self._capture_decode(size)
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        """Rows of one lane; see target.group.Group. How they are run follows from their number."""
+        num_rows = batch.num_rows
+        step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
+        if step is None:
+            return self._long.prefill(batch, given, project=project)
+        step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
+        step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
+        output = self._replay(step, batch)
+        if not self._shard.plan.is_last:
+            return output[:, :num_rows]
+        return output if project else None
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+        """One row for each entry. `given`: tokens int64 [size, 1] for the first shard, else the
+        activation.
+
+        Returns the activation, or logits float32 [size, 1, vocab] from the last shard.
+        """
+        return self._run(self._steps[len(batch.lanes), 0], batch, given)
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+        """Trees of rows; as above with [size, rows] instead of [size, 1]."""
+        shape = len(batch.lanes), batch.num_rows
+        step = self._verified = self._steps[shape]
+        if parents is not None:
+            step.inputs.parents.copy_(parents, non_blocking=True)
+            self._with_trees.add(shape)
+        elif shape in self._with_trees:
+            step.inputs.parents.copy_(chain(*shape, self._shard.device))
+            self._with_trees.remove(shape)
+        return self._run(step, batch, given)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep what `paths` say of the last `verify`."""
+        step, self._verified = self._verified, None
+        assert step is not None and step.commit is not None, "commit follows verify, once"
+        num_rows = step.inputs.parents.shape[1]
+        filled = [row for path in paths for row in [*path, *[0] * (num_rows - len(path))]]
+        step.inputs.rows.copy_(on_host([*filled, *map(len, paths)], np.int32), non_blocking=True)
+        step.commit.replay()
+
+    def close(self) -> None:
+        """Let graphs and static tensors go."""
+        self._steps.clear()
+        self._short.clear()
+        self._verified = None
+        self._logits = torch.empty(0)
+
+    def _run(self, step: _Step, batch: Batch, given: Tensor) -> Tensor:
+        step.inputs.given.copy_(given, non_blocking=True)
+        return self._replay(step, batch)
+
+    def _replay(self, step: _Step, batch: Batch) -> Tensor:
+        place = on_host([batch.lanes, batch.begins], np.int32)
+        step.inputs.place.copy_(place, non_blocking=True)
+        step.graph.replay()
+        self._shard.taps = step.taps
+        return step.output
+
+    def _inputs(self, size: int, num_rows: int) -> _Inputs:
+        device, shape = self._shard.device, (size, num_rows)
+        if self._shard.plan.is_first:
+            given = torch.zeros(shape, dtype=torch.int64, device=device)
+        else:
+            width = self._spec.hidden_size
+            given = torch.zeros((*shape, width), dtype=self._dtype, device=device)
+        place = torch.zeros((2, size), dtype=torch.int32, device=device)
+        place[0] = NO_LANE
+        rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
+        return _Inputs(given, place, chain(size, num_rows, device).contiguous(), rows)
+
+    def _capture_decode(self, size: int) -> _Step:
+        shard, inputs = self._shard, self._inputs(size, 1)
+        lanes, positions = inputs.place
+
+        def run() -> Tensor:
+            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.forward(x, shard.rows_from((), lanes, positions[:, None]))
+            return shard.project(x) if shard.plan.is_last else x
+
+        graph, output = self._capture(run)
+        return _Step(inputs, graph, output, shard.taps, None)
+
+    def _capture_verify(self, size: int, num_rows: int) -> _Step:
+        shard, inputs = self._shard, self._inputs(size, num_rows)
+        lanes, begins = inputs.place
+        logits = self._logits[: size * num_rows].view(size, num_rows, -1)
+
+        def run() -> Tensor:
+            step = shard.trees(inputs.parents)
+            positions = begins[:, None] + step.trees.depths
+            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.verify(x, shard.rows_from((), lanes, positions), step)
+            return shard.project(x, logits) if shard.plan.is_last else x
+
+        graph, output = self._capture(run)
+        taps, paths = shard.taps, self._paths(inputs)
+        commit, _ = self._capture(lambda: shard.commit(paths))
+        return _Step(inputs, graph, output, taps, commit)
+
+    def _capture_short(self, num_rows: int) -> _Step:
+        """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
+        committed at once. Gives the logits [1, 1, vocab] of the last of them.
+        """
+        shard, inputs = self._shard, self._inputs(1, num_rows)
+        lanes, begins = inputs.place
+        inputs.rows[:num_rows] = torch.arange(num_rows)
+        paths = self._paths(inputs)
+
+        def run() -> Tensor:
+            step = shard.trees(inputs.parents)
+            positions = begins[:, None] + step.trees.depths
+            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.verify(x, shard.rows_from((), lanes, positions), step)
+            shard.commit(paths)
+            return shard.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
+
+        inputs.rows[-1] = 1  # row -1 is none
+        graph, output = self._capture(run)
+        return _Step(inputs, graph, output, shard.taps, None)
+
+    def _paths(self, inputs: _Inputs) -> Paths:
+        """What is to be committed, as far as the device is told."""
+        (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
+        rows, counts = inputs.rows.split([size * num_rows, size])
+        return Paths((), lanes, begins, rows.view(size, -1), counts, self._shard.cache.tables)
+
+    def _capture(self, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+        device = self._shard.device
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):
+            for _ in range(WARMUP_STEPS):
+                run()
+        torch.cuda.current_stream(device).wait_stream(self._stream)
+        graph = torch.cuda.CUDAGraph()
+        mode = "thread_local"  # other threads pin memory meanwhile
+        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
+            output = run()
+        return graph, output
+
+
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """One for the life of the process: the matrix library keeps a workspace for every stream that
+    it has seen, and captured products go on using it.
+    """
+    return torch.cuda.Stream(device)

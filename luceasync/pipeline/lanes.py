@@ -1,0 +1,154 @@
+"""How many lanes of how many tokens fit beside the weights. Pure: no torch.
+
+Chooses what the user left open and refuses what does not fit. Knows bytes of shards, not layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from luceasync.errors import PlacementError
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.shard_plan import ShardPlan
+
+DEFAULT_PARALLEL = 4
+COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter ones
+# Of the free memory, what may be filled: by our own choice of sizes, and when the user names them.
+# RAM is shared with other programs, so there our choice is modest.
+CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
+NAMED_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What is to share a device with the target, or to have one beside it: a drafter. Bytes of its
+    weights, of each token of a lane, and of a lane whatever its context is.
+    """
+
+    device: Device
+    weight_bytes: int
+    token_bytes: int
+    lane_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """`parallel` lanes of `max_ctx_tokens` each. `reasons`: a line for each that was chosen."""
+
+    parallel: int
+    max_ctx_tokens: int
+    reasons: tuple[str, ...]
+
+
+def choose_lanes(
+    spec: ModelSpec,
+    devices: Sequence[Device],
+    shards: Sequence[ShardPlan],
+    guest: Guest | None,
+    *,
+    parallel: int | None,
+    max_ctx_tokens: int | None,
+) -> Lanes:
+    """Both sizes, of which None are chosen. Raises PlacementError for what does not fit."""
+    loads = _loads(devices, shards, guest)
+    loaded = [load for _, load in loads]
+    chosen_room = [_room(device, load, CHOSEN_SHARE[device.backend]) for device, load in loads]
+    named_room = [_room(device, load, NAMED_SHARE) for device, load in loads]
+    reasons = []
+    if parallel is None:
+        room = chosen_room if max_ctx_tokens is None else named_room
+        parallel, reason = _choose_parallel(spec, loaded, room, max_ctx_tokens)
+        reasons.append(reason)
+    if max_ctx_tokens is None:
+        max_ctx_tokens, reason = _choose_context(spec, loaded, chosen_room, parallel)
+        reasons.append(reason)
+    fits = _context_that_fits(loaded, named_room, parallel)
+    if max_ctx_tokens == 0:
+        raise PlacementError(
+            f"no memory is left for a lane of {CHUNK_TOKENS} tokens beside the weights; "
+            "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
+        )
+    if max_ctx_tokens > fits:
+        raise PlacementError(
+            f"--max-ctx {max_ctx_tokens} with --parallel {parallel} does not fit: "
+            f"{fits} tokens a lane do; lower one of them or add devices"
+        )
+    return Lanes(parallel, max_ctx_tokens, tuple(reasons))
+
+
+def _loads(
+    devices: Sequence[Device], shards: Sequence[ShardPlan], guest: Guest | None
+) -> list[tuple[Device, ShardPlan]]:
+    """What each device must hold: its shard with the guest in it, or the guest alone."""
+    loads = list(zip(devices, shards, strict=True))
+    if guest is None:
+        return loads
+    names = [device.name for device in devices]
+    if guest.device.name not in names:
+        sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
+        return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]
+    place = names.index(guest.device.name)
+    shard = shards[place]
+    together = replace(
+        shard,
+        weight_bytes=shard.weight_bytes + guest.weight_bytes,
+        token_bytes=shard.token_bytes + guest.token_bytes,
+        lane_state_bytes=shard.lane_state_bytes + guest.lane_bytes,
+        spare_token_bytes=guest.token_bytes,
+    )
+    loads[place] = (devices[place], together)
+    return loads
+
+
+def _room(device: Device, shard: ShardPlan, share: float) -> int:
+    """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
+
+    Raises PlacementError if the weights do not fit.
+    """
+    needed = shard.weight_bytes + shard.workspace_bytes
+    room = int((device.free_bytes - needed) * share)
+    if room <= 0:
+        what = f"layers [{shard.begin}, {shard.end})" if shard.end else "the drafter's layers"
+        raise PlacementError(
+            f"{what} need {needed / 2**30:.2f} GiB on {device.name}, "
+            f"which has {device.free_bytes / 2**30:.2f} GiB free; "
+            "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
+        )
+    return room
+
+
+def _choose_parallel(
+    spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
+) -> tuple[int, str]:
+    """The most lanes, up to the default, that hold a comfortable context each."""
+    wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
+    fitting = [n for n in (4, 2, 1) if _context_that_fits(shards, room, n) >= wanted]
+    parallel = fitting[0] if fitting else 1
+    return parallel, (
+        f"--parallel {parallel}: the most lanes, up to {DEFAULT_PARALLEL}, "
+        f"that can hold {wanted} tokens each"
+    )
+
+
+def _choose_context(
+    spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], parallel: int
+) -> tuple[int, str]:
+    """All that the model can use, or all that fits."""
+    fits = _context_that_fits(shards, room, parallel)
+    if fits >= spec.max_positions:
+        return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
+    return fits, f"--max-ctx {fits}: what fits in memory beside the weights"
+
+
+def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:
+    """Tokens a lane can have on the tightest device, in whole chunks."""
+    fits = []
+    for shard, room_bytes in zip(shards, room, strict=True):
+        left = room_bytes - (parallel + 1) * shard.lane_state_bytes
+        left -= parallel * shard.lane_scratch_bytes + shard.spare_scratch_bytes(parallel)
+        chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
+        fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)
+    return max(0, min(fits))

@@ -1,0 +1,152 @@
+"""From what the user asked and what the devices have to a plan. Pure: no torch.
+
+A plan says which shard holds which layers, how many lanes of which context there are, and why. It
+refuses what cannot be honoured. Knows sizes in bytes, not how they are allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from luceasync.errors import PlacementError
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
+from luceasync.pipeline.ranges import Device, check_weights, split_layers
+from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
+
+CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
+SMALL_ON_CPU_BYTES = 128 * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will be built. `reasons`: a line for each choice that the user left to us."""
+
+    shards: tuple[ShardPlan, ...]
+    dtype: str
+    parallel: int
+    max_ctx_tokens: int
+    prefill_chunk_tokens: int
+    decode_sizes: tuple[int, ...]
+    verify_rows: tuple[int, ...]  # the numbers of rows that a verify pass may have in each entry
+    peer_access: str  # "auto", "on" or "off"
+    reasons: tuple[str, ...]
+
+    @property
+    def num_pages(self) -> int:
+        return -(-self.max_ctx_tokens // CHUNK_TOKENS)
+
+    def num_scratch_rows(self, shard: ShardPlan) -> int:
+        """Rows of the largest pass that leaves something to be committed, of all entries
+        together.
+        """
+        verified = self.parallel * max(self.verify_rows, default=0)
+        return max(verified, *shard.short_rows, 0)
+
+    def verify_size(self, num_entries: int, num_rows: int) -> int:
+        """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is
+        a rule for rows where these are many.
+        """
+        smallest = self.decode_sizes[0]
+        sizes = (*range(1, smallest), *self.decode_sizes)
+        return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
+
+    @property
+    def is_small_on_cpu(self) -> bool:
+        """Whether threads would wait for each other longer than they compute."""
+        on_cpu = [s.weight_bytes for s in self.shards if s.device.startswith("cpu")]
+        return sum(on_cpu) < SMALL_ON_CPU_BYTES
+
+    def lane_bytes(self, shard: ShardPlan) -> int:
+        return (
+            self.num_pages * CHUNK_TOKENS * shard.token_bytes
+            + shard.lane_state_bytes
+            + shard.lane_scratch_bytes
+        )
+
+    def device_bytes(self, shard: ShardPlan) -> int:
+        """Weights and state of the shard, without workspace."""
+        extra_lane = shard.lane_state_bytes  # what padding entries write
+        lanes = self.parallel * self.lane_bytes(shard) + extra_lane
+        return shard.weight_bytes + lanes + shard.spare_scratch_bytes(self.parallel)
+
+
+def make_plan(
+    spec: ModelSpec,
+    devices: Sequence[Device],
+    *,
+    dtype: str,
+    weights: Sequence[float] | None,
+    parallel: int | None,
+    max_ctx_tokens: int | None,
+    prefill_chunk_tokens: int | None,
+    peer_access: str = "auto",
+    verify_rows: Sequence[int] = (),
+    guest: Guest | None = None,
+) -> Plan:
+    """Decide everything that is still open. Raises PlacementError if it does not fit.
+
+    `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
+    `guest`: what must fit too.
+    """
+    on_cpu = all(device.backend == "cpu" for device in devices)
+    chunk = prefill_chunk_tokens or (CPU_PREFILL_TOKENS if on_cpu else GPU_PREFILL_TOKENS)
+    if chunk % CHUNK_TOKENS:
+        raise PlacementError(
+            f"--prefill-chunk {chunk}: a positive multiple of {CHUNK_TOKENS} is expected"
+        )
+    shards = tuple(
+        plan_shard(
+            spec,
+            device.name,
+            begin,
+            end,
+            dtype,
+            chunk_tokens=chunk,
+            num_verify_rows=max(verify_rows, default=0),
+            num_lanes=parallel or DEFAULT_PARALLEL,
+        )
+        for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)
+    )
+    lanes = choose_lanes(
+        spec, devices, shards, guest, parallel=parallel, max_ctx_tokens=max_ctx_tokens
+    )
+    by_memory = ["layers are split by the free memory of each device"]
+    is_by_memory = weights is None and len(devices) > 1
+    return Plan(
+        shards=shards,
+        dtype=dtype,
+        parallel=lanes.parallel,
+        max_ctx_tokens=lanes.max_ctx_tokens,
+        prefill_chunk_tokens=chunk,
+        decode_sizes=decode_sizes(on_cpu, dtype, lanes.parallel),
+        verify_rows=tuple(sorted(set(verify_rows))),
+        peer_access=peer_access,
+        reasons=(*(by_memory if is_by_memory else ()), *lanes.reasons),
+    )
+
+
+def _ranges(
+    spec: ModelSpec, devices: Sequence[Device], weights: Sequence[float] | None
+) -> tuple[tuple[int, int], ...]:
+    """Layer ranges by weight; without weights by free memory."""
+    if weights is None:
+        return split_layers(spec.num_layers, [max(device.free_bytes, 1) for device in devices])
+    check_weights(weights, len(devices))
+    return split_layers(spec.num_layers, weights)
+
+
+def decode_sizes(on_cpu: bool, dtype: str, parallel: int) -> tuple[int, ...]:
+    """The batch sizes that a decode step is run with; a step is filled up to the next one.
+
+    A row's result must not depend on how many rows run beside it. On CPUs bf16 products keep that
+    by themselves, float32 ones from four rows on. On GPUs every size is a captured graph: powers of
+    two.
+    """
+    if not on_cpu:
+        powers = [2**i for i in range(parallel.bit_length()) if 2**i < parallel]
+        return (*powers, parallel)
+    first = min(parallel, 4) if dtype == "fp32" else 1
+    return tuple(range(first, parallel + 1))

@@ -1,0 +1,73 @@
+"""The plan of a configured model on this machine, and the same told in numbers for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from luceasync.config import Config
+from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.pipeline.devices import default_dtype, find_devices
+from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.ranges import Device, named_devices
+from luceasync.pipeline.shard_plan import ShardPlan
+
+
+@dataclass(frozen=True, slots=True)
+class ShardReport:
+    """A shard's plan beside what its device has free."""
+
+    shard: ShardPlan
+    lane_bytes: int
+    device_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanReport:
+    """What would be built, before anything is loaded."""
+
+    spec: ModelSpec
+    plan: Plan
+    shards: tuple[ShardReport, ...]
+    guest: Guest | None
+
+
+def devices_of(config: Config) -> tuple[tuple[Device, ...], str]:
+    """The target's devices, and the dtype that it is computed in. Raises PlacementError."""
+    placement = config.placement
+    devices = find_devices(named_devices(placement.device, placement.devices))
+    return devices, default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
+
+
+def plan_report(
+    config: Config,
+    spec: ModelSpec | None = None,
+    *,
+    verify_rows: Sequence[int] = (),
+    guest: Guest | None = None,
+) -> PlanReport:
+    """Plan the configured model, with what `make_plan` wants to know of its drafter. Raises
+    ModelError, PlacementError.
+    """
+    spec = spec or read_spec(config.model.model_dir)
+    placement = config.placement
+    devices, dtype = devices_of(config)
+    plan = make_plan(
+        spec,
+        devices,
+        dtype=dtype,
+        weights=placement.layer_split,
+        parallel=config.engine.parallel,
+        max_ctx_tokens=config.engine.max_ctx_tokens,
+        prefill_chunk_tokens=config.engine.prefill_chunk_tokens,
+        peer_access=placement.peer_access,
+        verify_rows=verify_rows,
+        guest=guest,
+    )
+    shards = tuple(
+        ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)
+        for shard, device in zip(plan.shards, devices, strict=True)
+    )
+    return PlanReport(spec, plan, shards, guest)

@@ -1,1 +1,0 @@
-"""The target model as a chain of shards: plan, shard, group. Knows no requests and no text."""

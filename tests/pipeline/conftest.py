@@ -1,0 +1,56 @@
+"""Backends over tiny models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from luceasync.hoststore.memory import HostMemory
+from luceasync.models.loader import open_checkpoint
+from luceasync.models.spec import read_spec
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.group import LocalGroup
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.ranges import Device
+
+MakeBackend = Callable[..., LayerSplitBackend]
+
+
+@pytest.fixture
+def make_backend() -> Iterator[MakeBackend]:
+    """Load a backend in float32 on logical CPU devices; closed when the test is over."""
+    backends = []
+
+    def make(
+        model_dir: Path,
+        *,
+        num_shards: int = 1,
+        weights: Sequence[float] | None = None,
+        parallel: int = 4,
+        max_ctx_tokens: int = 512,
+        page_order: Sequence[int] | None = None,
+        verify_rows: Sequence[int] = (),
+        taps: Sequence[int] = (),
+        memory: HostMemory | None = None,
+    ) -> LayerSplitBackend:
+        spec = read_spec(model_dir)
+        plan = make_plan(
+            spec,
+            [Device(f"cpu:{i}", 2**33) for i in range(num_shards)],
+            dtype="fp32",
+            weights=weights,
+            parallel=parallel,
+            max_ctx_tokens=max_ctx_tokens,
+            prefill_chunk_tokens=None,
+            verify_rows=verify_rows,
+        )
+        with open_checkpoint(model_dir) as checkpoint:
+            group = LocalGroup(spec, plan, checkpoint, taps=taps, memory=memory)
+        backends.append(LayerSplitBackend(spec, plan, [group], page_order, taps))
+        return backends[-1]
+
+    yield make
+    for backend in backends:
+        backend.close()

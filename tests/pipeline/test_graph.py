@@ -1,0 +1,215 @@
+"""On a GPU: captured passes give what the CPU gives, alone, together and split."""
+
+from __future__ import annotations
+
+import gc
+import random
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.models.spec import read_spec
+from luceasync.models.trees import ROOT
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.ranges import Device
+from tests import tiny
+
+pytestmark = pytest.mark.gpu
+PROMPTS = {0: 130, 1: 5, 3: 70}
+
+
+VERIFY_ROWS = (5, 22)
+TAPS = (2, 0)
+
+
+def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> LayerSplitBackend:
+    spec = read_spec(model_dir)
+    found = [Device("cpu:0", 2**33)] if devices == ["cpu"] else find_devices(devices)
+    plan = make_plan(
+        spec,
+        found,
+        dtype=dtype,
+        weights=[1.0] * len(found),
+        prefill_chunk_tokens=None,
+        verify_rows=VERIFY_ROWS,
+        **{"parallel": 4, "max_ctx_tokens": 512, **sizes},
+    )
+    return LayerSplitBackend.open(model_dir, spec, plan, taps=TAPS)
+
+
+def prompt(lane: int) -> list[int]:
+    generator = torch.Generator().manual_seed(lane)
+    return torch.randint(3, tiny.VOCAB_SIZE, (PROMPTS[lane],), generator=generator).tolist()
+
+
+def greedy(backend: LayerSplitBackend, lanes: list[int], num_tokens: int = 32) -> dict[int, list]:
+    out: dict[int, list[int]] = {}
+    for lane in lanes:
+        backend.reset(lane)
+        out[lane] = [int(backend.prefill(lane, 0, prompt(lane), project=True).argmax())]
+    for step in range(num_tokens - 1):
+        positions = [PROMPTS[lane] + step for lane in lanes]
+        logits = backend.decode(lanes, positions, [out[lane][-1] for lane in lanes])
+        for lane, token in zip(lanes, logits.argmax(-1).tolist(), strict=True):
+            out[lane].append(token)
+    return out
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+def test_greedy_tokens_are_those_of_the_cpu(tiny_dir: Path, devices: list[str]):
+    expected = greedy(load(tiny_dir, ["cpu"]), [0, 1, 3])
+    backend = load(tiny_dir, devices)
+    assert greedy(backend, [0, 1, 3]) == expected
+    backend.close()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
+@pytest.mark.parametrize("peer_access", ["auto", "off"])
+def test_two_gpus_give_the_bits_of_one(tiny_dir: Path, peer_access: str):
+    spec = read_spec(tiny_dir)
+    logits = []
+    for names in (["cuda:0"], ["cuda:0", "cuda:1"]):
+        plan = make_plan(
+            spec,
+            find_devices(names),
+            dtype="fp32",
+            weights=[1.0] * len(names),
+            parallel=2,
+            max_ctx_tokens=512,
+            prefill_chunk_tokens=64,
+            peer_access=peer_access,
+        )
+        backend = LayerSplitBackend.open(tiny_dir, spec, plan)
+        seen = [
+            backend.prefill(0, at, prompt(0)[at : at + 64], project=True).clone()
+            for at in (0, 64, 128)
+        ]
+        seen += [backend.decode([0], [130 + i], [i + 5])[0].clone() for i in range(8)]
+        logits.append(torch.stack([x.cpu() for x in seen]))
+        backend.close()
+    assert torch.equal(logits[0], logits[1])
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_a_rows_logits_do_not_depend_on_the_rows_beside_it(tiny_dir: Path, dtype: str):
+    backend = load(tiny_dir, ["cuda:0"], dtype)
+    for lane in PROMPTS:
+        backend.prefill(lane, 0, prompt(lane), project=False)
+    together = backend.decode([0, 1, 3], [130, 5, 70], [7, 8, 9])[1].clone()
+    backend.reset(1)
+    backend.prefill(1, 0, prompt(1), project=False)
+    assert torch.equal(backend.decode([1], [5], [8])[0], together)
+    backend.close()
+
+
+def test_lives_leave_no_memory_behind(tiny_dir: Path):
+    held = []
+    for _ in range(6):
+        backend = load(tiny_dir, ["cuda:0"])
+        greedy(backend, [0], 4)
+        backend.close()
+        del backend
+        gc.collect()
+        held.append(torch.cuda.memory_allocated())
+    assert held[-1] == held[1]
+
+
+def random_tree(num_rows: int, seed: int) -> list[int]:
+    choose = random.Random(seed)
+    return [ROOT, *(choose.randrange(row) for row in range(1, num_rows))]
+
+
+def path_to(parents: list[int], row: int) -> list[int]:
+    path = [row]
+    while parents[path[-1]] != ROOT:
+        path.append(parents[path[-1]])
+    return path[::-1]
+
+
+def speculate(backend: LayerSplitBackend, lanes: list[int], num_rows: int) -> list[torch.Tensor]:
+    """Three rounds of verify and commit, the last lane keeping nothing, then a decode step: all
+    logits and taps.
+    """
+    at, found = [PROMPTS[lane] for lane in lanes], []
+    for lane in lanes:
+        backend.reset(lane)
+        backend.prefill(lane, 0, prompt(lane), project=False)
+    for turn in range(3):
+        trees = [random_tree(num_rows, lane + 10 * turn) for lane in lanes]
+        generator = torch.Generator().manual_seed(turn)
+        tokens = torch.randint(3, tiny.VOCAB_SIZE, (len(lanes), num_rows), generator=generator)
+        logits = backend.verify(lanes, at, tokens, torch.tensor(trees, dtype=torch.int32))
+        found += [x.cpu().clone() for x in (logits, *backend.taps())]
+        paths = [path_to(tree, num_rows - 1 - turn) for tree in trees[:-1]] + [[]]
+        backend.commit(paths)
+        at = [begin + len(path) for begin, path in zip(at, paths, strict=True)]
+    logits = backend.decode(lanes, at, [9] * len(lanes))
+    return found + [x.cpu().clone() for x in (logits, *backend.taps())]
+
+
+def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor]:
+    """Logits and taps of each chunk of a prompt, then of a decode step."""
+    generator = torch.Generator().manual_seed(9)
+    tokens = torch.randint(3, tiny.VOCAB_SIZE, (sum(sizes),), generator=generator).tolist()
+    begin, found = 0, []
+    for size in sizes:
+        logits = backend.prefill(2, begin, tokens[begin : begin + size], project=True)
+        found += [logits.cpu().clone(), *(x[:, :size].cpu().clone() for x in backend.taps())]
+        begin += size
+    return [*found, backend.decode([2], [begin], [7])[0].cpu().clone()]
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+@pytest.mark.parametrize("sizes", [[1], [16, 17], [64, 15, 5], [70, 1, 63, 2]], ids=str)
+def test_short_chunks_are_those_of_the_cpu(tiny_dir: Path, devices: list[str], sizes: list[int]):
+    expected = in_chunks(load(tiny_dir, ["cpu"]), sizes)
+    backend = load(tiny_dir, devices)
+    for found, truth in zip(in_chunks(backend, sizes), expected, strict=True):
+        assert found.shape == truth.shape and (found - truth).abs().max() < 1e-4
+    backend.close()
+
+
+def test_a_short_chunk_that_nobody_asks_gives_no_logits(tiny_dir: Path):
+    backend = load(tiny_dir, ["cuda:0"])
+    assert backend.prefill(0, 0, [5, 6, 7], project=False) is None
+    backend.close()
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+@pytest.mark.parametrize("lanes", [[1], [0, 1, 3]], ids=len)
+@pytest.mark.parametrize("num_rows", VERIFY_ROWS)
+def test_verify_and_commit_are_those_of_the_cpu(
+    tiny_dir: Path, devices: list[str], lanes: list[int], num_rows: int
+):
+    expected = speculate(load(tiny_dir, ["cpu"]), lanes, num_rows)
+    backend = load(tiny_dir, devices)
+    for found, truth in zip(speculate(backend, lanes, num_rows), expected, strict=True):
+        assert found.shape == truth.shape and (found - truth).abs().max() < 1e-4
+    backend.close()
+
+
+def test_a_chain_is_one_again_after_a_tree(tiny_dir: Path):
+    tokens = torch.tensor([prompt(3)[:5]])
+    found = []
+    for trees in ([], [random_tree(5, 3)]):
+        backend = load(tiny_dir, ["cuda:0"])
+        backend.prefill(0, 0, prompt(0), project=False)
+        for tree in trees:
+            backend.verify([0], [130], tokens, torch.tensor([tree], dtype=torch.int32))
+            backend.commit([[]])
+        found.append(backend.verify([0], [130], tokens).clone())
+        backend.close()
+    assert torch.equal(*found)
+
+
+def test_in_bf16_a_verified_row_is_close_to_a_decoded_one(tiny_dir: Path):
+    backend = load(tiny_dir, ["cuda:0"], "bf16")
+    backend.prefill(0, 0, prompt(0), project=False)
+    tokens = prompt(3)[:5]
+    verified = backend.verify([0], [130], torch.tensor([tokens], device="cuda"))[0].clone()
+    decoded = [backend.decode([0], [130 + i], [t])[0].clone() for i, t in enumerate(tokens)]
+    assert (verified - torch.stack(decoded)).norm() / verified.norm() < 2e-2
+    backend.close()

@@ -1,0 +1,111 @@
+"""Lanes are as many and as long as was asked, or as fits; what cannot be is refused in one line."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.errors import PlacementError
+from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.ranges import (
+    Device,
+)
+from tests.pipeline.plans import MIB, plan_of, refusal
+from tests.pipeline.specs import make_hybrid_spec, make_spec
+
+
+def test_weights_that_do_not_fit_are_told_with_device_and_sizes():
+    words = refusal(plan_of, [8192, 100], weights=[1, 1])
+    assert words.startswith("layers [4, 8) need 0.") and "GiB on cpu:1" in words
+    assert "which has 0.10 GiB free" in words and "--target-devices" in words
+
+
+def test_plenty_of_memory_gives_four_lanes_of_all_that_the_model_can_use():
+    plan = plan_of(16384, spec=make_spec(max_positions=4000))
+    assert (plan.parallel, plan.max_ctx_tokens) == (4, 4000)
+    assert "--max-ctx 4000: all that the model can use" in plan.reasons
+
+
+def test_less_memory_gives_fewer_lanes_then_shorter_ones_and_says_why():
+    plans = [plan_of(mib) for mib in (4096, 900, 600, 460, 360)]
+    assert [plan.parallel for plan in plans] == [4, 4, 2, 1, 1]
+    assert plans[0].max_ctx_tokens == 32768
+    assert all(plan.max_ctx_tokens >= 8192 for plan in plans[:-1])
+    assert 0 < plans[-1].max_ctx_tokens < 8192
+    for plan in plans:
+        assert any(line.startswith(f"--parallel {plan.parallel}: ") for line in plan.reasons)
+    fits = f"--max-ctx {plans[-1].max_ctx_tokens}: what fits in memory beside the weights"
+    assert fits in plans[-1].reasons
+
+
+@pytest.mark.parametrize("free_mib", [320, 360, 460, 600, 4096])
+@pytest.mark.parametrize("backend", ["cpu", "cuda"])
+def test_what_we_choose_stays_within_the_memory(free_mib: int, backend: str):
+    plan = plan_of(free_mib, backend, prefill_chunk_tokens=64)
+    shard = plan.shards[0]
+    assert plan.device_bytes(shard) + shard.workspace_bytes <= free_mib * MIB
+
+
+@pytest.mark.parametrize("free_mib", [420, 440, 460])
+def test_recurrent_state_takes_its_part_of_the_memory(free_mib: int):
+    """2 MiB a lane and Gated DeltaNet layer, for one lane more than there are."""
+    plan = plan_of(free_mib, "cuda", spec=make_hybrid_spec(), parallel=4, prefill_chunk_tokens=64)
+    shard = plan.shards[0]
+    assert shard.lane_state_bytes > 6 * 2 * MIB
+    assert plan.device_bytes(shard) + shard.workspace_bytes <= free_mib * MIB
+
+
+@pytest.mark.parametrize("max_ctx_tokens", [64, 100, 2049, 5000])
+def test_a_context_that_fits_is_given_exactly_and_needs_no_reason(max_ctx_tokens: int):
+    plan = plan_of(max_ctx_tokens=max_ctx_tokens, parallel=3)
+    assert (plan.max_ctx_tokens, plan.parallel) == (max_ctx_tokens, 3)
+    assert plan.num_pages == -(-max_ctx_tokens // 64)
+    assert plan.reasons == ()
+
+
+def test_a_context_that_does_not_fit_is_refused_with_the_one_that_does():
+    words = refusal(plan_of, 500, max_ctx_tokens=2**20, parallel=2)
+    assert words.startswith("--max-ctx 1048576 with --parallel 2 does not fit: ")
+    fits = int(words.split("does not fit: ")[1].split()[0])
+    assert plan_of(500, max_ctx_tokens=fits, parallel=2).max_ctx_tokens == fits
+    refusal(plan_of, 500, max_ctx_tokens=fits + 1, parallel=2)
+
+
+def test_a_long_context_that_was_asked_gets_as_many_lanes_as_hold_it():
+    assert plan_of(500, max_ctx_tokens=16384).parallel == 1
+    assert plan_of(500, max_ctx_tokens=1024).parallel == 4
+
+
+def test_a_context_that_was_asked_may_take_more_of_the_memory_than_we_would():
+    ours = plan_of(600, parallel=4).max_ctx_tokens
+    assert plan_of(600, max_ctx_tokens=ours + ours // 2).parallel == 4
+
+
+# --- a drafter beside it -------------------------------------------------------------------------
+
+
+def guest_on(name: str, weight_mib: int = 0, token_bytes: int = 0, lane_mib: int = 0) -> Guest:
+    return Guest(Device(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
+
+
+@pytest.mark.parametrize("guest", [guest_on("cpu:0", 100), guest_on("cpu:0", lane_mib=20)])
+def test_what_a_guest_takes_is_not_there_for_lanes(guest: Guest):
+    alone, beside = plan_of(800, parallel=4), plan_of(800, parallel=4, guest=guest)
+    assert beside.max_ctx_tokens < alone.max_ctx_tokens
+    assert beside.shards == alone.shards
+
+
+def test_a_guest_keeps_tokens_of_a_lane_more_than_there_are():
+    token_bytes = plan_of(800, parallel=4).shards[0].token_bytes
+    alone, beside = (
+        plan_of(800, parallel=4, guest=guest)
+        for guest in (None, guest_on("cpu:0", token_bytes=token_bytes))
+    )
+    assert beside.max_ctx_tokens == pytest.approx(alone.max_ctx_tokens * 4 / (4 + 5), abs=64)
+
+
+def test_a_guest_on_its_own_device_must_fit_there():
+    assert plan_of(800, parallel=4, guest=guest_on("cuda:0", 100)) == plan_of(800, parallel=4)
+    with pytest.raises(PlacementError, match=r"the drafter's layers need 1.95 GiB on cuda:0"):
+        plan_of(800, guest=guest_on("cuda:0", 2000))
+    tight = plan_of(800, parallel=4, guest=guest_on("cuda:0", token_bytes=2**20))
+    assert tight.max_ctx_tokens < 256

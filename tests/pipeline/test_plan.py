@@ -1,0 +1,134 @@
+"""A plan is what was asked, to the byte; what cannot be is refused in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from luceasync.models.loader import open_checkpoint
+from luceasync.models.spec import read_spec
+from luceasync.pipeline.group import LocalGroup
+from luceasync.pipeline.plan import decode_sizes, make_plan
+from luceasync.pipeline.ranges import (
+    Device,
+)
+from tests import tiny
+from tests.pipeline.plans import MIB, plan_of, refusal
+from tests.pipeline.specs import make_hybrid_spec, make_spec
+
+
+def test_without_weights_the_free_memory_decides():
+    plan = plan_of([3072, 1024])
+    assert [(shard.begin, shard.end) for shard in plan.shards] == [(0, 6), (6, 8)]
+    assert "layers are split by the free memory of each device" in plan.reasons
+
+
+def test_the_weights_that_were_asked_decide_and_need_no_reason():
+    plan = plan_of([3072, 1024], weights=[1, 3])
+    assert [(shard.begin, shard.end) for shard in plan.shards] == [(0, 2), (2, 8)]
+    assert not any("split" in reason for reason in plan.reasons)
+
+
+@pytest.mark.parametrize("chunk", [1, 63, 65, 100, -1])
+def test_a_prefill_chunk_is_whole_chunks(chunk: int):
+    words = refusal(plan_of, prefill_chunk_tokens=chunk)
+    assert words == f"--prefill-chunk {chunk}: a positive multiple of 64 is expected"
+
+
+@pytest.mark.parametrize(("backend", "expected"), [("cpu", 256), ("cuda", 2048)])
+def test_the_default_prefill_chunk_is_the_platforms(backend: str, expected: int):
+    assert plan_of(backend=backend).prefill_chunk_tokens == expected
+    assert plan_of(backend=backend, prefill_chunk_tokens=64).prefill_chunk_tokens == 64
+
+
+# --- the bytes that will be held ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("weights", [(1,), (3, 1), (1, 2, 1)])
+def test_planned_bytes_are_loaded_bytes(family, tmp_path: Path, weights, tied: bool, dtype: str):
+    model_dir = tiny.save(tiny.build(family, tied=tied), tmp_path)
+    spec = read_spec(model_dir)
+    asked = {"parallel": 2, "max_ctx_tokens": 100, "dtype": dtype, "verify_rows": (3, 8)}
+    plan = plan_of([4096] * len(weights), spec=spec, weights=weights, **asked)
+    with open_checkpoint(model_dir) as checkpoint:
+        group = LocalGroup(spec, plan, checkpoint)
+    planned = {shard.device: plan.device_bytes(shard) for shard in plan.shards}
+    assert group.device_bytes == planned
+    group.close()
+
+
+def test_room_is_left_for_what_is_verified():
+    plain, verifying = plan_of(600, parallel=4), plan_of(600, parallel=4, verify_rows=[60])
+    assert verifying.max_ctx_tokens < plain.max_ctx_tokens
+    shard = verifying.shards[0]
+    assert verifying.device_bytes(shard) + shard.workspace_bytes <= 600 * MIB
+
+
+@pytest.mark.parametrize("verify_rows", [(), (4,), (16,), (60,)])
+def test_a_gpu_has_scratch_for_a_short_chunk_or_for_all_proposals(verify_rows: tuple[int, ...]):
+    plan = plan_of(4096, "cuda", spec=make_hybrid_spec(), parallel=2, verify_rows=verify_rows)
+    [shard] = plan.shards
+    num_rows = plan.num_scratch_rows(shard)
+    assert num_rows == max(64, 2 * max(verify_rows, default=0))
+    lanes = 2 * (plan.num_pages * 64 * shard.token_bytes + shard.lane_state_bytes)
+    rest = plan.device_bytes(shard) - shard.weight_bytes - lanes - shard.lane_state_bytes
+    assert rest == num_rows * shard.short_scratch_bytes // 64
+
+
+# --- batch sizes --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "dtype", "parallel", "sizes"),
+    [
+        (False, "bf16", 1, (1,)),
+        (False, "bf16", 4, (1, 2, 4)),
+        (False, "fp32", 5, (1, 2, 4, 5)),
+        (False, "bf16", 8, (1, 2, 4, 8)),
+        (True, "bf16", 3, (1, 2, 3)),
+        (True, "fp32", 1, (1,)),
+        (True, "fp32", 3, (3,)),
+        (True, "fp32", 4, (4,)),
+        (True, "fp32", 6, (4, 5, 6)),
+    ],
+)
+def test_decode_runs_in_these_batch_sizes(on_cpu, dtype, parallel, sizes):
+    assert decode_sizes(on_cpu, dtype, parallel) == sizes
+
+
+@pytest.mark.parametrize(
+    ("dtype", "num_entries", "num_rows", "size"),
+    [("fp32", 1, 1, 4), ("fp32", 1, 3, 2), ("fp32", 1, 8, 1), ("fp32", 3, 8, 3), ("bf16", 1, 2, 1)],
+)
+def test_a_verify_pass_on_cpus_is_filled_up_to_as_many_rows(dtype, num_entries, num_rows, size):
+    plan = plan_of(600, dtype=dtype, parallel=4)
+    assert plan.verify_size(num_entries, num_rows) == size
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize("parallel", range(1, 20))
+def test_every_number_of_lanes_has_a_batch_size(on_cpu: bool, parallel: int):
+    sizes = decode_sizes(on_cpu, "fp32", parallel)
+    assert list(sizes) == sorted(set(sizes))
+    assert sizes[0] >= 1 and sizes[-1] == parallel
+
+
+@pytest.mark.parametrize(("device", "small"), [("cpu:0", True), ("cuda:0", True)])
+def test_a_tiny_model_needs_no_threads_on_the_cpu(device: str, small: bool):
+    plan = make_plan(
+        make_spec(),
+        [Device(device, 2**34)],
+        dtype="bf16",
+        weights=None,
+        parallel=1,
+        max_ctx_tokens=64,
+        prefill_chunk_tokens=None,
+    )
+    assert plan.is_small_on_cpu is small
+    large = dataclasses.replace(plan.shards[0], weight_bytes=2**30)
+    heavy = dataclasses.replace(plan, shards=(large,))
+    assert heavy.is_small_on_cpu is (device != "cpu:0")
