@@ -28,8 +28,8 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.pump import Emitted, Pump
 from luceasync.hoststore.memory import PlainMemory
 from luceasync.hoststore.node_store import Span
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import parse_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan

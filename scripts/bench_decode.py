@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.ranges import Device

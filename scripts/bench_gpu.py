@@ -21,8 +21,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan

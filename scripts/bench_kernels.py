@@ -16,8 +16,9 @@ import torch
 from luceasync.hoststore.memory import PlainMemory
 from luceasync.kernels import overlap
 from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.ranges import Device

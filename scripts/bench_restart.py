@@ -37,8 +37,9 @@ from luceasync.keeping.holdings import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Shelf
 from luceasync.keeping.state import NoFeatures, StateMover
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.models.spec import ModelSpec
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices, host_memory, torch_device

@@ -29,8 +29,9 @@ from luceasync.dflash.weights import read_weights
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices, torch_device
 from luceasync.pipeline.plan import make_plan

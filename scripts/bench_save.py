@@ -19,8 +19,8 @@ from bench_gpu import SHAPES
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import Span
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import parse_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices, host_memory
 from luceasync.pipeline.plan import make_plan

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import parse_spec
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices

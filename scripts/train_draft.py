@@ -19,7 +19,9 @@ from draft.texts import Layout, Text, read_lines, read_texts
 from draft.training import Recipe, Run
 
 from luceasync.dflash.spec import DraftLayerSpec, DraftSpec, default_taps
-from luceasync.models.spec import AttentionSpec, ModelSpec, read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.spec import ModelSpec
 from luceasync.text.tokenizer import Tokenizer
 
 

@@ -156,7 +156,7 @@ def _model(config: Config) -> Iterator[Finding]:
     yield Finding("model", "ok", f"{config.model.model_dir}: {words}")
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
-    yield Finding("plan", "ok", f"{plan.dtype} on {where}, {lanes}")
+    yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")
     words = "none: one token a step"
     if drafter is not None:
         words = (

@@ -52,7 +52,7 @@ def summary(report: PlanReport) -> dict[str, object]:
         "family": spec.family,
         "num_parameters": spec.num_parameters,
         "num_layers": spec.num_layers,
-        "dtype": plan.dtype,
+        "dtype": plan.precision.compute,
         "parallel": plan.parallel,
         "max_ctx_tokens": plan.max_ctx_tokens,
         "prefill_chunk_tokens": plan.prefill_chunk_tokens,
@@ -94,7 +94,8 @@ def _drafter_summary(report: PlanReport, drafter: Drafter | None) -> dict[str, o
 def _print(report: PlanReport, console: Console) -> None:
     plan, spec = report.plan, report.spec
     console.print(
-        f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters in {plan.dtype}; "
+        f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters "
+        f"in {plan.precision.compute}; "
         f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
     )
     table = Table()

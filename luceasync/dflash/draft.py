@@ -18,7 +18,7 @@ from luceasync.dflash.context import DraftContext
 from luceasync.dflash.draft_ops import DraftOps, TorchDraftOps
 from luceasync.dflash.spec import DraftSpec
 from luceasync.dflash.weights import DraftWeights, open_draft, read_weights
-from luceasync.models.layers import Ops
+from luceasync.models.ops import Ops
 
 Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
 
@@ -44,21 +44,19 @@ class DraftNetwork:
         self,
         spec: DraftSpec,
         weights: DraftWeights,
-        ops: Ops,
         embed: Embed,
         *,
         num_lanes: int,
         max_ctx_tokens: int,
         choose: Callable[[DraftSpec, DraftContext], DraftOps] = choose_draft_ops,
     ) -> None:
-        """`weights` are packed for `ops`; `embed` is the target's embedding, and gives rows on the
-        device of the weights; `choose`: who works on the context.
+        """`embed` is the target's embedding, and gives rows on the device of the weights; `choose`:
+        who works on the context.
         """
         self.spec = spec
         self.device = weights.fc.device
         self.dtype = weights.fc.dtype
         self._weights = weights
-        self._ops = ops
         self._embed = embed
         self.context = DraftContext(
             spec,
@@ -95,9 +93,7 @@ class DraftNetwork:
         """
         weights = self._weights
         fused = F.linear(features.to(self.dtype), weights.fc)
-        projected = self._ops.norm_linear(
-            fused, weights.hidden_norm, self.spec.norm_eps, weights.context_kv
-        )
+        projected = weights.context_kv.linear(weights.hidden_norm(fused))
         self._draft_ops.write_context(projected, weights.key_norms, lanes, begins, counts)
 
     def propose(
@@ -119,10 +115,9 @@ class DraftNetwork:
         rows = self._draft_ops.block(lanes, begins, block, reach)
         x = self._block_rows(anchors, block)
         for layer, weights in enumerate(self._weights.layers):
-            norm = weights.norm
-            projected = self._ops.norm_linear(x, norm.weight, norm.eps, weights.projection)
+            projected = weights.projection.linear(weights.norm(x))
             mixed = self._draft_ops.attend(layer, projected, weights, rows)
-            x = weights.mlp.forward(self._ops, self._ops.linear_add(mixed, weights.output, x))
+            x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
         return self._draft_ops.norm(x[:, 1:], self._weights.norm, self.spec.norm_eps)
 
     def _block_rows(self, anchors: Tensor, block: int) -> Tensor:
@@ -166,4 +161,4 @@ def open_network(
             spec, source, ops, dtype, device, has_mask_embedding=has_mask, advance=advance
         )
     sizes = {"num_lanes": num_lanes, "max_ctx_tokens": max_ctx_tokens}
-    return DraftNetwork(spec, weights, ops, embed, **sizes, choose=choose)
+    return DraftNetwork(spec, weights, embed, **sizes, choose=choose)

@@ -19,10 +19,11 @@ from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.graph import Eagerly, Graphs, Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.placement import Drafter, ring_capacity
+from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import torch_device
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard import DTYPES, ops_for
+from luceasync.pipeline.shard import ops_for
 from luceasync.pipeline.shard_plan import SHORT_ROWS
 from luceasync.pipeline.transfer import Transfer, choose_transfer
 
@@ -55,11 +56,11 @@ def load_draft(
     network = open_network(
         drafter.draft_dir,
         drafter.spec,
-        ops_for(device)[0],
+        ops_for(device),
         embed,
         num_lanes=plan.parallel,
         max_ctx_tokens=plan.max_ctx_tokens,
-        dtype=DTYPES[plan.dtype],
+        dtype=torch_dtype(plan.precision.compute),
         device=device,
         advance=advance,
     )

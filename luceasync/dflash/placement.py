@@ -13,12 +13,13 @@ from luceasync.config import Config, DraftConfig
 from luceasync.dflash.adapt import Shape, shapes_for
 from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
 from luceasync.errors import ConfigError
-from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.ranges import Device
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
-from luceasync.pipeline.shard_plan import DTYPE_BYTES
 
 DDTREE_BUDGET = 22
 
@@ -39,9 +40,9 @@ class Drafter:
         """The numbers of rows that its proposals have."""
         return tuple(shape.num_rows for shape in self.shapes)
 
-    def guest(self, target: ModelSpec, dtype: str) -> Guest:
+    def guest(self, target: ModelSpec, precision: Precision) -> Guest:
         """Its bytes beside the target, as plan and ring and network allocate them."""
-        return guest_of(self.spec, self.device, target, DTYPE_BYTES[dtype])
+        return guest_of(self.spec, self.device, target, precision.weight_bytes)
 
 
 def drafter_of(
@@ -71,11 +72,11 @@ def plan_with_drafter(
 ) -> tuple[PlanReport, Drafter | None]:
     """The plan of model and drafter together. Raises ConfigError."""
     spec = spec or read_spec(config.model.model_dir)
-    devices, dtype = devices_of(config)
+    devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
     if drafter is None:
         return plan_report(config, spec), None
-    guest = drafter.guest(spec, dtype)
+    guest = drafter.guest(spec, precision)
     return plan_report(config, spec, verify_rows=drafter.verify_rows, guest=guest), drafter
 
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from luceasync.errors import ConfigError, ModelError
-from luceasync.models.spec import AttentionSpec, ModelSpec, Shape
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.spec import ModelSpec, Shape
 
 RING_STEP = 64  # capacities are multiples of it
 DEFAULT_BLOCK = 16

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from luceasync.dflash.spec import MASK_EMBEDDING, DraftSpec
 from luceasync.errors import ModelError
-from luceasync.models.layers import Mlp, Norm, Ops
-from luceasync.models.loader import Checkpoint, TensorSource, open_checkpoint, weight_files
+from luceasync.models.feed_forward.dense import DenseLayer
+from luceasync.models.formats.safetensors import Checkpoint, open_checkpoint
+from luceasync.models.loader import TensorSource
+from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import Shape
+from luceasync.models.weights import Dense, Form, Weight
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 # Some checkpoints repeat what is the target's.
@@ -33,15 +35,15 @@ class DraftLayerWeights:
     """
 
     norm: Norm
-    projection: Tensor
+    projection: Weight
     head_norms: Tensor
-    output: Tensor
-    mlp: Mlp
+    output: Weight
+    feed_forward: DenseLayer
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        mlp = (self.mlp.norm.weight, self.mlp.gate_up, self.mlp.down)
-        return (self.norm.weight, self.projection, self.head_norms, self.output, *mlp)
+    def num_bytes(self) -> int:
+        parts = (self.norm, self.projection, self.output, self.feed_forward)
+        return self.head_norms.nbytes + sum(part.num_bytes for part in parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +57,8 @@ class DraftWeights:
     """
 
     fc: Tensor
-    hidden_norm: Tensor
-    context_kv: Tensor
+    hidden_norm: Norm
+    context_kv: Weight
     key_norms: Tensor
     norm: Tensor
     mask_embedding: Tensor | None
@@ -64,16 +66,16 @@ class DraftWeights:
 
     @property
     def num_bytes(self) -> int:
-        ends = (self.fc, self.hidden_norm, self.context_kv, self.key_norms, self.norm)
-        tensors = [*ends, *(t for layer in self.layers for t in layer.tensors)]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        tensors = self.fc.nbytes + self.key_norms.nbytes + self.norm.nbytes
+        parts = (self.hidden_norm, self.context_kv, *self.layers)
+        return tensors + sum(part.num_bytes for part in parts)
 
 
 @contextmanager
 def open_draft(draft_dir: Path) -> Iterator[DraftSource]:
     """The weight files of `draft_dir`, by public names. Raises ModelError."""
-    stored = {_public_name(name): name for name in _stored_names(draft_dir)}
     with open_checkpoint(draft_dir) as checkpoint:
+        stored = {_public_name(name): name for name in checkpoint.names}
         yield DraftSource(draft_dir, checkpoint, stored)
 
 
@@ -84,6 +86,10 @@ class DraftSource:
         self._draft_dir = draft_dir
         self._checkpoint = checkpoint
         self._stored = stored  # public name -> name in the file
+
+    def form(self, name: str) -> Form:
+        """See luceasync.models.loader.TensorSource."""
+        return Dense()
 
     def read(self, name: str, shape: Shape) -> Tensor:
         """See luceasync.models.loader.TensorSource."""
@@ -123,7 +129,7 @@ def read_weights(
     key_norms = [f"layers.{layer}.self_attn.k_norm.weight" for layer in range(spec.num_layers)]
     return DraftWeights(
         fc=reader.matrix("fc.weight"),
-        hidden_norm=reader.vector("hidden_norm.weight"),
+        hidden_norm=Norm(ops, reader.vector("hidden_norm.weight"), spec.norm_eps),
         context_kv=ops.pack(reader.matrix(*projections)),
         key_norms=torch.stack([reader.vector(name) for name in key_norms]),
         norm=reader.vector("norm.weight"),
@@ -137,7 +143,7 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
     attention, mlp = prefix + "self_attn.", prefix + "mlp."
     projections = [f"{attention}{name}_proj.weight" for name in "qkv"]
     return DraftLayerWeights(
-        norm=Norm(reader.vector(prefix + "input_layernorm.weight"), eps),
+        norm=Norm(ops, reader.vector(prefix + "input_layernorm.weight"), eps),
         projection=ops.pack(reader.matrix(*projections)),
         head_norms=torch.cat(
             [
@@ -146,8 +152,8 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
             ]
         ),
         output=ops.pack(reader.matrix(attention + "o_proj.weight")),
-        mlp=Mlp(
-            norm=Norm(reader.vector(prefix + "post_attention_layernorm.weight"), eps),
+        feed_forward=DenseLayer(
+            norm=Norm(ops, reader.vector(prefix + "post_attention_layernorm.weight"), eps),
             gate_up=ops.pack(reader.matrix(mlp + "gate_proj.weight", mlp + "up_proj.weight")),
             down=ops.pack(reader.matrix(mlp + "down_proj.weight")),
         ),
@@ -183,18 +189,6 @@ class _Reader:
         tensor = self._source.read(name, self._shapes[name])
         self._advance(tensor.nbytes)
         return tensor
-
-
-def _stored_names(draft_dir: Path) -> list[str]:
-    """The names of all tensors in the weight files."""
-    names: list[str] = []
-    for path in weight_files(draft_dir):
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                names += file.keys()
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
-    return names
 
 
 def _public_name(name: str) -> str:

@@ -34,13 +34,13 @@ from luceasync.keeping.namespace import namespace_of
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.shelf import Shelf
 from luceasync.keeping.state import Features, NoFeatures, StateMover
-from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.spec import ModelSpec
 from luceasync.nodefiles.directory import make_private
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard_plan import DTYPE_BYTES
 from luceasync.request import ModelCard
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
@@ -125,7 +125,7 @@ def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
     async def open_disk() -> AsyncIterator[DiskTier]:
         await asyncio.to_thread(_check_directory, cache_dir)  # hashing weights may take long
         namespace = await asyncio.to_thread(
-            namespace_of, recipe.model_dir, recipe.spec, recipe.plan.dtype, cache_dir
+            namespace_of, recipe.model_dir, recipe.spec, recipe.plan.precision, cache_dir
         )
         async with DiskTier(
             cache_dir, namespace, min_free_bytes=MIN_FREE_BYTES, allocate=recipe.host.allocate
@@ -189,7 +189,7 @@ def _load(recipe: Recipe, shelf: Shelf) -> Loaded:
             StateMover(backend, ways.features, spec.vocab_size),
             shelf,
             recipe.limits,
-            recurrent=spec.delta is not None,
+            recurrent=spec.has_end_state,
             chunk_tokens=plan.prefill_chunk_tokens,
             num_shards=backend.num_shards,
         )
@@ -248,7 +248,7 @@ class _Reading:
         self._done = 0
         self._total = sum(shard.weight_bytes for shard in recipe.plan.shards)
         if recipe.drafter is not None:
-            size = DTYPE_BYTES[recipe.plan.dtype]
+            size = recipe.plan.precision.weight_bytes
             self._total += recipe.drafter.spec.num_parameters * size
 
     def advance(self, num_bytes: int) -> None:

@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import secrets
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,9 @@ from blake3 import blake3
 
 from luceasync.errors import ModelError
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.models.files import weight_files
+from luceasync.models.families import family_of
+from luceasync.models.formats import format_of
+from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.nodefiles.codec import SCHEMA
 
@@ -28,34 +29,39 @@ log = logging.getLogger(__name__)
 EXACTNESS = "exact"  # every token is attended to, as the model was trained
 MEMO = "digests.json"
 DIGEST_BYTES = 16
-NUMBERS_DO_NOT_DEPEND_ON = ("max_positions", "eos_ids")
 
 Memo = dict[str, list[Any]]  # path -> [*what identifies the file's content, digest]
 
 
-def namespace_of(model_dir: Path, spec: ModelSpec, dtype: str, cache_dir: Path | None) -> str:
-    """The namespace of the model in `model_dir`, computed in `dtype`, which is that of its K/V too.
+def namespace_of(
+    model_dir: Path, spec: ModelSpec, precision: Precision, cache_dir: Path | None
+) -> str:
+    """The namespace of the model in `model_dir`, held and computed in `precision`.
 
     Reads every weight file whose digest is not remembered in `cache_dir` (None: all of them).
     Raises ModelError where one cannot be read or changes meanwhile.
     """
-    files = [path.resolve() for path in weight_files(model_dir)]
+    files = [path.resolve() for path in format_of(model_dir).weight_files(model_dir)]
     known = {} if cache_dir is None else _read_memo(cache_dir / MEMO)
     found = {str(path): _digested(path, known.get(str(path))) for path in files}
     if cache_dir is not None and any(known.get(path) != entry for path, entry in found.items()):
         _remember(cache_dir, found)
-    architecture = asdict(spec)
-    for name in NUMBERS_DO_NOT_DEPEND_ON:
-        del architecture[name]
     agreed = {
         "schema": SCHEMA,
-        "architecture": architecture,
-        "kv_dtype": dtype,
+        "architecture": family_of(spec).architecture(spec),
+        **_dtypes(precision),
         "chunk_tokens": CHUNK_TOKENS,
         "exactness": EXACTNESS,
         "weights": sorted(digest for *_, digest in found.values()),
     }
     return blake3(json.dumps(agreed, sort_keys=True).encode()).hexdigest(DIGEST_BYTES)
+
+
+def _dtypes(precision: Precision) -> dict[str, str]:
+    """That of keys and values; others only where they are not the same."""
+    others = {"weights_dtype": precision.weights, "compute_dtype": precision.compute}
+    different = {name: dtype for name, dtype in others.items() if dtype != precision.kv}
+    return {"kv_dtype": precision.kv, **different}
 
 
 def _digested(path: Path, remembered: list[Any] | None) -> list[Any]:

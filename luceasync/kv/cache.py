@@ -1,90 +1,89 @@
 """The state of every lane for the layers of one shard, in static tensors, and where its rows lie.
 
-Owns keys, values, convolution windows, recurrent states and this device's copy of the page tables.
-Knows no requests and decides nothing: pages are placed as the events of the page map say.
+Owns what layers keep, as they have declared it, and this device's copy of the page tables. Names no
+kind of layer and decides nothing: pages are placed as the events of the page map say.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
+from luceasync.kv.state import Keeps, Role, StateTensor
 
-LayerState = tuple[Tensor, Tensor]
-TensorKey = tuple[str, int]  # kind of the snapshot's tensor, the model's layer
+LayerState = tuple[Tensor, ...]  # rows, then what belongs to the end, each in the declared order
+TensorKey = tuple[str, int]  # name of the state tensor, the model's layer
 Shape = tuple[tuple[int, ...], torch.dtype]
 Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
 
-# Of the lane that is given out first: new memory costs a CPU more than what is copied to it.
 TOUCHED_BYTES = 512 << 20
 
 
 class LaneCache:
-    """Static state tensors, one pair a layer: `layers` are views of `stacked`, the pair of each
-    kind with the layers of that kind in front.
+    """Static state tensors. Layers that keep the same lie in one tensor, layer by layer: what
+    concerns every layer is then one operation. `layers` are views of `stacked`.
 
-    `attention_shape` = (kv_heads, head_dim): keys and values [lanes, places, kv_heads, head_dim] in
-    `dtype`. `conv_shape` = (kernel - 1, channels) in `dtype` and `delta_shape` = (heads, key_dim,
-    value_dim) in float32, both with an extra lane at the end for padding entries. `kinds` names
-    each layer's pair, beginning with the model's layer `first_layer`.
+    Rows: [layers, lanes, places, ...]. What belongs to the end: [layers, lanes + 1, ...], with an
+    extra lane for padding entries.
     """
 
     def __init__(
         self,
-        kinds: Sequence[str],
+        keeps: Sequence[Keeps],
         *,
         first_layer: int = 0,
         num_lanes: int,
         num_pages: int,
-        attention_shape: tuple[int, int],
-        conv_shape: tuple[int, int],
-        delta_shape: tuple[int, int, int],
-        dtype: torch.dtype,
+        dtype_of: Callable[[Role], torch.dtype],
         device: torch.device,
+        blank: Callable[[Tensor], object] = Tensor.zero_,
     ) -> None:
-        self._kinds = tuple(kinds)
+        """`keeps`: of each layer, from the model's `first_layer` on. `blank` is given the rows of a
+        page that is about to be written: on devices whose decode steps read whole pages what is
+        not written yet gets no weight, which undoes any value but NaN.
+        """
+        self._keeps = tuple(keeps)
         self._first_layer = first_layer
-        num_attention, num_delta = self._kinds.count("attention"), self._kinds.count("delta")
-        places = (num_attention, num_lanes, num_pages * CHUNK_TOKENS, *attention_shape)
-        states = (num_delta, num_lanes + 1)
-        # All layers of a kind in one tensor: what concerns every layer is then one operation.
-        self.stacked: dict[str, LayerState] = {
-            "attention": (
-                torch.empty(places, dtype=dtype, device=device),
-                torch.empty(places, dtype=dtype, device=device),
-            ),
-            "delta": (
-                torch.zeros((*states, *conv_shape), dtype=dtype, device=device),
-                torch.zeros((*states, *delta_shape), device=device),
-            ),
-        }
-        self._touch()
-        layers = {kind: zip(*pair, strict=True) for kind, pair in self.stacked.items()}
-        self.layers: list[LayerState] = [next(layers[kind]) for kind in kinds]
+        self._blank = blank
+        self._device = device
+        self.stacked: dict[Keeps, LayerState] = {}
+        for kind in dict.fromkeys(self._keeps):
+            num_layers = self._keeps.count(kind)
+            places = (num_layers, num_lanes, num_pages * CHUNK_TOKENS)
+            ends = (num_layers, num_lanes + 1)
+            self.stacked[kind] = (
+                *(_made(torch.empty, places, t, dtype_of, device) for t in kind.rows),
+                *(_made(torch.zeros, ends, t, dtype_of, device) for t in kind.end),
+            )
+        layers = {kind: zip(*stack, strict=True) for kind, stack in self.stacked.items()}
+        self.layers: list[LayerState] = [next(layers[kind]) for kind in self._keeps]
         # The identity to start with: exact attention never has to change it.
         pages = torch.arange(num_pages, dtype=torch.int32)
         self._pages = pages.repeat(num_lanes, 1)
         self.tables = self._pages.to(device, copy=True)  # [lanes, chunks]
         self._num_in_order = [num_pages] * num_lanes
-        self._device = device
-        self._row_shapes: dict[TensorKey, Shape] = {
-            key: (tuple(tensor.shape[2:]), tensor.dtype)
-            for key, tensor in self._tensors("attention")
-        }
-        self._state_shapes: dict[TensorKey, Shape] = {
-            key: (tuple(tensor.shape[1:]), tensor.dtype) for key, tensor in self._tensors("delta")
-        }
-        self._bytes: dict[tuple[str, int], dict[TensorKey, Tensor]] = {}
+        self._row_shapes = self._shapes(self._rows_of, 3)
+        self._state_shapes = self._shapes(self._ends_of, 2)
+        self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
 
     @property
     def num_bytes(self) -> int:
         """Bytes of the state tensors."""
-        return sum(t.numel() * t.element_size() for pair in self.layers for t in pair)
+        return sum(t.numel() * t.element_size() for state in self.layers for t in state)
+
+    def touch(self) -> None:
+        """Have the system give the lane that is given out first its memory now, as far as is worth
+        it: new memory costs a CPU more than what is copied to it.
+        """
+        token_bytes = sum(stack[:, 0, :1].nbytes for stack in self.row_stacks)
+        if token_bytes:
+            for stack in self.row_stacks:
+                stack[:, 0, : TOUCHED_BYTES // token_bytes].zero_()
 
     def place(self, events: Iterable[PageEvent]) -> None:
         """Follow the page map. A lane's events give room to what is written next: every page in
@@ -99,25 +98,8 @@ class LaneCache:
                     self.tables[lane, chunk] = page
                 moved = page != chunk and chunk < self._num_in_order[lane]
                 self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
-            self._clear(lane, page)
-
-    def _touch(self) -> None:
-        """On CPUs have the system give the first lane its pages now, as far as is worth it."""
-        keys, values = self.stacked["attention"]
-        row_bytes = 2 * keys[:, 0, :1].numel() * keys.element_size()
-        if keys.device.type == "cpu" and row_bytes:
-            for stack in (keys, values):
-                stack[:, 0, : TOUCHED_BYTES // row_bytes].zero_()
-
-    def _clear(self, lane: int, page: int) -> None:
-        """On CPUs a decode step reads whole pages and gives what is not written yet no weight,
-        which undoes any value but NaN. GPU kernels do not read it.
-        """
-        if self._device.type == "cpu":
-            rows = slice(page * CHUNK_TOKENS, (page + 1) * CHUNK_TOKENS)
-            for kind, (_, values) in zip(self._kinds, self.layers, strict=True):
-                if kind == "attention":
-                    values[lane, rows].zero_()
+            for stack in self.row_stacks:
+                self._blank(stack[:, lane, page * CHUNK_TOKENS : (page + 1) * CHUNK_TOKENS])
 
     def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
         """Places of the lane's tokens `[begin, end)`: a slice while pages are in order, else
@@ -144,69 +126,44 @@ class LaneCache:
         return runs
 
     def row_shapes(self, num_tokens: int) -> dict[TensorKey, Shape]:
-        """What so many tokens leave behind: keys and values [num_tokens, kv_heads, head_dim]."""
+        """What so many tokens leave behind: [num_tokens, ...] each."""
         return {
             key: ((num_tokens, *shape), dtype) for key, (shape, dtype) in self._row_shapes.items()
         }
 
     def state_shapes(self) -> dict[TensorKey, Shape]:
-        """Each tensor of a lane's recurrent state, those of wider numbers first."""
+        """Each tensor that belongs to a lane's end, those of wider numbers first."""
         return self._state_shapes
 
     def row_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
-        """The lane's keys and values, uint8 [bytes], in the order of `row_shapes`."""
-        return self._lane_bytes("attention", lane)
+        """The lane's rows, uint8 [bytes], in the order of `row_shapes`."""
+        return self._lane_bytes(lane, ends=False)
 
     def state_bytes(self, lane: int) -> dict[TensorKey, Tensor]:
-        """The lane's recurrent state, uint8 [bytes], in the order of `state_shapes`."""
-        return self._lane_bytes("delta", lane)
+        """What belongs to the lane's end, uint8 [bytes], in the order of `state_shapes`."""
+        return self._lane_bytes(lane, ends=True)
 
     def row_blocks(self, lane: int, runs: Sequence[range]) -> Iterator[Block]:
-        """The bytes of the lane's keys and values at places `runs`, in rising order: in a region
-        each tensor's follow those of the one before, in the order of `row_shapes`. May be run
-        through in another thread.
+        """The bytes of the lane's rows at places `runs`, in rising order: in a region each tensor's
+        follow those of the one before, in the order of `row_shapes`. May be run through in another
+        thread.
         """
         sizes = [total_bytes([shape]) for shape in self._row_shapes.values()]
         return _blocks(self.row_bytes(lane).values(), sizes, runs)
 
     @property
-    def row_stacks(self) -> tuple[Tensor, Tensor]:
-        """Keys and values [layers, lanes, places, ...], in the order of `row_shapes`."""
-        return self.stacked["attention"]
+    def row_stacks(self) -> list[Tensor]:
+        """Rows [layers, lanes, places, ...], in the order of `row_shapes`."""
+        return [stack for _, _, stack in self._rows_of()]
 
     @property
-    def state_stacks(self) -> tuple[Tensor, Tensor]:
-        """Recurrent states [layers, lanes + 1, ...], in the order of `state_shapes`."""
-        conv, delta = self.stacked["delta"]
-        return delta, conv
-
-    def _lane_bytes(self, kind: str, lane: int) -> dict[TensorKey, Tensor]:
-        """Made once for each lane: it is asked for between the steps of other lanes."""
-        if (kind, lane) not in self._bytes:
-            self._bytes[kind, lane] = {
-                key: tensor[lane].view(-1).view(torch.uint8) for key, tensor in self._tensors(kind)
-            }
-        return self._bytes[kind, lane]
-
-    def _tensors(self, kind: str) -> list[tuple[TensorKey, Tensor]]:
-        """The layers' tensors of a kind, in the order in which they lie in host memory: all layers
-        of one tensor, then all of the other.
-        """
-        pairs = [
-            (layer, pair)
-            for layer, (its_kind, pair) in enumerate(
-                zip(self._kinds, self.layers, strict=True), self._first_layer
-            )
-            if its_kind == kind
-        ]
-        names = {"attention": (("attn_k", 0), ("attn_v", 1)), "delta": (("delta", 1), ("conv", 0))}
-        return [((name, layer), pair[i]) for name, i in names[kind] for layer, pair in pairs]
+    def state_stacks(self) -> list[Tensor]:
+        """What belongs to ends [layers, lanes + 1, ...], in the order of `state_shapes`."""
+        return [stack for _, _, stack in self._ends_of()]
 
     def reset(self, lane: int) -> None:
-        """Forget the lane's recurrent state; keys and values are masked by position and may
-        stay.
-        """
-        for stack in self.stacked["delta"]:
+        """Forget what belongs to the lane's end; rows are masked by position and may stay."""
+        for stack in self.state_stacks:
             stack[:, lane].zero_()
 
     def close(self) -> None:
@@ -215,10 +172,63 @@ class LaneCache:
         self.stacked.clear()
         self._bytes.clear()
 
+    def _lane_bytes(self, lane: int, *, ends: bool) -> dict[TensorKey, Tensor]:
+        """Made once for each lane: it is asked for between the steps of other lanes."""
+        if (ends, lane) not in self._bytes:
+            stacks = self._ends_of() if ends else self._rows_of()
+            self._bytes[ends, lane] = {
+                (tensor.name, layer): stack[i, lane].view(-1).view(torch.uint8)
+                for kind, tensor, stack in stacks
+                for i, layer in enumerate(self._layers_of(kind))
+            }
+        return self._bytes[ends, lane]
+
+    def _shapes(
+        self, stacks: Callable[[], list[tuple[Keeps, StateTensor, Tensor]]], num_outer: int
+    ) -> dict[TensorKey, Shape]:
+        return {
+            (tensor.name, layer): (tuple(stack.shape[num_outer:]), stack.dtype)
+            for kind, tensor, stack in stacks()
+            for layer in self._layers_of(kind)
+        }
+
+    def _rows_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
+        """The stacks of rows in the order in which they lie in host memory: all layers of one
+        tensor, then all of the next.
+        """
+        return [
+            (kind, tensor, stack)
+            for kind, stacks in self.stacked.items()
+            for tensor, stack in zip(kind.rows, stacks, strict=False)
+        ]
+
+    def _ends_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
+        """The stacks of ends likewise; wider numbers first, so that each lies where it may."""
+        found = [
+            (kind, tensor, stack)
+            for kind, stacks in self.stacked.items()
+            for tensor, stack in zip(kind.end, stacks[len(kind.rows) :], strict=True)
+        ]
+        return sorted(found, key=lambda entry: -entry[2].element_size())
+
+    def _layers_of(self, kind: Keeps) -> list[int]:
+        """The model's layers that keep this, in the order of its stacks."""
+        return [i for i, other in enumerate(self._keeps, self._first_layer) if other == kind]
+
 
 def total_bytes(shapes: Iterable[Shape]) -> int:
     """What tensors of these shapes take up."""
     return sum(math.prod(shape) * dtype.itemsize for shape, dtype in shapes)
+
+
+def _made(
+    make: Callable[..., Tensor],
+    outer: tuple[int, ...],
+    tensor: StateTensor,
+    dtype_of: Callable[[Role], torch.dtype],
+    device: torch.device,
+) -> Tensor:
+    return make((*outer, *tensor.shape), dtype=dtype_of(tensor.role), device=device)
 
 
 def _blocks(

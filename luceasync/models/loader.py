@@ -1,75 +1,36 @@
-"""Weights of a Hugging Face model directory, one tensor at a time: only what a range of layers
-needs.
+"""Weights of a model, one tensor at a time, brought to where they run: only what a shard needs.
 
-Checks every shape against the spec before a byte is read. Knows no families and no state.
+Checks every shape against the spec before a byte is read. Knows no kind of layer and no file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import prod
-from pathlib import Path
-from typing import Protocol
+from itertools import groupby
+from typing import Any, Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from luceasync.errors import ModelError
-from luceasync.models.files import weight_files
-from luceasync.models.spec import ModelSpec, Shape
-
-STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
+from luceasync.models.layers import Layer
+from luceasync.models.ops import Norm, Ops
+from luceasync.models.spec import ModelSpec
+from luceasync.models.weights import Dense, Form, Place, Select, Shape, StackedWeight, Table, Weight
 
 
 class TensorSource(Protocol):
-    """Where tensors come from: a checkpoint, or random numbers for a benchmark."""
+    """Where tensors come from: a file of some format, or random numbers for a benchmark."""
 
-    def read(self, name: str, shape: Shape) -> Tensor:
-        """The tensor `name` on the CPU, in the dtype it is stored in. Raises ModelError."""
+    def form(self, name: str) -> Form:
+        """How the tensor is stored. Raises ModelError where there is none."""
         ...
 
-
-class Checkpoint:
-    """The safetensors files of one directory. Use `open_checkpoint`."""
-
-    def __init__(self, model_dir: Path, files: Mapping[str, object]) -> None:
-        self._model_dir = model_dir
-        self._files = files  # tensor name -> open safetensors file
-
-    def read(self, name: str, shape: Shape) -> Tensor:
-        file = self._files.get(name)
-        if file is None:
-            raise ModelError(f"{self._model_dir}: the weights have no tensor {name!r}")
-        try:
-            found = tuple(file.get_slice(name).get_shape())  # type: ignore[attr-defined]
-            if found != shape:
-                raise ModelError(f"{self._model_dir}: {name!r} has shape {found}, expected {shape}")
-            dtype = file.get_slice(name).get_dtype()  # type: ignore[attr-defined]
-            if dtype not in STORED_DTYPES:  # quantized values, whose scales we would not apply
-                raise ModelError(
-                    f"{self._model_dir}: {name!r} is stored as {dtype}; "
-                    f"{', '.join(STORED_DTYPES)} are supported"
-                )
-            return file.get_tensor(name)  # type: ignore[attr-defined]
-        except SafetensorError as error:
-            raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
-
-
-@contextmanager
-def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
-    """Open every weight file of `model_dir` (mapped, not read). Raises ModelError."""
-    with ExitStack() as stack:
-        files: dict[str, object] = {}
-        for path in weight_files(model_dir):
-            try:
-                file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
-            files.update(dict.fromkeys(file.keys(), file))
-        yield Checkpoint(model_dir, files)
+    def read(self, name: str, shape: Shape) -> Any:
+        """The tensor `name`, as a Stack of its form takes it: a plain one as a Tensor on the CPU,
+        in the dtype it is stored in. Raises ModelError.
+        """
+        ...
 
 
 class RandomSource:
@@ -83,7 +44,12 @@ class RandomSource:
         self._dtype = dtype
         self._device = device
 
+    def form(self, name: str) -> Form:
+        """See TensorSource."""
+        return Dense()
+
     def read(self, name: str, shape: Shape) -> Tensor:
+        """See TensorSource."""
         random = torch.randn(
             shape, generator=self._generator, dtype=torch.float32, device=self._device
         )
@@ -102,77 +68,106 @@ class Part:
     """Rows of the stored matrix `name`: what `select` gives, one in `divisor` of all."""
 
     name: str
-    select: Callable[[Tensor], Tensor]
+    select: Select = whole
     divisor: int = 1
-
-    def num_rows(self, shape: Shape) -> int:
-        return shape[0] // self.divisor
 
 
 class TensorReader:
-    """Reads tensors to their final place: the device and dtype of one shard.
-
-    `advance` is told the bytes of every stored tensor once it has been read; `pack` brings a weight
-    into the form that the shard's operations want.
+    """Reads tensors to their final place. `advance` is told the bytes of every stored tensor once
+    it has been read.
     """
 
     def __init__(
         self,
         source: TensorSource,
         spec: ModelSpec,
-        device: torch.device,
-        dtype: torch.dtype,
-        advance: Callable[[int], None],
-        pack: Callable[[Tensor], Tensor],
+        place: Place,
+        advance: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         self.spec = spec
-        self._pack = pack
+        self.place = place
         self._source = source
-        self._device = device
-        self._dtype = dtype
         self._advance = advance
 
-    def matrix(self, names: Sequence[str], shapes: Mapping[str, Shape]) -> Tensor:
-        """The matrices `names` stacked along their rows."""
-        return self.stacked([Part(name, whole) for name in names], shapes)
+    @property
+    def ops(self) -> Ops:
+        """The operations of the device that the tensors go to."""
+        return self.place.ops
 
-    def stacked(self, parts: Sequence[Part], shapes: Mapping[str, Shape]) -> Tensor:
-        """Parts of matrices stacked along their rows, packed: filled part by part, so that beside
-        it no more than one stored tensor is ever held.
+    def layer(self, layer: int) -> Layer:
+        """Read decoder layer `layer`. Raises ModelError."""
+        reader, kinds = LayerReader(self, layer), self.spec.layers[layer]
+        return Layer(kinds.mixer.load(reader), kinds.feed_forward.load(reader))
+
+    def stacked(self, parts: Sequence[Part], shapes: dict[str, Shape]) -> Weight:
+        """Parts of matrices stacked along their rows, which `shapes` has by name. Neighbours that
+        are stored alike are one matrix, filled part by part.
         """
-        num_rows = sum(part.num_rows(shapes[part.name]) for part in parts)
-        shape = (num_rows, *shapes[parts[0].name][1:])
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
-        begin = 0
-        for part in parts:
-            end = begin + part.num_rows(shapes[part.name])
-            self._fill(out[begin:end], part, shapes[part.name])
-            begin = end
-        return self._pack(out)
+        segments = []
+        for form, alike in groupby(parts, lambda part: self._source.form(part.name)):
+            segment = list(alike)
+            num_rows = [shapes[part.name][0] // part.divisor for part in segment]
+            stack = form.stack((sum(num_rows), *shapes[parts[0].name][1:]), self.place)
+            begin = 0
+            for part, rows in zip(segment, num_rows, strict=True):
+                # What was read has no name here: it is gone before the next tensor is read.
+                num_bytes = stack.fill(
+                    begin, self._source.read(part.name, shapes[part.name]), part.select
+                )
+                self._advance(num_bytes)
+                begin += rows
+            segments.append(stack.weight())
+        return segments[0] if len(segments) == 1 else StackedWeight(segments)
 
-    def table(self, name: str, shape: Shape) -> Tensor:
+    def table(self, name: str, shape: Shape) -> Table:
         """A matrix whose rows are looked up one by one: as it is."""
-        out = torch.empty(shape, dtype=self._dtype, device=self._device)
-        self._fill(out, Part(name, whole), shape)
-        return out
+        stack = self._source.form(name).stack(shape, self.place)
+        self._advance(stack.fill(0, self._source.read(name, shape), whole))
+        return stack.table()
 
-    def _fill(self, out: Tensor, part: Part, shape: Shape) -> None:
-        """Read one part; what was read is gone when this returns."""
-        rows = part.select(self._source.read(part.name, shape))
-        out.copy_(rows)
-        self._advance(rows.numel() * rows.element_size())
-
-    def vector(self, name: str, shapes: Mapping[str, Shape], offset: float = 0.0) -> Tensor:
+    def vector(self, name: str, shape: Shape, offset: float = 0.0) -> Tensor:
         """A small tensor in float32, `offset` added."""
-        return self._read(name, shapes[name]).float().to(self._device) + offset
-
-    def _read(self, name: str, shape: Shape) -> Tensor:
         tensor = self._source.read(name, shape)
-        self._advance(prod(shape) * tensor.element_size())
-        return tensor
+        self._advance(tensor.nbytes)
+        small: Tensor = tensor.float().to(self.place.device) + offset
+        return small
+
+    def norm(self, name: str, shape: Shape) -> Norm:
+        """An RMS norm over the residual stream."""
+        spec = self.spec
+        return Norm(self.ops, self.vector(name, shape, spec.norm_offset), spec.norm_eps)
 
 
-def layer_names(spec: ModelSpec, layer: int) -> dict[str, Shape]:
-    """Full checkpoint names of one layer's tensors and their shapes."""
-    prefix = f"{spec.prefix}layers.{layer}."
-    return {prefix + name: shape for name, shape in spec.layer_shapes(layer).items()}
+class LayerReader:
+    """The tensors of one layer, by their names below `layers.<layer>.`. All raise ModelError."""
+
+    def __init__(self, reader: TensorReader, layer: int) -> None:
+        self._reader = reader
+        self._prefix = f"{reader.spec.prefix}layers.{layer}."
+        self._shapes = reader.spec.layer_shapes(layer)
+
+    @property
+    def spec(self) -> ModelSpec:
+        return self._reader.spec
+
+    @property
+    def ops(self) -> Ops:
+        """The operations of the device that the layer runs on."""
+        return self._reader.ops
+
+    def matrix(self, *names: str) -> Weight:
+        """The matrices `names` stacked along their rows."""
+        return self.stacked([Part(name) for name in names])
+
+    def stacked(self, parts: Sequence[Part]) -> Weight:
+        """Parts of matrices stacked along their rows."""
+        full = [Part(self._prefix + p.name, p.select, p.divisor) for p in parts]
+        return self._reader.stacked(full, {self._prefix + n: s for n, s in self._shapes.items()})
+
+    def vector(self, name: str, offset: float = 0.0) -> Tensor:
+        """A small tensor in float32, `offset` added."""
+        return self._reader.vector(self._prefix + name, self._shapes[name], offset)
+
+    def norm(self, name: str) -> Norm:
+        """An RMS norm over the residual stream."""
+        return self._reader.norm(self._prefix + name, self._shapes[name])

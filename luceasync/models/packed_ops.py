@@ -9,21 +9,37 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from luceasync.models.ops import TorchOps
+from luceasync.models.ops import TorchOps, TorchTable
+from luceasync.models.weights import Table, Weight
 
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
 
 
 class PackedOps(TorchOps):
-    """TorchOps with packed weights, which may be given to nothing else; a head that is tied to the
-    embedding stays as it is and is taken too.
+    """TorchOps with weights in oneDNN's own layout. A table stays as it is, so that a head that is
+    tied to it gives the same bits where the embedding is elsewhere.
     """
 
-    def pack(self, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+    def pack(self, rows: Tensor) -> Weight:
+        """See Ops."""
+        return PackedTable(torch.ops.mkldnn._reorder_linear_weight(rows, ROWS_HINT))
 
-    def linear(self, x: Tensor, weight: Tensor) -> Tensor:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
+    def table(self, rows: Tensor) -> Table:
+        """See Ops."""
+        return PackedTable(rows)
+
+
+class PackedTable(TorchTable):
+    """A matrix that oneDNN multiplies with; only plain rows can be looked up."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rows.numel() * self.rows.element_size()  # a packed tensor has no nbytes
+
+    def linear(self, x: Tensor) -> Tensor:
+        """See Weight."""
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.rows, None, "none", [], "")
+        return out
 
 
 def can_pack() -> bool:

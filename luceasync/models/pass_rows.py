@@ -6,9 +6,13 @@ The same rows are told twice: for the host (entries) and for the device (tensors
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
+
+from luceasync.models.mixers.mixer import Mixer
 
 NO_LANE = -1  # an entry that only fills the batch up to its fixed shape
 
@@ -35,15 +39,14 @@ class Rows:
 
     `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `positions`
     int32 [entries, rows], `tables` int32 [num_lanes, chunks]: the page of each chunk of each lane.
-    `cos`, `sin` float32 [entries, rows, rotary_dim / 2]: the rotation of each row.
+    `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare.
     """
 
     entries: tuple[Entry, ...]
     lanes: Tensor
     positions: Tensor
     tables: Tensor
-    cos: Tensor
-    sin: Tensor
+    prepared: Mapping[Mixer, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """What a verify pass leaves behind until a path of it is committed, in static tensors.
 
-Owns the rows' keys and values, inputs of convolutions and updates of delta states; its size knows
-rows and widths, never a whole delta state. Knows no lanes and no positions.
+Owns the rows that kinds of layers ask for; its size knows rows and widths, never a whole recurrent
+state. Knows no lanes and no positions.
 """
 
 from __future__ import annotations
@@ -12,76 +12,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luceasync.models.spec import ModelSpec
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionScratch:
-    """Keys and values of every row: [(layers,) entries, rows, kv_heads, head_dim]."""
-
-    keys: Tensor
-    values: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaScratch:
-    """What a path needs to become state, [(layers,) entries, rows, ...]: inputs of the convolution
-    [channels], and in float32 keys [key_heads, key_dim], updates u [value_heads, value_dim] and
-    the log decay since the committed end [value_heads].
-    """
-
-    inputs: Tensor
-    keys: Tensor
-    updates: Tensor
-    totals: Tensor
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inputs, self.keys, self.updates, self.totals
-
-
-Scratch = AttentionScratch | DeltaScratch
+from luceasync.models.mixers.mixer import Mixer, State
+from luceasync.models.precision import Precision
 
 
 @dataclass(frozen=True, slots=True)
 class ShapedScratch:
-    """The scratch of one shape of pass: of each kind of layer that is here, all together, and layer
-    by layer.
+    """The scratch of one shape of pass, [(layers,) entries, rows, ...]: of each mixer that is here
+    all layers together, and layer by layer.
     """
 
-    stacked: dict[str, Scratch]
-    layers: list[Scratch]
+    stacked: dict[Mixer, State]
+    layers: list[State]
 
 
 class VerifyScratch:
-    """Room for the rows of one verify pass at `layers`, whatever its shape is."""
+    """Room for the rows of one verify pass of layers with these mixers, whatever its shape is."""
 
     def __init__(
         self,
-        spec: ModelSpec,
-        layers: range,
+        mixers: Sequence[Mixer],
         *,
         num_rows: int,
-        dtype: torch.dtype,
+        precision: Precision,
         device: torch.device,
     ) -> None:
         """`num_rows`: of all entries together."""
-        self._kinds = [spec.layer_types[layer] for layer in layers]
-        num_attention, num_delta = self._kinds.count("attention"), self._kinds.count("delta")
-        head, delta = (spec.attention.num_kv_heads, spec.attention.head_dim), spec.delta
-        inputs, small = [(0,)], [(0,)] * 3  # of models without such layers
-        if delta is not None:
-            inputs = [(delta.conv_channels,)]
-            heads = delta.num_value_heads
-            small = [(delta.num_key_heads, delta.key_dim), (heads, delta.value_dim), (heads,)]
-        self._attention = _rows(num_attention, num_rows, [head, head], dtype, device)
-        self._delta = _rows(num_delta, num_rows, inputs, dtype, device)
-        self._delta += _rows(num_delta, num_rows, small, torch.float32, device)
+        self._mixers = tuple(mixers)
+        self._rows: dict[Mixer, list[Tensor]] = {
+            mixer: [
+                torch.zeros(
+                    (self._mixers.count(mixer), num_rows, *tensor.shape),
+                    dtype=precision.torch_dtype(tensor.role),
+                    device=device,
+                )
+                for tensor in mixer.scratch
+            ]
+            for mixer in dict.fromkeys(self._mixers)
+        }
         self._shaped: dict[tuple[int, int], ShapedScratch] = {}
 
     @property
     def num_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in [*self._attention, *self._delta])
+        return sum(rows.nbytes for stack in self._rows.values() for rows in stack)
 
     def shaped(self, num_entries: int, num_rows: int) -> ShapedScratch:
         """Views for a pass of so many entries of so many rows each."""
@@ -91,33 +64,19 @@ class VerifyScratch:
         return self._shaped[shape]
 
     def _shape(self, shape: tuple[int, int]) -> ShapedScratch:
-        attention = [_view(t, shape) for t in self._attention]
-        delta = [_view(t, shape) for t in self._delta]
-        layers: dict[str, Iterator[Scratch]] = {
-            "attention": (AttentionScratch(*of) for of in zip(*attention, strict=True)),
-            "delta": (DeltaScratch(*of) for of in zip(*delta, strict=True)),
+        stacked = {
+            mixer: tuple(_view(rows, shape) for rows in stack)
+            for mixer, stack in self._rows.items()
         }
-        stacked = {"attention": AttentionScratch(*attention), "delta": DeltaScratch(*delta)}
-        return ShapedScratch(
-            {kind: scratch for kind, scratch in stacked.items() if kind in self._kinds},
-            [next(layers[kind]) for kind in self._kinds],
-        )
+        layers: dict[Mixer, Iterator[State]] = {
+            mixer: iter(zip(*stack, strict=True)) for mixer, stack in stacked.items()
+        }
+        return ShapedScratch(stacked, [next(layers[mixer]) for mixer in self._mixers])
 
     def close(self) -> None:
         """Let the tensors go. May be called twice."""
         self._shaped.clear()
-        self._attention.clear()
-        self._delta.clear()
-
-
-def _rows(
-    num_layers: int,
-    num_rows: int,
-    shapes: Sequence[tuple[int, ...]],
-    dtype: torch.dtype,
-    device: torch.device,
-) -> list[Tensor]:
-    return [torch.zeros((num_layers, num_rows, *s), dtype=dtype, device=device) for s in shapes]
+        self._rows.clear()
 
 
 def _view(rows: Tensor, shape: tuple[int, int]) -> Tensor:

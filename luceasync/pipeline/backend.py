@@ -18,11 +18,12 @@ from torch import Tensor
 from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.node_store import Span, renamed, shares_of
 from luceasync.kv.pages import PageMap
-from luceasync.models.loader import TensorSource, open_checkpoint
+from luceasync.models.families import family_of
+from luceasync.models.formats import format_of
+from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
-from luceasync.pipeline.adapter import adapter_of
 from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Batch
@@ -44,7 +45,7 @@ class LayerSplitBackend:
         self._taps = tuple(taps)
         self._num_entries = 0  # of the last pass, without padding
         self._verified: Batch | None = None
-        self._adapter = adapter_of(spec)
+        self._spec = spec
         self._groups = list(groups)
         self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
 
@@ -78,8 +79,8 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
     ) -> LayerSplitBackend:
         """Load the model in `model_dir`; see `load`."""
-        with open_checkpoint(model_dir) as checkpoint:
-            return cls.load(spec, plan, checkpoint, advance, taps=taps, memory=memory)
+        with format_of(model_dir).open(model_dir) as source:
+            return cls.load(spec, plan, source, advance, taps=taps, memory=memory)
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -271,7 +272,7 @@ class LayerSplitBackend:
         """
         if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
-        return self._adapter.compress(tokens, keep_ratio)
+        return family_of(self._spec).compress(self._spec, tokens, keep_ratio)
 
     def close(self) -> None:
         """Free everything. May be called twice."""

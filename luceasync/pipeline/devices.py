@@ -12,6 +12,7 @@ import torch
 from luceasync.errors import PlacementError
 from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock, WarmMemory
 from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.models.precision import Dtype
 from luceasync.pipeline.ranges import BACKENDS, Device, check_devices
 
 log = logging.getLogger(__name__)
@@ -73,7 +74,7 @@ def host_memory(
         return PlainMemory()
 
 
-def default_dtype(devices: Sequence[Device]) -> str:
+def default_dtype(devices: Sequence[Device]) -> Dtype:
     """bf16 where every device computes in it natively, else fp32."""
     on_gpu = any(device.backend != "cpu" for device in devices)
     on_cpu = any(device.backend == "cpu" for device in devices)

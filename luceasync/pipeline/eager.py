@@ -19,26 +19,26 @@ class EagerSteps:
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         shard = self._shard
-        x = shard.embed(given) if shard.plan.is_first else given
+        x = shard.ends.embed(given) if shard.plan.is_first else given
         x = shard.forward(x, shard.rows(batch))
         if not shard.plan.is_last:
             return x
-        return shard.project(x[:, -1:]) if project else None
+        return shard.ends.project(x[:, -1:]) if project else None
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         shard = self._shard
-        x = shard.embed(given) if shard.plan.is_first else given
+        x = shard.ends.embed(given) if shard.plan.is_first else given
         x = shard.forward(x, shard.rows(batch))
-        return shard.project(x) if shard.plan.is_last else x
+        return shard.ends.project(x) if shard.plan.is_last else x
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         shard, self._verified = self._shard, batch
         if parents is None:
             parents = chain(len(batch.lanes), batch.num_rows, shard.device)
-        x = shard.embed(given) if shard.plan.is_first else given
-        step = shard.trees(parents)
-        x = shard.verify(x, shard.tree_rows(batch, step.trees.depths), step)
-        return shard.project(x) if shard.plan.is_last else x
+        x = shard.ends.embed(given) if shard.plan.is_first else given
+        trees = shard.trees(parents)
+        x = shard.verify(x, shard.tree_rows(batch, trees.depths), trees)
+        return shard.ends.project(x) if shard.plan.is_last else x
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         assert self._verified is not None, "commit follows verify"

@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE, Paths
+from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard import DTYPES, Batch, Shard
+from luceasync.pipeline.shard import Batch, Shard
 from luceasync.pipeline.transfer import on_host
 
 WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture
@@ -59,7 +60,7 @@ class GraphedShard:
     def __init__(self, shard: Shard, plan: Plan, spec: ModelSpec) -> None:
         self._shard = shard
         self._spec = spec
-        self._dtype = DTYPES[plan.dtype]
+        self._dtype = torch_dtype(plan.precision.compute)
         self._steps: dict[tuple[int, int], _Step] = {}  # of one row: decode
         self._short: dict[int, _Step] = {}  # chunks of a prompt, by rows
         self._long = EagerSteps(shard)
@@ -157,9 +158,9 @@ class GraphedShard:
         lanes, positions = inputs.place
 
         def run() -> Tensor:
-            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
             x = shard.forward(x, shard.rows_from((), lanes, positions[:, None]))
-            return shard.project(x) if shard.plan.is_last else x
+            return shard.ends.project(x) if shard.plan.is_last else x
 
         graph, output = self._capture(run)
         return _Step(inputs, graph, output, shard.taps, None)
@@ -170,11 +171,11 @@ class GraphedShard:
         logits = self._logits[: size * num_rows].view(size, num_rows, -1)
 
         def run() -> Tensor:
-            step = shard.trees(inputs.parents)
-            positions = begins[:, None] + step.trees.depths
-            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
-            x = shard.verify(x, shard.rows_from((), lanes, positions), step)
-            return shard.project(x, logits) if shard.plan.is_last else x
+            trees = shard.trees(inputs.parents)
+            positions = begins[:, None] + trees.depths
+            x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
+            return shard.ends.project(x, logits) if shard.plan.is_last else x
 
         graph, output = self._capture(run)
         taps, paths = shard.taps, self._paths(inputs)
@@ -191,12 +192,14 @@ class GraphedShard:
         paths = self._paths(inputs)
 
         def run() -> Tensor:
-            step = shard.trees(inputs.parents)
-            positions = begins[:, None] + step.trees.depths
-            x = shard.embed(inputs.given) if shard.plan.is_first else inputs.given
-            x = shard.verify(x, shard.rows_from((), lanes, positions), step)
+            trees = shard.trees(inputs.parents)
+            positions = begins[:, None] + trees.depths
+            x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
+            x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
             shard.commit(paths)
-            return shard.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
+            return (
+                shard.ends.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
+            )
 
         inputs.rows[-1] = 1  # row -1 is none
         graph, output = self._capture(run)

@@ -220,12 +220,12 @@ class LocalGroup:
     def embed(self, tokens: Tensor) -> Tensor:
         first = self._shards[0]
         with first.on_device():
-            return first.embed(self._transfer(tokens, first.device))
+            return first.ends.embed(self._transfer(tokens, first.device))
 
     def project_rows(self, rows: Tensor) -> Tensor:
         last = self._shards[-1]
         with last.on_device():
-            return last.project_rows(self._transfer(rows, last.device))
+            return last.ends.project_rows(self._transfer(rows, last.device))
 
     def _wait_for_room(self) -> None:
         while len(self._in_flight) > len(self._shards):

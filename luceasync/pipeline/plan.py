@@ -6,12 +6,14 @@ refuses what cannot be honoured. Knows sizes in bytes, not how they are allocate
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
+from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
 from luceasync.pipeline.ranges import Device, check_weights, split_layers
 from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
@@ -25,7 +27,7 @@ class Plan:
     """What will be built. `reasons`: a line for each choice that the user left to us."""
 
     shards: tuple[ShardPlan, ...]
-    dtype: str
+    precision: Precision
     parallel: int
     max_ctx_tokens: int
     prefill_chunk_tokens: int
@@ -77,7 +79,7 @@ def make_plan(
     spec: ModelSpec,
     devices: Sequence[Device],
     *,
-    dtype: str,
+    precision: Precision,
     weights: Sequence[float] | None,
     parallel: int | None,
     max_ctx_tokens: int | None,
@@ -85,11 +87,12 @@ def make_plan(
     peer_access: str = "auto",
     verify_rows: Sequence[int] = (),
     guest: Guest | None = None,
+    form_of: Callable[[str], Form] = lambda name: Dense(),
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
-    `guest`: what must fit too.
+    `guest`: what must fit too. `form_of`: how each tensor is stored, by its name.
     """
     on_cpu = all(device.backend == "cpu" for device in devices)
     chunk = prefill_chunk_tokens or (CPU_PREFILL_TOKENS if on_cpu else GPU_PREFILL_TOKENS)
@@ -103,10 +106,11 @@ def make_plan(
             device.name,
             begin,
             end,
-            dtype,
+            precision,
             chunk_tokens=chunk,
             num_verify_rows=max(verify_rows, default=0),
             num_lanes=parallel or DEFAULT_PARALLEL,
+            form_of=form_of,
         )
         for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)
     )
@@ -117,11 +121,11 @@ def make_plan(
     is_by_memory = weights is None and len(devices) > 1
     return Plan(
         shards=shards,
-        dtype=dtype,
+        precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
         prefill_chunk_tokens=chunk,
-        decode_sizes=decode_sizes(on_cpu, dtype, lanes.parallel),
+        decode_sizes=decode_sizes(on_cpu, precision.compute, lanes.parallel),
         verify_rows=tuple(sorted(set(verify_rows))),
         peer_access=peer_access,
         reasons=(*(by_memory if is_by_memory else ()), *lanes.reasons),

@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luceasync.config import Config
-from luceasync.models.spec import ModelSpec, read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats import format_of
+from luceasync.models.precision import Precision
+from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import default_dtype, find_devices
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.plan import Plan, make_plan
@@ -34,11 +37,14 @@ class PlanReport:
     guest: Guest | None
 
 
-def devices_of(config: Config) -> tuple[tuple[Device, ...], str]:
-    """The target's devices, and the dtype that it is computed in. Raises PlacementError."""
+def devices_of(config: Config) -> tuple[tuple[Device, ...], Precision]:
+    """The target's devices, and the numbers that it is held and computed in. Raises
+    PlacementError.
+    """
     placement = config.placement
     devices = find_devices(named_devices(placement.device, placement.devices))
-    return devices, default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
+    dtype = default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
+    return devices, Precision.of(dtype)
 
 
 def plan_report(
@@ -53,11 +59,11 @@ def plan_report(
     """
     spec = spec or read_spec(config.model.model_dir)
     placement = config.placement
-    devices, dtype = devices_of(config)
+    devices, precision = devices_of(config)
     plan = make_plan(
         spec,
         devices,
-        dtype=dtype,
+        precision=precision,
         weights=placement.layer_split,
         parallel=config.engine.parallel,
         max_ctx_tokens=config.engine.max_ctx_tokens,
@@ -65,6 +71,7 @@ def plan_report(
         peer_access=placement.peer_access,
         verify_rows=verify_rows,
         guest=guest,
+        form_of=format_of(config.model.model_dir).forms(config.model.model_dir),
     )
     shards = tuple(
         ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)

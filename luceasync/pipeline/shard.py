@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.hoststore.lane_copies import DirectCopies, LaneCopies
@@ -20,20 +19,21 @@ from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.stream_copies import StreamCopies
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
-from luceasync.models.layers import Norm, Ops, TreeOps, VerifyPass, rotation
+from luceasync.models.ends import Ends
+from luceasync.models.families import family_of
 from luceasync.models.loader import TensorReader, TensorSource
-from luceasync.models.ops import TorchOps
+from luceasync.models.mixers.mixer import Mixer, MixerBody
+from luceasync.models.ops import Ops, TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack
 from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
+from luceasync.models.precision import torch_dtype
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
-from luceasync.models.trees import TorchTrees
-from luceasync.pipeline.adapter import adapter_of
+from luceasync.models.trees import Trees
+from luceasync.models.weights import Place
 from luceasync.pipeline.devices import torch_device
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard_plan import NUM_STAGED_STATES, ShardPlan
-
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +65,33 @@ class Shard:
         self.plan = shard
         self.device = torch_device(shard.device)
         self._spec = spec
-        dtype = DTYPES[plan.dtype]
-        self._ops, self._tree_ops = ops_for(self.device)
-        reader = TensorReader(source, spec, self.device, dtype, advance, self._ops.pack)
-        adapter, self.layers = adapter_of(spec), range(shard.begin, shard.end)
-        self._layers = [adapter.read_layer(reader, layer) for layer in self.layers]
-        self._embedding, self._norm, self._head = _read_ends(reader, shard)
-        self.cache = adapter.allocate(
-            spec,
-            self.layers,
+        precision = plan.precision
+        self._ops = ops_for(self.device)
+        place = Place(self._ops, self.device, torch_dtype(precision.weights))
+        reader, family = TensorReader(source, spec, place, advance), family_of(spec)
+        self.layers = range(shard.begin, shard.end)
+        self._layers = [family.read_layer(reader, layer) for layer in self.layers]
+        self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
+        mixers = spec.mixers[shard.begin : shard.end]
+        self._bodies: dict[Mixer, MixerBody] = {
+            mixer: self._ops.pick(mixer.torch_body, mixer.triton_body) for mixer in mixers
+        }
+        self.cache = LaneCache(
+            mixers,
+            first_layer=shard.begin,
             num_lanes=plan.parallel,
             num_pages=plan.num_pages,
-            dtype=dtype,
+            dtype_of=precision.torch_dtype,
             device=self.device,
+            blank=Tensor.zero_ if self.device.type == "cpu" else _leave,
         )
-        num_rows = plan.num_scratch_rows(shard)
+        if self.device.type == "cpu":
+            self.cache.touch()
         self.scratch = VerifyScratch(
-            spec, self.layers, num_rows=num_rows, dtype=dtype, device=self.device
+            mixers,
+            num_rows=plan.num_scratch_rows(shard),
+            precision=precision,
+            device=self.device,
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
@@ -91,13 +101,6 @@ class Shard:
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
         return nullcontext() if self.device.type == "cpu" else torch.cuda.device(self.device)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """tokens: int64 [entries, rows] on this device -> [entries, rows, hidden]. First shard
-        only.
-        """
-        assert self._embedding is not None, "only the first shard embeds"
-        return F.embedding(tokens, self._embedding)
 
     def rows(self, batch: Batch) -> Rows:
         """The batch in this device's terms; its pages must be placed."""
@@ -112,15 +115,15 @@ class Shard:
 
     def rows_from(self, entries: tuple[Entry, ...], lanes: Tensor, positions: Tensor) -> Rows:
         """Rows from tensors that are on this device already."""
-        cos, sin = rotation(self._spec.attention, positions)
-        return Rows(entries, lanes, positions, self.cache.tables, cos, sin)
+        prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
+        return Rows(entries, lanes, positions, self.cache.tables, prepared)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
         self.taps = {}
         of_layers = zip(self.layers, self._layers, self.cache.layers, strict=True)
         for index, layer, state in of_layers:
-            x = layer.forward(self._ops, x, state, rows)
+            x = layer.forward(x, state, rows)
             self._tap(index, x)
         return x
 
@@ -134,12 +137,11 @@ class Shard:
         lanes = torch.tensor(batch.lanes, dtype=torch.int32).to(self.device)
         return self.rows_from(entries, lanes, begins[:, None] + depths)
 
-    def trees(self, parents: Tensor) -> VerifyPass:
-        """parents: int32 [entries, rows] on this device; see TorchTrees.trees."""
-        reach = self._spec.delta.conv_kernel if self._spec.delta else 1
-        return VerifyPass(self._tree_ops, self._tree_ops.trees(parents, reach))
+    def trees(self, parents: Tensor) -> Trees:
+        """parents: int32 [entries, rows] on this device; see luceasync.models.trees."""
+        return self._ops.trees(parents, self._spec.reach)
 
-    def verify(self, x: Tensor, rows: Rows, step: VerifyPass) -> Tensor:
+    def verify(self, x: Tensor, rows: Rows, trees: Trees) -> Tensor:
         """Run the layers over trees of rows and write nothing but the scratch; `commit` then takes
         paths. x: [entries, rows, hidden] on this device.
         """
@@ -147,7 +149,7 @@ class Shard:
         scratch = self.scratch.shaped(*x.shape[:2])
         of_layers = zip(self.layers, self._layers, self.cache.layers, scratch.layers, strict=True)
         for index, layer, state, kept in of_layers:
-            x = layer.verify(self._ops, x, state, rows, step, kept)
+            x = layer.verify(x, state, rows, trees, kept)
             self._tap(index, x)
         return x
 
@@ -168,27 +170,8 @@ class Shard:
 
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
-        commit = {
-            "attention": self._tree_ops.commit_attention,
-            "delta": self._tree_ops.commit_delta,
-        }
-        for kind, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
-            commit[kind](scratch, *self.cache.stacked[kind], paths)
-
-    def project_rows(self, x: Tensor) -> Tensor:
-        """The head alone, without the final norm. x: [..., hidden] -> logits float32 [..., vocab].
-        Last shard only.
-        """
-        assert self._head is not None, "only the last shard projects"
-        return self._ops.linear(x, self._head).float()
-
-    def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """x: [..., hidden] -> logits float32 [..., vocab], in `out` if it is given. Last shard
-        only.
-        """
-        assert self._norm is not None and self._head is not None, "only the last shard projects"
-        logits = self._ops.norm_linear(x, self._norm.weight, self._norm.eps, self._head)
-        return logits.float() if out is None else out.copy_(logits)
+        for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
+            self._bodies[mixer].commit(scratch, self.cache.stacked[mixer], paths)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
@@ -201,7 +184,7 @@ class Shard:
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
         self._layers.clear()
-        self._embedding = self._norm = self._head = None
+        self.ends = Ends(None, None, None)
         self.taps = {}
         self.scratch.close()
         self.nodes.close()
@@ -210,9 +193,7 @@ class Shard:
     @property
     def num_bytes(self) -> int:
         """Bytes of weights and state that are held."""
-        tensors = list(_tensors([self._layers, self._norm]))
-        ends = {id(t): t for t in (self._embedding, self._head) if t is not None}
-        weights = sum(t.numel() * t.element_size() for t in [*tensors, *ends.values()])
+        weights = sum(layer.num_bytes for layer in self._layers) + self.ends.num_bytes
         return weights + self.cache.num_bytes + self.scratch.num_bytes
 
     def _tap(self, layer: int, x: Tensor) -> None:
@@ -220,7 +201,7 @@ class Shard:
             self.taps[layer] = x.clone()  # the next layer may overwrite it
 
     def _committed(self, lane: int, num_tokens: int) -> slice | Tensor:
-        """Places of the lane's first tokens in whole chunks: see models.trees.attend_tree."""
+        """Places of the lane's first tokens in whole chunks: see models.mixers.attention_torch."""
         if lane == NO_LANE:
             return slice(0, 0)
         return self.cache.places(lane, 0, num_chunks(num_tokens) * CHUNK_TOKENS)
@@ -230,19 +211,18 @@ class Shard:
             return Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
         end = begin + num_rows
         places = self.cache.places
-        # A decode step reads whole chunks: see models.ops.attend_one.
+        # A decode step reads whole chunks: see models.mixers.attention_torch.
         read_end = end if num_rows > 1 else num_chunks(end) * CHUNK_TOKENS
         return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
 
 
-def ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
+def ops_for(device: torch.device) -> Ops:
     """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
     if device.type == "cpu":
-        return PackedOps() if can_pack() else TorchOps(), TorchTrees()
+        return PackedOps() if can_pack() else TorchOps()
     from luceasync.models.triton_ops import TritonOps
-    from luceasync.models.triton_trees import TritonTrees
 
-    return TritonOps(), TritonTrees()
+    return TritonOps()
 
 
 def copies_for(cache: LaneCache) -> LaneCopies:
@@ -252,32 +232,5 @@ def copies_for(cache: LaneCache) -> LaneCopies:
     return DirectCopies(cache)
 
 
-def _read_ends(
-    reader: TensorReader, shard: ShardPlan
-) -> tuple[Tensor | None, Norm | None, Tensor | None]:
-    """Embedding, final norm and head, as far as this shard has them; tied ones are one tensor."""
-    spec = reader.spec
-    shape = (spec.vocab_size, spec.hidden_size)
-    embedding_name, norm_name = f"{spec.prefix}embed_tokens.weight", f"{spec.prefix}norm.weight"
-    embedding = norm = head = None
-    if shard.is_first:
-        embedding = reader.table(embedding_name, shape)
-    if shard.is_last:
-        weight = reader.vector(norm_name, {norm_name: (spec.hidden_size,)}, spec.norm_offset)
-        norm = Norm(weight, spec.norm_eps)
-        if not spec.tied_embeddings:
-            head = reader.matrix(["lm_head.weight"], {"lm_head.weight": shape})
-        else:  # never packed, so that it gives the same bits where the embedding is elsewhere
-            head = reader.table(embedding_name, shape) if embedding is None else embedding
-    return embedding, norm, head
-
-
-def _tensors(tree: object) -> list[Tensor]:
-    """Every tensor inside nested lists and frozen dataclasses."""
-    match tree:
-        case Tensor():
-            return [tree]
-        case list() | tuple():
-            return [t for item in tree for t in _tensors(item)]
-    names = getattr(type(tree), "__dataclass_fields__", ())
-    return [t for name in names for t in _tensors(getattr(tree, name))]
+def _leave(rows: Tensor) -> None:
+    """Kernels read no row that is not written."""

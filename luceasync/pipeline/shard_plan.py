@@ -5,14 +5,14 @@ Owns what a shard takes up. Knows no memory that is free, and not how layers are
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
+from luceasync.kv.state import num_bytes
+from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
+from luceasync.models.weights import Dense, Form
 
-DTYPE_BYTES = {"bf16": 2, "fp32": 4}
-VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 # A short chunk of a prompt is filled up to one of these: then its pass is a captured graph too, one
 # launch where a GPU would wait for hundreds.
@@ -47,70 +47,67 @@ def plan_shard(
     device: str,
     begin: int,
     end: int,
-    dtype: str,
+    precision: Precision,
     *,
     chunk_tokens: int,
     num_verify_rows: int,
     num_lanes: int,
+    form_of: Callable[[str], Form] = lambda name: Dense(),
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, which verifies up to `num_verify_rows` rows
-    for each of `num_lanes` lanes.
+    for each of `num_lanes` lanes. `form_of`: how each tensor is stored, by its name.
     """
-    size = DTYPE_BYTES[dtype]
     is_first, is_last = begin == 0, end == spec.num_layers
-    num_tables = 1 if spec.tied_embeddings and is_first and is_last else is_first + is_last
-    table_bytes = spec.vocab_size * spec.hidden_size * size
-    weight_bytes = sum(_layer_weight_bytes(spec, layer, size) for layer in range(begin, end))
-    weight_bytes += num_tables * table_bytes + is_last * 4 * spec.hidden_size
-    kinds = spec.layer_types[begin:end]
-    state_bytes = kinds.count("delta") * _state_bytes(spec, size)
-    scratch_row_bytes = _scratch_row_bytes(spec, kinds, size)
+    mixers = spec.mixers[begin:end]
+    state_bytes = sum(num_bytes(mixer.end, precision) for mixer in mixers)
+    scratch_row_bytes = sum(num_bytes(mixer.scratch, precision) for mixer in mixers)
     on_cpu = device.startswith("cpu")
     short_rows = () if on_cpu else SHORT_ROWS
     num_rows = num_lanes * num_verify_rows
-    # While they are verified: the splits of attention, and logits in the model's dtype and float32.
-    split_bytes = spec.attention.query_dim * VERIFY_SPLITS * 4
-    verified_bytes = max(num_rows, *short_rows, 0) * split_bytes
+    # While they are verified: what mixers take, and logits in the model's dtype and float32.
+    verified_row_bytes = max(mixer.verified_row_bytes for mixer in spec.mixers)
+    verified_bytes = max(num_rows, *short_rows, 0) * verified_row_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
     staged_bytes = 0 if on_cpu else NUM_STAGED_STATES * state_bytes
-    widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
     return ShardPlan(
         device=device,
         begin=begin,
         end=end,
         is_first=is_first,
         is_last=is_last,
-        weight_bytes=weight_bytes,
-        token_bytes=kinds.count("attention") * 2 * spec.attention.kv_dim * size,
+        weight_bytes=_weight_bytes(spec, begin, end, precision, form_of),
+        token_bytes=sum(num_bytes(mixer.rows, precision) for mixer in mixers),
         lane_state_bytes=state_bytes,
         lane_scratch_bytes=num_verify_rows * scratch_row_bytes,
-        workspace_bytes=chunk_tokens * widest * 16 + 256 * 2**20 + staged_bytes + verified_bytes,
+        workspace_bytes=chunk_tokens * _width(spec) * 16
+        + 256 * 2**20
+        + staged_bytes
+        + verified_bytes,
         short_rows=short_rows,
         short_scratch_bytes=max(short_rows, default=0) * scratch_row_bytes,
     )
 
 
-def _state_bytes(spec: ModelSpec, size: int) -> int:
-    """Recurrent and convolution state of one Gated DeltaNet layer; 0 where the family has none."""
-    delta = spec.delta
-    if delta is None:
-        return 0
-    conv_bytes = (delta.conv_kernel - 1) * delta.conv_channels * size
-    return conv_bytes + delta.num_value_heads * delta.key_dim * delta.value_dim * 4
+def _width(spec: ModelSpec) -> int:
+    """Numbers of a row where activations are widest."""
+    halves = [half for kinds in spec.layers for half in (kinds.mixer, kinds.feed_forward)]
+    return max(4 * spec.hidden_size, *(half.width for half in halves))
 
 
-def _scratch_row_bytes(spec: ModelSpec, kinds: Sequence[str], size: int) -> int:
-    """As models.scratch.VerifyScratch lays a row out."""
-    row_bytes = kinds.count("attention") * 2 * spec.attention.kv_dim * size
-    if spec.delta is not None:
-        delta = spec.delta
-        small = delta.num_key_heads * delta.key_dim + delta.output_dim + delta.num_value_heads
-        row_bytes += kinds.count("delta") * (delta.conv_channels * size + small * 4)
-    return row_bytes
-
-
-def _layer_weight_bytes(spec: ModelSpec, layer: int, size: int) -> int:
-    """Matrices in the model's dtype; norms and Gated DeltaNet's small tensors in float32."""
-    shapes = spec.layer_shapes(layer)
-    small = [name for name, shape in shapes.items() if len(shape) != 2]
-    return sum(math.prod(s) * (4 if name in small else size) for name, s in shapes.items())
+def _weight_bytes(
+    spec: ModelSpec, begin: int, end: int, precision: Precision, form_of: Callable[[str], Form]
+) -> int:
+    """Of the layers, and of the ends as far as these are among them; what is tied counts once."""
+    shapes = {
+        f"{spec.prefix}layers.{layer}.{name}": shape
+        for layer in range(begin, end)
+        for name, shape in spec.layer_shapes(layer).items()
+    }
+    table = (spec.vocab_size, spec.hidden_size)
+    embedding = f"{spec.prefix}embed_tokens.weight"
+    if begin == 0:
+        shapes[embedding] = table
+    if end == spec.num_layers:
+        shapes[f"{spec.prefix}norm.weight"] = (spec.hidden_size,)
+        shapes[embedding if spec.tied_embeddings else "lm_head.weight"] = table
+    return sum(form_of(name).num_bytes(shape, precision) for name, shape in shapes.items())

@@ -14,23 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.gated_delta import delta_chunks
-from luceasync.models.layers import rotation
-from luceasync.models.loader import TensorReader, open_checkpoint
-from luceasync.models.ops import (
-    AttentionNorms,
-    DeltaParameters,
-    TorchOps,
-    attention_widths,
-    delta_gates,
-    delta_heads,
-    delta_widths,
-    gated_norm,
-    heads_norm,
-    rms_norm,
-    rotate,
-)
-from luceasync.models.spec import AttentionSpec, DeltaSpec, read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.loader import TensorReader
+from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_torch import attention_widths, heads_norm, rotate, rotation
+from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.delta_torch import delta_gates, delta_heads, delta_widths, gated_norm
+from luceasync.models.mixers.gated_delta import delta_chunks
+from luceasync.models.ops import TorchOps, rms_norm
 from luceasync.pipeline.adapter import adapter_of
 
 HEAD_ROWS = 16384  # at a time: logits are large
@@ -51,7 +43,7 @@ class _SequenceOps(TorchOps):
         self,
         projected: Tensor,
         spec: AttentionSpec,
-        norms: AttentionNorms,
+        norms: HeadNorms,
         keys: Tensor,
         values: Tensor,
         rows: _Rows,

@@ -23,8 +23,8 @@ from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.row_sampling import TokenCounts
+from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
-from luceasync.models.spec import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer

@@ -13,8 +13,8 @@ from luceasync.dflash.draft_ops import TorchDraftOps
 from luceasync.dflash.spec import adjusted, read_draft_spec
 from luceasync.dflash.triton_draft_ops import TritonDraftOps
 from luceasync.kernels import draft_attention
+from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
-from luceasync.models.spec import read_spec
 from tests import tiny
 from tests.kernels.conftest import scalars_of_new_numpy  # noqa: F401
 from tests.reference.dflash import Mistake, SlowDrafter, greedy_loop, residuals

@@ -15,8 +15,8 @@ from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.placement import guest_of, plan_with_drafter, ring_capacity
 from luceasync.dflash.spec import adjusted, read_draft_spec
 from luceasync.errors import ConfigError, PlacementError
+from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
-from luceasync.models.spec import read_spec
 from luceasync.pipeline.ranges import Device
 from tests import tiny
 

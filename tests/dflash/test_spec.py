@@ -12,7 +12,7 @@ from luceasync.dflash.spec import (
     read_draft_spec,
 )
 from luceasync.errors import ConfigError, ModelError
-from luceasync.models.spec import parse_spec
+from luceasync.models.config import parse_spec
 from tests import tiny
 
 TARGET = parse_spec(

@@ -7,8 +7,8 @@ from safetensors.torch import load_file, save_file
 from luceasync.dflash.spec import parse_draft_spec
 from luceasync.dflash.weights import open_draft, read_weights
 from luceasync.errors import ModelError
+from luceasync.models.config import parse_spec
 from luceasync.models.ops import TorchOps
-from luceasync.models.spec import parse_spec
 from tests import tiny
 
 SPEC = parse_draft_spec(tiny.draft_config(), parse_spec(tiny.build("qwen3").config.to_dict()))

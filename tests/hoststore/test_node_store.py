@@ -14,9 +14,12 @@ from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.node_store import NodeStore, Span
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageMap
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.delta import DeltaSpec
 
 NUM_LANES, NUM_PAGES = 3, 4
-HYBRID, ATTENTION = ("delta", "attention", "delta", "attention"), ("attention", "attention")
+ROWS, END = AttentionSpec(1, 1, 3, 2, 1e4, gated=False), DeltaSpec(1, 1, 3, 5, 4)
+HYBRID, ATTENTION = (END, ROWS, END, ROWS), (ROWS, ROWS)
 
 
 class NotedMemory:
@@ -43,10 +46,7 @@ def make_cache(kinds=HYBRID, dtype: torch.dtype = torch.bfloat16, order=None) ->
         first_layer=5,
         num_lanes=NUM_LANES,
         num_pages=NUM_PAGES,
-        attention_shape=(1, 3),
-        conv_shape=(3, 5),
-        delta_shape=(1, 3, 5),
-        dtype=dtype,
+        dtype_of=lambda role: torch.float32 if role == "float32" else dtype,
         device=torch.device("cpu"),
     )
     pages = PageMap(NUM_LANES, NUM_PAGES, order)
@@ -64,16 +64,13 @@ def make_store(cache: LaneCache, memory: HostMemory | None = None) -> NodeStore:
 def lane_tensors(cache: LaneCache, lane: int, begin: int, end: int) -> dict[str, Tensor]:
     """What the lane holds of tokens [begin, end), by name, read token by token."""
     found = {}
-    for layer, pair in enumerate(cache.layers, 5):
-        kind = cache._kinds[layer - 5]
-        for name, tensor in zip(
-            {"attention": ("attn_k", "attn_v"), "delta": ("conv", "delta")}[kind],
-            pair,
-            strict=True,
-        ):
+    kinds = HYBRID if len(cache.layers) == len(HYBRID) else ATTENTION
+    for layer, (kind, state) in enumerate(zip(kinds, cache.layers, strict=True), 5):
+        for declared, tensor in zip((*kind.rows, *kind.end), state, strict=True):
             places = [int(cache.tables[lane, t // 64]) * 64 + t % 64 for t in range(begin, end)]
             whole = tensor[lane]
-            found[f"ls2_{name}.{layer}"] = (whole[places] if kind == "attention" else whole).clone()
+            kept = whole[places] if declared in kind.rows else whole
+            found[f"ls2_{declared.name}.{layer}"] = kept.clone()
     return found
 
 
@@ -160,7 +157,7 @@ def test_a_save_takes_the_bytes_that_were_announced(with_state: bool):
     memory, span = NotedMemory(), Span(3, 70, with_state)
     store = make_store(make_cache(), memory)
     store.save(0, "n", span)
-    assert store.node_bytes(span) == (67 * 2 * 2 * 3 * 2, 2 * (15 * 4 + 15 * 2) * with_state)
+    assert store.node_bytes(span) == (67 * 2 * 2 * 3 * 2, 2 * (15 * 4 + 3 * 11 * 2) * with_state)
     assert memory.sizes == [size for size in store.node_bytes(span) if size]
 
 

@@ -13,13 +13,17 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import ModelError
 from luceasync.keeping import namespace as namespaces
 from luceasync.keeping.namespace import MEMO, namespace_of
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
 from luceasync.nodefiles.directory import NAMESPACE
 
 WEIGHTS = "model.safetensors"
+FP32 = Precision.of("fp32")
+FP32 = Precision.of("fp32")
 
 
 @pytest.fixture
@@ -33,7 +37,7 @@ def cache_dir(tmp_path: Path) -> Path:
 
 
 def name_of(model_dir: Path, cache_dir: Path | None = None, dtype: str = "fp32") -> str:
-    return namespace_of(model_dir, read_spec(model_dir), dtype, cache_dir)
+    return namespace_of(model_dir, read_spec(model_dir), Precision.of(dtype), cache_dir)
 
 
 def flip_last_bit(path: Path) -> None:
@@ -65,10 +69,14 @@ def test_another_dtype_is_another_namespace(model_dir: Path) -> None:
 
 def test_what_changes_the_numbers_changes_the_namespace(model_dir: Path) -> None:
     spec = read_spec(model_dir)
-    rope = replace(spec.attention, rope_theta=20000.0)
+    turned = replace(spec.mixers[-1], rope_theta=20000.0)  # the last layer's, and all like it
+    layers = tuple(
+        replace(layer, mixer=turned) if layer.mixer == spec.mixers[-1] else layer
+        for layer in spec.layers
+    )
     names = {
-        namespace_of(model_dir, changed, "fp32", None)
-        for changed in (spec, replace(spec, norm_eps=1e-5), replace(spec, attention=rope))
+        namespace_of(model_dir, changed, FP32, None)
+        for changed in (spec, replace(spec, norm_eps=1e-5), replace(spec, layers=layers))
     }
     assert len(names) == 3
 
@@ -76,7 +84,7 @@ def test_what_changes_the_numbers_changes_the_namespace(model_dir: Path) -> None
 def test_what_changes_no_number_does_not(model_dir: Path) -> None:
     spec = replace(read_spec(model_dir), max_positions=64, eos_ids=frozenset({1, 7}))
     (model_dir / "tokenizer.json").unlink()
-    assert namespace_of(model_dir, spec, "fp32", None) == name_of(model_dir)
+    assert namespace_of(model_dir, spec, FP32, None) == name_of(model_dir)
 
 
 @pytest.mark.parametrize("constant", ["SCHEMA", "CHUNK_TOKENS", "EXACTNESS"])
@@ -163,3 +171,41 @@ def test_weights_that_change_while_they_are_read_are_refused(
     monkeypatch.setattr(namespaces, "_identity", lambda path: [next(sizes)])
     with pytest.raises(ModelError, match="changed while it was read"):
         name_of(model_dir)
+
+
+# --- directories that are there already ---------------------------------------------------------
+
+QWEN3 = {
+    "model_type": "qwen3",
+    "vocab_size": 4096,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 32768,
+}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("bf16", "f4ea67d208814072ca6fae87381d1b80"), ("fp32", "83ded957d99ab44bde8432eb6a996845")],
+)
+def test_prefixes_that_were_kept_before_are_found(tmp_path: Path, dtype: str, expected: str):
+    (tmp_path / "config.json").write_text(json.dumps(QWEN3))
+    (tmp_path / WEIGHTS).write_bytes(b"weights")
+    assert name_of(tmp_path, dtype=dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "expected"),
+    [("bf16", "817a44e608360b05b404c249926845a1"), ("fp32", "45aee61d344ad5205a4db832d2f958e8")],
+)
+def test_those_of_the_bundled_model_too(dtype: str, expected: str):
+    assert name_of(BUNDLED_MODEL_DIR, dtype=dtype) == expected
+
+
+def test_keys_and_values_of_other_numbers_are_another_namespace(model_dir: Path) -> None:
+    spec, mixed = read_spec(model_dir), Precision("fp32", "bf16", "fp32")
+    assert namespace_of(model_dir, spec, mixed, None) != name_of(model_dir)

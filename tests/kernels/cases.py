@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from luceasync.models.layers import rotation
-from luceasync.models.ops import AttentionNorms, DeltaParameters
+from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_torch import rotation
+from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
 from luceasync.models.pass_rows import Entry, Rows
-from luceasync.models.scratch import AttentionScratch, DeltaScratch
-from luceasync.models.spec import AttentionSpec, DeltaSpec
-from luceasync.models.trees import ROOT, TorchTrees
+from luceasync.models.trees import ROOT, torch_trees
 
 PAGE = 64
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-3, torch.bfloat16: 1e-2}
@@ -56,9 +55,9 @@ def rows_at(
     )
     positions = torch.tensor(begins, dtype=torch.int32)[:, None]
     positions = (positions + torch.arange(num_rows, dtype=torch.int32)).to(device)
-    cos, sin = rotation(spec, positions)
     lane_tensor = torch.tensor(lanes, dtype=torch.int32, device=device)
-    return Rows(entries, lane_tensor, positions, tables.to(device), cos, sin)
+    prepared = {spec: rotation(spec, positions)}
+    return Rows(entries, lane_tensor, positions, tables.to(device), prepared)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class AttentionCase:
 
     projected: Tensor
     spec: AttentionSpec
-    norms: AttentionNorms
+    norms: HeadNorms
     keys: Tensor
     values: Tensor
     rows: Rows
@@ -75,8 +74,10 @@ class AttentionCase:
     def copy(self) -> "AttentionCase":
         return replace(self, keys=self.keys.clone(), values=self.values.clone())
 
-    def run(self, ops) -> Tensor:
-        return ops.attend(self.projected, self.spec, self.norms, self.keys, self.values, self.rows)
+    def run(self, body) -> Tensor:
+        """`body`: TorchAttention or TritonAttention."""
+        state = (self.keys, self.values)
+        return body(self.spec).attend(self.projected, self.norms, *state, self.rows)
 
 
 def attention_case(
@@ -96,7 +97,7 @@ def attention_case(
     return AttentionCase(
         random(len(lanes), num_rows, width, **place),
         spec,
-        AttentionNorms(
+        HeadNorms(
             1 + random(spec.head_dim, scale=0.1, **small),
             1 + random(spec.head_dim, scale=0.1, **small),
             1e-6,
@@ -122,15 +123,10 @@ class DeltaCase:
         state = self.conv_state.clone(), self.delta_state.clone()
         return replace(self, conv_state=state[0], delta_state=state[1])
 
-    def run(self, ops) -> Tensor:
-        return ops.delta(
-            self.projected,
-            self.spec,
-            self.parameters,
-            self.conv_state,
-            self.delta_state,
-            self.rows,
-        )
+    def run(self, body) -> Tensor:
+        """`body`: TorchDelta or TritonDelta."""
+        state = (self.conv_state, self.delta_state)
+        return body(self.spec).delta(self.projected, self.parameters, *state, self.rows)
 
 
 def delta_case(
@@ -175,26 +171,26 @@ def random_parents(num_entries: int, num_rows: int) -> Tensor:
 def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
     """`rows` as a verify pass has them: positions by depth, and only committed places to read."""
     begins = rows.positions[:, :1]
-    depths = TorchTrees().trees(parents.to(begins.device), 1).depths
+    depths = torch_trees(parents.to(begins.device), 1).depths
     positions = begins + depths
     entries = tuple(
         replace(e, end=e.begin, read=e.read[: e.begin] if e.begin else slice(0, 0))
         for e in rows.entries
     )
-    cos, sin = rotation(spec, positions)
-    return replace(rows, entries=entries, positions=positions, cos=cos, sin=sin)
+    prepared = {spec: rotation(spec, positions)}
+    return replace(rows, entries=entries, positions=positions, prepared=prepared)
 
 
-def attention_scratch(case: AttentionCase) -> AttentionScratch:
+def attention_scratch(case: AttentionCase) -> tuple[Tensor, Tensor]:
     shape = (*case.projected.shape[:2], case.spec.num_kv_heads, case.spec.head_dim)
-    return AttentionScratch(case.keys.new_full(shape, 9.0), case.keys.new_full(shape, 9.0))
+    return case.keys.new_full(shape, 9.0), case.keys.new_full(shape, 9.0)
 
 
-def delta_scratch(case: DeltaCase) -> DeltaScratch:
+def delta_scratch(case: DeltaCase) -> tuple[Tensor, ...]:
     spec, shape = case.spec, case.projected.shape[:2]
     small = [(spec.num_key_heads, spec.key_dim), (spec.num_value_heads, spec.value_dim)]
     small += [(spec.num_value_heads,)]
-    return DeltaScratch(
+    return (
         case.projected.new_full((*shape, spec.conv_channels), 9.0),
         *(case.delta_state.new_full((*shape, *dims), 9.0) for dims in small),
     )

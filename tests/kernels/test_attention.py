@@ -5,10 +5,10 @@ import torch
 
 from luceasync.kernels import attention
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.models.ops import TorchOps
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_torch import TorchAttention
+from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.models.spec import AttentionSpec
-from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import TOLERANCE, attention_case, distance
 
 SPECS = {
@@ -37,25 +37,25 @@ def test_a_page_holds_a_chunk() -> None:
 def test_one_row_attends_as_torch_computes_it(spec, position, dtype, device) -> None:
     case = attention_case(spec, [1, 0], [position, 5], 1, dtype, device)
     truth, found = case.copy(), case.copy()
-    expected = truth.run(TorchOps())
-    assert distance(found.run(TritonOps()), expected) < TOLERANCE[dtype]
+    expected = truth.run(TorchAttention)
+    assert distance(found.run(TritonAttention), expected) < TOLERANCE[dtype]
     assert distance(found.keys, truth.keys) < TOLERANCE[dtype] / 4
     assert torch.equal(found.values, truth.values)
 
 
 def test_a_row_does_not_depend_on_other_lanes(dtype, device) -> None:
     case = attention_case(SPECS["plain"], [0, 1, 2], [70, 9, 130], 1, dtype, device)
-    together = case.copy().run(TritonOps())
+    together = case.copy().run(TritonAttention)
     case.keys[0].zero_()
     case.values[2].fill_(3)
-    assert torch.equal(case.run(TritonOps())[1], together[1])
+    assert torch.equal(case.run(TritonAttention)[1], together[1])
 
 
 def test_padding_gives_zeros_and_writes_nothing(dtype, device) -> None:
     case = attention_case(SPECS["plain"], [0, 1], [70, 9], 1, dtype, device)
     case.rows.lanes[1] = NO_LANE
     before = case.keys.clone()
-    out = case.run(TritonOps())
+    out = case.run(TritonAttention)
     assert (out[1] == 0).all() and (out[0] != 0).any()
     assert torch.equal(case.keys[1], before[1]) and not torch.equal(case.keys[0], before[0])
 
@@ -63,8 +63,8 @@ def test_padding_gives_zeros_and_writes_nothing(dtype, device) -> None:
 def test_rows_of_prefill_attend_as_torch_computes_it(spec, dtype, device) -> None:
     case = attention_case(spec, [1], [50], 37, dtype, device)
     truth, found = case.copy(), case.copy()
-    expected = truth.run(TorchOps())
-    assert distance(found.run(TritonOps()), expected) < TOLERANCE[dtype]
+    expected = truth.run(TorchAttention)
+    assert distance(found.run(TritonAttention), expected) < TOLERANCE[dtype]
     assert distance(found.keys, truth.keys) < TOLERANCE[dtype] / 4
     assert torch.equal(found.values, truth.values)
 
@@ -79,4 +79,4 @@ def test_a_long_context_is_attended_as_torch_computes_it(gated, device, monkeypa
     )
     spec = wide if gated else narrow
     case = attention_case(spec, [1, 0], [32000, 700], 1, torch.bfloat16, device)
-    assert distance(case.copy().run(TritonOps()), case.copy().run(TorchOps())) < 1e-2
+    assert distance(case.copy().run(TritonAttention), case.copy().run(TorchAttention)) < 1e-2

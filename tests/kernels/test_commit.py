@@ -4,10 +4,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_torch import TorchAttention
+from luceasync.models.mixers.attention_triton import TritonAttention
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_torch import TorchDelta
+from luceasync.models.mixers.delta_triton import TritonDelta
 from luceasync.models.pass_rows import NO_LANE, Kept, Paths
-from luceasync.models.scratch import AttentionScratch, DeltaScratch
-from luceasync.models.trees import TorchTrees
-from luceasync.models.triton_trees import TritonTrees
 from tests.kernels.cases import PAGE, distance, random
 
 LAYERS, LANES, ROWS, PAGES = 2, 3, 9, 3
@@ -34,11 +37,12 @@ def states(*shapes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -
 @pytest.mark.parametrize("path", PATHS, ids=len)
 def test_keys_and_values_go_to_their_places(path, dtype, device) -> None:
     rows, lanes = (3, ROWS, 2, 24), (LANES, PAGES * PAGE, 2, 24)
-    scratch = AttentionScratch(*states(rows, rows, dtype=dtype, device=device))
+    scratch = tuple(states(rows, rows, dtype=dtype, device=device))
+    spec = AttentionSpec(2, 2, 24, 24, 10000.0, gated=False)
     truth = states(lanes, lanes, dtype=dtype, device=device)
     found = [t.clone() for t in truth]
-    TorchTrees().commit_attention(scratch, *truth, paths_of(path, device))
-    TritonTrees().commit_attention(scratch, *found, paths_of(path, device))
+    TorchAttention(spec).commit(scratch, tuple(truth), paths_of(path, device))
+    TritonAttention(spec).commit(scratch, tuple(found), paths_of(path, device))
     assert torch.equal(found[0], truth[0]) and torch.equal(found[1], truth[1])
 
 
@@ -49,10 +53,11 @@ def test_delta_states_move_on_along_the_path(path, kernel, dtype, device) -> Non
     heads = [(3, ROWS, 2, 16), (3, ROWS, 4, 40), (3, ROWS, 4)]
     inputs, conv = states((3, ROWS, 100), (LANES + 1, kernel - 1, 100), dtype=dtype, device=device)
     keys, updates, totals = states(*heads, **place)
-    scratch = DeltaScratch(inputs, keys, updates, -totals.abs().cumsum(2))
+    scratch = (inputs, keys, updates, -totals.abs().cumsum(2))
+    spec = DeltaSpec(2, 4, 16, 40, kernel)
     (delta,) = states((LANES + 1, 4, 16, 40), **place)
     found = conv.clone(), delta.clone()
-    TorchTrees().commit_delta(scratch, conv, delta, paths_of(path, device))
-    TritonTrees().commit_delta(scratch, *found, paths_of(path, device))
+    TorchDelta(spec).commit(scratch, (conv, delta), paths_of(path, device))
+    TritonDelta(spec).commit(scratch, found, paths_of(path, device))
     assert torch.equal(found[0], conv)
     assert distance(found[1], delta) < 1e-5

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from luceasync.models.ops import TorchOps
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_torch import TorchDelta
+from luceasync.models.mixers.delta_triton import TritonDelta
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.models.spec import DeltaSpec
-from luceasync.models.triton_ops import TritonOps
 from tests.kernels.cases import TOLERANCE, DeltaCase, delta_case, distance
 
 SPECS = {
@@ -23,8 +23,8 @@ def spec(request: pytest.FixtureRequest) -> DeltaSpec:
 
 def check_against_torch(case: DeltaCase, dtype: torch.dtype) -> None:
     truth, found = case.copy(), case.copy()
-    expected = truth.run(TorchOps())
-    out = found.run(TritonOps())
+    expected = truth.run(TorchDelta)
+    out = found.run(TritonDelta)
     assert distance(out, expected) < TOLERANCE[dtype]
     assert distance(found.delta_state[:-1], truth.delta_state[:-1]) < TOLERANCE[dtype]
     assert torch.equal(found.conv_state[:-1], truth.conv_state[:-1])
@@ -51,7 +51,7 @@ def test_padding_gives_zeros_and_changes_no_lane(num_rows, dtype, device) -> Non
     case = delta_case(SPECS["heads shared"], [0, 1], num_rows, dtype, device)
     case.rows.lanes[1] = NO_LANE
     before = case.copy()
-    out = case.run(TritonOps())
+    out = case.run(TritonDelta)
     assert (out[1] == 0).all() and (out[0] != 0).any()
     assert torch.equal(case.delta_state[1:], before.delta_state[1:])
     assert torch.equal(case.conv_state[1:], before.conv_state[1:])
@@ -59,10 +59,10 @@ def test_padding_gives_zeros_and_changes_no_lane(num_rows, dtype, device) -> Non
 
 def test_a_row_does_not_depend_on_other_lanes(dtype, device) -> None:
     case = delta_case(SPECS["heads shared"], [0, 1, 2], 1, dtype, device)
-    together = case.copy().run(TritonOps())
+    together = case.copy().run(TritonDelta)
     case.projected[0] = 2
     case.delta_state[2].zero_()
-    assert torch.equal(case.run(TritonOps())[1], together[1])
+    assert torch.equal(case.run(TritonDelta)[1], together[1])
 
 
 @pytest.mark.gpu

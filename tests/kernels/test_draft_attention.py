@@ -14,8 +14,8 @@ from luceasync.dflash.spec import DraftLayerSpec, DraftSpec
 from luceasync.dflash.triton_draft_ops import TritonDraftOps
 from luceasync.dflash.weights import DraftLayerWeights
 from luceasync.kernels import draft_attention
-from luceasync.models.layers import Norm
-from luceasync.models.spec import AttentionSpec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.ops import Norm
 from tests.kernels.cases import TOLERANCE, distance, random
 
 NUM_LANES, MAX_CTX = 3, 300
@@ -102,7 +102,8 @@ def layer_weights(heads: AttentionSpec, device: torch.device) -> DraftLayerWeigh
     query, key = (1 + random(heads.head_dim, scale=0.1, **small) for _ in range(2))
     rows = [query.expand(heads.num_heads, -1), key.expand(heads.num_kv_heads, -1)]
     nothing = torch.empty(0)
-    return DraftLayerWeights(Norm(nothing, 1e-6), nothing, torch.cat(rows), nothing, None)
+    norm = Norm(None, nothing, 1e-6)
+    return DraftLayerWeights(norm, None, torch.cat(rows), None, None)
 
 
 @pytest.mark.parametrize("name", HEADS)

@@ -7,11 +7,11 @@ import torch
 
 from luceasync.kernels import tree_attention
 from luceasync.kernels.tree_attention import NUM_SPLITS, tile
+from luceasync.models.mixers.attention import VERIFY_SPLITS, AttentionSpec
+from luceasync.models.mixers.attention_torch import TorchAttention
+from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.models.spec import AttentionSpec
-from luceasync.models.trees import TorchTrees
-from luceasync.models.triton_trees import TritonTrees
-from luceasync.pipeline.shard_plan import VERIFY_SPLITS
+from luceasync.models.trees import torch_trees
 from tests.kernels.cases import (
     TOLERANCE,
     AttentionCase,
@@ -40,13 +40,12 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_attention, "NUM_SPLITS", 4)
 
 
-def run(ops, case: AttentionCase, parents: torch.Tensor):
+def run(body, case: AttentionCase, parents: torch.Tensor):
     """Output and scratch."""
     rows, scratch = tree_rows(case.rows, case.spec, parents), attention_scratch(case)
-    trees = ops.trees(parents.to(case.keys.device), 1)
-    out = ops.attend(
-        case.projected, case.spec, case.norms, case.keys, case.values, rows, trees, scratch
-    )
+    trees = torch_trees(parents.to(case.keys.device), 1)
+    state = (case.keys, case.values)
+    out = body(case.spec).attend_tree(case.projected, case.norms, *state, rows, trees, scratch)
     return out, scratch
 
 
@@ -58,11 +57,11 @@ def test_the_splits_are_those_that_the_plan_counts_with() -> None:
 def test_rows_see_what_is_committed_and_their_ancestors(spec, position, dtype, device) -> None:
     case = attention_case(spec, [1, 0], [position, 5], 9, dtype, device)
     before, parents = case.copy(), random_parents(2, 9)
-    expected, truth = run(TorchTrees(), case, parents)
-    found, scratch = run(TritonTrees(), case, parents)
+    expected, truth = run(TorchAttention, case, parents)
+    found, scratch = run(TritonAttention, case, parents)
     assert distance(found, expected) < TOLERANCE[dtype]
-    assert distance(scratch.keys, truth.keys) < TOLERANCE[dtype] / 4
-    assert torch.equal(scratch.values, truth.values)
+    assert distance(scratch[0], truth[0]) < TOLERANCE[dtype] / 4
+    assert torch.equal(scratch[1], truth[1])
     assert torch.equal(case.keys, before.keys) and torch.equal(case.values, before.values)
 
 
@@ -72,14 +71,14 @@ def test_trees_of_any_size_are_attended(num_rows, dtype, device) -> None:
         pytest.skip("in the interpreter small trees show what half does")
     case = attention_case(SPECS["plain"], [0], [70], num_rows, dtype, device)
     parents = random_parents(1, num_rows)
-    expected, _ = run(TorchTrees(), case, parents)
-    assert distance(run(TritonTrees(), case, parents)[0], expected) < TOLERANCE[dtype]
+    expected, _ = run(TorchAttention, case, parents)
+    assert distance(run(TritonAttention, case, parents)[0], expected) < TOLERANCE[dtype]
 
 
 def test_padding_gives_zeros(dtype, device) -> None:
     case = attention_case(SPECS["plain"], [0, 1], [70, 9], 5, dtype, device)
     case.rows.lanes[1] = NO_LANE
-    out, _ = run(TritonTrees(), case, random_parents(2, 5))
+    out, _ = run(TritonAttention, case, random_parents(2, 5))
     assert (out[1] == 0).all() and (out[0] != 0).any()
 
 
@@ -108,5 +107,5 @@ def test_a_long_context_is_attended_as_torch_computes_it(
         wide if gated else narrow, [1, 0], [32000, 700], num_rows, torch.bfloat16, device
     )
     parents = random_parents(2, num_rows)
-    expected, _ = run(TorchTrees(), case, parents)
-    assert distance(run(TritonTrees(), case, parents)[0], expected) < 1e-2
+    expected, _ = run(TorchAttention, case, parents)
+    assert distance(run(TritonAttention, case, parents)[0], expected) < 1e-2

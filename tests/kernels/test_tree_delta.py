@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_torch import TorchDelta
+from luceasync.models.mixers.delta_triton import TritonDelta
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.models.spec import DeltaSpec
-from luceasync.models.trees import TorchTrees
-from luceasync.models.triton_trees import TritonTrees
+from luceasync.models.trees import torch_trees
 from tests.kernels.cases import (
     TOLERANCE,
     DeltaCase,
@@ -28,22 +29,23 @@ def spec(request: pytest.FixtureRequest) -> DeltaSpec:
     return request.param
 
 
-def run(ops, case: DeltaCase, parents: torch.Tensor):
+def run(body, case: DeltaCase, parents: torch.Tensor):
     """Output and scratch."""
     scratch = delta_scratch(case)
-    trees = ops.trees(parents.to(case.projected.device), case.spec.conv_kernel)
+    trees = torch_trees(parents.to(case.projected.device), case.spec.conv_kernel)
     states = (case.conv_state, case.delta_state)
-    out = ops.delta(case.projected, case.spec, case.parameters, *states, case.rows, trees, scratch)
+    small = (case.parameters, *states)
+    out = body(case.spec).delta_tree(case.projected, *small, case.rows, trees, scratch)
     return out, scratch
 
 
 def check_against_torch(case: DeltaCase, parents: torch.Tensor, dtype: torch.dtype) -> None:
     before = case.copy()
-    expected, truth = run(TorchTrees(), case, parents)
-    out, scratch = run(TritonTrees(), case, parents)
+    expected, truth = run(TorchDelta, case, parents)
+    out, scratch = run(TritonDelta, case, parents)
     assert distance(out, expected) < TOLERANCE[dtype]
-    assert torch.equal(scratch.inputs, truth.inputs)
-    for found, exact in zip(scratch.tensors[1:], truth.tensors[1:], strict=True):
+    assert torch.equal(scratch[0], truth[0])
+    for found, exact in zip(scratch[1:], truth[1:], strict=True):
         assert distance(found, exact) < TOLERANCE[dtype]
     assert torch.equal(case.delta_state, before.delta_state)
     assert torch.equal(case.conv_state, before.conv_state)
@@ -62,7 +64,7 @@ def test_trees_of_any_size_are_run(num_rows, dtype, device) -> None:
 def test_padding_gives_zeros(dtype, device) -> None:
     case = delta_case(SPECS["heads shared"], [0, 1], 5, dtype, device)
     case.rows.lanes[1] = NO_LANE
-    out, _ = run(TritonTrees(), case, random_parents(2, 5))
+    out, _ = run(TritonDelta, case, random_parents(2, 5))
     assert (out[1] == 0).all() and (out[0] != 0).any()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,28 @@ from hypothesis import strategies as st
 
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, PageMap
-from luceasync.models.spec import read_spec
+from luceasync.kv.state import StateTensor
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.ranges import Device
 
 NUM_LANES, NUM_PAGES = 3, 4
-KINDS = ("delta", "attention", "delta")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a kind of layer keeps."""
+
+    rows: tuple[StateTensor, ...] = ()
+    end: tuple[StateTensor, ...] = ()
+
+
+ROWS = Kept(rows=(StateTensor("k", (2, 8), "kv"), StateTensor("v", (2, 8), "kv")))
+END = Kept(
+    end=(StateTensor("window", (3, 10), "compute"), StateTensor("state", (2, 4, 6), "float32"))
+)
+KINDS = (END, ROWS, END)
 
 
 def make_cache(dtype: torch.dtype = torch.float32) -> LaneCache:
@@ -25,10 +42,7 @@ def make_cache(dtype: torch.dtype = torch.float32) -> LaneCache:
         KINDS,
         num_lanes=NUM_LANES,
         num_pages=NUM_PAGES,
-        attention_shape=(2, 8),
-        conv_shape=(3, 10),
-        delta_shape=(2, 4, 6),
-        dtype=dtype,
+        dtype_of=lambda role: torch.float32 if role == "float32" else dtype,
         device=torch.device("cpu"),
     )
 
@@ -119,7 +133,7 @@ def test_reset_forgets_the_recurrent_state_of_one_lane_only():
     for kind, pair in zip(KINDS, cache.layers, strict=True):
         for state in pair:
             zeroed = [not lane.any() for lane in state]
-            assert zeroed == [kind == "delta" and lane == 1 for lane in range(len(state))]
+            assert zeroed == [kind == END and lane == 1 for lane in range(len(state))]
             assert all(lane.any() == lane.all() for lane in state)
 
 
@@ -134,7 +148,7 @@ def make_state_plan(model_dir: Path, dtype: str) -> Plan:
     return make_plan(
         read_spec(model_dir),
         [Device("cpu:0", 2**33)],
-        dtype=dtype,
+        precision=Precision.of(dtype),
         weights=None,
         parallel=3,
         max_ctx_tokens=100,
@@ -145,15 +159,11 @@ def make_state_plan(model_dir: Path, dtype: str) -> Plan:
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_its_bytes_are_those_of_the_plan(tiny_dir: Path, dtype: str):
     spec, plan = read_spec(tiny_dir), make_state_plan(tiny_dir, dtype)
-    delta = spec.delta
     cache = LaneCache(
-        spec.layer_types,
+        spec.mixers,
         num_lanes=plan.parallel,
         num_pages=plan.num_pages,
-        attention_shape=(spec.attention.num_kv_heads, spec.attention.head_dim),
-        conv_shape=(delta.conv_kernel - 1, delta.conv_channels) if delta else (0, 0),
-        delta_shape=(delta.num_value_heads, delta.key_dim, delta.value_dim) if delta else (0, 0, 0),
-        dtype={"fp32": torch.float32, "bf16": torch.bfloat16}[dtype],
+        dtype_of=plan.precision.torch_dtype,
         device=torch.device("cpu"),
     )
     shard = plan.shards[0]
@@ -163,21 +173,22 @@ def test_its_bytes_are_those_of_the_plan(tiny_dir: Path, dtype: str):
 def test_the_page_that_is_not_written_in_full_holds_no_values_of_before():
     """A decode step reads whole pages: NaN of an earlier sequence would get through any weight."""
     cache = make_cache()
-    for kind, (_, values) in zip(KINDS, cache.layers, strict=True):
-        if kind == "attention":
-            values.fill_(float("nan"))
+    for stack in cache.row_stacks:
+        stack.fill_(float("nan"))
     cache.place([PageEvent(1, 0, 3), PageEvent(1, 1, 2), PageEvent(2, 0, 0), PageEvent(2, 1, 1)])
-    for kind, (_, values) in zip(KINDS, cache.layers, strict=True):
-        if kind == "attention":
-            assert (values[1, 128:192] == 0).all()
-            assert values[1, :128].isnan().all() and values[1, 192:].isnan().all()
-            assert (values[2, 64:128] == 0).all() and values[2, :64].isnan().all()
+    for stack in cache.row_stacks:
+        values = stack[0]
+        assert (values[1, 128:192] == 0).all()
+        assert values[1, :128].isnan().all() and values[1, 192:].isnan().all()
+        assert (values[2, 64:128] == 0).all() and values[2, :64].isnan().all()
 
 
 def test_the_first_lane_has_its_pages_from_the_start_as_far_as_is_worth_it(monkeypatch):
     monkeypatch.setattr(torch, "empty", lambda *a, **k: torch.full(*a, float("nan"), **k))
     monkeypatch.setattr("luceasync.kv.cache.TOUCHED_BYTES", 100 * 2 * 2 * 8 * 4)  # 100 tokens
-    (_, (keys, values), _), rows = make_cache().layers, NUM_PAGES * CHUNK_TOKENS
+    cache, rows = make_cache(), NUM_PAGES * CHUNK_TOKENS
+    cache.touch()
+    (keys, values) = cache.layers[1]
     for stack in (keys, values):
         assert not stack[0, :100].any()
         assert stack[0, 100:rows].isnan().all() and stack[1:].isnan().all()

@@ -12,14 +12,13 @@ from torch import Tensor
 
 from luceasync.errors import ModelError
 from luceasync.hoststore.memory import PlainMemory
-from luceasync.models.loader import (
-    RandomSource,
-    TensorReader,
-    TensorSource,
-    open_checkpoint,
-    whole,
-)
-from luceasync.models.spec import Shape, read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.loader import Part, RandomSource, TensorReader, TensorSource
+from luceasync.models.ops import TorchOps
+from luceasync.models.precision import Precision
+from luceasync.models.spec import Shape
+from luceasync.models.weights import Form, Place
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.ranges import Device
 from luceasync.pipeline.shard import Shard
@@ -33,6 +32,9 @@ class NotingSource:
 
     def __init__(self, inner: TensorSource) -> None:
         self.inner, self.names = inner, set[str]()
+
+    def form(self, name: str) -> Form:
+        return self.inner.form(name)
 
     def read(self, name: str, shape: Shape) -> Tensor:
         self.names.add(name)
@@ -57,10 +59,10 @@ def reader_of(folder: Path, dtype: torch.dtype, tensors: dict[str, Tensor]) -> d
     save_file(tensors, folder / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     with open_checkpoint(folder) as checkpoint:
-        reader = TensorReader(checkpoint, None, CPU, dtype, lambda num_bytes: None, whole)
+        reader = TensorReader(checkpoint, None, Place(TorchOps(), CPU, dtype))
         return {
-            "matrix": reader.matrix(["m0", "m1"], shapes),
-            "vector": reader.vector("v", shapes, offset=1.0),
+            "matrix": reader.stacked([Part("m0"), Part("m1")], shapes).rows,
+            "vector": reader.vector("v", shapes["v"], offset=1.0),
         }
 
 
@@ -162,7 +164,7 @@ def plan_of(model_dir: Path) -> Plan:
     return make_plan(
         read_spec(model_dir),
         [Device(f"cpu:{i}", 2**33) for i in range(3)],
-        dtype="fp32",
+        precision=Precision.of("fp32"),
         weights=(1, 2, 1),
         parallel=1,
         max_ctx_tokens=64,
@@ -206,9 +208,10 @@ def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_pa
     save_file(tensors, tmp_path / "model.safetensors")
     told: list[int] = []
     with open_checkpoint(tmp_path) as checkpoint:
-        reader = TensorReader(checkpoint, None, CPU, torch.float32, told.append, whole)
-        reader.matrix(["m"], {"m": (3, 5)})
-        reader.vector("v", {"v": (7,)})
+        place = Place(TorchOps(), CPU, torch.float32)
+        reader = TensorReader(checkpoint, None, place, told.append)
+        reader.stacked([Part("m")], {"m": (3, 5)})
+        reader.vector("v", (7,))
     assert told == [3 * 5 * 8, 7 * 2]
 
 

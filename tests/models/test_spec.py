@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from luceasync.errors import ModelError
-from luceasync.models.spec import ModelSpec, parse_spec, read_spec
+from luceasync.models.config import parse_spec, read_spec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.spec import ModelSpec
 from tests import tiny
 
 BOTH = ("qwen3", "qwen3_5_text")
@@ -64,8 +67,9 @@ def test_a_saved_config_is_read_in_full(family, tiny_dir: Path):
     spec = read_spec(tiny_dir)
     assert (spec.family, spec.prefix, spec.num_layers) == (family, "model.", 4)
     assert (spec.vocab_size, spec.max_positions, spec.eos_ids) == (512, 2048, {2})
-    assert spec.attention.rotary_dim == (16 if family == "qwen3" else 4)
-    assert spec.attention.gated is (family == "qwen3_5")
+    attention = spec.mixers[-1]
+    assert attention.rotary_dim == (16 if family == "qwen3" else 4)
+    assert attention.gated is (family == "qwen3_5")
     assert spec.norm_offset == (0.0 if family == "qwen3" else 1.0)
 
 
@@ -183,18 +187,19 @@ ROPE = {"rope_theta": 5e6, "partial_rotary_factor": 0.5}
 @pytest.mark.parametrize("rope", [ROPE, {"rope_parameters": ROPE | {"rope_type": "default"}}])
 @pytest.mark.parametrize("model_type", BOTH)
 def test_both_ways_to_write_the_rope_mean_the_same(model_type: str, rope: dict):
-    attention = parse_spec(config_of(model_type, **rope)).attention
+    attention = parse_spec(config_of(model_type, **rope)).mixers[-1]
     assert (attention.rope_theta, attention.rotary_dim) == (5e6, 8)
 
 
 def test_rope_parameters_win_over_the_top_level():
     config = config_of("qwen3", rope_theta=1.0, rope_parameters={"rope_theta": 2.0})
-    assert parse_spec(config).attention.rope_theta == 2.0
+    assert parse_spec(config).mixers[-1].rope_theta == 2.0
 
 
 def test_layer_types_follow_the_interval_where_they_are_not_listed():
     spec = parse_spec(config_of("qwen3_5_text", num_hidden_layers=6, full_attention_interval=3))
-    assert spec.layer_types == ("delta", "delta", "attention") * 2
+    kinds = [type(mixer) for mixer in spec.mixers]
+    assert kinds == [DeltaSpec, DeltaSpec, AttentionSpec] * 2
 
 
 def wrapper(**fields: Any) -> ModelSpec:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.models.gated_delta import delta_path, delta_tree
-from luceasync.models.trees import ROOT, TorchTrees, Trees, chain
+from luceasync.models.mixers.gated_delta import delta_path, delta_tree
+from luceasync.models.trees import ROOT, Trees, chain, torch_trees
 from tests.reference.gated_delta import delta_rule
 
 HEADS, KEY_DIM, VALUE_DIM = 2, 8, 6
@@ -31,7 +31,7 @@ def make_inputs(num_rows: int, seed: int) -> tuple[Tensor, ...]:
 
 
 def trees_of(parents: list[int], reach: int = 1) -> Trees:
-    return TorchTrees().trees(torch.tensor([parents], dtype=torch.int32), reach)
+    return torch_trees(torch.tensor([parents], dtype=torch.int32), reach)
 
 
 def path_to(parents: list[int], row: int) -> list[int]:

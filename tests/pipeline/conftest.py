@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from luceasync.hoststore.memory import HostMemory
-from luceasync.models.loader import open_checkpoint
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import make_plan
@@ -39,7 +40,7 @@ def make_backend() -> Iterator[MakeBackend]:
         plan = make_plan(
             spec,
             [Device(f"cpu:{i}", 2**33) for i in range(num_shards)],
-            dtype="fp32",
+            precision=Precision.of("fp32"),
             weights=weights,
             parallel=parallel,
             max_ctx_tokens=max_ctx_tokens,

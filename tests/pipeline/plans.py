@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from luceasync.errors import PlacementError
+from luceasync.models.precision import Precision
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.ranges import Device
 from tests.pipeline.specs import make_spec
@@ -19,7 +20,8 @@ def plan_of(free_mib: float | list[float] = 8192, backend: str = "cpu", **asked:
     sizes = free_mib if isinstance(free_mib, list) else [free_mib]
     devices = [Device(f"{backend}:{i}", int(mib * MIB)) for i, mib in enumerate(sizes)]
     keys = ("weights", "parallel", "max_ctx_tokens", "prefill_chunk_tokens")
-    choices = {"dtype": "fp32", **dict.fromkeys(keys), **asked}
+    asked["precision"] = Precision.of(asked.pop("dtype", "fp32"))
+    choices = {**dict.fromkeys(keys), **asked}
     return make_plan(choices.pop("spec", make_spec()), devices, **choices)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.models.config import parse_spec
+from luceasync.models.spec import ModelSpec
 
 
 def make_spec(num_layers: int = 8, max_positions: int = 32768) -> ModelSpec:
@@ -21,10 +22,16 @@ def make_spec(num_layers: int = 8, max_positions: int = 32768) -> ModelSpec:
     )
 
 
-def make_hybrid_spec() -> ModelSpec:
+def make_hybrid_spec(**fields: int) -> ModelSpec:
     """8 layers, 6 of them Gated DeltaNet, and a context that no memory holds."""
     sizes = {"vocab_size": 512, "hidden_size": 64, "intermediate_size": 128, "head_dim": 64}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 8}
     return parse_spec(
-        {"model_type": "qwen3_5_text", "max_position_embeddings": 2**24, **sizes, **heads}
+        {
+            "model_type": "qwen3_5_text",
+            "max_position_embeddings": 2**24,
+            **sizes,
+            **heads,
+            **fields,
+        }
     )

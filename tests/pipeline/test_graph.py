@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
@@ -31,7 +32,7 @@ def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> L
     plan = make_plan(
         spec,
         found,
-        dtype=dtype,
+        precision=Precision.of(dtype),
         weights=[1.0] * len(found),
         prefill_chunk_tokens=None,
         verify_rows=VERIFY_ROWS,
@@ -75,7 +76,7 @@ def test_two_gpus_give_the_bits_of_one(tiny_dir: Path, peer_access: str):
         plan = make_plan(
             spec,
             find_devices(names),
-            dtype="fp32",
+            precision=Precision.of("fp32"),
             weights=[1.0] * len(names),
             parallel=2,
             max_ctx_tokens=512,

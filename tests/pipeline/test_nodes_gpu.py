@@ -11,8 +11,10 @@ from torch import Tensor
 
 from luceasync.hoststore.arena import PIECE_BYTES, Arena
 from luceasync.hoststore.node_store import Span
-from luceasync.models.loader import RandomSource, open_checkpoint
-from luceasync.models.spec import parse_spec, read_spec
+from luceasync.models.config import parse_spec, read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.loader import RandomSource
+from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices, host_memory
 from luceasync.pipeline.group import LocalGroup
@@ -56,7 +58,7 @@ def backend(arena: Arena) -> Iterator[LayerSplitBackend]:
     plan = make_plan(
         spec,
         find_devices(["cuda:0"]),
-        dtype="bf16",
+        precision=Precision.of("bf16"),
         weights=None,
         parallel=3,
         max_ctx_tokens=NUM_TOKENS + 512,
@@ -127,7 +129,7 @@ def test_saves_beside_decoding_have_the_bits_of_the_moment(backend: LayerSplitBa
 def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, arena: Arena):
     spec, devices = read_spec(tiny_dir), find_devices(["cuda:0"])
     sizes = {"parallel": 2, "max_ctx_tokens": 512, "prefill_chunk_tokens": None}
-    plan = make_plan(spec, devices, dtype="fp32", weights=None, **sizes)
+    plan = make_plan(spec, devices, precision=Precision.of("fp32"), weights=None, **sizes)
     backend = LayerSplitBackend.open(tiny_dir, spec, plan, memory=arena)
     prefill(backend, 0, 1, 100)
     expected = []
@@ -232,7 +234,7 @@ def test_chains_go_between_a_gpu_and_any_split(
         plan = make_plan(
             spec,
             found,
-            dtype="fp32",
+            precision=Precision.of("fp32"),
             weights=[1.0] * len(found),
             parallel=2,
             max_ctx_tokens=512,

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.models.loader import open_checkpoint
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.precision import Precision
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import decode_sizes, make_plan
 from luceasync.pipeline.ranges import (
@@ -122,7 +123,7 @@ def test_a_tiny_model_needs_no_threads_on_the_cpu(device: str, small: bool):
     plan = make_plan(
         make_spec(),
         [Device(device, 2**34)],
-        dtype="bf16",
+        precision=Precision.of("bf16"),
         weights=None,
         parallel=1,
         max_ctx_tokens=64,

@@ -9,7 +9,8 @@ import pytest
 
 from luceasync.config import Config, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.errors import ModelError, PlacementError
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
 from luceasync.pipeline.report import plan_report
 
 
@@ -27,7 +28,8 @@ def test_a_plan_is_what_the_config_asks(config: Config):
     plan = report.plan
     assert report.spec == read_spec(config.model.model_dir)
     assert [(s.device, s.begin, s.end) for s in plan.shards] == [("cpu:0", 0, 3), ("cpu:1", 3, 4)]
-    assert (plan.dtype, plan.parallel, plan.max_ctx_tokens) == ("fp32", 2, 200)
+    assert (plan.parallel, plan.max_ctx_tokens) == (2, 200)
+    assert plan.precision == Precision.of("fp32")
     assert (plan.prefill_chunk_tokens, plan.reasons) == (128, ())
 
 
@@ -43,8 +45,8 @@ def test_each_shard_is_told_beside_its_device(config: Config):
 def test_auto_is_the_devices_dtype(config: Config, monkeypatch, dtype: str):
     monkeypatch.setattr("luceasync.pipeline.report.default_dtype", lambda devices: dtype)
     auto = replace(config, model=replace(config.model, dtype="auto"))
-    assert plan_report(auto).plan.dtype == dtype
-    assert plan_report(config).plan.dtype == "fp32"
+    assert plan_report(auto).plan.precision == Precision.of(dtype)
+    assert plan_report(config).plan.precision == Precision.of("fp32")
 
 
 def test_a_directory_that_is_no_model_is_refused(config: Config, tmp_path: Path):

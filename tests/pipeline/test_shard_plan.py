@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.shard_plan import NUM_STAGED_STATES, SHORT_ROWS, ShardPlan, plan_shard
 from tests.pipeline.specs import make_hybrid_spec, make_spec
@@ -14,7 +13,7 @@ def shard_of(
 ) -> ShardPlan:
     """All 8 layers."""
     sizes = {"chunk_tokens": 64, "num_verify_rows": num_verify_rows, "num_lanes": 4}
-    return plan_shard(spec, device, 0, 8, dtype, **sizes)
+    return plan_shard(spec, device, 0, 8, Precision.of(dtype), **sizes)
 
 
 def test_a_gpu_has_room_for_states_on_their_way_to_host_memory():
@@ -38,9 +37,8 @@ def test_half_the_dtype_is_half_the_keys_and_about_half_the_weights():
 
 
 def test_what_verifying_needs_grows_with_the_rows_and_not_with_the_state():
-    spec, replace = make_hybrid_spec(), dataclasses.replace
-    narrow = replace(spec, delta=replace(spec.delta, num_key_heads=2, key_dim=64))
-    wide = replace(spec, delta=replace(spec.delta, num_key_heads=1, key_dim=128))
+    narrow = make_hybrid_spec(linear_num_key_heads=2, linear_key_head_dim=64)
+    wide = make_hybrid_spec(linear_num_key_heads=1, linear_key_head_dim=128)
     sizes = [
         shard_of(s, num_verify_rows=rows)
         for s, rows in ((narrow, 8), (wide, 8), (narrow, 16), (narrow, 0))

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import PlacementError, Unsupported
-from luceasync.models.loader import open_checkpoint
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.precision import Precision
+from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import make_plan
@@ -107,6 +109,9 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
         def __init__(self, checkpoint) -> None:
             self._checkpoint = checkpoint
 
+        def form(self, name: str) -> Form:
+            return Dense()
+
         def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
             nonlocal most
             tensor = self._checkpoint.read(name, shape)
@@ -159,7 +164,7 @@ def _plan(model_dir: Path, num_shards: int):
     return make_plan(
         read_spec(model_dir),
         [Device(f"cpu:{i}", 2**33) for i in range(num_shards)],
-        dtype="fp32",
+        precision=Precision.of("fp32"),
         weights=None,
         parallel=4,
         max_ctx_tokens=512,

@@ -22,8 +22,8 @@ from draft.training import Recipe, learning_rate, make_optimizers
 
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.spec import DraftLayerSpec, parse_draft_spec, read_draft_spec
+from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
-from luceasync.models.spec import read_spec
 from tests import tiny
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_draft.py"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.errors import ModelError
-from luceasync.models.files import weight_files
+from luceasync.models.formats.safetensors import weight_files
 
 INDEX = "model.safetensors.index.json"
 

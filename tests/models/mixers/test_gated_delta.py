@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luceasync.models.gated_delta import delta_chunks, delta_step
+from luceasync.models.mixers.gated_delta import delta_chunks, delta_step
 from tests.reference.gated_delta import delta_rule
 
 Inputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]

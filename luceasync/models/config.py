@@ -1,0 +1,46 @@
+"""A model directory's config.json, read by the family that it names. Pure: no torch, no weights.
+
+A config that we cannot run exactly is refused here, in words.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.models.config_fields import Fields
+from luceasync.models.families import FAMILIES
+from luceasync.models.spec import ModelSpec
+
+
+def read_spec(model_dir: Path) -> ModelSpec:
+    """The spec of the model in `model_dir`. Raises ModelError naming the file and the field."""
+    path = model_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{model_dir}: no config.json; a Hugging Face model directory is expected"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+    try:
+        return parse_spec(config)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
+    """The spec that a parsed config.json describes. Raises ModelError."""
+    model_type = config.get("model_type")
+    family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
+    if family is None:
+        raise ModelError(
+            f"model_type {model_type!r} is not supported; supported: {', '.join(sorted(FAMILIES))}"
+        )
+    return family.parse(Fields(config))

@@ -1,0 +1,62 @@
+"""Both ends of a model: the embedding before its first layer, norm and head behind its last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from luceasync.models.loader import Part, TensorReader
+from luceasync.models.ops import Norm
+from luceasync.models.weights import Table, Weight
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What of the ends a shard has; a tied head is the embedding."""
+
+    embedding: Table | None
+    norm: Norm | None
+    head: Weight | None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens: int64 [...] -> [..., hidden]. First shard only."""
+        assert self.embedding is not None, "only the first shard embeds"
+        return self.embedding.lookup(tokens)
+
+    def project_rows(self, x: Tensor) -> Tensor:
+        """The head alone, without the final norm: [..., hidden] -> logits float32 [..., vocab].
+        Last shard only.
+        """
+        assert self.head is not None, "only the last shard projects"
+        return self.head.linear(x).float()
+
+    def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[..., hidden] -> logits float32 [..., vocab], in `out` if it is given. Last shard
+        only.
+        """
+        assert self.norm is not None and self.head is not None, "only the last shard projects"
+        logits = self.head.linear(self.norm(x))
+        return logits.float() if out is None else out.copy_(logits)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights; what is tied counts once."""
+        parts = {id(part): part for part in (self.embedding, self.head, self.norm) if part}
+        return sum(part.num_bytes for part in parts.values())
+
+
+def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> Ends:
+    """The ends of a shard, as most families name them. Raises ModelError."""
+    spec = reader.spec
+    shape = (spec.vocab_size, spec.hidden_size)
+    name = f"{spec.prefix}embed_tokens.weight"
+    embedding = reader.table(name, shape) if is_first else None
+    if not is_last:
+        return Ends(embedding, None, None)
+    norm = reader.norm(f"{spec.prefix}norm.weight", (spec.hidden_size,))
+    if not spec.tied_embeddings:
+        head: Weight = reader.stacked([Part("lm_head.weight")], {"lm_head.weight": shape})
+    else:  # never packed, so that it gives the same bits where the embedding is elsewhere
+        head = embedding or reader.table(name, shape)
+    return Ends(embedding, norm, head)

@@ -1,0 +1,103 @@
+"""Qwen3, dense: attention and SwiGLU in every layer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+from luceasync.errors import ModelError
+from luceasync.models.config_fields import Fields
+from luceasync.models.families.family import Family
+from luceasync.models.feed_forward.dense import DenseSpec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.spec import LayerSpec, ModelSpec
+
+T = TypeVar("T")
+
+
+def parse(fields: Fields) -> ModelSpec:
+    """The spec of a config. Raises ModelError."""
+    fields.must_be("hidden_act", "silu")
+    fields.must_be("use_sliding_window", False)
+    num_layers = fields.positive("num_hidden_layers")
+    fields.must_be("layer_types", ["full_attention"] * num_layers)
+    feed_forward = DenseSpec(fields.positive("intermediate_size"))
+    layer = LayerSpec(parse_attention(fields, gated=False, rotary_factor=1.0), feed_forward)
+    return ModelSpec(
+        family="qwen3",
+        prefix="model.",
+        vocab_size=fields.positive("vocab_size"),
+        hidden_size=fields.positive("hidden_size"),
+        layers=(layer,) * num_layers,
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_offset=0.0,
+        tied_embeddings=bool(fields.config.get("tie_word_embeddings", False)),
+        max_positions=fields.positive("max_position_embeddings", 32768),
+        eos_ids=fields.eos_ids(),
+    )
+
+
+def parse_attention(fields: Fields, *, gated: bool, rotary_factor: float) -> AttentionSpec:
+    """The attention of a config, of which `rotary_factor` of each head is rotated unless it says
+    otherwise. Raises ModelError.
+    """
+    num_heads = fields.positive("num_attention_heads")
+    num_kv_heads = fields.positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise ModelError(
+            f"num_attention_heads = {num_heads} is not a multiple of "
+            f"num_key_value_heads = {num_kv_heads}"
+        )
+    fields.must_be("attention_bias", False)
+    fields.must_be("quantization_config", None)
+    rope = fields.rope()
+    head_dim = fields.positive("head_dim", fields.positive("hidden_size") // num_heads)
+    factor = float(rope.get("partial_rotary_factor", rotary_factor))
+    rotary_dim = int(head_dim * factor)
+    if rotary_dim > head_dim or rotary_dim < 2 or rotary_dim % 2:
+        raise ModelError(
+            f"partial_rotary_factor = {factor:g} rotates {rotary_dim} of head_dim = {head_dim}; "
+            "an even number of them is expected"
+        )
+    return AttentionSpec(
+        num_heads=num_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        rotary_dim=rotary_dim,
+        rope_theta=float(rope.get("rope_theta", 10000.0)),
+        gated=gated,
+    )
+
+
+def architecture(spec: ModelSpec) -> dict[str, Any]:
+    """As directories of kept prefixes have it since the first of them."""
+    return ends_architecture(spec) | {
+        "attention": asdict(only(spec, AttentionSpec)),
+        "delta": None,
+        "layer_types": ["attention"] * spec.num_layers,
+    }
+
+
+def only(spec: ModelSpec, kind: type[T]) -> T:
+    """The one mixer of that kind, which all its layers share."""
+    [mixer] = {mixer for mixer in spec.mixers if isinstance(mixer, kind)}
+    return mixer
+
+
+def ends_architecture(spec: ModelSpec) -> dict[str, Any]:
+    """What is not about one kind of layer."""
+    feed_forward = spec.layers[0].feed_forward
+    assert isinstance(feed_forward, DenseSpec)
+    return {
+        "family": spec.family,
+        "prefix": spec.prefix,
+        "vocab_size": spec.vocab_size,
+        "hidden_size": spec.hidden_size,
+        "intermediate_size": feed_forward.inner_size,
+        "norm_eps": spec.norm_eps,
+        "norm_offset": spec.norm_offset,
+        "tied_embeddings": spec.tied_embeddings,
+    }
+
+
+FAMILY = Family("qwen3", parse, architecture)

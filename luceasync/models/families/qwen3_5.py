@@ -1,0 +1,97 @@
+"""Qwen3.5, hybrid: Gated DeltaNet layers with gated attention between them; the text part."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.models.config_fields import Fields
+from luceasync.models.families.family import Family
+from luceasync.models.families.qwen3 import ends_architecture, only, parse_attention
+from luceasync.models.feed_forward.dense import DenseSpec
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.spec import LayerSpec, ModelSpec
+
+
+def parse(fields: Fields) -> ModelSpec:
+    """The spec of a text model's config. Raises ModelError."""
+    return _parse(fields, prefix="model.")
+
+
+def parse_wrapped(fields: Fields) -> ModelSpec:
+    """The spec of the text part of a model that also sees. Raises ModelError."""
+    text = dict(fields.mapping("text_config"))
+    text.setdefault("tie_word_embeddings", fields.config.get("tie_word_embeddings", False))
+    text.setdefault("eos_token_id", fields.config.get("eos_token_id"))
+    return _parse(Fields(text), prefix="model.language_model.")
+
+
+def _parse(fields: Fields, *, prefix: str) -> ModelSpec:
+    fields.must_be("hidden_act", "silu")
+    delta = _parse_delta(fields)
+    attention = parse_attention(fields, gated=True, rotary_factor=0.25)
+    feed_forward = DenseSpec(fields.positive("intermediate_size"))
+    mixers = [attention if is_full else delta for is_full in _full_layers(fields)]
+    return ModelSpec(
+        family="qwen3_5",
+        prefix=prefix,
+        vocab_size=fields.positive("vocab_size"),
+        hidden_size=fields.positive("hidden_size"),
+        layers=tuple(LayerSpec(mixer, feed_forward) for mixer in mixers),
+        norm_eps=fields.number("rms_norm_eps", 1e-6),
+        norm_offset=1.0,
+        tied_embeddings=bool(fields.config.get("tie_word_embeddings", False)),
+        max_positions=fields.positive("max_position_embeddings", 32768),
+        eos_ids=fields.eos_ids(),
+    )
+
+
+def _parse_delta(fields: Fields) -> DeltaSpec:
+    delta = DeltaSpec(
+        num_key_heads=fields.positive("linear_num_key_heads", 16),
+        num_value_heads=fields.positive("linear_num_value_heads", 32),
+        key_dim=fields.positive("linear_key_head_dim", 128),
+        value_dim=fields.positive("linear_value_head_dim", 128),
+        conv_kernel=fields.positive("linear_conv_kernel_dim", 4),
+    )
+    if delta.num_value_heads % delta.num_key_heads:
+        raise ModelError(
+            f"linear_num_value_heads = {delta.num_value_heads} is not a multiple of "
+            f"linear_num_key_heads = {delta.num_key_heads}"
+        )
+    return delta
+
+
+def _full_layers(fields: Fields) -> list[bool]:
+    """For each layer whether it is one of attention."""
+    num_layers = fields.positive("num_hidden_layers")
+    names = {"full_attention": True, "linear_attention": False}
+    interval = fields.positive("full_attention_interval", 4)
+    default = [
+        "full_attention" if (layer + 1) % interval == 0 else "linear_attention"
+        for layer in range(num_layers)
+    ]
+    listed = fields.config.get("layer_types") or default
+    fits = isinstance(listed, list) and len(listed) == num_layers
+    if not fits or not all(isinstance(name, str) and name in names for name in listed):
+        raise ModelError(
+            f"layer_types = {listed!r}: {num_layers} entries of {sorted(names)} are expected"
+        )
+    return [names[name] for name in listed]
+
+
+def architecture(spec: ModelSpec) -> dict[str, Any]:
+    """As directories of kept prefixes have it since the first of them."""
+    attention, delta = only(spec, AttentionSpec), only(spec, DeltaSpec)
+    names = {attention: "attention", delta: "delta"}
+    return ends_architecture(spec) | {
+        "attention": asdict(attention),
+        "delta": asdict(delta),
+        "layer_types": [names[mixer] for mixer in spec.mixers],  # type: ignore[index]
+    }
+
+
+FAMILY = Family("qwen3_5", parse, architecture)
+WRAPPED = Family("qwen3_5", parse_wrapped, architecture)

@@ -1,0 +1,1 @@
+"""Kinds of feed-forward networks, a file each."""

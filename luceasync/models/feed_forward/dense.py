@@ -1,0 +1,60 @@
+"""SwiGLU (Shazeer, "GLU Variants Improve Transformer", 2020): every row meets every weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from luceasync.models.feed_forward.feed_forward import Shape
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.loader import LayerReader
+    from luceasync.models.ops import Norm
+    from luceasync.models.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class DenseSpec:
+    """A FeedForward of `inner_size` numbers in the middle."""
+
+    inner_size: int
+
+    @property
+    def width(self) -> int:
+        return 2 * self.inner_size
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See FeedForward."""
+        return {
+            "post_attention_layernorm.weight": (hidden_size,),
+            "mlp.gate_proj.weight": (self.inner_size, hidden_size),
+            "mlp.up_proj.weight": (self.inner_size, hidden_size),
+            "mlp.down_proj.weight": (hidden_size, self.inner_size),
+        }
+
+    def load(self, reader: LayerReader) -> DenseLayer:
+        """See FeedForward."""
+        return DenseLayer(
+            norm=reader.norm("post_attention_layernorm.weight"),
+            gate_up=reader.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
+            down=reader.matrix("mlp.down_proj.weight"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class DenseLayer:
+    """A FeedForwardLayer. gate_up: [2 * inner, hidden], gate first; down: [hidden, inner]."""
+
+    norm: Norm
+    gate_up: Weight
+    down: Weight
+
+    @property
+    def num_bytes(self) -> int:
+        return self.norm.num_bytes + self.gate_up.num_bytes + self.down.num_bytes
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See FeedForwardLayer."""
+        return self.down.linear_add(self.gate_up.swiglu(self.norm(x)), x)

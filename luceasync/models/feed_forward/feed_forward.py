@@ -1,0 +1,42 @@
+"""What a kind of feed-forward network says of itself. Pure; names no kind."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.loader import LayerReader
+
+Shape = tuple[int, ...]
+
+
+class FeedForward(Protocol):
+    """A kind of feed-forward network with its sizes."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row where its activations are widest."""
+        ...
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """Its tensors below `layers.<layer>.` in a checkpoint."""
+        ...
+
+    def load(self, reader: LayerReader) -> FeedForwardLayer:
+        """One layer's weights, where they are to run. Raises ModelError."""
+        ...
+
+
+class FeedForwardLayer(Protocol):
+    """One layer's network with its weights and norm."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        ...
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [entries, rows, hidden], the residual stream, moved on."""
+        ...

@@ -1,0 +1,42 @@
+"""Formats of weight files, a file each, and the list of them. The first that fits reads them."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from luceasync.models.formats import safetensors
+from luceasync.models.weights import Form
+
+if TYPE_CHECKING:
+    from luceasync.models.loader import TensorSource
+
+
+class Format(Protocol):
+    """How weights lie in files. Raises ModelError where they do not."""
+
+    def is_at(self, model_dir: Path) -> bool:
+        """Whether the weights of `model_dir` are in this format."""
+        ...
+
+    def weight_files(self, model_dir: Path) -> list[Path]:
+        """The files that the numbers come from."""
+        ...
+
+    def forms(self, model_dir: Path) -> Callable[[str], Form]:
+        """How each tensor is stored, by its name: what a plan counts with. Reads no numbers."""
+        ...
+
+    def open(self, model_dir: Path) -> "AbstractContextManager[TensorSource]":
+        """Open every file (mapped, not read)."""
+        ...
+
+
+FORMATS: list[Format] = [safetensors.Safetensors()]
+
+
+def format_of(model_dir: Path) -> Format:
+    """The format of the weights in `model_dir`; where none fits, the first, which then says what
+    is missing.
+    """
+    return next((f for f in FORMATS if f.is_at(model_dir)), FORMATS[0])

@@ -1,0 +1,182 @@
+"""Grouped-query attention to every token before: its sizes, its state, its weights.
+
+What runs it is in attention_torch and attention_triton. Imports no torch at its top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from luceasync.kv.state import StateTensor
+from luceasync.models.mixers.mixer import MixerBody, Shape, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.loader import LayerReader
+    from luceasync.models.ops import Norm
+    from luceasync.models.pass_rows import Rows
+    from luceasync.models.trees import Trees
+    from luceasync.models.weights import Weight
+
+VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpec:
+    """A Mixer. `rotary_dim` of each head's `head_dim` are rotated. `gated`: the output is
+    multiplied by sigmoid(gate), and q_proj holds query and gate of each head side by side.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    gated: bool
+
+    @property
+    def query_dim(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def rows(self) -> tuple[StateTensor, ...]:
+        heads = (self.num_kv_heads, self.head_dim)
+        return StateTensor("attn_k", heads, "kv"), StateTensor("attn_v", heads, "kv")
+
+    @property
+    def end(self) -> tuple[StateTensor, ...]:
+        return ()
+
+    @property
+    def scratch(self) -> tuple[StateTensor, ...]:
+        return self.rows
+
+    @property
+    def width(self) -> int:
+        return self.query_dim * 4
+
+    @property
+    def verified_row_bytes(self) -> int:
+        return self.query_dim * VERIFY_SPLITS * 4
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See Mixer."""
+        return {
+            "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
+            "self_attn.k_proj.weight": (self.kv_dim, hidden_size),
+            "self_attn.v_proj.weight": (self.kv_dim, hidden_size),
+            "self_attn.o_proj.weight": (hidden_size, self.query_dim),
+            "self_attn.q_norm.weight": (self.head_dim,),
+            "self_attn.k_norm.weight": (self.head_dim,),
+            "input_layernorm.weight": (hidden_size,),
+        }
+
+    def load(self, reader: LayerReader) -> AttentionLayer:
+        """See Mixer."""
+        from luceasync.models.loader import Part
+
+        query = Part("self_attn.q_proj.weight")
+        gates: list[Part] = []
+        if self.gated:  # ours has the gates of all heads behind the values
+            gates = [Part(query.name, self._of_each_head(1), divisor=2)]
+            query = Part(query.name, self._of_each_head(0), divisor=2)
+        keys_values = [Part(f"self_attn.{name}_proj.weight") for name in "kv"]
+        return AttentionLayer(
+            body=reader.ops.pick(self.torch_body, self.triton_body),
+            norm=reader.norm("input_layernorm.weight"),
+            projection=reader.stacked([query, *keys_values, *gates]),
+            head_norms=HeadNorms(
+                query=reader.vector("self_attn.q_norm.weight", reader.spec.norm_offset),
+                key=reader.vector("self_attn.k_norm.weight", reader.spec.norm_offset),
+                eps=reader.spec.norm_eps,
+            ),
+            output=reader.matrix("self_attn.o_proj.weight"),
+        )
+
+    def torch_body(self) -> AttentionBody:
+        """See Mixer."""
+        from luceasync.models.mixers.attention_torch import TorchAttention
+
+        return TorchAttention(self)
+
+    def triton_body(self) -> AttentionBody:
+        """See Mixer."""
+        from luceasync.models.mixers.attention_triton import TritonAttention
+
+        return TritonAttention(self)
+
+    def _of_each_head(self, which: int) -> Callable[[Tensor], Tensor]:
+        """Selects the query (0) or the gate (1) rows of every head."""
+
+        def select(stored: Tensor) -> Tensor:
+            by_head = stored.unflatten(0, (self.num_heads, 2, -1))
+            return by_head[:, which].flatten(0, 1)
+
+        return select
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of query and key heads, float32 [head_dim] each."""
+
+    query: Tensor
+    key: Tensor
+    eps: float
+
+
+class AttentionBody(MixerBody, Protocol):
+    """What runs attention; luceasync.models.mixers.attention_torch says what each means."""
+
+    def attend(
+        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: Rows
+    ) -> Tensor: ...
+
+    def attend_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        keys: Tensor,
+        values: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """A MixerLayer. projection: query, key, value (and gate) rows stacked, in this order."""
+
+    body: AttentionBody
+    norm: Norm
+    projection: Weight
+    head_norms: HeadNorms
+    output: Weight
+
+    @property
+    def num_bytes(self) -> int:
+        small = (self.head_norms.query, self.head_norms.key)
+        parts = (self.norm, self.projection, self.output)
+        return sum(part.num_bytes for part in parts) + sum(t.nbytes for t in small)
+
+    def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
+        """See MixerLayer."""
+        projected = self.projection.linear(self.norm(x))
+        keys, values = state
+        mixed = self.body.attend(projected, self.head_norms, keys, values, rows)
+        return self.output.linear_add(mixed, x)
+
+    def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
+        """See MixerLayer."""
+        projected = self.projection.linear(self.norm(x))
+        keys, values = state
+        norms = self.head_norms
+        mixed = self.body.attend_tree(projected, norms, keys, values, rows, trees, scratch)
+        return self.output.linear_add(mixed, x)

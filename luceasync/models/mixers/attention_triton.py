@@ -1,0 +1,127 @@
+"""Attention on GPUs: fused Triton kernels, and torch's library where a prompt has many rows.
+
+Everything can be captured as a CUDA graph but passes of many rows, and reads `rows` and `paths`
+from the device alone.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
+
+from luceasync.kernels import attention as attention_kernels
+from luceasync.kernels import rows as row_kernels
+from luceasync.kernels.commit import commit_attention
+from luceasync.kernels.tree_attention import attend_tree
+from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_torch import Rotation, attend_one, rotation
+from luceasync.models.mixers.mixer import State
+from luceasync.models.pass_rows import NO_LANE, Paths, Rows
+from luceasync.models.trees import Trees
+
+NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+class TritonAttention:
+    """An AttentionBody; TorchAttention says what its operations mean."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        self._spec = spec
+
+    def prepare(self, positions: Tensor) -> Rotation:
+        return rotation(self._spec, positions)
+
+    def attend(
+        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: Rows
+    ) -> Tensor:
+        spec = self._spec
+        cos, sin = rows.prepared[spec]
+        state = (keys, values, rows.lanes)
+        weights = (norms.query, norms.key, norms.eps)
+        if projected.shape[1] == 1:
+            return attention_kernels.attend(
+                projected[:, 0],
+                weights,
+                *state,
+                rows.positions[:, 0],
+                rows.tables,
+                (cos[:, 0], sin[:, 0]),
+                num_heads=spec.num_heads,
+                rotary_dim=spec.rotary_dim,
+                gated=spec.gated,
+            )[:, None]
+        queries = row_kernels.write_heads(
+            projected,
+            weights,
+            *state,
+            rows.positions,
+            rows.tables,
+            (cos, sin),
+            num_heads=spec.num_heads,
+            rotary_dim=spec.rotary_dim,
+        )
+        out = _attend_entries(queries, keys, values, rows).flatten(2)
+        if spec.gated:
+            out = out * torch.sigmoid(projected[..., -spec.query_dim :])
+        return out
+
+    def attend_tree(
+        self,
+        projected: Tensor,
+        norms: HeadNorms,
+        keys: Tensor,
+        values: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor:
+        spec = self._spec
+        new_keys, new_values = scratch
+        return attend_tree(
+            projected,
+            (norms.query, norms.key, norms.eps),
+            keys,
+            values,
+            rows.lanes,
+            rows.positions,
+            rows.tables,
+            rows.prepared[spec],
+            trees.ancestors,
+            (new_keys, new_values),
+            num_heads=spec.num_heads,
+            rotary_dim=spec.rotary_dim,
+            gated=spec.gated,
+        )
+
+    def commit(self, scratch: State, state: State, paths: Paths) -> None:
+        (new_keys, new_values), (keys, values) = scratch, state
+        path = (paths.lanes, paths.begins, paths.rows, paths.counts, paths.tables)
+        commit_attention((new_keys, new_values), keys, values, *path)
+
+
+def _attend_entries(queries: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> Tensor:
+    """queries: [entries, rows, heads, head_dim] of rows that are written; the same shape."""
+    outputs = [
+        torch.zeros_like(queries[i])
+        if entry.lane == NO_LANE
+        else attend_rows(queries[i], keys[entry.lane, entry.read], values[entry.lane, entry.read])
+        for i, entry in enumerate(rows.entries)
+    ]
+    return outputs[0][None] if len(outputs) == 1 else torch.stack(outputs)
+
+
+def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As attention_torch.attention, by the library's kernels for causal attention.
+
+    Not by cuDNN: for every shape that is new it first builds a plan, 20 ms on an H200.
+    """
+    if q.shape[0] == 1:
+        return attend_one(q, k, v, k.shape[0])
+    q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+    causal = causal_lower_right(q.shape[2], k.shape[2])
+    with sdpa_kernel(NO_PLANS):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
+    return out[0].transpose(0, 1)

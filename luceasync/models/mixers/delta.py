@@ -1,0 +1,191 @@
+"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its sizes, its state, its weights.
+
+What runs it is in delta_torch and delta_triton. Imports no torch at its top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from luceasync.kv.state import StateTensor
+from luceasync.models.mixers.mixer import MixerBody, Shape, State
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.loader import LayerReader
+    from luceasync.models.ops import Norm
+    from luceasync.models.pass_rows import Rows
+    from luceasync.models.trees import Trees
+    from luceasync.models.weights import Weight
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaSpec:
+    """A Mixer. Key heads are shared by groups of value heads; a causal convolution over
+    `conv_kernel` tokens stands before query, key and value.
+    """
+
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    conv_kernel: int
+
+    @property
+    def conv_channels(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
+
+    @property
+    def output_dim(self) -> int:
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def rows(self) -> tuple[StateTensor, ...]:
+        return ()
+
+    @property
+    def end(self) -> tuple[StateTensor, ...]:
+        window = self.conv_kernel - 1
+        heads = (self.num_value_heads, self.key_dim, self.value_dim)
+        return (
+            StateTensor("conv", (window, self.conv_channels), "compute", leans_on=window),
+            StateTensor("delta", heads, "float32"),
+        )
+
+    @property
+    def scratch(self) -> tuple[StateTensor, ...]:
+        """Inputs of the convolution, keys, updates u, and the log decay since the committed end."""
+        return (
+            StateTensor("inputs", (self.conv_channels,), "compute"),
+            StateTensor("keys", (self.num_key_heads, self.key_dim), "float32"),
+            StateTensor("updates", (self.num_value_heads, self.value_dim), "float32"),
+            StateTensor("totals", (self.num_value_heads,), "float32"),
+        )
+
+    @property
+    def width(self) -> int:
+        return self.conv_channels + self.output_dim
+
+    @property
+    def verified_row_bytes(self) -> int:
+        return 0
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """See Mixer."""
+        return {
+            "linear_attn.in_proj_qkv.weight": (self.conv_channels, hidden_size),
+            "linear_attn.in_proj_z.weight": (self.output_dim, hidden_size),
+            "linear_attn.in_proj_b.weight": (self.num_value_heads, hidden_size),
+            "linear_attn.in_proj_a.weight": (self.num_value_heads, hidden_size),
+            "linear_attn.conv1d.weight": (self.conv_channels, 1, self.conv_kernel),
+            "linear_attn.A_log": (self.num_value_heads,),
+            "linear_attn.dt_bias": (self.num_value_heads,),
+            "linear_attn.norm.weight": (self.value_dim,),
+            "linear_attn.out_proj.weight": (hidden_size, self.output_dim),
+            "input_layernorm.weight": (hidden_size,),
+        }
+
+    def load(self, reader: LayerReader) -> DeltaLayer:
+        """See Mixer. The norm inside is stored whole in every family."""
+        stacked = [f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
+        return DeltaLayer(
+            body=reader.ops.pick(self.torch_body, self.triton_body),
+            norm=reader.norm("input_layernorm.weight"),
+            projection=reader.matrix(*stacked),
+            parameters=DeltaParameters(
+                conv=reader.vector("linear_attn.conv1d.weight").squeeze(1),
+                decay_rate=-reader.vector("linear_attn.A_log").exp(),
+                dt_bias=reader.vector("linear_attn.dt_bias"),
+                norm=reader.vector("linear_attn.norm.weight"),
+                eps=reader.spec.norm_eps,
+            ),
+            output=reader.matrix("linear_attn.out_proj.weight"),
+        )
+
+    def torch_body(self) -> DeltaBody:
+        """See Mixer."""
+        from luceasync.models.mixers.delta_torch import TorchDelta
+
+        return TorchDelta(self)
+
+    def triton_body(self) -> DeltaBody:
+        """See Mixer."""
+        from luceasync.models.mixers.delta_triton import TritonDelta
+
+        return TritonDelta(self)
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaParameters:
+    """Gated DeltaNet's small tensors, all float32.
+
+    conv [channels, kernel]; decay_rate = -exp(A_log) [value_heads]; dt_bias [value_heads];
+    norm [value_dim].
+    """
+
+    conv: Tensor
+    decay_rate: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    eps: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(t.nbytes for t in (self.conv, self.decay_rate, self.dt_bias, self.norm))
+
+
+class DeltaBody(MixerBody, Protocol):
+    """What runs Gated DeltaNet; luceasync.models.mixers.delta_torch says what each means."""
+
+    def delta(
+        self,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+    ) -> Tensor: ...
+
+    def delta_tree(
+        self,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaLayer:
+    """A MixerLayer. projection: query|key|value, z, b, a rows stacked, in this order."""
+
+    body: DeltaBody
+    norm: Norm
+    projection: Weight
+    parameters: DeltaParameters
+    output: Weight
+
+    @property
+    def num_bytes(self) -> int:
+        parts = (self.norm, self.projection, self.parameters, self.output)
+        return sum(part.num_bytes for part in parts)
+
+    def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
+        """See MixerLayer."""
+        projected = self.projection.linear(self.norm(x))
+        conv, delta = state
+        mixed = self.body.delta(projected, self.parameters, conv, delta, rows)
+        return self.output.linear_add(mixed, x)
+
+    def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
+        """See MixerLayer."""
+        projected = self.projection.linear(self.norm(x))
+        conv, delta = state
+        parameters = self.parameters
+        mixed = self.body.delta_tree(projected, parameters, conv, delta, rows, trees, scratch)
+        return self.output.linear_add(mixed, x)

@@ -1,0 +1,151 @@
+"""Gated DeltaNet in torch, for any device: the slow truth of the kernels in delta_triton.
+
+Knows states as tensors by lane, and no pages.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.gated_delta import delta_chunks, delta_path, delta_step, delta_tree
+from luceasync.models.mixers.mixer import State
+from luceasync.models.pass_rows import Paths, Rows
+from luceasync.models.trees import Trees
+
+
+class TorchDelta:
+    """A DeltaBody as plain torch."""
+
+    def __init__(self, spec: DeltaSpec) -> None:
+        self._spec = spec
+
+    def prepare(self, positions: Tensor) -> None:
+        """Nothing depends on where rows stand."""
+
+    def delta(
+        self,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+    ) -> Tensor:
+        """Causal convolution, gated delta rule and gated norm; both states move on in place.
+
+        projected: [entries, rows, conv_channels + output_dim (z) + 2 value_heads (b, a)];
+        conv_state: [lanes + 1, kernel - 1, channels], the newest inputs, oldest first;
+        delta_state: float32 [lanes + 1, value_heads, key_dim, value_dim]; the extra lane at the
+        end, which index NO_LANE means, takes what padding entries write. Returns [entries, rows,
+        output_dim].
+        """
+        spec = self._spec
+        mixed, z, b, a = projected.split(delta_widths(spec), -1)
+        lanes = rows.lanes.long()
+        q, k, v = delta_heads(convolve(mixed, parameters.conv, conv_state, lanes), spec)
+        g, beta = delta_gates(a, b, parameters)
+        state = delta_state[lanes]
+        if q.shape[1] == 1:
+            out, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
+            out = out[:, None]
+        else:
+            out, state = delta_chunks(q, k, v, g, beta, state)
+        delta_state[lanes] = state
+        return gated_norm(out, z, parameters)
+
+    def delta_tree(
+        self,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor:
+        """As `delta`, but the states stay as they are and each row follows its parent."""
+        spec = self._spec
+        mixed, z, b, a = projected.split(delta_widths(spec), -1)
+        lanes = rows.lanes.long()
+        window = torch.cat([conv_state[lanes], mixed], 1)  # [entries, kernel - 1 + rows, channels]
+        entry = torch.arange(window.shape[0], device=window.device)[:, None, None]
+        inputs = window[entry, trees.taps].float()  # [entries, rows, kernel, channels]
+        q, k, v = delta_heads(F.silu((inputs * parameters.conv.t()).sum(2)), spec)
+        g, beta = delta_gates(a, b, parameters)
+        out, u, totals = delta_tree(q, k, v, g, beta, delta_state[lanes], trees.ancestors)
+        new_inputs, new_keys, new_updates, new_totals = scratch
+        new_inputs.copy_(mixed)
+        new_keys.copy_(k[:, :, :: spec.num_value_heads // spec.num_key_heads])
+        new_updates.copy_(u.transpose(1, 2))
+        new_totals.copy_(totals.transpose(1, 2))
+        return gated_norm(out, z, parameters)
+
+    def commit(self, scratch: State, state: State, paths: Paths) -> None:
+        """Move the states of every layer on along the accepted rows: [layers, lanes + 1, ...]."""
+        conv_state, delta_state = state
+        repeats = self._spec.num_value_heads // self._spec.num_key_heads
+        for kept in paths.kept:
+            inputs, k, u, totals = (t[:, kept.entry, kept.rows] for t in scratch)
+            window = torch.cat([conv_state[:, kept.lane], inputs], 1)
+            conv_state[:, kept.lane] = window[:, window.shape[1] - conv_state.shape[2] :]
+            delta_state[:, kept.lane] = delta_path(
+                delta_state[:, kept.lane],
+                k.repeat_interleave(repeats, 2).transpose(1, 2),
+                u.transpose(1, 2),
+                totals.transpose(1, 2),
+            )
+
+
+def convolve(x: Tensor, weight: Tensor, state: Tensor, lanes: Tensor) -> Tensor:
+    """Depthwise causal convolution and SiLU, float32. x: [entries, rows, channels]."""
+    window = torch.cat([state[lanes], x], 1)  # [entries, kernel - 1 + rows, channels]
+    kernel = weight.shape[1]
+    state[lanes] = window[:, window.shape[1] - kernel + 1 :]
+    return F.silu(convolved(window, weight, x.shape[1]))
+
+
+def convolved(window: Tensor, weight: Tensor, num_rows: int) -> Tensor:
+    """Sums over the kernel, float32 [entries, num_rows, channels], of a window of kernel - 1 rows
+    more.
+    """
+    window = window.float()
+    total = window[:, :num_rows] * weight[:, 0]
+    for i in range(1, weight.shape[1]):
+        total = total + window[:, i : i + num_rows] * weight[:, i]
+    return total
+
+
+def delta_widths(spec: DeltaSpec) -> list[int]:
+    """Widths of query|key|value, z, b and a in the projection of Gated DeltaNet."""
+    return [spec.conv_channels, spec.output_dim, spec.num_value_heads, spec.num_value_heads]
+
+
+def delta_heads(mixed: Tensor, spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value heads, float32 [entries, rows, value_heads, dim] each, of what the
+    convolution gave; query and key L2-normalised and shared by groups of value heads.
+    """
+    width = spec.num_key_heads * spec.key_dim
+    q, k, v = mixed.split([width, width, spec.output_dim], -1)
+    q, k = _key_heads(q, spec) * spec.key_dim**-0.5, _key_heads(k, spec)
+    return q, k, v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+
+
+def delta_gates(a: Tensor, b: Tensor, parameters: DeltaParameters) -> tuple[Tensor, Tensor]:
+    """Log decay g and write strength beta, float32 [entries, rows, value_heads]."""
+    g = parameters.decay_rate * F.softplus(a.float() + parameters.dt_bias)
+    return g, b.float().sigmoid()
+
+
+def gated_norm(out: Tensor, z: Tensor, parameters: DeltaParameters) -> Tensor:
+    """RMS norm of each head, times silu(z); [entries, rows, output_dim] in z's dtype."""
+    out = F.rms_norm(out, parameters.norm.shape, parameters.norm, parameters.eps)
+    return (out * F.silu(z.float().view_as(out))).flatten(2).to(z.dtype)
+
+
+def _key_heads(x: Tensor, spec: DeltaSpec) -> Tensor:
+    """L2-normalised key heads, repeated for the value heads that share them."""
+    x = x.unflatten(-1, (spec.num_key_heads, spec.key_dim))
+    x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
+    return x.repeat_interleave(spec.num_value_heads // spec.num_key_heads, 2)

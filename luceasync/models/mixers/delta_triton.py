@@ -1,0 +1,73 @@
+"""Gated DeltaNet on GPUs, as fused Triton kernels. All can be captured as a CUDA graph."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from luceasync.kernels.commit import commit_delta
+from luceasync.kernels.delta import delta_step
+from luceasync.kernels.delta_chunks import delta_rows
+from luceasync.kernels.tree_delta import delta_tree
+from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.mixer import State
+from luceasync.models.pass_rows import Paths, Rows
+from luceasync.models.trees import Trees
+
+
+class TritonDelta:
+    """A DeltaBody; TorchDelta says what its operations mean."""
+
+    def __init__(self, spec: DeltaSpec) -> None:
+        self._spec = spec
+
+    def prepare(self, positions: Tensor) -> None:
+        """Nothing depends on where rows stand."""
+
+    def delta(
+        self,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+    ) -> Tensor:
+        state = (conv_state, delta_state, rows.lanes)
+        arguments = (*_small(parameters), *state)
+        key_heads = self._spec.num_key_heads
+        if projected.shape[1] == 1:
+            return delta_step(projected[:, 0], *arguments, num_key_heads=key_heads)[:, None]
+        return delta_rows(projected, *arguments, num_key_heads=key_heads)
+
+    def delta_tree(
+        self,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+        trees: Trees,
+        scratch: State,
+    ) -> Tensor:
+        inputs, keys, updates, totals = scratch
+        return delta_tree(
+            projected,
+            *_small(parameters),
+            conv_state,
+            delta_state,
+            rows.lanes,
+            trees.ancestors,
+            trees.taps,
+            (inputs, keys, updates, totals),
+            num_key_heads=self._spec.num_key_heads,
+        )
+
+    def commit(self, scratch: State, state: State, paths: Paths) -> None:
+        inputs, keys, updates, totals = scratch
+        conv_state, delta_state = state
+        path = (paths.lanes, paths.rows, paths.counts)
+        commit_delta((inputs, keys, updates, totals), conv_state, delta_state, *path)
+
+
+def _small(parameters: DeltaParameters) -> tuple[Tensor, Tensor, Tensor, Tensor, float]:
+    small = (parameters.conv, parameters.decay_rate, parameters.dt_bias, parameters.norm)
+    return (*small, parameters.eps)

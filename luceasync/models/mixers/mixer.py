@@ -1,0 +1,104 @@
+"""What a kind of layer that mixes tokens says of itself, and what runs it.
+
+Everything else follows from it: memory, plans, nodes and their names. Pure; names no kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from luceasync.kv.state import StateTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.loader import LayerReader
+    from luceasync.models.pass_rows import Paths, Rows
+    from luceasync.models.trees import Trees
+
+Shape = tuple[int, ...]
+# What the layers of a kind keep, or leave until it is committed: of one layer, or all stacked.
+State = tuple["Tensor", ...]
+
+
+class Mixer(Hashable, Protocol):
+    """A kind of layer with its sizes. Layers whose mixers are equal share stacks of state."""
+
+    @property
+    def rows(self) -> tuple[StateTensor, ...]:
+        """See luceasync.kv.state.Keeps."""
+        ...
+
+    @property
+    def end(self) -> tuple[StateTensor, ...]:
+        """See luceasync.kv.state.Keeps."""
+        ...
+
+    @property
+    def scratch(self) -> tuple[StateTensor, ...]:
+        """What a row that is verified leaves until a path is committed."""
+        ...
+
+    @property
+    def width(self) -> int:
+        """Numbers of a row where its activations are widest."""
+        ...
+
+    @property
+    def verified_row_bytes(self) -> int:
+        """Bytes that a row takes besides while it is verified."""
+        ...
+
+    def tensors(self, hidden_size: int) -> dict[str, Shape]:
+        """Its tensors below `layers.<layer>.` in a checkpoint."""
+        ...
+
+    def load(self, reader: LayerReader) -> MixerLayer:
+        """One layer's weights, where they are to run. Raises ModelError."""
+        ...
+
+    def torch_body(self) -> MixerBody:
+        """What runs it on any device."""
+        ...
+
+    def triton_body(self) -> MixerBody:
+        """What runs it on GPUs; the same as `torch_body` where there is nothing faster."""
+        ...
+
+
+class MixerBody(Protocol):
+    """What is done for all layers of a kind at once. How a single one is run is between the kind's
+    own layers and bodies.
+    """
+
+    def prepare(self, positions: Tensor) -> Any:
+        """What every layer of the kind needs to know of a pass over rows at `positions`, int32
+        [entries, rows]; it is found in Rows.prepared.
+        """
+        ...
+
+    def commit(self, scratch: State, state: State, paths: Paths) -> None:
+        """Make the accepted rows of every layer state: [layers, entries, rows, ...] each in
+        `scratch`, [layers, lanes, ...] in `state`.
+        """
+        ...
+
+
+class MixerLayer(Protocol):
+    """One layer with its weights: norm, mixing, and what it adds to the residual stream."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        ...
+
+    def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
+        """x: [entries, rows, hidden], the residual stream; `state` moves on in place."""
+        ...
+
+    def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
+        """As `forward`, for rows that form trees; `state` stays as it is, and `scratch` takes what
+        a path of the rows would change.
+        """
+        ...
