@@ -17,6 +17,7 @@ from luceasync.dflash.spec import adjusted, read_draft_spec
 from luceasync.errors import ConfigError, PlacementError
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
+from luceasync.models.precision import Precision
 from luceasync.pipeline.ranges import Device
 from tests import tiny
 
@@ -43,7 +44,7 @@ def test_a_drafter_goes_to_the_targets_last_device(config):
     report, drafter = plan_with_drafter(config)
     assert drafter.device.name == report.plan.shards[-1].device == "cpu:1"
     assert report.plan.verify_rows == (2, 4, 8)
-    assert report.guest == drafter.guest(report.spec, "fp32")
+    assert report.guest == drafter.guest(report.spec, Precision.of("fp32"))
 
 
 def test_another_device_and_a_tree_can_be_asked_for(config):
