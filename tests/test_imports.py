@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "dflash": {"pipeline", "models", "kv", "ipc", "cuda", "kernels"},
     "prefix": {"cyext"},
     "nodefiles": {"prefix.node", "cyext"},
-    "pipeline": {"models", "hoststore", "kv", "ipc"},
+    "pipeline": {"models", "hoststore", "kv", "ipc", "cuda.launch"},
     "models": LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
@@ -41,6 +41,7 @@ MAY_IMPORT = {
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
+LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "keeping.chunks"}
 LIGHT |= {"prefix", "nodefiles"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top

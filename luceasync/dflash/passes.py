@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -223,5 +223,4 @@ class DraftPasses:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on the draft's device."""
-        device = self._draft.device
-        return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+        return self.ring.platform.on_device()

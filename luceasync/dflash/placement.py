@@ -16,7 +16,7 @@ from luceasync.errors import ConfigError
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
-from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 from luceasync.pipeline.shard_plan import DTYPE_BYTES
 
@@ -31,7 +31,7 @@ class Drafter:
 
     draft_dir: Path
     spec: DraftSpec
-    device: Device
+    device: Offer
     shapes: tuple[Shape, ...]
 
     @property
@@ -45,7 +45,7 @@ class Drafter:
 
 
 def drafter_of(
-    config: Config, target: ModelSpec, target_devices: Sequence[Device]
+    config: Config, target: ModelSpec, target_devices: Sequence[Offer]
 ) -> Drafter | None:
     """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
@@ -79,7 +79,7 @@ def plan_with_drafter(
     return plan_report(config, spec, verify_rows=drafter.verify_rows, guest=guest), drafter
 
 
-def guest_of(spec: DraftSpec, device: Device, target: ModelSpec, element_bytes: int) -> Guest:
+def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int) -> Guest:
     """Weights; the context's keys and values and the ring of features, which grow with a lane's
     context where a layer sees all of it.
     """

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 from luceasync.config import Config
 from luceasync.models.spec import ModelSpec, read_spec
-from luceasync.pipeline.devices import default_dtype, find_devices
+from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.ranges import Device, named_devices
+from luceasync.pipeline.ranges import named_devices
 from luceasync.pipeline.shard_plan import ShardPlan
 
 
@@ -34,7 +35,7 @@ class PlanReport:
     guest: Guest | None
 
 
-def devices_of(config: Config) -> tuple[tuple[Device, ...], str]:
+def devices_of(config: Config) -> tuple[tuple[Offer, ...], str]:
     """The target's devices, and the dtype that it is computed in. Raises PlacementError."""
     placement = config.placement
     devices = find_devices(named_devices(placement.device, placement.devices))

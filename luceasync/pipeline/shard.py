@@ -7,31 +7,25 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.hoststore.lane_copies import DirectCopies, LaneCopies
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import NodeStore
-from luceasync.hoststore.stream_copies import StreamCopies
-from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
-from luceasync.models.layers import Norm, Ops, TreeOps, VerifyPass, rotation
+from luceasync.models.layers import Norm, VerifyPass, rotation
 from luceasync.models.loader import TensorReader, TensorSource
-from luceasync.models.ops import TorchOps
-from luceasync.models.packed_ops import PackedOps, can_pack
 from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
-from luceasync.models.trees import TorchTrees
 from luceasync.pipeline.adapter import adapter_of
-from luceasync.pipeline.devices import torch_device
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard_plan import NUM_STAGED_STATES, ShardPlan
+from luceasync.pipeline.platform import Platform
+from luceasync.pipeline.shard_plan import ShardPlan
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -54,6 +48,7 @@ class Shard:
         spec: ModelSpec,
         plan: Plan,
         shard: ShardPlan,
+        platform: Platform,
         source: TensorSource,
         advance: Callable[[int], None],
         memory: HostMemory,
@@ -63,10 +58,11 @@ class Shard:
         that is here are kept in `taps`. Raises ModelError.
         """
         self.plan = shard
-        self.device = torch_device(shard.device)
+        self.platform = platform
+        self.device = platform.device
         self._spec = spec
         dtype = DTYPES[plan.dtype]
-        self._ops, self._tree_ops = ops_for(self.device)
+        self._ops, self._tree_ops = platform.ops, platform.tree_ops
         reader = TensorReader(source, spec, self.device, dtype, advance, self._ops.pack)
         adapter, self.layers = adapter_of(spec), range(shard.begin, shard.end)
         self._layers = [adapter.read_layer(reader, layer) for layer in self.layers]
@@ -85,12 +81,12 @@ class Shard:
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
-        number, copies = plan.shards.index(shard), copies_for(self.cache)
+        number, copies = plan.shards.index(shard), platform.copies(self.cache)
         self.nodes = NodeStore(self.cache, number, memory, copies)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
-        return nullcontext() if self.device.type == "cpu" else torch.cuda.device(self.device)
+        return self.platform.on_device()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens: int64 [entries, rows] on this device -> [entries, rows, hidden]. First shard
@@ -233,23 +229,6 @@ class Shard:
         # A decode step reads whole chunks: see models.ops.attend_one.
         read_end = end if num_rows > 1 else num_chunks(end) * CHUNK_TOKENS
         return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
-
-
-def ops_for(device: torch.device) -> tuple[Ops, TreeOps]:
-    """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
-    if device.type == "cpu":
-        return PackedOps() if can_pack() else TorchOps(), TorchTrees()
-    from luceasync.models.triton_ops import TritonOps
-    from luceasync.models.triton_trees import TritonTrees
-
-    return TritonOps(), TritonTrees()
-
-
-def copies_for(cache: LaneCache) -> LaneCopies:
-    """Beside a GPU's computation, or by the CPU."""
-    if cache.tables.is_cuda:
-        return StreamCopies(cache, NUM_STAGED_STATES)
-    return DirectCopies(cache)
 
 
 def _read_ends(

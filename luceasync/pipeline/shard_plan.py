@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.offer import Offer
 
 DTYPE_BYTES = {"bf16": 2, "fp32": 4}
 VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
-NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
-# A short chunk of a prompt is filled up to one of these: then its pass is a captured graph too, one
-# launch where a GPU would wait for hundreds.
-SHORT_ROWS = (16, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +31,7 @@ class ShardPlan:
     lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
     workspace_bytes: int
     spare_token_bytes: int = 0  # as token_bytes, of a lane more than there are: a guest's padding
-    short_rows: tuple[int, ...] = ()  # see SHORT_ROWS; none on CPUs
+    short_rows: tuple[int, ...] = ()  # see Offer
     short_scratch_bytes: int = 0  # of the largest of them, in the rows of what is verified
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
@@ -44,7 +41,7 @@ class ShardPlan:
 
 def plan_shard(
     spec: ModelSpec,
-    device: str,
+    device: Offer,
     begin: int,
     end: int,
     dtype: str,
@@ -65,17 +62,15 @@ def plan_shard(
     kinds = spec.layer_types[begin:end]
     state_bytes = kinds.count("delta") * _state_bytes(spec, size)
     scratch_row_bytes = _scratch_row_bytes(spec, kinds, size)
-    on_cpu = device.startswith("cpu")
-    short_rows = () if on_cpu else SHORT_ROWS
     num_rows = num_lanes * num_verify_rows
     # While they are verified: the splits of attention, and logits in the model's dtype and float32.
     split_bytes = spec.attention.query_dim * VERIFY_SPLITS * 4
-    verified_bytes = max(num_rows, *short_rows, 0) * split_bytes
+    verified_bytes = max(num_rows, *device.short_rows, 0) * split_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
-    staged_bytes = 0 if on_cpu else NUM_STAGED_STATES * state_bytes
+    staged_bytes = device.num_staged_states * state_bytes
     widest = max(2 * spec.intermediate_size, spec.attention.query_dim * 4, spec.hidden_size * 4)
     return ShardPlan(
-        device=device,
+        device=device.name,
         begin=begin,
         end=end,
         is_first=is_first,
@@ -85,8 +80,8 @@ def plan_shard(
         lane_state_bytes=state_bytes,
         lane_scratch_bytes=num_verify_rows * scratch_row_bytes,
         workspace_bytes=chunk_tokens * widest * 16 + 256 * 2**20 + staged_bytes + verified_bytes,
-        short_rows=short_rows,
-        short_scratch_bytes=max(short_rows, default=0) * scratch_row_bytes,
+        short_rows=device.short_rows,
+        short_scratch_bytes=max(device.short_rows, default=0) * scratch_row_bytes,
     )
 
 

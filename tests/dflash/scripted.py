@@ -26,6 +26,7 @@ from luceasync.engine.row_sampling import TokenCounts
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -250,7 +251,9 @@ def speculator_of(
     short_rows: Sequence[int] = (),
 ) -> Speculator:
     spec = FeatureSpec(TAPS, tiny.COMMON["hidden_size"])
-    ring = FeatureRing(spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, device=CPU)
+    ring = FeatureRing(
+        spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, platform=CpuPlatform()
+    )
     head = draft if head is None else head
     passes = DraftPasses(draft, ring, head, run=run, short_rows=short_rows)
     return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Graphs
 from luceasync.dflash.tree import TreeProposer
+from luceasync.pipeline.capture import Capture
 
 NUM_LANES, VOCAB = 4, 300
 
@@ -41,7 +42,7 @@ def test_eagerly_is_the_work_itself():
 def test_a_graph_gives_and_writes_what_eager_operations_do():
     device = torch.device("cuda", 0)
     eager, captured = Memory(device), Memory(device)
-    run = Graphs(device)
+    run = Graphs(Capture(device))
     for call in range(3 * (NUM_EAGER_CALLS + 3)):
         given = inputs(call, 1 + call % 3, device)  # three shapes in turn
         expected, found = eager.work(*given), run("key", captured.work, *given)

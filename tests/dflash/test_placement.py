@@ -17,11 +17,12 @@ from luceasync.dflash.spec import adjusted, read_draft_spec
 from luceasync.errors import ConfigError, PlacementError
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
-from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.offer import offer_of
 from tests import tiny
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100}
-CPU = Device("cpu:0", 2**33)
+CPU = offer_of("cpu:0", 2**33)
 
 
 @pytest.fixture
@@ -97,7 +98,8 @@ def test_planned_bytes_are_those_that_are_allocated(tiny_dir, tmp_path, fields, 
         FeatureSpec(spec.taps, spec.hidden_size),
         num_lanes=num_lanes,
         capacity_tokens=ring_capacity(spec, max_ctx),
-        **place,
+        dtype=torch.float32,
+        platform=CpuPlatform(),
     )
     guest = guest_of(spec, CPU, target, 4)
     lanes_bytes = (num_lanes + 1) * (max_ctx * guest.token_bytes + guest.lane_bytes)
