@@ -22,9 +22,9 @@ from luceasync.dflash.adapt import Plan as StepPlan
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on
+from luceasync.dflash.draft_config import parse_draft_spec
 from luceasync.dflash.load import join
 from luceasync.dflash.placement import guest_of
-from luceasync.dflash.spec import parse_draft_spec
 from luceasync.dflash.weights import read_weights
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next

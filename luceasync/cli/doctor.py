@@ -88,11 +88,10 @@ def _torch(config: Config) -> Iterator[Finding]:
     import torch
 
     from luceasync.pipeline.devices import find_devices
-    from luceasync.pipeline.gpu_platform import found_gpus
+    from luceasync.pipeline.gpu_platform import found_gpus, torch_build
     from luceasync.pipeline.offer import default_dtype
 
-    build = torch.version.cuda or torch.version.hip or "CPU only"
-    yield Finding("torch", "ok", f"{torch.__version__} (build: {build})")
+    yield Finding("torch", "ok", f"{torch.__version__} (build: {torch_build()})")
     for gpu in found_gpus():
         words = f"{gpu.product}, {size_text(gpu.free_bytes)} free of {size_text(gpu.total_bytes)}"
         yield Finding(gpu.name, "ok", words)

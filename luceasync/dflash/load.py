@@ -15,11 +15,13 @@ from torch import Tensor
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
-from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.feature_spec import FeatureSpec
+from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Eagerly, Graphs, Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform, open_platform
@@ -91,7 +93,7 @@ def join(
         )
         run: Runner = Eagerly()
         if all(shard.device == device.name for shard in plan.shards):  # a graph is of one device
-            run = platform.passes(eager=Eagerly, captured=Graphs)
+            run = _runner_on(platform)
         closing.callback(run.close)
         passes = DraftPasses(
             network, ring, backend, transfer, run, network.reach_for, device.short_rows
@@ -99,6 +101,16 @@ def join(
         platform.warm_up(lambda: passes.warm_up(shapes))
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         return LoadedDraft(speculator, ring, closing.pop_all().close)
+
+
+def _runner_on(platform: Platform) -> Runner:
+    def eager() -> Runner:
+        return Eagerly()
+
+    def captured(capture: Capture) -> Runner:
+        return Graphs(capture)
+
+    return platform.passes(eager=eager, captured=captured)
 
 
 def _transfer_to(platform: Platform, plan: Plan) -> Transfer:

@@ -103,7 +103,9 @@ class DraftPasses:
             return self._proposer(shape, logits)(anchors, logits)
 
         with self._on_device():
-            return self._run((shape, reach), work, on_host([tokens, lanes, begins], np.int64))
+            index = on_host([tokens, lanes, begins], np.int64)
+            proposal: Proposal = self._run((shape, reach), work, index)
+            return proposal
 
     def absorb(
         self,

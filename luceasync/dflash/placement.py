@@ -11,7 +11,8 @@ from pathlib import Path
 
 from luceasync.config import Config, DraftConfig
 from luceasync.dflash.adapt import Shape, shapes_for
-from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec
+from luceasync.dflash.spec import DraftSpec, adjusted
 from luceasync.errors import ConfigError
 from luceasync.models.spec import ModelSpec, read_spec
 from luceasync.pipeline.devices import find_devices

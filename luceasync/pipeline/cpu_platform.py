@@ -10,6 +10,7 @@ from typing import TypeVar
 
 import psutil
 import torch
+from torch import Tensor
 
 from luceasync.hoststore.arena import WarmMemory
 from luceasync.hoststore.lane_copies import DirectCopies
@@ -67,6 +68,14 @@ class CpuPlatform:
 
     def warm_up(self, work: Callable[[], None]) -> None:
         """Nothing is compiled."""
+
+    def touch(self, work: Callable[[], None]) -> None:
+        """The system gives pages when they are written to."""
+        work()
+
+    def blank(self, rows: Tensor) -> None:
+        """See Platform."""
+        rows.zero_()
 
     def copies(self, cache: LaneCache) -> DirectCopies:
         """See Platform."""

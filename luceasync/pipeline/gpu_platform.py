@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from luceasync.cuda.launch import can_launch
 from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock
@@ -82,6 +83,12 @@ class CudaPlatform:
         """See Platform."""
         work()
 
+    def touch(self, work: Callable[[], None]) -> None:
+        """The memory is there."""
+
+    def blank(self, rows: Tensor) -> None:
+        """Kernels read no row that is not written."""
+
     def copies(self, cache: LaneCache) -> StreamCopies:
         """See Platform."""
         return StreamCopies(cache, NUM_STAGED_STATES)
@@ -114,7 +121,8 @@ class CudaPlatform:
 
     def record_event(self) -> torch.cuda.Event:
         """See Platform."""
-        return torch.cuda.current_stream(self.device).record_event()
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        return event
 
     def empty_cache(self) -> None:
         """Of all GPUs; see Platform."""
@@ -150,6 +158,11 @@ def gpu_backend() -> str | None:
     if not torch.cuda.is_available():
         return None
     return "hip" if torch.version.hip else "cuda"
+
+
+def torch_build() -> str:
+    """What this torch was built for, in words."""
+    return torch.version.cuda or torch.version.hip or "CPU only"
 
 
 def num_gpus() -> int:

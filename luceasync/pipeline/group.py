@@ -18,6 +18,7 @@ from luceasync.hoststore.node_store import Span, shares_of
 from luceasync.kv.pages import PageEvent
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.plan import Plan
@@ -319,10 +320,14 @@ class _Steps(Protocol):
 
 
 def _steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> _Steps:
-    return shard.platform.passes(
-        eager=lambda: EagerSteps(shard),
-        captured=lambda capture: GraphedShard(shard, capture, plan, spec),
-    )
+
+    def eager() -> _Steps:
+        return EagerSteps(shard)
+
+    def captured(capture: Capture) -> _Steps:
+        return GraphedShard(shard, capture, plan, spec)
+
+    return shard.platform.passes(eager=eager, captured=captured)
 
 
 def _check_taps(spec: ModelSpec, taps: Sequence[int]) -> None:

@@ -42,14 +42,14 @@ class Plan:
         together.
         """
         verified = self.parallel * max(self.verify_rows, default=0)
-        return max(verified, *shard.short_rows, 0)
+        return max([verified, *shard.short_rows])
 
     def verify_size(self, num_entries: int, num_rows: int) -> int:
         """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is
         a rule for rows where these are many.
         """
         smallest = self.decode_sizes[0]
-        sizes = (*range(1, smallest), *self.decode_sizes)
+        sizes = [*range(1, smallest), *self.decode_sizes]
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
 
     @property

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, TypeVar
 
 import torch
+from torch import Tensor
 
 from luceasync.hoststore.lane_copies import LaneCopies
 from luceasync.hoststore.memory import HostMemory
@@ -82,6 +83,16 @@ class Platform(Protocol):
 
     def warm_up(self, work: Callable[[], None]) -> None:
         """Do `work` now where kernels are compiled when they are first used."""
+        ...
+
+    def touch(self, work: Callable[[], None]) -> None:
+        """Do `work`, which writes memory that is new, where the first write is the slow one."""
+        ...
+
+    def blank(self, rows: Tensor) -> None:
+        """Clear rows that are about to be written, where decode steps read whole pages: what is
+        not written yet gets no weight, which undoes any value but NaN.
+        """
         ...
 
     def copies(self, cache: LaneCache) -> LaneCopies:

@@ -14,10 +14,10 @@ from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import open_network
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.graph import Runner
 from luceasync.dflash.passes import DraftPasses
-from luceasync.dflash.spec import read_draft_spec
 from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next

@@ -11,9 +11,10 @@ import torch
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.draft import open_network
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.placement import guest_of, plan_with_drafter, ring_capacity
-from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.dflash.spec import adjusted
 from luceasync.errors import ConfigError, PlacementError
 from luceasync.models.ops import TorchOps
 from luceasync.models.spec import read_spec
