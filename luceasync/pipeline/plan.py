@@ -49,7 +49,7 @@ class Plan:
         a rule for rows where these are many.
         """
         smallest = self.decode_sizes[0]
-        sizes = [*range(1, smallest), *self.decode_sizes]
+        sizes: list[int] = [*range(1, smallest), *self.decode_sizes]
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
 
     @property
