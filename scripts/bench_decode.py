@@ -25,8 +25,8 @@ from rich.table import Table
 
 from luceasync.models.config import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.ranges import Device
 from luceasync.pipeline.shard import DTYPES
 
 NUM_TOKENS = 24  # decoded in each measurement
@@ -126,7 +126,7 @@ def load(folder: Path, options: argparse.Namespace, max_ctx_tokens: int) -> Laye
     spec = read_spec(folder)
     plan = make_plan(
         spec,
-        [Device(options.device, 64 * 2**30)],
+        [offer_of(options.device, 64 * 2**30)],
         dtype=options.dtype,
         weights=None,
         parallel=4 if max_ctx_tokens < 2**16 else 1,

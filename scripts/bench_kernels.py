@@ -19,9 +19,11 @@ from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.graph import GraphedShard
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.shard import Batch, Shard
 
 COPY_BYTES_PER_S = 4.24e12
@@ -80,7 +82,7 @@ def bench_model(name: str, spec: ModelSpec, profile: bool) -> None:
     device = torch.device("cuda", 0)
     plan = make_plan(
         spec,
-        [Device("cuda:0", 130 * 2**30)],
+        [offer_of("cuda:0", 130 * 2**30)],
         dtype="bf16",
         weights=None,
         parallel=NUM_LANES,
@@ -88,12 +90,13 @@ def bench_model(name: str, spec: ModelSpec, profile: bool) -> None:
         prefill_chunk_tokens=CHUNK,
     )
     source = RandomSource(torch.bfloat16, device)
-    shard = Shard(spec, plan, plan.shards[0], source, lambda num_bytes: None, PlainMemory())
+    [shard_plan], platform = plan.shards, open_platform("cuda:0")
+    shard = Shard(spec, plan, shard_plan, platform, source, lambda num_bytes: None, PlainMemory())
     for kind, (first, second) in zip(spec.layer_types, shard.cache.layers, strict=True):
         if kind == "attention":
             first.normal_()
             second.normal_()
-    graphs = GraphedShard(shard, plan, spec)
+    graphs = GraphedShard(shard, Capture(shard.device), plan, spec)
     print(f"\n{name}: {spec.num_parameters / 1e9:.2f}G parameters")
     for num_lanes, position in ((1, 1024), (4, 1024), (16, 1024), (1, 32768)):
         bench_decode(spec, shard, graphs, num_lanes, position, profile and num_lanes == 1)
@@ -118,7 +121,7 @@ def bench_decode(
         graphs.decode(batch, tokens)
 
     seconds = median_seconds(step, 50)
-    replay = median_seconds(graphs._steps[num_lanes, 0].graph.replay, 50)
+    replay = median_seconds(graphs._steps[num_lanes, 0].captured.replay, 50)
     limit = step_bytes(spec, num_lanes, position) / COPY_BYTES_PER_S
     clear_states(spec, shard)
     together = graphs.decode(batch, tokens)[:1].clone()

@@ -42,8 +42,9 @@ from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices, host_memory, torch_device
+from luceasync.pipeline.devices import find_devices, host_memory
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.platform import open_platform
 from luceasync.request import Finish, ModelCard, Request
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
@@ -120,7 +121,12 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
         decoding = PlainDecoding(machine.backend)
         chunk_tokens = plan.prefill_chunk_tokens
         pump = Pump(
-            machine.backend, decoding, prefixes, num_lanes=plan.parallel, chunk_tokens=chunk_tokens
+            machine.backend,
+            decoding,
+            prefixes,
+            num_lanes=plan.parallel,
+            chunk_tokens=chunk_tokens,
+            synchronize=open_platform(plan.shards[-1].device).synchronize,
         )
         return Loaded(pump, lambda: None)
 
@@ -238,7 +244,7 @@ def prepare(files: list[Path], state: str) -> None:
 
 def plain(files: list[Path], machine: Machine, num_readers: int, state: str) -> float:
     """Seconds to read the files into memory that is there, and then copy it to the device."""
-    device = torch_device(machine.plan.shards[0].device)
+    device = open_platform(machine.plan.shards[0].device).device
     sizes = [file.stat().st_size for file in files]
     on_gpu = device.type == "cuda"
     hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu) for size in sizes]

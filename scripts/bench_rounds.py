@@ -21,10 +21,10 @@ import torch
 from luceasync.dflash.adapt import Plan as StepPlan
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
-from luceasync.dflash.draft import DraftNetwork
+from luceasync.dflash.draft import DraftNetwork, draft_ops_on
+from luceasync.dflash.draft_config import parse_draft_spec
 from luceasync.dflash.load import join
 from luceasync.dflash.placement import guest_of
-from luceasync.dflash.spec import parse_draft_spec
 from luceasync.dflash.weights import read_weights
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
@@ -33,9 +33,10 @@ from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices, torch_device
+from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.shard import DTYPES, ops_for
+from luceasync.pipeline.platform import open_platform
+from luceasync.pipeline.shard import DTYPES
 from luceasync.pipeline.shard_plan import DTYPE_BYTES
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Piece
@@ -132,10 +133,11 @@ def measure(spec: ModelSpec, options: argparse.Namespace) -> list[str]:
         verify_rows=[shape.num_rows for shape in SHAPES_OF_ROUNDS],
         guest=guest_of(draft_spec, device, spec, DTYPE_BYTES[options.dtype]),
     )
-    place, dtype = torch_device(options.device), DTYPES[options.dtype]
+    platform, dtype = open_platform(device.name), DTYPES[options.dtype]
+    place = platform.device
     source = RandomSource(dtype, place)
     backend = LayerSplitBackend.load(spec, plan, source, taps=draft_spec.taps)
-    ops = ops_for(place)[0]
+    ops = platform.ops
     with torch.inference_mode():
         network = DraftNetwork(
             draft_spec,
@@ -144,8 +146,9 @@ def measure(spec: ModelSpec, options: argparse.Namespace) -> list[str]:
             backend.embed,
             num_lanes=plan.parallel,
             max_ctx_tokens=plan.max_ctx_tokens,
+            choose=draft_ops_on(platform),
         )
-    draft = join(network, SHAPES_OF_ROUNDS, plan, backend)
+    draft = join(network, device, SHAPES_OF_ROUNDS, plan, backend)
     names = [
         f"block {s.block}" + (f", tree {s.budget}" if s.budget else "") for s in SHAPES_OF_ROUNDS
     ]

@@ -16,7 +16,8 @@ from draft.texts import Layout, read_lines
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.dflash.draft import DraftNetwork, open_network
-from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec
+from luceasync.dflash.spec import adjusted
 from luceasync.models.ops import TorchOps
 
 

@@ -22,16 +22,18 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
-    "engine": {"keeping", "text", "dflash", "pipeline", "hoststore.memory", "models.spec"}
+    "engine": {"keeping", "text", "dflash", "pipeline", "hoststore.memory"}
+    | {"models.config", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
-    | {"dflash.features", "dflash.feature_node", "models.spec", "models.files"},
+    | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
+    | {"models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "dflash", "hoststore", "kv"},
     "dflash": {"pipeline", "models", "kv", "ipc", "cuda", "kernels"},
     "prefix": {"cyext"},
     "nodefiles": {"prefix.node", "cyext"},
-    "pipeline": {"models", "hoststore", "kv", "ipc"},
-    "models": LEAVES,
+    "pipeline": {"models", "hoststore", "kv", "ipc", "cuda.launch"},
+    "models": {"kv.state"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
     "text": {"cyext"},
@@ -41,8 +43,9 @@ MAY_IMPORT = {
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
+LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "keeping.chunks"}
-LIGHT |= {"prefix", "nodefiles"}
+LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.precision"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
 

@@ -87,14 +87,14 @@ def _python(config: Config) -> Iterator[Finding]:
 def _torch(config: Config) -> Iterator[Finding]:
     import torch
 
-    from luceasync.pipeline.devices import default_dtype, find_devices, gpu_backend
+    from luceasync.pipeline.devices import find_devices
+    from luceasync.pipeline.gpu_platform import found_gpus, torch_build
+    from luceasync.pipeline.offer import default_dtype
 
-    build = torch.version.cuda or torch.version.hip or "CPU only"
-    yield Finding("torch", "ok", f"{torch.__version__} (build: {build})")
-    for index in range(torch.cuda.device_count()):
-        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
-        words = f"{torch.cuda.get_device_name(index)}, {size_text(free_bytes)} free"
-        yield Finding(f"{gpu_backend()}:{index}", "ok", f"{words} of {size_text(total_bytes)}")
+    yield Finding("torch", "ok", f"{torch.__version__} (build: {torch_build()})")
+    for gpu in found_gpus():
+        words = f"{gpu.product}, {size_text(gpu.free_bytes)} free of {size_text(gpu.total_bytes)}"
+        yield Finding(gpu.name, "ok", words)
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
     bf16 = default_dtype(find_devices(("cpu",))) == "bf16"
     words = f"{cores} cores, bf16 {'computed natively' if bf16 else 'not native: fp32 is used'}"

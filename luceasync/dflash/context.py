@@ -167,9 +167,10 @@ class DraftContext:
         layers_of: dict[int, list[int]] = {}
         for layer in range(spec.num_layers):
             layers_of.setdefault(spec.capacity(layer, max_ctx_tokens), []).append(layer)
-        place = {"dtype": dtype, "device": device}
         self.rings = [
-            ContextRing(spec, layers, num_lanes=num_lanes, capacity=size, **place)
+            ContextRing(
+                spec, layers, num_lanes=num_lanes, capacity=size, dtype=dtype, device=device
+            )
             for size, layers in layers_of.items()
         ]
         self.valid_from = torch.zeros(num_lanes + 1, dtype=torch.int64, device=device)

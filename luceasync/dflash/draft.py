@@ -19,17 +19,21 @@ from luceasync.dflash.draft_ops import DraftOps, TorchDraftOps
 from luceasync.dflash.spec import DraftSpec
 from luceasync.dflash.weights import DraftWeights, open_draft, read_weights
 from luceasync.models.ops import Ops
+from luceasync.pipeline.platform import Platform
 
 Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
+ChooseOps = Callable[[DraftSpec, DraftContext], DraftOps]
 
 
-def choose_draft_ops(spec: DraftSpec, context: DraftContext) -> DraftOps:
-    """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
-    if context.valid_from.device.type == "cpu":
-        return TorchDraftOps(spec, context)
-    from luceasync.dflash.triton_draft_ops import TritonDraftOps
+def draft_ops_on(platform: Platform) -> ChooseOps:
+    """Who works on the context there."""
 
-    return TritonDraftOps(spec, context)
+    def fused() -> ChooseOps:
+        from luceasync.dflash.triton_draft_ops import TritonDraftOps
+
+        return TritonDraftOps
+
+    return platform.pick(torch=lambda: TorchDraftOps, triton=fused)
 
 
 class DraftNetwork:
@@ -48,7 +52,7 @@ class DraftNetwork:
         *,
         num_lanes: int,
         max_ctx_tokens: int,
-        choose: Callable[[DraftSpec, DraftContext], DraftOps] = choose_draft_ops,
+        choose: ChooseOps = TorchDraftOps,
     ) -> None:
         """`embed` is the target's embedding, and gives rows on the device of the weights; `choose`:
         who works on the context.
@@ -151,7 +155,7 @@ def open_network(
     dtype: torch.dtype,
     device: torch.device,
     advance: Callable[[int], None] = lambda num_bytes: None,
-    choose: Callable[[DraftSpec, DraftContext], DraftOps] = choose_draft_ops,
+    choose: ChooseOps = TorchDraftOps,
 ) -> DraftNetwork:
     """The drafter in `draft_dir` on `device`, its weights packed for `ops`. Raises ModelError."""
     with open_draft(draft_dir) as source:

@@ -18,7 +18,8 @@ from luceasync.dflash.feature_spec import (
     check_lane,
     check_taps,
 )
-from luceasync.dflash.scatter import choose_scatter
+from luceasync.dflash.scatter import scatter_on
+from luceasync.pipeline.platform import Platform
 
 
 class FeatureRing:
@@ -35,7 +36,7 @@ class FeatureRing:
         num_lanes: int,
         capacity_tokens: int,
         dtype: torch.dtype,
-        device: torch.device,
+        platform: Platform,
     ) -> None:
         """Raises ValueError for sizes under 1 or a dtype that no row can have."""
         if num_lanes < 1 or capacity_tokens < 1:
@@ -47,9 +48,10 @@ class FeatureRing:
         self.num_lanes = num_lanes
         self.capacity_tokens = capacity_tokens
         num_rows = num_lanes * capacity_tokens + 1
-        self.store = torch.zeros((num_rows, spec.width), dtype=dtype, device=device)
+        self.store = torch.zeros((num_rows, spec.width), dtype=dtype, device=platform.device)
+        self.platform = platform
         self.device = self.store.device
-        self._scatter = choose_scatter(self.device)
+        self._scatter = scatter_on(platform)
         self._spans = [range(0)] * num_lanes  # written without a gap, also what is overwritten now
 
     def __repr__(self) -> str:

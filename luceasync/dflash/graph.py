@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from luceasync.pipeline.capture import Capture, Captured
+
 NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a shape that hardly comes costs nothing
 
 Pass = Callable[..., Any]
@@ -30,6 +32,10 @@ class Runner(Protocol):
 
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any: ...
 
+    def close(self) -> None:
+        """Let go what was captured."""
+        ...
+
 
 class Eagerly:
     """Operation by operation."""
@@ -39,12 +45,14 @@ class Eagerly:
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any:
         return work(*inputs)
 
+    def close(self) -> None:
+        """Nothing is held."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    graph: torch.cuda.CUDAGraph
     inputs: tuple[Tensor, ...]
-    output: Any
+    captured: Captured[Any]
 
 
 class Graphs:
@@ -52,14 +60,11 @@ class Graphs:
     write to.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, capture: Capture) -> None:
+        self._capture = capture
         self.num_unsettled = 0
         self._steps: dict[Hashable, _Step] = {}
         self._num_calls: Counter[Hashable] = Counter()
-        with torch.cuda.device(device):
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = torch.cuda.Stream(device)
 
     def __call__(self, key: Hashable, work: Pass, *inputs: Tensor) -> Any:
         full_key = (key, *((x.shape, x.dtype) for x in inputs))
@@ -69,35 +74,26 @@ class Graphs:
             self._num_calls[full_key] += 1
             if self._num_calls[full_key] <= NUM_EAGER_CALLS:
                 return work(*inputs)
-            step = self._steps[full_key] = self._capture(work, inputs)
+            step = self._steps[full_key] = self._step_of(work, inputs)
         _copy(step.inputs, inputs)
-        step.graph.replay()
-        return step.output
+        step.captured.replay()
+        return step.captured.output
 
     def close(self) -> None:
         """Let the graphs go."""
         self._steps.clear()
 
-    def _capture(self, work: Pass, inputs: tuple[Tensor, ...]) -> _Step:
-        static = tuple(x.to(self._device, copy=True) for x in inputs)
-        current = torch.cuda.current_stream(self._device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            work(*static)  # the libraries' workspaces for this stream
-        current.wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        mode = "thread_local"  # other threads pin memory meanwhile
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
-            output = work(*static)
-        return _Step(graph, static, output)
+    def _step_of(self, work: Pass, inputs: tuple[Tensor, ...]) -> _Step:
+        static = tuple(x.to(self._capture.device, copy=True) for x in inputs)
+        return _Step(static, self._capture(lambda: work(*static), num_warmups=1))
 
 
 def _copy(static: Sequence[Tensor], given: Sequence[Tensor]) -> None:
     """What lies on the device already in one launch."""
     pairs = list(zip(static, given, strict=True))
     for to, x in pairs:
-        if x.is_cpu:
+        if x.device != to.device:
             to.copy_(x, non_blocking=True)
-    here = [(to, x) for to, x in pairs if not x.is_cpu]
+    here = [(to, x) for to, x in pairs if x.device == to.device]
     if here:
         torch._foreach_copy_([to for to, _ in here], [x for _, x in here])

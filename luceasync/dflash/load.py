@@ -14,17 +14,18 @@ from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
-from luceasync.dflash.draft import DraftNetwork, open_network
-from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
+from luceasync.dflash.feature_spec import FeatureSpec
+from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Eagerly, Graphs, Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import torch_device
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard import ops_for
-from luceasync.pipeline.shard_plan import SHORT_ROWS
+from luceasync.pipeline.platform import Platform, open_platform
 from luceasync.pipeline.transfer import Transfer, choose_transfer
 
 
@@ -47,33 +48,40 @@ def load_draft(
     """The drafter beside a loaded target, whose taps are the drafter's; `advance` hears the bytes
     of each tensor. Raises ModelError.
     """
-    device = torch_device(drafter.device.name)
-    transfer = _transfer_to(device, plan)
+    platform = open_platform(drafter.device.name)
+    transfer = _transfer_to(platform, plan)
 
     def embed(tokens: Tensor) -> Tensor:
-        return transfer(backend.embed(tokens), device)
+        return transfer(backend.embed(tokens), platform.device)
 
     network = open_network(
         drafter.draft_dir,
         drafter.spec,
-        ops_for(device),
+        platform.ops,
         embed,
         num_lanes=plan.parallel,
         max_ctx_tokens=plan.max_ctx_tokens,
         dtype=torch_dtype(plan.precision.compute),
-        device=device,
+        device=platform.device,
         advance=advance,
+        choose=draft_ops_on(platform),
     )
-    return join(network, drafter.shapes, plan, backend)
+    return join(network, drafter.device, drafter.shapes, plan, backend)
 
 
 @torch.inference_mode()
 def join(
-    network: DraftNetwork, shapes: Sequence[Shape], plan: Plan, backend: LayerSplitBackend
+    network: DraftNetwork,
+    device: Offer,
+    shapes: Sequence[Shape],
+    plan: Plan,
+    backend: LayerSplitBackend,
 ) -> LoadedDraft:
-    """A network, which is owned from now on, and a target with its taps, made to speculate."""
-    spec, device = network.spec, network.device
-    transfer = _transfer_to(device, plan)
+    """A network on `device`, which is owned from now on, and a target with its taps, made to
+    speculate.
+    """
+    spec, platform = network.spec, open_platform(device.name)
+    transfer = _transfer_to(platform, plan)
     with ExitStack() as closing:
         closing.callback(network.close)
         ring = FeatureRing(
@@ -81,22 +89,32 @@ def join(
             num_lanes=plan.parallel,
             capacity_tokens=ring_capacity(spec, plan.max_ctx_tokens),
             dtype=network.dtype,
-            device=device,
+            platform=platform,
         )
         run: Runner = Eagerly()
-        on_one = all(torch_device(shard.device) == device for shard in plan.shards)
-        if device.type != "cpu" and on_one:  # a graph is of one device
-            run = Graphs(device)
-            closing.callback(run.close)
-        short_rows = () if device.type == "cpu" else SHORT_ROWS
-        passes = DraftPasses(network, ring, backend, transfer, run, network.reach_for, short_rows)
-        if device.type != "cpu":
-            passes.warm_up(shapes)
+        if all(shard.device == device.name for shard in plan.shards):  # a graph is of one device
+            run = _runner_on(platform)
+        closing.callback(run.close)
+        passes = DraftPasses(
+            network, ring, backend, transfer, run, network.reach_for, device.short_rows
+        )
+        platform.warm_up(lambda: passes.warm_up(shapes))
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         return LoadedDraft(speculator, ring, closing.pop_all().close)
 
 
-def _transfer_to(device: torch.device, plan: Plan) -> Transfer:
+def _runner_on(platform: Platform) -> Runner:
+    def eager() -> Runner:
+        return Eagerly()
+
+    def captured(capture: Capture) -> Runner:
+        return Graphs(capture)
+
+    return platform.passes(eager=eager, captured=captured)
+
+
+def _transfer_to(platform: Platform, plan: Plan) -> Transfer:
     """How tensors come from the target's devices to the draft's, and back."""
-    targets = [torch_device(shard.device) for shard in plan.shards]
-    return choose_transfer(plan.peer_access, [device, *targets, device])
+    names = [platform.name, *(shard.device for shard in plan.shards), platform.name]
+    devices = [open_platform(name).device for name in names]
+    return choose_transfer(plan.peer_access, devices)

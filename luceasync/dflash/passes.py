@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 import numpy as np
@@ -103,7 +103,9 @@ class DraftPasses:
             return self._proposer(shape, logits)(anchors, logits)
 
         with self._on_device():
-            return self._run((shape, reach), work, on_host([tokens, lanes, begins], np.int64))
+            index = on_host([tokens, lanes, begins], np.int64)
+            proposal: Proposal = self._run((shape, reach), work, index)
+            return proposal
 
     def absorb(
         self,
@@ -223,5 +225,4 @@ class DraftPasses:
 
     def _on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on the draft's device."""
-        device = self._draft.device
-        return nullcontext() if device.type == "cpu" else torch.cuda.device(device)
+        return self.ring.platform.on_device()

@@ -11,14 +11,15 @@ from pathlib import Path
 
 from luceasync.config import Config, DraftConfig
 from luceasync.dflash.adapt import Shape, shapes_for
-from luceasync.dflash.spec import DraftSpec, adjusted, read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec
+from luceasync.dflash.spec import DraftSpec, adjusted
 from luceasync.errors import ConfigError
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
-from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 
 DDTREE_BUDGET = 22
@@ -32,7 +33,7 @@ class Drafter:
 
     draft_dir: Path
     spec: DraftSpec
-    device: Device
+    device: Offer
     shapes: tuple[Shape, ...]
 
     @property
@@ -46,7 +47,7 @@ class Drafter:
 
 
 def drafter_of(
-    config: Config, target: ModelSpec, target_devices: Sequence[Device]
+    config: Config, target: ModelSpec, target_devices: Sequence[Offer]
 ) -> Drafter | None:
     """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
@@ -80,7 +81,7 @@ def plan_with_drafter(
     return plan_report(config, spec, verify_rows=drafter.verify_rows, guest=guest), drafter
 
 
-def guest_of(spec: DraftSpec, device: Device, target: ModelSpec, element_bytes: int) -> Guest:
+def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int) -> Guest:
     """Weights; the context's keys and values and the ring of features, which grow with a lane's
     context where a layer sees all of it.
     """

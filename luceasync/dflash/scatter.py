@@ -11,19 +11,21 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.cuda.launch import can_launch
+from luceasync.pipeline.platform import Platform
 
 # (taps, lanes, begins, counts, paths, store, capacity_tokens) -> rows, as torch_scatter has them
 Scatter = Callable[[Sequence[Tensor], Tensor, Tensor, Tensor, Tensor, Tensor, int], Tensor]
 
 
-def choose_scatter(device: torch.device) -> Scatter:
-    """The kernel where Numba can compile for `device`, else torch."""
-    if device.type != "cuda" or torch.version.hip or not can_launch():
-        return torch_scatter
-    from luceasync.cuda.feature_ring import FeatureKernel
+def scatter_on(platform: Platform) -> Scatter:
+    """The kernel where Numba can compile for the platform, else torch."""
 
-    return FeatureKernel(device)
+    def kernel() -> Scatter:
+        from luceasync.cuda.feature_ring import FeatureKernel
+
+        return FeatureKernel(platform.device)
+
+    return platform.pick(torch=lambda: torch_scatter, numba=kernel)
 
 
 def torch_scatter(

@@ -111,7 +111,7 @@ class StepCosts:
         num_more = self.num_seen(num_lanes, shape) - NUM_MEASURED
         if num_more < 0:
             return True
-        wait_steps = min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
+        wait_steps: int = min(STALE_STEPS, FIRST_WAIT_STEPS * 4 ** min(num_more, 5))
         return self._num_steps - self._measured_at[num_lanes, shape] > wait_steps
 
     def num_seen(self, num_lanes: int, shape: Shape | None) -> int:

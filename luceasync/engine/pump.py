@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from luceasync.engine.admission import Load, Step, next_step
@@ -55,13 +54,16 @@ class Pump:
         num_lanes: int,
         chunk_tokens: int,
         computes_beside: bool = False,
+        synchronize: Callable[[], None] = lambda: None,
         quiet: threading.Event | None = None,
     ) -> None:
         """`computes_beside`: devices compute while the host goes on. Then what a decode step gave
         is told during the next one: whoever listens wants the interpreter just when that is to be
-        queued. `quiet` is set while there has been nothing to do for IDLE_PAUSE_S.
+        queued. `synchronize` waits until the device that gives the logits is done. `quiet` is set
+        while there has been nothing to do for IDLE_PAUSE_S.
         """
         self._computes_beside = computes_beside
+        self._synchronize = synchronize
         self._quiet = quiet or threading.Event()
         self._was_idle = False
         self._target = target
@@ -239,7 +241,7 @@ class Pump:
         if logits is not None:
             if self._computes_beside:  # what is kept costs nothing while the device is not done
                 self._catch_up()
-            _wait_for(logits)
+            self._synchronize()  # the host needs them next, and the time is theirs
         generation.prefill_s += time.perf_counter() - started
         if logits is not None:
             num_run = end - generation.num_cached
@@ -327,11 +329,3 @@ class Pump:
             self._prefill_s, self._decode_s = seconds, 0.0
         else:
             self._decode_s += seconds
-
-
-def _wait_for(tensor: Tensor) -> None:
-    """Until a device has computed it; the host needs it next, and the time belongs to what made
-    it.
-    """
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()

@@ -41,6 +41,7 @@ from luceasync.nodefiles.disk import DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import open_platform
 from luceasync.request import ModelCard
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
@@ -164,7 +165,7 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
 def _load(recipe: Recipe, shelf: Shelf) -> Loaded:
     spec, plan, drafter = recipe.spec, recipe.plan, recipe.drafter
     reading = _Reading(recipe)
-    if plan.is_small_on_cpu:
+    if plan.suits_one_thread:
         # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
         torch.set_num_threads(1)  # of this thread, which is the engine's
     with ExitStack() as closing:
@@ -200,6 +201,7 @@ def _load(recipe: Recipe, shelf: Shelf) -> Loaded:
             num_lanes=plan.parallel,
             chunk_tokens=plan.prefill_chunk_tokens,
             computes_beside=computes_beside,
+            synchronize=open_platform(plan.shards[-1].device).synchronize,
             quiet=recipe.quiet,
         )
         return Loaded(pump, closing.pop_all().close)
@@ -235,9 +237,7 @@ def _ways(
 
 def _computes_beside(plan: Plan, drafter: Drafter | None) -> bool:
     """Whether all work is queued on devices, so that the host is free while they compute."""
-    names = [shard.device for shard in plan.shards]
-    names += [] if drafter is None else [drafter.device.name]
-    return not any(name.startswith("cpu:") for name in names)
+    return plan.computes_beside and (drafter is None or drafter.device.computes_beside)
 
 
 class _Reading:

@@ -145,7 +145,7 @@ class Arena:
         region = np.frombuffer(self._area.data, np.uint8, num_bytes, address - self._origin)
         going = weakref.finalize(region, self._returned.append, (address, address + room))
         going.atexit = False
-        return memoryview(region)
+        return region.data
 
     def give_up_pages(self) -> None:
         """Let the system have the pages of what is free, which are made anew when it is used, and

@@ -53,8 +53,7 @@ class DraftFeatures:
         source = rows.reshape(-1).view(torch.uint8)
         host = torch.frombuffer(self._memory.allocate(source.numel()), dtype=torch.uint8)
         copy_beside([(host, source)])
-        if rows.is_cuda:
-            torch.cuda.current_stream(rows.device).synchronize()
+        self._ring.platform.synchronize()
         return encode(self._ring.spec, Features(held.start, host.view(rows.dtype).view(rows.shape)))
 
     def restore(

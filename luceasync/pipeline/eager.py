@@ -11,7 +11,7 @@ from luceasync.pipeline.shard import Batch, Shard
 
 
 class EagerSteps:
-    """Every pass of `shard`; see target.group.Group."""
+    """Every pass of `shard`; see pipeline.group.Group."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

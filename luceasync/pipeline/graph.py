@@ -6,10 +6,8 @@ hold until the next pass. Long chunks of a prompt are run operation by operation
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,6 +17,7 @@ from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
+from luceasync.pipeline.capture import Capture, Captured
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Batch, Shard
@@ -45,20 +44,20 @@ class _Step:
     """
 
     inputs: _Inputs
-    graph: torch.cuda.CUDAGraph
-    output: Tensor
+    captured: Captured[Tensor]
     taps: dict[int, Tensor]
-    commit: torch.cuda.CUDAGraph | None
+    commit: Captured[None] | None
 
 
 class GraphedShard:
-    """Decode steps and verify passes of `shard` in every shape of the plan; see target.group.Group.
+    """Decode steps and verify passes of `shard` in every shape of the plan: see Group.
 
     The shard must have come to rest: its weights and state are at their final places.
     """
 
-    def __init__(self, shard: Shard, plan: Plan, spec: ModelSpec) -> None:
+    def __init__(self, shard: Shard, capture: Capture, plan: Plan, spec: ModelSpec) -> None:
         self._shard = shard
+        self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
         self._steps: dict[tuple[int, int], _Step] = {}  # of one row: decode
@@ -68,9 +67,7 @@ class GraphedShard:
         self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
-        with torch.cuda.device(shard.device):
-            self._pool = torch.cuda.graph_pool_handle()
-            self._stream = _capture_stream(shard.device)
+        with shard.on_device():
             rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
             self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
             for num_rows in sorted(shard.plan.short_rows, reverse=True):
@@ -82,7 +79,7 @@ class GraphedShard:
                 self._steps[size, 0] = self._capture_decode(size)
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Rows of one lane; see target.group.Group. How they are run follows from their number."""
+        """Rows of one lane; see Group. How they are run follows from their number."""
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
         if step is None:
@@ -137,9 +134,9 @@ class GraphedShard:
     def _replay(self, step: _Step, batch: Batch) -> Tensor:
         place = on_host([batch.lanes, batch.begins], np.int32)
         step.inputs.place.copy_(place, non_blocking=True)
-        step.graph.replay()
+        step.captured.replay()
         self._shard.taps = step.taps
-        return step.output
+        return step.captured.output
 
     def _inputs(self, size: int, num_rows: int) -> _Inputs:
         device, shape = self._shard.device, (size, num_rows)
@@ -162,8 +159,8 @@ class GraphedShard:
             x = shard.forward(x, shard.rows_from((), lanes, positions[:, None]))
             return shard.ends.project(x) if shard.plan.is_last else x
 
-        graph, output = self._capture(run)
-        return _Step(inputs, graph, output, shard.taps, None)
+        captured = self._capture(run, num_warmups=WARMUP_STEPS)
+        return _Step(inputs, captured, shard.taps, None)
 
     def _capture_verify(self, size: int, num_rows: int) -> _Step:
         shard, inputs = self._shard, self._inputs(size, num_rows)
@@ -177,10 +174,10 @@ class GraphedShard:
             x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
             return shard.ends.project(x, logits) if shard.plan.is_last else x
 
-        graph, output = self._capture(run)
+        captured = self._capture(run, num_warmups=WARMUP_STEPS)
         taps, paths = shard.taps, self._paths(inputs)
-        commit, _ = self._capture(lambda: shard.commit(paths))
-        return _Step(inputs, graph, output, taps, commit)
+        commit = self._capture(lambda: shard.commit(paths), num_warmups=WARMUP_STEPS)
+        return _Step(inputs, captured, taps, commit)
 
     def _capture_short(self, num_rows: int) -> _Step:
         """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
@@ -202,32 +199,11 @@ class GraphedShard:
             )
 
         inputs.rows[-1] = 1  # row -1 is none
-        graph, output = self._capture(run)
-        return _Step(inputs, graph, output, shard.taps, None)
+        captured = self._capture(run, num_warmups=WARMUP_STEPS)
+        return _Step(inputs, captured, shard.taps, None)
 
     def _paths(self, inputs: _Inputs) -> Paths:
         """What is to be committed, as far as the device is told."""
         (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
         rows, counts = inputs.rows.split([size * num_rows, size])
         return Paths((), lanes, begins, rows.view(size, -1), counts, self._shard.cache.tables)
-
-    def _capture(self, run: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
-        device = self._shard.device
-        self._stream.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(self._stream):
-            for _ in range(WARMUP_STEPS):
-                run()
-        torch.cuda.current_stream(device).wait_stream(self._stream)
-        graph = torch.cuda.CUDAGraph()
-        mode = "thread_local"  # other threads pin memory meanwhile
-        with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode=mode):
-            output = run()
-        return graph, output
-
-
-@functools.cache
-def _capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """One for the life of the process: the matrix library keeps a workspace for every stream that
-    it has seen, and captured products go on using it.
-    """
-    return torch.cuda.Stream(device)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
@@ -19,10 +18,11 @@ from luceasync.hoststore.node_store import Span, shares_of
 from luceasync.kv.pages import PageEvent
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import torch_device
+from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import Event, open_platform
 from luceasync.pipeline.shard import Batch, Shard
 from luceasync.pipeline.transfer import choose_transfer
 
@@ -155,12 +155,14 @@ class LocalGroup:
         self._shards: list[Shard] = []
         memory = memory or PlainMemory()
         self._steps: list[_Steps] = []
-        self._in_flight: deque[torch.cuda.Event] = deque()
-        devices = [torch_device(shard.device) for shard in plan.shards]
+        self._in_flight: deque[Event] = deque()
+        platforms = [open_platform(shard.device) for shard in plan.shards]
+        devices = [platform.device for platform in platforms]
         self._transfer = choose_transfer(plan.peer_access, devices)
         try:
-            for shard_plan in plan.shards:
-                self._shards.append(Shard(spec, plan, shard_plan, source, advance, memory, taps))
+            for shard_plan, platform in zip(plan.shards, platforms, strict=True):
+                shard = Shard(spec, plan, shard_plan, platform, source, advance, memory, taps)
+                self._shards.append(shard)
             for shard in self._shards:
                 self._steps.append(_steps_of(shard, plan, spec))
         except BaseException:
@@ -187,9 +189,8 @@ class LocalGroup:
                 shard.nodes.use(batch.lanes)
                 x = step.prefill(batch, self._transfer(x, shard.device), project=project)
         last = self._shards[-1]
-        if last.device.type != "cpu":
-            with last.on_device():
-                self._in_flight.append(torch.cuda.current_stream().record_event())
+        with last.on_device():
+            self._in_flight.append(last.platform.record_event())
         return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
@@ -292,11 +293,11 @@ class LocalGroup:
             step.close()
         for shard in self._shards:
             shard.close()
-        on_gpu = any(shard.device.type != "cpu" for shard in self._shards)
+        platforms = [shard.platform for shard in self._shards]
         self._steps.clear()
         self._shards.clear()
-        if on_gpu:
-            torch.cuda.empty_cache()
+        for platform in platforms:
+            platform.empty_cache()
 
     @property
     def device_bytes(self) -> dict[str, int]:
@@ -319,10 +320,14 @@ class _Steps(Protocol):
 
 
 def _steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> _Steps:
-    """GPUs replay captured graphs, CPUs run the operations."""
-    if shard.device.type == "cpu":
+
+    def eager() -> _Steps:
         return EagerSteps(shard)
-    return GraphedShard(shard, plan, spec)
+
+    def captured(capture: Capture) -> _Steps:
+        return GraphedShard(shard, capture, plan, spec)
+
+    return shard.platform.passes(eager=eager, captured=captured)
 
 
 def _check_taps(spec: ModelSpec, taps: Sequence[int]) -> None:

@@ -11,15 +11,12 @@ from dataclasses import dataclass, replace
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.shard_plan import ShardPlan
 
 DEFAULT_PARALLEL = 4
 COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter ones
-# Of the free memory, what may be filled: by our own choice of sizes, and when the user names them.
-# RAM is shared with other programs, so there our choice is modest.
-CHOSEN_SHARE = {"cpu": 0.5, "cuda": 0.92, "hip": 0.92}
-NAMED_SHARE = 0.95
+NAMED_SHARE = 0.95  # of the free memory, what may be filled when the user names the sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +25,7 @@ class Guest:
     weights, of each token of a lane, and of a lane whatever its context is.
     """
 
-    device: Device
+    device: Offer
     weight_bytes: int
     token_bytes: int
     lane_bytes: int
@@ -45,7 +42,7 @@ class Lanes:
 
 def choose_lanes(
     spec: ModelSpec,
-    devices: Sequence[Device],
+    devices: Sequence[Offer],
     shards: Sequence[ShardPlan],
     guest: Guest | None,
     *,
@@ -55,7 +52,7 @@ def choose_lanes(
     """Both sizes, of which None are chosen. Raises PlacementError for what does not fit."""
     loads = _loads(devices, shards, guest)
     loaded = [load for _, load in loads]
-    chosen_room = [_room(device, load, CHOSEN_SHARE[device.backend]) for device, load in loads]
+    chosen_room = [_room(device, load, device.chosen_share) for device, load in loads]
     named_room = [_room(device, load, NAMED_SHARE) for device, load in loads]
     reasons = []
     if parallel is None:
@@ -80,8 +77,8 @@ def choose_lanes(
 
 
 def _loads(
-    devices: Sequence[Device], shards: Sequence[ShardPlan], guest: Guest | None
-) -> list[tuple[Device, ShardPlan]]:
+    devices: Sequence[Offer], shards: Sequence[ShardPlan], guest: Guest | None
+) -> list[tuple[Offer, ShardPlan]]:
     """What each device must hold: its shard with the guest in it, or the guest alone."""
     loads = list(zip(devices, shards, strict=True))
     if guest is None:
@@ -103,7 +100,7 @@ def _loads(
     return loads
 
 
-def _room(device: Device, shard: ShardPlan, share: float) -> int:
+def _room(device: Offer, shard: ShardPlan, share: float) -> int:
     """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
 
     Raises PlacementError if the weights do not fit.

@@ -15,11 +15,9 @@ from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
-from luceasync.pipeline.ranges import Device, check_weights, split_layers
+from luceasync.pipeline.offer import Offer, decode_sizes
+from luceasync.pipeline.ranges import check_weights, split_layers
 from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
-
-CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
-SMALL_ON_CPU_BYTES = 128 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +25,7 @@ class Plan:
     """What will be built. `reasons`: a line for each choice that the user left to us."""
 
     shards: tuple[ShardPlan, ...]
+    devices: tuple[Offer, ...]  # of the shards, in their order
     precision: Precision
     parallel: int
     max_ctx_tokens: int
@@ -45,21 +44,28 @@ class Plan:
         together.
         """
         verified = self.parallel * max(self.verify_rows, default=0)
-        return max(verified, *shard.short_rows, 0)
+        return max([verified, *shard.short_rows])
 
     def verify_size(self, num_entries: int, num_rows: int) -> int:
         """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is
         a rule for rows where these are many.
         """
         smallest = self.decode_sizes[0]
-        sizes = (*range(1, smallest), *self.decode_sizes)
+        sizes: list[int] = [*range(1, smallest), *self.decode_sizes]
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
 
     @property
-    def is_small_on_cpu(self) -> bool:
+    def computes_beside(self) -> bool:
+        """Whether all work is queued on devices, so that the host is free meanwhile."""
+        return all(device.computes_beside for device in self.devices)
+
+    @property
+    def suits_one_thread(self) -> bool:
         """Whether threads would wait for each other longer than they compute."""
-        on_cpu = [s.weight_bytes for s in self.shards if s.device.startswith("cpu")]
-        return sum(on_cpu) < SMALL_ON_CPU_BYTES
+        pairs = zip(self.devices, self.shards, strict=True)
+        on_host = [(device, shard) for device, shard in pairs if not device.computes_beside]
+        weight_bytes = sum(shard.weight_bytes for _, shard in on_host)
+        return all(weight_bytes < device.one_thread_bytes for device, _ in on_host)
 
     def lane_bytes(self, shard: ShardPlan) -> int:
         return (
@@ -77,7 +83,7 @@ class Plan:
 
 def make_plan(
     spec: ModelSpec,
-    devices: Sequence[Device],
+    devices: Sequence[Offer],
     *,
     precision: Precision,
     weights: Sequence[float] | None,
@@ -94,8 +100,7 @@ def make_plan(
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
     `guest`: what must fit too. `form_of`: how each tensor is stored, by its name.
     """
-    on_cpu = all(device.backend == "cpu" for device in devices)
-    chunk = prefill_chunk_tokens or (CPU_PREFILL_TOKENS if on_cpu else GPU_PREFILL_TOKENS)
+    chunk = prefill_chunk_tokens or max(device.prefill_chunk_tokens for device in devices)
     if chunk % CHUNK_TOKENS:
         raise PlacementError(
             f"--prefill-chunk {chunk}: a positive multiple of {CHUNK_TOKENS} is expected"
@@ -103,7 +108,7 @@ def make_plan(
     shards = tuple(
         plan_shard(
             spec,
-            device.name,
+            device,
             begin,
             end,
             precision,
@@ -121,11 +126,12 @@ def make_plan(
     is_by_memory = weights is None and len(devices) > 1
     return Plan(
         shards=shards,
+        devices=tuple(devices),
         precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
         prefill_chunk_tokens=chunk,
-        decode_sizes=decode_sizes(on_cpu, precision.compute, lanes.parallel),
+        decode_sizes=decode_sizes(devices, precision.compute, lanes.parallel),
         verify_rows=tuple(sorted(set(verify_rows))),
         peer_access=peer_access,
         reasons=(*(by_memory if is_by_memory else ()), *lanes.reasons),
@@ -133,24 +139,10 @@ def make_plan(
 
 
 def _ranges(
-    spec: ModelSpec, devices: Sequence[Device], weights: Sequence[float] | None
+    spec: ModelSpec, devices: Sequence[Offer], weights: Sequence[float] | None
 ) -> tuple[tuple[int, int], ...]:
     """Layer ranges by weight; without weights by free memory."""
     if weights is None:
         return split_layers(spec.num_layers, [max(device.free_bytes, 1) for device in devices])
     check_weights(weights, len(devices))
     return split_layers(spec.num_layers, weights)
-
-
-def decode_sizes(on_cpu: bool, dtype: str, parallel: int) -> tuple[int, ...]:
-    """The batch sizes that a decode step is run with; a step is filled up to the next one.
-
-    A row's result must not depend on how many rows run beside it. On CPUs bf16 products keep that
-    by themselves, float32 ones from four rows on. On GPUs every size is a captured graph: powers of
-    two.
-    """
-    if not on_cpu:
-        powers = [2**i for i in range(parallel.bit_length()) if 2**i < parallel]
-        return (*powers, parallel)
-    first = min(parallel, 4) if dtype == "fp32" else 1
-    return tuple(range(first, parallel + 1))

@@ -1,6 +1,6 @@
 """Devices by name, and the range of layers that each gets. Pure: no torch.
 
-Knows free bytes as a weight for splitting, and nothing of what layers need.
+Knows weights for splitting, and neither what devices offer nor what layers need.
 """
 
 from __future__ import annotations
@@ -9,23 +9,9 @@ import itertools
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from luceasync.errors import PlacementError
-
-BACKENDS = ("cpu", "cuda", "hip")
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """A device as it was found."""
-
-    name: str
-    free_bytes: int
-
-    @property
-    def backend(self) -> str:
-        return self.name.partition(":")[0]
+from luceasync.pipeline.offer import BACKENDS
 
 
 def named_devices(device: str | None, devices: Sequence[str]) -> tuple[str, ...]:

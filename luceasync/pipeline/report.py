@@ -10,10 +10,11 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import default_dtype, find_devices
+from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.ranges import Device, named_devices
+from luceasync.pipeline.ranges import named_devices
 from luceasync.pipeline.shard_plan import ShardPlan
 
 
@@ -37,7 +38,7 @@ class PlanReport:
     guest: Guest | None
 
 
-def devices_of(config: Config) -> tuple[tuple[Device, ...], Precision]:
+def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
     """The target's devices, and the numbers that it is held and computed in. Raises
     PlacementError.
     """

@@ -7,33 +7,29 @@ request.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.lane_copies import DirectCopies, LaneCopies
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import NodeStore
-from luceasync.hoststore.stream_copies import StreamCopies
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends
 from luceasync.models.families import family_of
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.mixers.mixer import Mixer, MixerBody
-from luceasync.models.ops import Ops, TorchOps
-from luceasync.models.packed_ops import PackedOps, can_pack
 from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
 from luceasync.models.precision import torch_dtype
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
 from luceasync.models.weights import Place
-from luceasync.pipeline.devices import torch_device
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard_plan import NUM_STAGED_STATES, ShardPlan
+from luceasync.pipeline.platform import Platform
+from luceasync.pipeline.shard_plan import ShardPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +50,7 @@ class Shard:
         spec: ModelSpec,
         plan: Plan,
         shard: ShardPlan,
+        platform: Platform,
         source: TensorSource,
         advance: Callable[[int], None],
         memory: HostMemory,
@@ -63,10 +60,11 @@ class Shard:
         that is here are kept in `taps`. Raises ModelError.
         """
         self.plan = shard
-        self.device = torch_device(shard.device)
+        self.platform = platform
+        self.device = platform.device
         self._spec = spec
         precision = plan.precision
-        self._ops = ops_for(self.device)
+        self._ops = platform.ops
         place = Place(self._ops, self.device, torch_dtype(precision.weights))
         reader, family = TensorReader(source, spec, place, advance), family_of(spec)
         self.layers = range(shard.begin, shard.end)
@@ -83,10 +81,9 @@ class Shard:
             num_pages=plan.num_pages,
             dtype_of=precision.torch_dtype,
             device=self.device,
-            blank=Tensor.zero_ if self.device.type == "cpu" else _leave,
+            blank=platform.blank,
         )
-        if self.device.type == "cpu":
-            self.cache.touch()
+        platform.touch(self.cache.touch)
         self.scratch = VerifyScratch(
             mixers,
             num_rows=plan.num_scratch_rows(shard),
@@ -95,12 +92,12 @@ class Shard:
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
-        number, copies = plan.shards.index(shard), copies_for(self.cache)
+        number, copies = plan.shards.index(shard), platform.copies(self.cache)
         self.nodes = NodeStore(self.cache, number, memory, copies)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
-        return nullcontext() if self.device.type == "cpu" else torch.cuda.device(self.device)
+        return self.platform.on_device()
 
     def rows(self, batch: Batch) -> Rows:
         """The batch in this device's terms; its pages must be placed."""
@@ -214,23 +211,3 @@ class Shard:
         # A decode step reads whole chunks: see models.mixers.attention_torch.
         read_end = end if num_rows > 1 else num_chunks(end) * CHUNK_TOKENS
         return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
-
-
-def ops_for(device: torch.device) -> Ops:
-    """GPUs get the fused kernels; Triton comes with torch's GPU builds only."""
-    if device.type == "cpu":
-        return PackedOps() if can_pack() else TorchOps()
-    from luceasync.models.triton_ops import TritonOps
-
-    return TritonOps()
-
-
-def copies_for(cache: LaneCache) -> LaneCopies:
-    """Beside a GPU's computation, or by the CPU."""
-    if cache.tables.is_cuda:
-        return StreamCopies(cache, NUM_STAGED_STATES)
-    return DirectCopies(cache)
-
-
-def _leave(rows: Tensor) -> None:
-    """Kernels read no row that is not written."""

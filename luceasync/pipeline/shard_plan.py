@@ -12,11 +12,7 @@ from luceasync.kv.state import num_bytes
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.models.weights import Dense, Form
-
-NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
-# A short chunk of a prompt is filled up to one of these: then its pass is a captured graph too, one
-# launch where a GPU would wait for hundreds.
-SHORT_ROWS = (16, 64)
+from luceasync.pipeline.offer import Offer
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +30,7 @@ class ShardPlan:
     lane_scratch_bytes: int  # what the rows that verify one lane's proposal need
     workspace_bytes: int
     spare_token_bytes: int = 0  # as token_bytes, of a lane more than there are: a guest's padding
-    short_rows: tuple[int, ...] = ()  # see SHORT_ROWS; none on CPUs
+    short_rows: tuple[int, ...] = ()  # see Offer
     short_scratch_bytes: int = 0  # of the largest of them, in the rows of what is verified
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
@@ -44,7 +40,7 @@ class ShardPlan:
 
 def plan_shard(
     spec: ModelSpec,
-    device: str,
+    device: Offer,
     begin: int,
     end: int,
     precision: Precision,
@@ -61,16 +57,14 @@ def plan_shard(
     mixers = spec.mixers[begin:end]
     state_bytes = sum(num_bytes(mixer.end, precision) for mixer in mixers)
     scratch_row_bytes = sum(num_bytes(mixer.scratch, precision) for mixer in mixers)
-    on_cpu = device.startswith("cpu")
-    short_rows = () if on_cpu else SHORT_ROWS
     num_rows = num_lanes * num_verify_rows
     # While they are verified: what mixers take, and logits in the model's dtype and float32.
     verified_row_bytes = max(mixer.verified_row_bytes for mixer in spec.mixers)
-    verified_bytes = max(num_rows, *short_rows, 0) * verified_row_bytes
+    verified_bytes = max(num_rows, *device.short_rows, 0) * verified_row_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
-    staged_bytes = 0 if on_cpu else NUM_STAGED_STATES * state_bytes
+    staged_bytes = device.num_staged_states * state_bytes
     return ShardPlan(
-        device=device,
+        device=device.name,
         begin=begin,
         end=end,
         is_first=is_first,
@@ -83,8 +77,8 @@ def plan_shard(
         + 256 * 2**20
         + staged_bytes
         + verified_bytes,
-        short_rows=short_rows,
-        short_scratch_bytes=max(short_rows, default=0) * scratch_row_bytes,
+        short_rows=device.short_rows,
+        short_scratch_bytes=max(device.short_rows, default=0) * scratch_row_bytes,
     )
 
 

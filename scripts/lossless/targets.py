@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
-from luceasync.dflash.spec import read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.models.config import read_spec
 from scripts.lossless.cases import Target
 

@@ -11,7 +11,8 @@ from safetensors import safe_open
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
 from luceasync.dflash.draft import open_network
-from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec
+from luceasync.dflash.spec import adjusted
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 

@@ -14,10 +14,10 @@ from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import open_network
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.graph import Runner
 from luceasync.dflash.passes import DraftPasses
-from luceasync.dflash.spec import read_draft_spec
 from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
@@ -26,6 +26,7 @@ from luceasync.engine.row_sampling import TokenCounts
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -250,7 +251,9 @@ def speculator_of(
     short_rows: Sequence[int] = (),
 ) -> Speculator:
     spec = FeatureSpec(TAPS, tiny.COMMON["hidden_size"])
-    ring = FeatureRing(spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, device=CPU)
+    ring = FeatureRing(
+        spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, platform=CpuPlatform()
+    )
     head = draft if head is None else head
     passes = DraftPasses(draft, ring, head, run=run, short_rows=short_rows)
     return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)

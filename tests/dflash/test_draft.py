@@ -9,8 +9,9 @@ import torch
 
 from luceasync.dflash import context
 from luceasync.dflash.draft import open_network
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.draft_ops import TorchDraftOps
-from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.dflash.spec import adjusted
 from luceasync.dflash.triton_draft_ops import TritonDraftOps
 from luceasync.kernels import draft_attention
 from luceasync.models.config import read_spec

@@ -7,15 +7,16 @@ from hypothesis import strategies as st
 
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.platform import open_platform
 from tests.reference.feature_ring import Lane
 
 SPEC = FeatureSpec(taps=(1, 4), hidden_size=3)
-CPU = torch.device("cpu")
 
 
 def make_ring(capacity_tokens: int = 5, dtype: torch.dtype = torch.float32, **more) -> FeatureRing:
     sizes = {"num_lanes": 3, "capacity_tokens": capacity_tokens, "dtype": dtype}
-    return FeatureRing(SPEC, **sizes, **({"device": CPU} | more))
+    return FeatureRing(SPEC, **sizes, **({"platform": CpuPlatform()} | more))
 
 
 def tap_rows(num_entries: int, num_rows: int) -> list[torch.Tensor]:
@@ -174,8 +175,8 @@ def test_a_ring_that_cannot_be_is_refused(make, words) -> None:
 
 @pytest.mark.gpu
 def test_taps_of_the_host_come_to_a_ring_on_a_gpu_and_back() -> None:
-    ring, rows = filled(9, device=torch.device("cuda"), dtype=torch.bfloat16)
+    ring, rows = filled(9, platform=open_platform("cuda:0"), dtype=torch.bfloat16)
     assert torch.equal(ring.rows(1, 4, 9).cpu(), rows[4:9].bfloat16())
-    other = make_ring(device=torch.device("cuda"), dtype=torch.float32)
+    other = make_ring(platform=open_platform("cuda:0"), dtype=torch.float32)
     other.restore(0, 4, ring.rows(1, 4, 9).cpu())
     assert torch.equal(other.rows(0, 4, 9).cpu(), rows[4:9].bfloat16().float())

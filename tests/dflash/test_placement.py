@@ -11,18 +11,20 @@ import torch
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.draft import open_network
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.features import FeatureRing, FeatureSpec
 from luceasync.dflash.placement import guest_of, plan_with_drafter, ring_capacity
-from luceasync.dflash.spec import adjusted, read_draft_spec
+from luceasync.dflash.spec import adjusted
 from luceasync.errors import ConfigError, PlacementError
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
-from luceasync.pipeline.ranges import Device
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.offer import offer_of
 from tests import tiny
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100}
-CPU = Device("cpu:0", 2**33)
+CPU = offer_of("cpu:0", 2**33)
 
 
 @pytest.fixture
@@ -98,7 +100,8 @@ def test_planned_bytes_are_those_that_are_allocated(tiny_dir, tmp_path, fields, 
         FeatureSpec(spec.taps, spec.hidden_size),
         num_lanes=num_lanes,
         capacity_tokens=ring_capacity(spec, max_ctx),
-        **place,
+        dtype=torch.float32,
+        platform=CpuPlatform(),
     )
     guest = guest_of(spec, CPU, target, 4)
     lanes_bytes = (num_lanes + 1) * (max_ctx * guest.token_bytes + guest.lane_bytes)

@@ -51,9 +51,10 @@ def test_slots_past_the_count_may_hold_anything() -> None:
 
 def test_a_ring_on_the_cpu_loads_no_numba() -> None:
     code = """
-import sys, torch
-from luceasync.dflash.scatter import choose_scatter
-choose_scatter(torch.device("cpu"))
+import sys
+from luceasync.dflash.scatter import scatter_on
+from luceasync.pipeline.cpu_platform import CpuPlatform
+scatter_on(CpuPlatform())
 print("numba" in sys.modules)
 """
     command = [sys.executable, "-c", code]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from luceasync.dflash.spec import parse_draft_spec
+from luceasync.dflash.draft_config import parse_draft_spec
 from luceasync.dflash.weights import open_draft, read_weights
 from luceasync.errors import ModelError
 from luceasync.models.config import parse_spec

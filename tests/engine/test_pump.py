@@ -230,6 +230,14 @@ def test_a_prompt_is_kept_while_the_device_computes_or_after_its_token_was_told(
         assert [call[0] for call in target.calls] == kinds
 
 
+def test_the_host_waits_for_a_prompts_last_logits_and_for_nothing_else(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, synchronize=lambda: target.calls.append(("wait",)))
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=3)])
+    run(pump)
+    assert [call[0] for call in target.calls[1:]] == "prefill prefill wait decode decode".split()
+
+
 def test_only_after_a_second_without_work_it_is_quiet(make_prepared):
     quiet = threading.Event()
     pump = make_pump(CountingTarget(), quiet=quiet)

@@ -13,7 +13,9 @@ from luceasync.dflash.features import FeatureRing
 from luceasync.hoststore.arena import SLAB_BYTES, Arena
 from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.keeping.draft_state import DraftFeatures
+from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.platform import Platform, open_platform
 
 SPEC = FeatureSpec((1,), 1)
 CAPACITY = 8
@@ -48,7 +50,7 @@ def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
 )
 def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
     ring = FeatureRing(
-        SPEC, num_lanes=1, capacity_tokens=CAPACITY, dtype=torch.float32, device=torch.device("cpu")
+        SPEC, num_lanes=1, capacity_tokens=CAPACITY, dtype=torch.float32, platform=CpuPlatform()
     )
     heard = Heard()
     DraftFeatures(ring, heard, PlainMemory()).restore(0, parts, num_tokens)
@@ -56,10 +58,12 @@ def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
     assert heard.begin == (num_tokens if expected is None else expected.start)
 
 
-def exported(device: torch.device, memory: HostMemory) -> Tensor:
-    """Features of 1 MiB, from a ring on `device` that has wrapped around."""
+def exported(platform: Platform, memory: HostMemory) -> Tensor:
+    """Features of 1 MiB, from a ring on `platform` that has wrapped around."""
     spec = FeatureSpec((1,), 1024)
-    ring = FeatureRing(spec, num_lanes=2, capacity_tokens=256, dtype=torch.float32, device=device)
+    ring = FeatureRing(
+        spec, num_lanes=2, capacity_tokens=256, dtype=torch.float32, platform=platform
+    )
     rows = torch.arange(300.0)[:, None].expand(-1, 1024)
     ring.restore(1, 0, rows)
     tensors = DraftFeatures(ring, Heard(), memory).export(1, 0, 300)
@@ -69,7 +73,7 @@ def exported(device: torch.device, memory: HostMemory) -> Tensor:
 
 
 def test_a_node_gets_what_the_ring_still_holds():
-    exported(torch.device("cpu"), PlainMemory())
+    exported(CpuPlatform(), PlainMemory())
 
 
 @pytest.mark.gpu
@@ -77,6 +81,6 @@ def test_features_go_to_memory_that_was_pinned_in_two_parts():
     arena = host_memory(["cuda:0"], 2 * SLAB_BYTES)
     assert isinstance(arena, Arena) and arena.wait(60)
     held = arena.allocate(SLAB_BYTES - 2**19)
-    rows = exported(torch.device("cuda", 0), arena)
+    rows = exported(open_platform("cuda:0"), arena)
     assert rows.data_ptr() < np.frombuffer(held, np.uint8).ctypes.data + SLAB_BYTES
     arena.close()

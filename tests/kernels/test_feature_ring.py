@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from luceasync.cuda import feature_ring
 from luceasync.cuda.feature_ring import FeatureKernel
 from luceasync.cuda.launch import Launcher, can_launch
-from luceasync.dflash.scatter import choose_scatter, torch_scatter
+from luceasync.dflash.scatter import scatter_on, torch_scatter
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform
 from tests.reference import feature_ring as feature_ring_truth
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]
@@ -117,8 +119,9 @@ def test_what_is_no_number_stays_none(bits, target) -> None:
 
 def test_the_kernel_runs_where_there_is_a_gpu_and_the_twin_on_the_cpu(device) -> None:
     assert can_launch()
-    assert choose_scatter(torch.device("cpu")) is torch_scatter
-    assert isinstance(choose_scatter(device), FeatureKernel) == (device.type == "cuda")
+    assert scatter_on(CpuPlatform()) is scatter_on(HipPlatform("hip:0")) is torch_scatter
+    if device.type == "cuda":
+        assert isinstance(scatter_on(CudaPlatform("cuda:0")), FeatureKernel)
 
 
 def test_a_kernel_needs_a_gpu_or_the_simulator(monkeypatch) -> None:

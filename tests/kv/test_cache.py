@@ -16,8 +16,8 @@ from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, PageMap
 from luceasync.kv.state import StateTensor
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.ranges import Device
 
 NUM_LANES, NUM_PAGES = 3, 4
 
@@ -147,7 +147,7 @@ def test_close_lets_the_tensors_go_and_may_be_repeated():
 def make_state_plan(model_dir: Path, dtype: str) -> Plan:
     return make_plan(
         read_spec(model_dir),
-        [Device("cpu:0", 2**33)],
+        [offer_of("cpu:0", 2**33)],
         precision=Precision.of(dtype),
         weights=None,
         parallel=3,

@@ -19,8 +19,9 @@ from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
 from luceasync.models.spec import Shape
 from luceasync.models.weights import Form, Place
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.ranges import Device
 from luceasync.pipeline.shard import Shard
 
 CPU = torch.device("cpu")
@@ -163,7 +164,7 @@ def test_quantized_values_are_refused(tmp_path: Path, stored: torch.dtype, name:
 def plan_of(model_dir: Path) -> Plan:
     return make_plan(
         read_spec(model_dir),
-        [Device(f"cpu:{i}", 2**33) for i in range(3)],
+        [offer_of(f"cpu:{i}", 2**33) for i in range(3)],
         precision=Precision.of("fp32"),
         weights=(1, 2, 1),
         parallel=1,
@@ -195,7 +196,13 @@ def test_only_the_tensors_of_the_range_are_read_and_each_byte_told_once(
     with open_checkpoint(tiny_dir) as checkpoint:
         source = NotingSource(checkpoint)
         shard = Shard(
-            read_spec(tiny_dir), plan, plan.shards[index], source, told.append, memory=PlainMemory()
+            read_spec(tiny_dir),
+            plan,
+            plan.shards[index],
+            CpuPlatform(),
+            source,
+            told.append,
+            memory=PlainMemory(),
         )
     shard.close()
     wanted = wanted_bytes(tiny_dir, layers, ends)

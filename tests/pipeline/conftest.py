@@ -13,8 +13,8 @@ from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.ranges import Device
 
 MakeBackend = Callable[..., LayerSplitBackend]
 
@@ -39,7 +39,7 @@ def make_backend() -> Iterator[MakeBackend]:
         spec = read_spec(model_dir)
         plan = make_plan(
             spec,
-            [Device(f"cpu:{i}", 2**33) for i in range(num_shards)],
+            [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
             precision=Precision.of("fp32"),
             weights=weights,
             parallel=parallel,

@@ -8,8 +8,8 @@ import pytest
 
 from luceasync.errors import PlacementError
 from luceasync.models.precision import Precision
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.ranges import Device
 from tests.pipeline.specs import make_spec
 
 MIB = 2**20
@@ -18,7 +18,7 @@ MIB = 2**20
 def plan_of(free_mib: float | list[float] = 8192, backend: str = "cpu", **asked: Any) -> Plan:
     """A plan for `make_spec()`; what is not asked is None."""
     sizes = free_mib if isinstance(free_mib, list) else [free_mib]
-    devices = [Device(f"{backend}:{i}", int(mib * MIB)) for i, mib in enumerate(sizes)]
+    devices = [offer_of(f"{backend}:{i}", int(mib * MIB)) for i, mib in enumerate(sizes)]
     keys = ("weights", "parallel", "max_ctx_tokens", "prefill_chunk_tokens")
     asked["precision"] = Precision.of(asked.pop("dtype", "fp32"))
     choices = {**dict.fromkeys(keys), **asked}

@@ -14,8 +14,8 @@ from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.ranges import Device
 from tests import tiny
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +28,7 @@ TAPS = (2, 0)
 
 def load(model_dir: Path, devices: list[str], dtype: str = "fp32", **sizes) -> LayerSplitBackend:
     spec = read_spec(model_dir)
-    found = [Device("cpu:0", 2**33)] if devices == ["cpu"] else find_devices(devices)
+    found = [offer_of("cpu:0", 2**33)] if devices == ["cpu"] else find_devices(devices)
     plan = make_plan(
         spec,
         found,

@@ -6,9 +6,7 @@ import pytest
 
 from luceasync.errors import PlacementError
 from luceasync.pipeline.lanes import Guest
-from luceasync.pipeline.ranges import (
-    Device,
-)
+from luceasync.pipeline.offer import offer_of
 from tests.pipeline.plans import MIB, plan_of, refusal
 from tests.pipeline.specs import make_hybrid_spec, make_spec
 
@@ -84,7 +82,7 @@ def test_a_context_that_was_asked_may_take_more_of_the_memory_than_we_would():
 
 
 def guest_on(name: str, weight_mib: int = 0, token_bytes: int = 0, lane_mib: int = 0) -> Guest:
-    return Guest(Device(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
+    return Guest(offer_of(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
 
 
 @pytest.mark.parametrize("guest", [guest_on("cpu:0", 100), guest_on("cpu:0", lane_mib=20)])

@@ -11,10 +11,8 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.group import LocalGroup
-from luceasync.pipeline.plan import decode_sizes, make_plan
-from luceasync.pipeline.ranges import (
-    Device,
-)
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import make_plan
 from tests import tiny
 from tests.pipeline.plans import MIB, plan_of, refusal
 from tests.pipeline.specs import make_hybrid_spec, make_spec
@@ -84,24 +82,6 @@ def test_a_gpu_has_scratch_for_a_short_chunk_or_for_all_proposals(verify_rows: t
 
 
 @pytest.mark.parametrize(
-    ("on_cpu", "dtype", "parallel", "sizes"),
-    [
-        (False, "bf16", 1, (1,)),
-        (False, "bf16", 4, (1, 2, 4)),
-        (False, "fp32", 5, (1, 2, 4, 5)),
-        (False, "bf16", 8, (1, 2, 4, 8)),
-        (True, "bf16", 3, (1, 2, 3)),
-        (True, "fp32", 1, (1,)),
-        (True, "fp32", 3, (3,)),
-        (True, "fp32", 4, (4,)),
-        (True, "fp32", 6, (4, 5, 6)),
-    ],
-)
-def test_decode_runs_in_these_batch_sizes(on_cpu, dtype, parallel, sizes):
-    assert decode_sizes(on_cpu, dtype, parallel) == sizes
-
-
-@pytest.mark.parametrize(
     ("dtype", "num_entries", "num_rows", "size"),
     [("fp32", 1, 1, 4), ("fp32", 1, 3, 2), ("fp32", 1, 8, 1), ("fp32", 3, 8, 3), ("bf16", 1, 2, 1)],
 )
@@ -110,26 +90,18 @@ def test_a_verify_pass_on_cpus_is_filled_up_to_as_many_rows(dtype, num_entries, 
     assert plan.verify_size(num_entries, num_rows) == size
 
 
-@pytest.mark.parametrize("on_cpu", [True, False])
-@pytest.mark.parametrize("parallel", range(1, 20))
-def test_every_number_of_lanes_has_a_batch_size(on_cpu: bool, parallel: int):
-    sizes = decode_sizes(on_cpu, "fp32", parallel)
-    assert list(sizes) == sorted(set(sizes))
-    assert sizes[0] >= 1 and sizes[-1] == parallel
-
-
 @pytest.mark.parametrize(("device", "small"), [("cpu:0", True), ("cuda:0", True)])
 def test_a_tiny_model_needs_no_threads_on_the_cpu(device: str, small: bool):
     plan = make_plan(
         make_spec(),
-        [Device(device, 2**34)],
+        [offer_of(device, 2**34)],
         precision=Precision.of("bf16"),
         weights=None,
         parallel=1,
         max_ctx_tokens=64,
         prefill_chunk_tokens=None,
     )
-    assert plan.is_small_on_cpu is small
+    assert plan.suits_one_thread is small
     large = dataclasses.replace(plan.shards[0], weight_bytes=2**30)
     heavy = dataclasses.replace(plan, shards=(large,))
-    assert heavy.is_small_on_cpu is (device != "cpu:0")
+    assert heavy.suits_one_thread is (device != "cpu:0")

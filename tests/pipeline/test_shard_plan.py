@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.shard_plan import NUM_STAGED_STATES, SHORT_ROWS, ShardPlan, plan_shard
+from luceasync.pipeline.offer import NUM_STAGED_STATES, SHORT_ROWS, offer_of
+from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
 from tests.pipeline.specs import make_hybrid_spec, make_spec
 
 
@@ -13,7 +14,7 @@ def shard_of(
 ) -> ShardPlan:
     """All 8 layers."""
     sizes = {"chunk_tokens": 64, "num_verify_rows": num_verify_rows, "num_lanes": 4}
-    return plan_shard(spec, device, 0, 8, Precision.of(dtype), **sizes)
+    return plan_shard(spec, offer_of(device, 2**33), 0, 8, Precision.of(dtype), **sizes)
 
 
 def test_a_gpu_has_room_for_states_on_their_way_to_host_memory():

@@ -18,8 +18,8 @@ from luceasync.models.precision import Precision
 from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
+from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.ranges import Device
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import choose_transfer, direct, staged
 from tests import tiny
@@ -163,7 +163,7 @@ def test_a_failure_half_way_leaves_nothing_behind(deep_dir: Path, monkeypatch):
 def _plan(model_dir: Path, num_shards: int):
     return make_plan(
         read_spec(model_dir),
-        [Device(f"cpu:{i}", 2**33) for i in range(num_shards)],
+        [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
         precision=Precision.of("fp32"),
         weights=None,
         parallel=4,

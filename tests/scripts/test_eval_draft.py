@@ -7,7 +7,7 @@ from draft.target import FrozenTarget
 from eval_draft import Rounds, report, speculate
 
 from luceasync.dflash.draft import open_network
-from luceasync.dflash.spec import read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.models.ops import TorchOps
 from tests import tiny
 

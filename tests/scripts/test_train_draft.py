@@ -21,7 +21,8 @@ from draft.texts import Layout
 from draft.training import Recipe, learning_rate, make_optimizers
 
 from luceasync.dflash.draft import open_network
-from luceasync.dflash.spec import DraftLayerSpec, parse_draft_spec, read_draft_spec
+from luceasync.dflash.draft_config import parse_draft_spec, read_draft_spec
+from luceasync.dflash.spec import DraftLayerSpec
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from tests import tiny

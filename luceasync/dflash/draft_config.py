@@ -1,0 +1,179 @@
+"""A drafter's config.json, read and checked against its target.
+
+Pure: no torch, no weights, no devices. A drafter that does not fit its target is refused here, in
+words: a wrong pair would not fail, it would only propose badly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from luceasync.dflash.spec import DraftLayerSpec, DraftSpec, default_taps
+from luceasync.errors import ModelError
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.spec import ModelSpec
+
+DEFAULT_BLOCK = 16
+
+
+def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
+    """The spec of the drafter in `draft_dir`, for `target`. Raises ModelError naming the file and
+    the field.
+    """
+    path = draft_dir / "config.json"
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(
+            f"{draft_dir}: no config.json; a drafter's directory is expected"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+    try:
+        return parse_draft_spec(config, target)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
+    """The spec that a parsed config.json describes, checked against `target`. Raises ModelError.
+
+    `block_size`, `mask_token_id`, `target_layer_ids` stand at the top or inside `dflash_config`.
+    """
+    inner = config.get("dflash_config") or {}
+    if not isinstance(inner, Mapping):
+        raise ModelError(f"dflash_config = {inner!r}: a JSON object is expected")
+    config = {**config, **{name: inner[name] for name in inner if inner[name] is not None}}
+    for name in ("attention_bias", "quantization_config"):
+        if config.get(name):
+            raise ModelError(f"{name} = {config[name]!r} is not supported in a drafter")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"hidden_act = {config['hidden_act']!r} is not supported; expected 'silu'")
+    num_layers = _positive(config, "num_hidden_layers")
+    block = _positive(config, "block_size", DEFAULT_BLOCK)
+    spec = DraftSpec(
+        hidden_size=_positive(config, "hidden_size"),
+        intermediate_size=_positive(config, "intermediate_size"),
+        norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        attention=_attention(config),
+        layers=_layers(config, num_layers),
+        taps=_taps(config, target, num_layers),
+        mask_token=_mask_token(config, target),
+        block=block,
+        trained_block=block,
+    )
+    _check_sizes(config, spec, target)
+    return spec
+
+
+def _check_sizes(config: Mapping[str, Any], spec: DraftSpec, target: ModelSpec) -> None:
+    if spec.trained_block < 2:
+        raise ModelError(f"block_size = {spec.trained_block}: at least 2 is expected")
+    if spec.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"hidden_size = {spec.hidden_size}, but the target has {target.hidden_size}: a drafter "
+            "shares its target's embedding and head"
+        )
+    of_target = {"num_target_layers": target.num_layers, "vocab_size": target.vocab_size}
+    for name, expected in of_target.items():
+        if config.get(name) not in (None, expected):
+            raise ModelError(f"{name} = {config[name]!r}, but the target has {expected}")
+
+
+def _taps(config: Mapping[str, Any], target: ModelSpec, num_layers: int) -> tuple[int, ...]:
+    listed = config.get("target_layer_ids")
+    if listed is None:
+        return default_taps(target.num_layers, num_layers)
+    if not isinstance(listed, list) or not listed or not all(type(tap) is int for tap in listed):
+        raise ModelError(f"target_layer_ids = {listed!r}: a list of layer numbers is expected")
+    wrong = [tap for tap in listed if not 0 <= tap < target.num_layers]
+    if wrong or len(set(listed)) != len(listed):
+        raise ModelError(
+            f"target_layer_ids = {listed}: different layers are expected, from 0 to "
+            f"{target.num_layers - 1}, which is the target's last"
+        )
+    return tuple(listed)
+
+
+def _mask_token(config: Mapping[str, Any], target: ModelSpec) -> int:
+    token = config.get("mask_token_id")
+    if type(token) is not int or not 0 <= token < target.vocab_size:
+        raise ModelError(
+            f"mask_token_id = {token!r}: a token of the target's vocabulary is expected, from 0 to "
+            f"{target.vocab_size - 1}"
+        )
+    if token in target.eos_ids:
+        raise ModelError(f"mask_token_id = {token} is a stop token of the target")
+    return token
+
+
+def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[DraftLayerSpec, ...]:
+    """Without `is_causal` (or `causal`), full layers are bidirectional in the block and sliding
+    ones causal, as every engine has it.
+    """
+    first_sliding = (
+        (config.get("max_window_layers") or 0) if config.get("use_sliding_window") else None
+    )
+    kinds = config.get("layer_types") or [
+        "full_attention" if first_sliding is None or layer < first_sliding else "sliding_attention"
+        for layer in range(num_layers)
+    ]
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(known):
+        raise ModelError(f"layer_types = {kinds!r}: {num_layers} of {list(known)} are expected")
+    is_causal = config.get("is_causal", config.get("causal"))
+    if is_causal not in (None, True, False):
+        raise ModelError(f"is_causal = {is_causal!r}: true or false is expected")
+    slides = [kind == "sliding_attention" for kind in kinds]
+    window = None
+    if any(slides):
+        name = "swa_window_size" if config.get("swa_window_size") else "sliding_window"
+        window = _positive(config, name)
+    return tuple(
+        DraftLayerSpec(window if slide else None, slide if is_causal is None else is_causal)
+        for slide in slides
+    )
+
+
+def _attention(config: Mapping[str, Any]) -> AttentionSpec:
+    """Plain rotary positions over whole heads, whatever the target does."""
+    num_heads = _positive(config, "num_attention_heads")
+    num_kv_heads = _positive(config, "num_key_value_heads", num_heads)
+    head_dim = _positive(config, "head_dim", _positive(config, "hidden_size") // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"num_attention_heads = {num_heads}, num_key_value_heads = {num_kv_heads}, head_dim = "
+            f"{head_dim}: heads in equal groups and an even head_dim are expected"
+        )
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise ModelError(f"rope_parameters = {rope!r}: a JSON object is expected")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if kind != "default" or share != 1.0:
+        raise ModelError(
+            f"rope_type {kind!r} with partial_rotary_factor {share!r} is not supported in a "
+            "drafter; expected 'default' over whole heads"
+        )
+    theta = _number({"rope_theta": config.get("rope_theta"), **rope}, "rope_theta", 10000.0)
+    return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim, theta, gated=False)
+
+
+def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = default if config.get(name) is None else config[name]
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{name} = {value!r}: a positive integer is expected")
+    return value
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = default if config.get(name) is None else config[name]
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise ModelError(f"{name} = {value!r}: a positive number is expected")
+    return float(value)

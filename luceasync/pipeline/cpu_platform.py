@@ -1,0 +1,110 @@
+"""The CPU's body of luceasync.pipeline.platform.Platform: all is done when a call returns."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
+from typing import TypeVar
+
+import psutil
+import torch
+from torch import Tensor
+
+from luceasync.hoststore.arena import WarmMemory
+from luceasync.hoststore.lane_copies import DirectCopies
+from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.kv.cache import LaneCache
+from luceasync.models.ops import Ops, TorchOps
+from luceasync.models.packed_ops import PackedOps, can_pack
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.offer import Offer, offer_of
+
+T = TypeVar("T")
+
+
+class CpuPlatform:
+    """See Platform. All logical CPU devices are the one that torch knows."""
+
+    def __init__(self, name: str = "cpu:0") -> None:
+        self.name = name
+        self.device = torch.device("cpu")
+
+    def __repr__(self) -> str:
+        return f"CpuPlatform({self.name!r})"
+
+    @cached_property
+    def ops(self) -> Ops:
+        """See Platform."""
+        return PackedOps() if can_pack() else TorchOps()
+
+    def offer(self, share: int = 1) -> Offer:
+        """See Platform."""
+        has_bf16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        dtypes = ("bf16", "fp32") if has_bf16 else ("fp32",)
+        return offer_of(self.name, psutil.virtual_memory().available // share, dtypes)
+
+    def pick(
+        self,
+        *,
+        torch: Callable[[], T],
+        triton: Callable[[], T] | None = None,
+        numba: Callable[[], T] | None = None,
+    ) -> T:
+        """See Platform."""
+        return torch()
+
+    def passes(self, *, eager: Callable[[], T], captured: Callable[[Capture], T]) -> T:
+        """See Platform."""
+        return eager()
+
+    def warm_up(self, work: Callable[[], None]) -> None:
+        """Nothing is compiled."""
+
+    def touch(self, work: Callable[[], None]) -> None:
+        """The system gives pages when they are written to."""
+        work()
+
+    def blank(self, rows: Tensor) -> None:
+        """See Platform."""
+        rows.zero_()
+
+    def copies(self, cache: LaneCache) -> DirectCopies:
+        """See Platform."""
+        return DirectCopies(cache)
+
+    def node_memory(
+        self,
+        capacity_bytes: int,
+        *,
+        warm_bytes: int,
+        quiet: threading.Event | None,
+        lanes_bytes: int,
+    ) -> HostMemory:
+        """See Platform."""
+        return WarmMemory(warm_bytes, capacity_bytes) if warm_bytes else PlainMemory()
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """See Platform."""
+        return nullcontext()
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+    def record_event(self) -> Past:
+        """See Platform."""
+        return Past()
+
+    def empty_cache(self) -> None:
+        """Nothing is kept."""
+
+
+class Past:
+    """The end of work that was done at once; an Event."""
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        """It is over."""

@@ -1,0 +1,175 @@
+"""The GPUs' bodies of luceasync.pipeline.platform.Platform: work is queued on streams, and the host
+goes on.
+
+Triton comes with torch's GPU builds only, so what needs it is imported when it is asked for.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from luceasync.cuda.launch import can_launch
+from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock
+from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.hoststore.stream_copies import StreamCopies
+from luceasync.kv.cache import LaneCache
+from luceasync.models.ops import Ops
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
+
+
+class CudaPlatform:
+    """A GPU of NVIDIA's; see Platform."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # torch calls HIP devices "cuda" too.
+        self.device = torch.device("cuda", int(name.partition(":")[2]))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r})"
+
+    @cached_property
+    def ops(self) -> Ops:
+        """The fused kernels; see Platform."""
+        from luceasync.models.triton_ops import TritonOps
+
+        return TritonOps()
+
+    def offer(self, share: int = 1) -> Offer:
+        """See Platform."""
+        with self.on_device():
+            has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        free_bytes, _ = torch.cuda.mem_get_info(self.device.index)
+        return offer_of(self.name, free_bytes // share, ("bf16", "fp32") if has_bf16 else ("fp32",))
+
+    def pick(
+        self,
+        *,
+        torch: Callable[[], T],
+        triton: Callable[[], T] | None = None,
+        numba: Callable[[], T] | None = None,
+    ) -> T:
+        """See Platform."""
+        if triton is not None:
+            return triton()
+        return numba() if numba is not None and can_launch() else torch()
+
+    def passes(self, *, eager: Callable[[], T], captured: Callable[[Capture], T]) -> T:
+        """See Platform."""
+        return captured(Capture(self.device))
+
+    def warm_up(self, work: Callable[[], None]) -> None:
+        """See Platform."""
+        work()
+
+    def touch(self, work: Callable[[], None]) -> None:
+        """The memory is there."""
+
+    def blank(self, rows: Tensor) -> None:
+        """Kernels read no row that is not written."""
+
+    def copies(self, cache: LaneCache) -> StreamCopies:
+        """See Platform."""
+        return StreamCopies(cache, NUM_STAGED_STATES)
+
+    def node_memory(
+        self,
+        capacity_bytes: int,
+        *,
+        warm_bytes: int,
+        quiet: threading.Event | None,
+        lanes_bytes: int,
+    ) -> HostMemory:
+        """See Platform."""
+        # Half of the spare memory may be used before there is more: every lane can still be saved.
+        spare_bytes = max(SPARE_BYTES, 2 * lanes_bytes)
+        try:
+            pages = DevicePageLock(self.device)
+            return Arena(capacity_bytes, pages, quiet=quiet, spare_bytes=spare_bytes)
+        except MemoryError as error:
+            log.warning("the prefix cache is slower, in memory that is not pinned: %s", error)
+            return PlainMemory()
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """See Platform."""
+        return torch.cuda.device(self.device)
+
+    def synchronize(self) -> None:
+        """See Platform."""
+        torch.cuda.current_stream(self.device).synchronize()
+
+    def record_event(self) -> torch.cuda.Event:
+        """See Platform."""
+        event: torch.cuda.Event = torch.cuda.current_stream(self.device).record_event()
+        return event
+
+    def empty_cache(self) -> None:
+        """Of all GPUs; see Platform."""
+        torch.cuda.empty_cache()
+
+
+class HipPlatform(CudaPlatform):
+    """A GPU of AMD's, by way of ROCm: as NVIDIA's, but Numba does not compile for it."""
+
+    def pick(
+        self,
+        *,
+        torch: Callable[[], T],
+        triton: Callable[[], T] | None = None,
+        numba: Callable[[], T] | None = None,
+    ) -> T:
+        """See Platform."""
+        return torch() if triton is None else triton()
+
+
+@dataclass(frozen=True, slots=True)
+class FoundGpu:
+    """A GPU of this machine, for a person: its name here, "cuda:0", and its maker's."""
+
+    name: str
+    product: str
+    free_bytes: int
+    total_bytes: int
+
+
+def gpu_backend() -> str | None:
+    """What this torch build computes with where a GPU is there: "cuda", "hip" or None."""
+    if not torch.cuda.is_available():
+        return None
+    return "hip" if torch.version.hip else "cuda"
+
+
+def torch_build() -> str:
+    """What this torch was built for, in words."""
+    return torch.version.cuda or torch.version.hip or "CPU only"
+
+
+def num_gpus() -> int:
+    """How many GPUs there are."""
+    return torch.cuda.device_count()
+
+
+def found_gpus() -> list[FoundGpu]:
+    """All GPUs of this machine."""
+    return [
+        FoundGpu(
+            f"{gpu_backend()}:{index}",
+            torch.cuda.get_device_name(index),
+            *torch.cuda.mem_get_info(index),
+        )
+        for index in range(torch.cuda.device_count())
+    ]
