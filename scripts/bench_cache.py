@@ -217,7 +217,7 @@ async def stall(engine: LocalEngine) -> None:
             await write_again(engine)
     async with watched("the node is forgotten"):
         assert engine._pump is not None
-        held = engine._pump.prefixes._holdings
+        held = engine._pump.prefixes._index
         await engine._thread.call(  # type: ignore[union-attr]
             lambda pump: [held.forget(node.key, "memory") for node in list(held)] and [], 60.0
         )
@@ -231,8 +231,8 @@ async def write_again(engine: LocalEngine) -> None:
     assert engine._thread is not None
 
     def queue(pump: Pump) -> list[Emitted]:
-        for node in pump.prefixes._holdings:
-            pump.prefixes._writes._add(node, with_end=True)
+        for node in pump.prefixes._index:
+            pump.prefixes._to_disk._add(node, with_end=True)
         return []
 
     await engine._thread.call(queue, WRITE_DEADLINE_S)

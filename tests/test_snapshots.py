@@ -129,7 +129,7 @@ def file_bytes(cache_dir: Path) -> int:
 def needed_bytes(engine: LocalEngine, num_tokens: int, num_states: int) -> int:
     """Keys and values of the tokens, and the states."""
     assert engine._pump is not None
-    sizes = engine._pump.prefixes._mover._target.node_bytes
+    sizes = engine._pump.prefixes._memory._target.node_bytes
     rows, _ = sizes(Span(0, num_tokens, with_state=False))
     _, state = sizes(Span(0, 1, with_state=True))
     return rows + num_states * state

@@ -15,10 +15,10 @@ from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import LEAVING_PAUSE_S, Pump
 from luceasync.hoststore.node_store import Span
-from luceasync.keeping.holdings import Limits
+from luceasync.keeping.disk_orders import NoDisk
+from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import NoShelf
-from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -113,9 +113,9 @@ def make_prepared(tokenizer: Tokenizer):
 
 def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0, **options) -> Pump:
     """Without memory nothing is kept, so that what is asked of the target is easy to say."""
-    mover = StateMover(target, NoFeatures(), VOCAB_SIZE)
+    mover = MemoryNodes(target, NoFeatures(), VOCAB_SIZE)
     limits = Limits(memory_bytes)
-    prefixes = Prefixes(mover, NoShelf(), limits, recurrent=False, chunk_tokens=64)
+    prefixes = Prefixes(mover, NoDisk(), limits, recurrent=False, chunk_tokens=64)
     decoding = PlainDecoding(target)
     return Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
 
@@ -389,7 +389,7 @@ def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
     target.settled = lambda lane: False
     pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
     pump.step()
-    [node] = next(iter(pump.prefixes._claims)).path
-    pump.prefixes._holdings.forget(node, "memory")
+    [node] = next(iter(pump.prefixes._leases)).path
+    pump.prefixes._index.forget(node, "memory")
     target.settled = lambda lane: True
     assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]

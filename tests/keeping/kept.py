@@ -1,4 +1,4 @@
-"""A target whose keys and values are the tokens themselves, and a shelf that answers when it is
+"""A target whose keys and values are the tokens themselves, and a disk that answers when it is
 told to: what is taken up wrongly gives wrong answers, what is not there cannot be taken up.
 """
 
@@ -15,11 +15,11 @@ from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.holes import Holes
 from luceasync.hoststore.node_store import Span
 from luceasync.keeping.chunks import chunk_end
-from luceasync.keeping.claim import Claim
-from luceasync.keeping.holdings import Limits
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
+from luceasync.keeping.lease import Lease
+from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
-from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
@@ -143,7 +143,7 @@ class TokenTarget:
         return logits * float("nan") if self.is_sick else logits
 
 
-class Shelf:
+class FakeDisk:
     """Files in a dict. Orders wait until `deliver` carries them out, one after the other."""
 
     def __init__(self) -> None:
@@ -232,66 +232,66 @@ class Bench:
     """The prefixes of one server, and lanes that are run by hand."""
 
     def __init__(
-        self, *, recurrent: bool = True, shelf: Shelf | None = None, num_lanes: int = 4, **limits
+        self, *, recurrent: bool = True, disk: FakeDisk | None = None, num_lanes: int = 4, **limits
     ) -> None:
         self.target = TokenTarget(num_lanes, recurrent=recurrent)
-        self.mover = StateMover(self.target, NoFeatures(), VOCAB_SIZE)
-        self.shelf = shelf or Shelf()
+        self.memory = MemoryNodes(self.target, NoFeatures(), VOCAB_SIZE)
+        self.disk = disk or FakeDisk()
         sizes = {"memory_bytes": 1 << 20, "disk_bytes": 1 << 20, **limits}
         self.prefixes = Prefixes(
-            self.mover, self.shelf, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
+            self.memory, self.disk, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
         )
-        self.prefixes.found(self.shelf.nodes(), [])
+        self.prefixes.found(self.disk.nodes(), [])
 
     @property
-    def holdings(self):
-        return self.prefixes._holdings
+    def index(self):
+        return self.prefixes._index
 
-    def claim(self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False):
-        claim = Claim(tenant, array("i", prompt), len(prompt), boundaries, keep)
-        self.prefixes.admit(claim)
-        return claim
+    def lease(self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False):
+        lease = Lease(tenant, array("i", prompt), len(prompt), boundaries, keep)
+        self.prefixes.admit(lease)
+        return lease
 
-    def start(self, claim: Claim, lane: int = 0) -> int:
+    def start(self, lease: Lease, lane: int = 0) -> int:
         """Take up what there is; the number of tokens."""
-        assert self.prefixes.prepare(claim, [])
+        assert self.prefixes.prepare(lease, [])
         self.target.reset(lane)
-        num_tokens = self.prefixes.take_up(claim, lane)
-        assert self.prefixes.settled(claim, lane)
-        assert self.target.lanes[lane] == list(claim.prompt[:num_tokens])
+        num_tokens = self.prefixes.take_up(lease, lane)
+        assert self.prefixes.settled(lease, lane)
+        assert self.target.lanes[lane] == list(lease.prompt[:num_tokens])
         return num_tokens
 
-    def prefill(self, claim: Claim, lane: int = 0, begin: int = 0, until: int | None = None):
+    def prefill(self, lease: Lease, lane: int = 0, begin: int = 0, until: int | None = None):
         """Run the prompt from `begin` on."""
-        num_tokens = claim.num_prompt_tokens
+        num_tokens = lease.num_prompt_tokens
         while begin < (until or num_tokens):
-            end = chunk_end(begin, num_tokens, CHUNK, claim.splits)
-            tokens = claim.prompt[begin:end]
+            end = chunk_end(begin, num_tokens, CHUNK, lease.splits)
+            tokens = lease.prompt[begin:end]
             logits = self.target.prefill(lane, begin, tokens, project=end == num_tokens)
-            self.prefixes.prefilled(claim, lane, end, logits)
+            self.prefixes.prefilled(lease, lane, end, logits)
             begin = end
 
     def end(
-        self, claim: Claim, num_generated: int = 0, lane: int = 0, *, is_cut: bool = False
+        self, lease: Lease, num_generated: int = 0, lane: int = 0, *, is_cut: bool = False
     ) -> None:
         """Generate, but do not run, one token more than `num_generated`; then let go."""
         for _ in range(num_generated):
             token = following(self.target.lanes[lane])
-            claim.sequence.append(token)
+            lease.sequence.append(token)
             self.target.decode([lane], [len(self.target.lanes[lane])], [token])
-        self.prefixes.finished(claim, lane, len(self.target.lanes[lane]), is_cut=is_cut)
-        self.prefixes.release(claim)
+        self.prefixes.finished(lease, lane, len(self.target.lanes[lane]), is_cut=is_cut)
+        self.prefixes.release(lease)
 
     def serve(self, prompt: Sequence[int], *boundaries: int, num_generated: int = 0, **how) -> int:
         """A whole request; the number of tokens that were taken up."""
-        claim = self.claim(prompt, *boundaries, **how)
-        while not self.prefixes.prepare(claim, []):
-            self.shelf.deliver(self.prefixes)
-        num_cached = self.start(claim)
-        self.prefill(claim, begin=num_cached)
-        self.end(claim, num_generated)
+        lease = self.lease(prompt, *boundaries, **how)
+        while not self.prefixes.prepare(lease, []):
+            self.disk.deliver(self.prefixes)
+        num_cached = self.start(lease)
+        self.prefill(lease, begin=num_cached)
+        self.end(lease, num_generated)
         return num_cached
 
     def ends(self, tier: str) -> dict[int, bool]:
         """Of each node in the tier its end, and whether its state is held there."""
-        return {n.end: tier in n.state_tiers for n in self.holdings if tier in n.tiers}
+        return {n.end: tier in n.state_tiers for n in self.index if tier in n.tiers}

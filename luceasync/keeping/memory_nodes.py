@@ -113,7 +113,7 @@ class _Extras:
     logits: Tensor | None
 
 
-class StateMover:
+class MemoryNodes:
     """Nodes in memory, by name. Synchronous; engine thread only."""
 
     def __init__(self, target: Target, features: Features, vocab_size: int) -> None:

@@ -12,7 +12,7 @@ from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.hoststore.arena import SLAB_BYTES, Arena
 from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.keeping.draft_state import DraftFeatures
+from luceasync.keeping.draft_features import DraftFeatures
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import Platform, open_platform

@@ -1,6 +1,6 @@
 """The draft's side of a node: the features of its tokens, between the ring and host memory.
 
-Owns no features: a node's are with the mover, a lane's in the ring. Knows neither tree nor target.
+Owns no features: a node's are with MemoryNodes, a lane's in the ring. Knows no tree and no target.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Restored(Protocol):
 
 
 class DraftFeatures:
-    """See luceasync.keeping.state.Features."""
+    """See luceasync.keeping.memory_nodes.Features."""
 
     def __init__(self, ring: FeatureRing, speculator: Restored, memory: HostMemory) -> None:
         self._ring = ring

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.keeping import holdings as module
-from luceasync.keeping.holdings import ORPHAN_AGE_S, Holdings, Limits
+from luceasync.keeping import node_index as module
+from luceasync.keeping.node_index import ORPHAN_AGE_S, Limits, NodeIndex
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node, pack_tokens
 from tests.keeping.kept import DISK, MEMORY
@@ -17,7 +17,7 @@ TENANT, OTHER = tenant_key("one"), tenant_key("two")
 
 
 class Body:
-    """Memory and disk alike: writes down what it is told."""
+    """Memory and disk alike: to_disk down what it is told."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
@@ -40,8 +40,8 @@ def body() -> Body:
 
 
 @pytest.fixture
-def held(body: Body) -> Holdings:
-    return Holdings(body, body, Limits(1000, disk_bytes=1000), recurrent=True)
+def held(body: Body) -> NodeIndex:
+    return NodeIndex(body, body, Limits(1000, disk_bytes=1000), recurrent=True)
 
 
 def node(tokens, parent: Node | None = None, *, tenant=TENANT, tiers=DISK, **fields) -> Node:
@@ -56,7 +56,7 @@ def node(tokens, parent: Node | None = None, *, tenant=TENANT, tiers=DISK, **fie
     )
 
 
-def chain(held: Holdings, length: int, **fields) -> list[Node]:
+def chain(held: NodeIndex, length: int, **fields) -> list[Node]:
     nodes: list[Node] = []
     for i in range(length):
         nodes.append(node([i] * 10, nodes[-1] if nodes else None, **fields))
