@@ -17,6 +17,7 @@ from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.copy_stream import Pair
 from luceasync.hoststore.lane_copies import Arrival, LaneCopies
 from luceasync.hoststore.memory import HostMemory
+from luceasync.hoststore.tickets import Ticket
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
 
@@ -89,7 +90,7 @@ NOTHING = _Given({})
 @dataclass(slots=True)
 class _Node:
     """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
-    kept. `arrival` of a node that was saved: before it the tensors may not be read.
+    kept. `arrival` of a node that was saved: until then the tensors may not be read.
     """
 
     span: Span
@@ -122,7 +123,7 @@ class NodeStore:
         num_tokens = span.end - span.begin
         return num_tokens * self._token_bytes, self._state_bytes if span.with_state else 0
 
-    def save(self, lane: int, node: str, span: Span) -> None:
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
         """Keep what the span left in the lane. On a GPU the copies are queued: nobody waits here.
 
         Raises MemoryError; nothing has changed then.
@@ -131,20 +132,16 @@ class NodeStore:
         sizes = self.node_bytes(span)
         rows, state = (self._memory.allocate(size) if size else None for size in sizes)
         runs = self._cache.runs(lane, span.begin, span.end)
-        arrival = self._copies.save(lane, runs, rows, state)
+        arrival = self._copies.take_out(lane, runs, rows, state)
         self._nodes[node] = _Node(
             span,
             _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
             _Flat(state, self._cache.state_shapes()),
             arrival,
         )
+        return arrival
 
-    def saved(self, node: str) -> bool:
-        """Whether the node's copies have arrived: `export` will not wait."""
-        arrival = self._nodes[node].arrival
-        return arrival is None or arrival.query()
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         """Write a chain of nodes that begins at 0 into the lane, up to `num_tokens`, which lie in
         the last one; its pages must be placed. Recurrent state is that of the last node, at its
         end. On a GPU the copies are queued, and so is what uses the lane after them.
@@ -162,17 +159,9 @@ class NodeStore:
             for n in held
         ]
         state = held[-1].state
-        arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.query()]
+        arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.is_done]
         memory = [state, *[rows for rows, _ in parts]]
-        self._copies.restore(lane, _pairs(targets, parts, state), memory, arrivals)
-
-    def settled(self, lane: int) -> bool:
-        """Whether the lane's restore has arrived."""
-        return self._copies.settled(lane)
-
-    def settle(self, lane: int) -> None:
-        """Wait for the lane's restore."""
-        self._copies.settle(lane)
+        return self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
 
     def use(self, lanes: Sequence[int]) -> None:
         """Call before a pass over these lanes is queued: it then runs after their restores, and
@@ -191,7 +180,7 @@ class NodeStore:
         """
         held = self._nodes[node]
         if held.arrival is not None:
-            held.arrival.synchronize()
+            held.arrival.wait()
         return {
             self._name(key): tensor
             for key, tensor in (held.rows.tensors() | held.state.tensors()).items()

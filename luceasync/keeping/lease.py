@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.node import Match, MissReason, common_prefix
@@ -50,7 +51,13 @@ class Lease:
     decision: str | None = None
     fault: MissReason | None = None
     started_s: float | None = None  # when the first node was asked for
+    ticket: Ticket | None = None  # of what is put into the lane
+    has_arrived: bool = False  # it is there, and the engine's thread was told
     restore: Restore = field(default_factory=Restore)
+
+    def arrived(self) -> None:
+        """What is put into the lane is there."""
+        self.has_arrived = True
 
     @property
     def prompt(self) -> array[int]:

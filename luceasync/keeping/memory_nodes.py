@@ -15,6 +15,7 @@ from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.tickets import Arrived, Ticket
 
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
@@ -25,15 +26,9 @@ OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA))
 class Target(Protocol):
     """What moving state asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
-    def save(self, lane: int, node: str, span: Span) -> None: ...
+    def save(self, lane: int, node: str, span: Span) -> Ticket: ...
 
-    def saved(self, node: str) -> bool: ...
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None: ...
-
-    def settled(self, lane: int) -> bool: ...
-
-    def settle(self, lane: int) -> None: ...
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket: ...
 
     def drop(self, node: str) -> None: ...
 
@@ -106,9 +101,10 @@ class NodeSize:
 
 @dataclass(slots=True)
 class _Extras:
-    """What a node holds besides the target's tensors."""
+    """What a node holds besides the target's tensors, and when these have come out of a lane."""
 
     span: Span
+    ticket: Ticket
     features: dict[str, Tensor]
     logits: Tensor | None
 
@@ -140,35 +136,28 @@ class MemoryNodes:
         """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
         MemoryError; nothing is kept then.
         """
-        self._target.save(lane, node, span)  # queued, while the others wait for the device
+        ticket = self._target.save(lane, node, span)  # queued, while the others wait for the device
         try:
             features = self._features.export(lane, span.begin, span.end) if with_features else {}
         except MemoryError:
             self._target.drop(node)
             raise
         kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
-        self._extras[node] = _Extras(span, features, kept)
+        self._extras[node] = _Extras(span, ticket, features, kept)
 
-    def saved(self, node: str) -> bool:
-        """Whether all of it has arrived in host memory: an export does not wait then."""
-        return self._target.saved(node)
+    def ticket(self, node: str) -> Ticket:
+        """When all of it has arrived in host memory: until then an export waits."""
+        return self._extras[node].ticket
 
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. The
-        copies are queued; see `settled`.
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0; they
+        have arrived when the ticket is done.
         """
-        self._target.restore(lane, nodes, num_tokens)
+        ticket = self._target.restore(lane, nodes, num_tokens)
         held = [self._extras[node] for node in nodes]
         spans = [(e.span.begin, e.span.end, e.features) for e in held]
         self._features.restore(lane, spans, num_tokens)
-
-    def settled(self, lane: int) -> bool:
-        """Whether the lane's restore has arrived."""
-        return self._target.settled(lane)
-
-    def settle(self, lane: int) -> None:
-        """Wait for the lane's restore."""
-        self._target.settle(lane)
+        return ticket
 
     def logits(self, node: str) -> Tensor:
         """The logits after the node's last token, float32 [vocab]."""
@@ -211,7 +200,7 @@ class MemoryNodes:
             )
         self._target.adopt(node, span, {n: t for n, t in tensors.items() if n not in OWN_NAMES})
         features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
-        self._extras[node] = _Extras(span, features, logits)
+        self._extras[node] = _Extras(span, Arrived(), features, logits)
 
     def drop(self, node: str) -> None:
         """Forget the node, if it is here."""

@@ -6,9 +6,11 @@ decided by whoever adds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
+from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping.disk_orders import DiskOrders, KeptNode
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.node_index import Limits, NodeIndex
@@ -17,6 +19,8 @@ from luceasync.prefix.node import NOWHERE, Node, Tier
 DISK: frozenset[Tier] = frozenset(("disk",))
 NOTHING: frozenset[str] = frozenset()
 MAX_WRITING = 2  # nodes that are handed to the disk at a time; the others wait by key
+
+Hear = Callable[[Ticket, Call], None]  # call in the engine's thread once the ticket is done
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +39,21 @@ class MemoryToDisk:
     """Nodes on their way to files, parents before what continues them."""
 
     def __init__(
-        self, index: NodeIndex, memory: MemoryNodes, disk: DiskOrders, limits: Limits
+        self,
+        index: NodeIndex,
+        memory: MemoryNodes,
+        disk: DiskOrders,
+        limits: Limits,
+        hear: Hear,
     ) -> None:
         self._index = index
         self._memory = memory
         self._disk = disk
+        self._hear = hear
         self._limits = limits
         self._waiting: dict[bytes, bool] = {}  # with what belongs to the node's end, or without
         self._under_way: list[_Write] = []
+        self._arriving: bytes | None = None  # a node whose copies out of its lane are heard of
 
     def __iter__(self) -> Iterator[bytes]:
         """Keys of the nodes that must stay in memory."""
@@ -60,8 +71,11 @@ class MemoryToDisk:
 
     @property
     def is_due(self) -> bool:
-        """Whether a node waits that the disk would take."""
-        return bool(self._waiting) and len(self._under_way) < MAX_WRITING
+        """Whether `hand_over` has something to do: the disk would take a node, which may have
+        arrived in host memory.
+        """
+        has_room = len(self._under_way) < MAX_WRITING
+        return has_room and next(iter(self._waiting), None) not in (None, self._arriving)
 
     def add(self, node: Node, *, with_end: bool) -> None:
         """Write the node, and before it what it continues, as far as the disk has none of it."""
@@ -88,10 +102,19 @@ class MemoryToDisk:
             key, with_end = next(iter(self._waiting.items()))
             node = self._index.node(key)
             if node is not None and "memory" in node.tiers and self._has_parent(node):
-                if not (wait or self._memory.saved(key.hex())):
+                ticket = self._memory.ticket(key.hex())
+                if not (wait or ticket.is_done):
+                    self._arriving = key
+                    self._hear(ticket, partial(self._arrived, key))
                     return
                 self._hand_over(node, with_end)
             del self._waiting[key]
+
+    def _arrived(self, key: bytes) -> None:
+        """The copies are over that were heard of; those of another node may not be."""
+        if self._arriving == key:
+            self._arriving = None
+        self.hand_over()
 
     def written(self, key: bytes, *, is_there: bool, again: bool) -> None:
         """What became of the first write of the node that is under way; `again`: the disk was too

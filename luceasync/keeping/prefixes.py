@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from torch import Tensor
 
+from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
+from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping.disk_orders import DiskOrders, Fetched, Lost
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
@@ -29,6 +31,8 @@ from luceasync.request import CacheStatus, Restore
 log = logging.getLogger(__name__)
 
 MEMORY: frozenset[Tier] = frozenset(("memory",))
+
+Post = Callable[[Call], None]
 
 
 class Prefixes:
@@ -55,8 +59,9 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
         self._rates = Rates()
+        self._post: Post | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
-        self._to_disk = MemoryToDisk(self._index, memory, disk, limits)
+        self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear)
         self._leases = Leases(self._index, self._to_memory, self._to_disk)
         self._from_lanes = LaneToMemory(self._index, memory, self._leases, recurrent=recurrent)
 
@@ -67,6 +72,12 @@ class Prefixes:
     def status(self) -> CacheStatus:
         """May be read from any thread."""
         return replace(self._index.status, num_unwritten=len(self._to_disk))
+
+    def listen(self, post: Post) -> None:
+        """From now on hear of copies that arrive. `post`, which any thread may call, has something
+        run in the engine's thread.
+        """
+        self._post = post
 
     # --- before the prefill ----------------------------------------------------------------------
 
@@ -95,7 +106,7 @@ class Prefixes:
 
     def take_up(self, lease: Lease, lane: int) -> int:
         """Restore into the lane what `prepare` found; the tokens that need not be run. The copies
-        are queued: see `settled`.
+        are queued: see `is_taken_up`.
         """
         match = lease.match
         assert match is not None, "prepare comes first"
@@ -103,7 +114,8 @@ class Prefixes:
         lease.started_s = lease.started_s or time.perf_counter()
         lease.used_disk = any(node.key in lease.fetched for node in nodes)
         if nodes:
-            self._memory.restore(lane, [node.key.hex() for node in nodes], match.num_tokens)
+            names = [node.key.hex() for node in nodes]
+            self._await(lease, self._memory.restore(lane, names, match.num_tokens))
             self._index.tree(lease.tenant).touch([node.key for node in nodes], time.time())
             self._disk.touch([node.key for node in nodes if "disk" in node.tiers])
             if match.exact:  # taken now: the node may be disowned before the copies arrive
@@ -122,13 +134,17 @@ class Prefixes:
         )
         return match.num_tokens
 
-    def settled(self, lease: Lease, lane: int) -> bool:
-        """Whether what was taken up has arrived in the lane; `lease.restore` then tells of it."""
+    def is_taken_up(self, lease: Lease) -> bool:
+        """Whether what was taken up has arrived in the lane; `lease.restore` then tells of it.
+        Raises what went wrong with the copies, and TimeoutError.
+        """
         match = lease.match
         assert match is not None and lease.started_s is not None
-        if match.num_tokens and not self._memory.settled(lane):
-            return False
         elapsed_s = time.perf_counter() - lease.started_s
+        if lease.ticket is not None:
+            if not lease.has_arrived and elapsed_s < COPY_TIMEOUT_S:
+                return False
+            lease.ticket.wait()
         missed = lease.fault or match.miss_reason
         if match.num_tokens == 0:
             lease.restore = Restore(decision=lease.decision, miss_reason=missed)
@@ -145,10 +161,6 @@ class Prefixes:
             match.num_tokens, *self._num_shards, tier,
         )  # fmt: skip
         return True
-
-    def settle(self, lane: int) -> None:
-        """Wait until what was taken up has arrived in the lane."""
-        self._memory.settle(lane)
 
     # --- while and after it runs -----------------------------------------------------------------
 
@@ -252,6 +264,17 @@ class Prefixes:
             assert lease.started_s is not None
             elapsed_s = time.perf_counter() - lease.started_s
             self.observed("disk_bytes_per_s", lease.num_fetched_bytes, elapsed_s)
+
+    def _await(self, lease: Lease, ticket: Ticket) -> None:
+        lease.ticket, lease.has_arrived = ticket, ticket.is_done
+        if not lease.has_arrived:
+            self._hear(ticket, lease.arrived)
+
+    def _hear(self, ticket: Ticket, call: Call) -> None:
+        """Have it called in this thread once the ticket is done."""
+        post = self._post
+        assert post is not None, "copies are under way, and nobody listens"
+        ticket.when_done(lambda: post(call))
 
     # --- inside ----------------------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.node_store import Span, renamed, shares_of
+from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.pages import PageMap
 from luceasync.models.loader import TensorSource, open_checkpoint
 from luceasync.models.pass_rows import NO_LANE
@@ -196,41 +197,26 @@ class LayerSplitBackend:
             group.reset(lane)
 
     @torch.inference_mode()
-    def save(self, lane: int, node: str, span: Span) -> None:
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
         """Keep what the tokens of `span` left behind in the lane, as `node`. The recurrent state is
         that of now: `span.end` must be where the lane stands if it is wanted. The lane may go on
-        at once; see `saved`. Raises MemoryError; nothing is kept then.
+        at once; until the ticket is done `export` waits. Raises MemoryError; nothing is kept then.
         """
         try:
-            for group in self._groups:
-                group.save(lane, node, span)
+            return together([group.save(lane, node, span) for group in self._groups])
         except MemoryError:
             self.drop(node)
             raise
 
-    def saved(self, node: str) -> bool:
-        """Whether the node has arrived in host memory: `export` will not wait."""
-        return all(group.saved(node) for group in self._groups)
-
     @torch.inference_mode()
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
         lie in the last node; at its end, with its state, for a family that has recurrent layers.
-        What runs on the lane next runs after it; see `settled`.
+        What runs on the lane next runs after it; once the ticket is done it holds up no other lane.
         """
         self.reset(lane)
         self._make_room(lane, num_tokens)
-        for group in self._groups:
-            group.restore(lane, nodes, num_tokens)
-
-    def settled(self, lane: int) -> bool:
-        """Whether the lane's restore has arrived: a pass over the lane holds up no other lane."""
-        return all(group.settled(lane) for group in self._groups)
-
-    def settle(self, lane: int) -> None:
-        """Wait for the lane's restore."""
-        for group in self._groups:
-            group.settle(lane)
+        return together([group.restore(lane, nodes, num_tokens) for group in self._groups])
 
     def node_bytes(self, span: Span) -> tuple[int, int]:
         """Bytes of host memory that a save of the span takes: keys and values, recurrent state."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from luceasync.errors import ModelError
 from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.node_store import Span, shares_of
+from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.pages import PageEvent
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
@@ -88,28 +89,16 @@ class Group(Protocol):
         """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
         ...
 
-    def save(self, lane: int, node: str, span: Span) -> None:
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
         """Keep what `span` left behind in the lane, as `node`. Queued. Raises MemoryError; parts of
         the node may be held then.
         """
         ...
 
-    def saved(self, node: str) -> bool:
-        """Whether the save has arrived."""
-        ...
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         """Put the chain's first `num_tokens` tokens into the lane; its pages must be placed.
         Queued, before what uses the lane next.
         """
-        ...
-
-    def settled(self, lane: int) -> bool:
-        """Whether the lane's restore has arrived."""
-        ...
-
-    def settle(self, lane: int) -> None:
-        """Wait for the lane's restore."""
         ...
 
     def drop(self, node: str) -> None:
@@ -244,25 +233,11 @@ class LocalGroup:
         sizes = [shard.nodes.node_bytes(span) for shard in self._shards]
         return sum(rows for rows, _ in sizes), sum(state for _, state in sizes)
 
-    def save(self, lane: int, node: str, span: Span) -> None:
-        for shard in self._shards:
-            with shard.on_device():
-                shard.nodes.save(lane, node, span)
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
+        return together([shard.nodes.save(lane, node, span) for shard in self._shards])
 
-    def saved(self, node: str) -> bool:
-        return all(shard.nodes.saved(node) for shard in self._shards)
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
-        for shard in self._shards:
-            with shard.on_device():
-                shard.nodes.restore(lane, nodes, num_tokens)
-
-    def settled(self, lane: int) -> bool:
-        return all(shard.nodes.settled(lane) for shard in self._shards)
-
-    def settle(self, lane: int) -> None:
-        for shard in self._shards:
-            shard.nodes.settle(lane)
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+        return together([shard.nodes.restore(lane, nodes, num_tokens) for shard in self._shards])
 
     def drop(self, node: str) -> None:
         for shard in self._shards:

@@ -156,7 +156,10 @@ class Server(RuleBasedStateMachine):
 
     @rule(is_late=st.booleans(), is_full=st.booleans())
     def copies_are_late_or_memory_is_full(self, is_late: bool, is_full: bool) -> None:
-        self.bench.target.is_late, self.bench.target.is_full = is_late, is_full
+        self.bench.target.is_full = is_full
+        self.bench.target.late = ("save", "restore") if is_late else ()
+        if not is_late:
+            self.bench.target.arrive()
 
     @rule(num_steps=st.integers(1, 3))
     def what_is_computed_is_no_numbers(self, num_steps: int) -> None:
@@ -170,13 +173,15 @@ class Server(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        self.bench.target.arrive()
         self.hear(self.pump.end_all("shutting down"))
         self.disk.deliver_all(self.prefixes)
         self.open(self.disk)
 
     @rule()
     def come_to_rest(self) -> None:
-        self.bench.target.is_late = self.bench.target.is_full = False
+        self.bench.target.is_full = False
+        self.bench.target.arrive()
         for _ in range(MAX_STEPS):
             if self.pump.is_idle and not self.disk.jobs:
                 break

@@ -13,8 +13,10 @@ from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
-from luceasync.engine.pump import LEAVING_PAUSE_S, Pump
+from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S, Pump
 from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.keeping import prefixes as prefixes_module
 from luceasync.keeping.disk_orders import NoDisk
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
 from luceasync.keeping.node_index import Limits
@@ -22,6 +24,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
+from tests.hoststore.late import LateTicket
 
 VOCAB_SIZE = 8
 
@@ -31,6 +34,7 @@ class CountingTarget:
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
+        self.restores: dict[int, Ticket] = {}  # by lane: what is not there at once
 
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
@@ -45,20 +49,13 @@ class CountingTarget:
     def reset(self, lane: int) -> None:
         self.calls.append(("reset", lane))
 
-    def save(self, lane: int, node: str, span: Span) -> None:
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
         self.calls.append(("save", lane, span.begin, span.end))
+        return Arrived()
 
-    def saved(self, node: str) -> bool:
-        return True
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         self.calls.append(("restore", lane, num_tokens))
-
-    def settled(self, lane: int) -> bool:
-        return True
-
-    def settle(self, lane: int) -> None:
-        pass
+        return self.restores.get(lane, Arrived())
 
     def drop(self, node: str) -> None:
         pass
@@ -117,7 +114,9 @@ def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0,
     limits = Limits(memory_bytes)
     prefixes = Prefixes(mover, NoDisk(), limits, recurrent=False, chunk_tokens=64)
     decoding = PlainDecoding(target)
-    return Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
+    pump = Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
+    pump.listen(lambda command: command(pump))
+    return pump
 
 
 def run(pump: Pump, max_steps: int = 100) -> list:
@@ -374,7 +373,8 @@ def test_what_came_up_before_a_failure_is_told(make_prepared):
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     run(pump)
     pump.submit([make_prepared(stream, [0], max_tokens=1) for stream in (1, 2)])
-    target.settled = lambda lane: lane == 0 or 1 / 0
+    target.restores[1] = LateTicket()
+    target.restores[1].arrive(ZeroDivisionError("the device is gone"))
     with pytest.raises(ZeroDivisionError):
         pump.step()  # the first one's answer is there, the other's copies have failed
     told = [(stream, delta.finish.reason) for stream, delta in pump.fail_all("broken")]
@@ -386,10 +386,55 @@ def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
     pump = make_pump(target, memory_bytes=10_000)
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     run(pump)
-    target.settled = lambda lane: False
+    ticket = target.restores[0] = LateTicket()
     pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
     pump.step()
     [node] = next(iter(pump.prefixes._leases)).path
     pump.prefixes._index.forget(node, "memory")
-    target.settled = lambda lane: True
+    ticket.arrive()
     assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]
+
+
+def test_a_restore_that_has_not_arrived_is_not_asked_for_and_wakes_the_pump(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])
+    run(pump)
+    ticket = target.restores[0] = LateTicket()
+    pump.submit([make_prepared(1, [*[0] * 100, 1], max_tokens=1)])
+    pump.step()
+    assert pump.pause_s == IDLE_PAUSE_S
+    ticket.arrive()
+    assert pump.pause_s == 0.0
+    assert [stream for stream, delta in run(pump) if delta.finish] == [1]
+
+
+def test_who_is_new_or_gets_a_lane_is_not_kept_waiting_by_a_restore(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=1, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])
+    run(pump)
+    target.restores[0] = LateTicket()
+    pump.submit([make_prepared(1, [*[0] * 100, 1], max_tokens=1)])
+    pump.step()
+    pump.submit([make_prepared(2, [5], max_tokens=1)])
+    assert pump.pause_s == 0.0
+    pump.step()  # there is no lane
+    assert pump.pause_s == IDLE_PAUSE_S
+    pump.cancel(1)
+    assert pump.pause_s == 0.0
+    assert [stream for stream, delta in run(pump) if delta.finish] == [2]
+
+
+def test_a_restore_that_never_arrives_is_an_error(make_prepared, monkeypatch):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])
+    run(pump)
+    ticket = target.restores[0] = LateTicket()
+    ticket.error = TimeoutError("copies: not over within 60 s")
+    pump.submit([make_prepared(1, [*[0] * 100, 1], max_tokens=1)])
+    pump.step()
+    monkeypatch.setattr(prefixes_module, "COPY_TIMEOUT_S", 0.0)
+    with pytest.raises(TimeoutError, match="not over"):
+        pump.step()

@@ -92,8 +92,7 @@ def test_a_node_is_what_the_lane_holds(order, ends, dtype):
     begin, end = sorted(ends)
     cache = make_cache(dtype=dtype, order=order)
     store = make_store(cache)
-    store.save(1, "n", Span(begin, end, True))
-    assert store.saved("n")
+    assert store.save(1, "n", Span(begin, end, True)).is_done
     assert_same(store.export("n"), lane_tensors(cache, 1, begin, end))
 
 
@@ -107,8 +106,7 @@ def test_a_chain_is_put_into_another_lane_and_touches_no_other(order, cuts):
     for begin, end in zip([0, *ends], ends, strict=False):
         store.save(0, str(end), Span(begin, end, end == ends[-1]))
     store.reset(2)
-    store.restore(2, [str(end) for end in ends], ends[-1])
-    assert store.settled(2)
+    assert store.restore(2, [str(end) for end in ends], ends[-1]).is_done
     assert_same(lane_tensors(cache, 2, 0, ends[-1]), expected)
     assert_same(lane_tensors(cache, 1, 0, 256), others)
 
@@ -181,7 +179,6 @@ def test_a_node_that_comes_back_with_its_state_replaces_the_one_without():
     store.save(0, "n", Span(0, 70, False))
     store.check(Span(0, 70, True), given)
     store.adopt("n", Span(0, 70, True), given)
-    assert store.saved("n")
     assert {t.data_ptr() for t in store.export("n").values()} == {
         t.data_ptr() for t in given.values()
     }

@@ -14,6 +14,7 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.holes import Holes
 from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
 from luceasync.keeping.lease import Lease
@@ -23,6 +24,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
+from tests.hoststore.late import LateTicket
 
 VOCAB_SIZE = 8
 TOKEN_BYTES, STATE_BYTES = 4, 8
@@ -44,8 +46,8 @@ def following(tokens: Sequence[int]) -> int:
 
 class TokenTarget:
     """Lanes that hold tokens, and nodes that hold spans of them. Refuses what a real one could not
-    do. `is_late`: copies out of lanes do not arrive; `is_full`: there is no memory; `is_sick`: what
-    it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
+    do. `late`: copies of these verbs do not arrive yet; `is_full`: there is no memory; `is_sick`:
+    what it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
     """
 
     def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
@@ -53,7 +55,9 @@ class TokenTarget:
         self.nodes: dict[str, tuple[Span, list[int], int | None]] = {}
         self.recurrent = recurrent
         self.num_run = 0
-        self.is_late = self.is_full = self.is_sick = False
+        self.is_full = self.is_sick = False
+        self.late: tuple[str, ...] = ()
+        self._tickets: list[LateTicket] = []
         self.memory: Holes | None = None
         self._places: dict[str, tuple[int, int]] = {}
 
@@ -74,7 +78,13 @@ class TokenTarget:
     def reset(self, lane: int) -> None:
         self.lanes[lane] = []
 
-    def save(self, lane: int, node: str, span: Span) -> None:
+    def arrive(self) -> None:
+        """All copies arrive, and those to come do so at once."""
+        self.late = ()
+        while self._tickets:
+            self._tickets.pop(0).arrive()
+
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
         if self.is_full or not self._take(node, sum(self.node_bytes(span))):
             self.drop(node)  # as a backend of several groups does
             raise MemoryError("no room")
@@ -84,11 +94,9 @@ class TokenTarget:
         state = digest(tokens) if span.with_state else None
         rows = tokens[span.begin : span.end]
         self.nodes[node] = (span, rows, state)
+        return self._ticket("save")
 
-    def saved(self, node: str) -> bool:
-        return node in self.nodes and not self.is_late
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         tokens: list[int] = []
         for node in nodes:
             span, rows, state = self.nodes[node]
@@ -98,12 +106,13 @@ class TokenTarget:
             assert len(tokens) == num_tokens
             assert state == digest(tokens)
         self.lanes[lane] = tokens[:num_tokens]
+        return self._ticket("restore")
 
-    def settled(self, lane: int) -> bool:
-        return True
-
-    def settle(self, lane: int) -> None:
-        pass
+    def _ticket(self, verb: str) -> Ticket:
+        if verb not in self.late:
+            return Arrived()
+        self._tickets.append(LateTicket())
+        return self._tickets[-1]
 
     def drop(self, node: str) -> None:
         self.nodes.pop(node, None)
@@ -241,6 +250,7 @@ class Bench:
         self.prefixes = Prefixes(
             self.memory, self.disk, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
         )
+        self.prefixes.listen(lambda call: call())
         self.prefixes.found(self.disk.nodes(), [])
 
     @property
@@ -257,7 +267,7 @@ class Bench:
         assert self.prefixes.prepare(lease, [])
         self.target.reset(lane)
         num_tokens = self.prefixes.take_up(lease, lane)
-        assert self.prefixes.settled(lease, lane)
+        assert self.prefixes.is_taken_up(lease)
         assert self.target.lanes[lane] == list(lease.prompt[:num_tokens])
         return num_tokens
 

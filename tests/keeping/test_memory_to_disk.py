@@ -13,9 +13,10 @@ PROMPT = [1] * 300
 DISK_IS_FULL = Lost("io_error", is_passing=False)
 
 
-def bench_with_turns(num_turns: int = 3, **limits) -> Bench:
+def bench_with_turns(num_turns: int = 3, *, is_late: bool = False, **limits) -> Bench:
     """A conversation of which nothing is written yet."""
     bench, prompt = Bench(interval_tokens=64, **limits), PROMPT
+    bench.target.late = ("save",) if is_late else ()
     for turn in range(num_turns):
         bench.serve(prompt, len(prompt), num_generated=8)
         prompt = [*prompt, *[turn] * 100]
@@ -44,13 +45,22 @@ def test_only_a_few_are_handed_over_at_a_time():
 
 
 def test_a_node_is_written_when_it_has_arrived_in_host_memory():
-    bench = bench_with_turns()
-    bench.target.is_late = True
+    bench = bench_with_turns(is_late=True)
     bench.prefixes.hand_over()
     assert not bench.disk.jobs
-    assert bench.prefixes.has_due_writes
-    bench.prefixes.hand_over(wait=True)  # the server ends
-    assert bench.disk.jobs
+    assert not bench.prefixes.has_due_writes  # nobody has to ask again
+    bench.target.arrive()
+    assert len(bench.disk.jobs) == MAX_WRITING
+
+
+def test_a_server_that_ends_waits_for_nodes_on_their_way():
+    bench = bench_with_turns(is_late=True)
+    bench.prefixes.hand_over()
+    bench.prefixes.hand_over(wait=True)
+    assert len(bench.disk.jobs) > MAX_WRITING
+    bench.target.arrive()
+    bench.disk.deliver_all(bench.prefixes)
+    assert len(bench.disk.written) == len(set(bench.disk.written))
 
 
 def test_a_busy_disk_is_asked_again_in_the_same_order():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,7 +84,6 @@ def decode(backend: LayerSplitBackend, lane: int, begin: int, num_steps: int = 8
 
 def lane_tensors(backend: LayerSplitBackend, lane: int, num_tokens: int) -> dict[str, Tensor]:
     """The lane's tensors, copied while everybody waits."""
-    backend.settle(lane)
     torch.cuda.synchronize()
     cache = backend._groups[0]._shards[0].cache
     found = {}
@@ -112,15 +112,15 @@ def test_nodes_lie_in_pinned_memory(backend: LayerSplitBackend):
 
 def test_saves_beside_decoding_have_the_bits_of_the_moment(backend: LayerSplitBackend):
     prefill(backend, 0, 1)
-    expected, nodes = [], []
+    expected, nodes, tickets = [], [], []
     for i in range(4):  # more than there are staging places
         expected.append(lane_tensors(backend, 0, NUM_TOKENS + i))
-        backend.save(0, f"moment{i}", Span(0, NUM_TOKENS + i, True))
+        tickets.append(backend.save(0, f"moment{i}", Span(0, NUM_TOKENS + i, True)))
         nodes.append(f"moment{i}")
         backend.decode([0], [NUM_TOKENS + i], [i + 9])
-    for node, tensors in zip(nodes, expected, strict=True):
+    for node, tensors, ticket in zip(nodes, expected, tickets, strict=True):
         assert_same(backend.export(node), tensors)
-        assert backend.saved(node)
+        assert ticket.is_done
         backend.drop(node)
 
 
@@ -137,7 +137,7 @@ def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, a
         backend.decode([0], [100 + i], [i + 9])
     for i, tensors in enumerate(expected):
         assert_same(backend.export(f"small{i}"), tensors)
-    backend.restore(1, ["small0"], 100)
+    backend.restore(1, ["small0"], 100).wait()
     assert_same(lane_tensors(backend, 1, 100), expected[0])
     backend.close()
 
@@ -149,7 +149,8 @@ def test_a_lane_that_is_rewritten_at_once_does_not_change_its_node(backend: Laye
     prefill(backend, 0, 3)
     assert_same(backend.export("before"), expected)
     backend.save(0, "after", Span(0, NUM_TOKENS, True))
-    backend.restore(0, ["before"], NUM_TOKENS)  # over a lane that is still being saved
+    ticket = backend.restore(0, ["before"], NUM_TOKENS)  # over a lane that is still being saved
+    ticket.wait()
     assert_same(lane_tensors(backend, 0, NUM_TOKENS), expected)
     assert not torch.equal(backend.export("after")["ls0_attn_k.7"], expected["ls0_attn_k.7"])
     for node in ("before", "after"):
@@ -178,11 +179,12 @@ def test_a_node_that_is_dropped_on_its_way_still_arrives_where_it_should(
     prefill(backend, 0, 7)
     expected = lane_tensors(backend, 0, NUM_TOKENS)
     backend.save(0, "gone", Span(0, NUM_TOKENS, True))
-    backend.restore(1, ["gone"], NUM_TOKENS)
+    ticket = backend.restore(1, ["gone"], NUM_TOKENS)
     backend.drop("gone")
     held = [arena.allocate(16 * PIECE_BYTES) for _ in range(3)]
     for region in held:
         region[:] = b"\xff" * (16 * PIECE_BYTES)
+    ticket.wait()
     assert_same(lane_tensors(backend, 1, NUM_TOKENS), expected)
     assert all(bytes(region[:64]) == b"\xff" * 64 for region in held)
 
@@ -198,12 +200,21 @@ def test_a_restore_that_nobody_wants_any_more_leaves_a_fresh_lane(backend: Layer
     backend.drop("n")
 
 
-def test_settling_waits_for_the_restore(backend: LayerSplitBackend):
-    prefill(backend, 0, 10, 4096)
-    backend.save(0, "n", Span(0, 4096, True))
-    backend.restore(1, ["n"], 4096)
-    backend.settle(1)
-    assert backend.settled(1)
+@pytest.mark.parametrize("num_tokens", [16, 4096])
+def test_who_waits_for_copies_is_told_by_another_thread(
+    backend: LayerSplitBackend, num_tokens: int
+):
+    prefill(backend, 0, 10, num_tokens)
+    for copy in (
+        lambda: backend.save(0, "n", Span(0, num_tokens, True)),
+        lambda: backend.restore(1, ["n"], num_tokens),
+    ):
+        told = threading.Event()
+        ticket = copy()
+        ticket.when_done(told.set)
+        assert told.wait(60)
+        assert ticket.is_done
+        ticket.wait()
     backend.drop("n")
 
 
