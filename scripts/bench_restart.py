@@ -110,7 +110,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
 
     def load(shelf: DiskOrders) -> Loaded:
         prefixes = Prefixes(
-            MemoryNodes(machine.backend, NoFeatures(), machine.spec.vocab_size),
+            MemoryNodes(machine.backend.nodes, NoFeatures(), machine.spec.vocab_size),
             shelf,
             LIMITS,
             recurrent=machine.spec.delta is not None,
@@ -137,7 +137,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
         await engine.load()
         yield engine
     for node in held[0]._index:
-        machine.backend.drop(node.key.hex())
+        machine.backend.nodes.drop(node.key.hex())
 
 
 def memory_of(machine: Machine) -> HostMemory:

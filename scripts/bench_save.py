@@ -18,7 +18,7 @@ from bench_gpu import SHAPES
 
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import parse_spec
@@ -65,7 +65,7 @@ class Traffic:
             for begin, end in zip([0, *ends], ends, strict=False)
         ]
         self._names = [f"{num_nodes}-{end}" for end in ends]
-        sizes = [backend.node_bytes(span) for span in self._spans]
+        sizes = [backend.nodes.sizes.of(span) for span in self._spans]
         self.num_bytes = sum(rows + state for rows, state in sizes)
         self.num_saves = self.num_restores = 0
         self._saved: Ticket = Arrived()
@@ -76,8 +76,8 @@ class Traffic:
         if not self._saved.is_done:
             return
         for name, span in zip(self._names, self._spans, strict=True):
-            self._backend.drop(name)
-            self._saved = self._backend.save(SOURCE, name, span)
+            self._backend.nodes.drop(name)
+            self._saved = self._backend.nodes.save(SOURCE, name, span)
         self.num_saves += 1
 
     def wait(self) -> None:
@@ -89,7 +89,7 @@ class Traffic:
     def restore(self) -> None:
         """Begin to put the chain into the target lane if that is not under way."""
         if self._restored.is_done:
-            self._restored = self._backend.restore(TARGET, self._names, self._spans[-1].end)
+            self._restored = self._backend.nodes.restore(TARGET, self._names, self._spans[-1].end)
             self.num_restores += 1
 
 

@@ -187,7 +187,7 @@ def _load(recipe: Recipe, shelf: DiskOrders) -> Loaded:
         )
         rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
         prefixes = Prefixes(
-            MemoryNodes(backend, ways.features, spec.vocab_size),
+            MemoryNodes(backend.nodes, ways.features, spec.vocab_size),
             shelf,
             recipe.limits,
             recurrent=spec.delta is not None,

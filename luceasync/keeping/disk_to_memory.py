@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.keeping.disk_orders import DiskOrders, Fetched, Lost, Order
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.node_index import NodeIndex

@@ -44,7 +44,7 @@ class DraftFeatures:
         return min(num_tokens, self._ring.capacity_tokens) * row_bytes
 
     @torch.inference_mode()
-    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         """What the ring still holds of the span, in nodes' memory. Raises MemoryError."""
         held = self._ring.held(lane, begin, end)
         if not held:
@@ -56,7 +56,7 @@ class DraftFeatures:
         self._ring.platform.synchronize()
         return encode(self._ring.spec, Features(held.start, host.view(rows.dtype).view(rows.shape)))
 
-    def restore(
+    def take_up(
         self,
         lane: int,
         spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],

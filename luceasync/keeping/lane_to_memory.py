@@ -15,7 +15,7 @@ from functools import partial
 
 from torch import Tensor
 
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.leases import Leases
 from luceasync.keeping.memory_nodes import MemoryNodes

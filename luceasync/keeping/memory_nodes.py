@@ -7,38 +7,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Nodes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
 FEATURE_META, FEATURE_DATA = "dflash_feature_meta", "dflash_feature_data"
 OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA))
-
-
-class Target(Protocol):
-    """What moving state asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
-
-    def save(self, lane: int, node: str, span: Span) -> Ticket: ...
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket: ...
-
-    def drop(self, node: str) -> None: ...
-
-    def drop_state(self, node: str) -> None: ...
-
-    def export(self, node: str) -> dict[str, Tensor]: ...
-
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None: ...
-
-    def node_bytes(self, span: Span) -> tuple[int, int]: ...
 
 
 class Features(Protocol):
@@ -53,11 +35,11 @@ class Features(Protocol):
         """Bytes that a node of `num_tokens` tokens keeps."""
         ...
 
-    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         """What the lane holds of the span's features, by name; nothing where it holds none."""
         ...
 
-    def restore(
+    def take_up(
         self,
         lane: int,
         spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
@@ -79,10 +61,10 @@ class NoFeatures:
     def num_bytes(self, num_tokens: int) -> int:
         return 0
 
-    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         return {}
 
-    def restore(
+    def take_up(
         self,
         lane: int,
         spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
@@ -112,7 +94,7 @@ class _Extras:
 class MemoryNodes:
     """Nodes in memory, by name. Synchronous; engine thread only."""
 
-    def __init__(self, target: Target, features: Features, vocab_size: int) -> None:
+    def __init__(self, target: Nodes, features: Features, vocab_size: int) -> None:
         self._target = target
         self._features = features
         self._vocab_size = vocab_size
@@ -125,7 +107,7 @@ class MemoryNodes:
 
     def size(self, span: Span, *, with_logits: bool, with_features: bool) -> NodeSize:
         """What a node of the span takes up."""
-        span_bytes, state_bytes = self._target.node_bytes(span)
+        span_bytes, state_bytes = self._target.sizes.of(span)
         num_rows = span.end - span.begin if with_features else 0
         logits_bytes = 4 * self._vocab_size if with_logits else 0
         return NodeSize(span_bytes + self._features.num_bytes(num_rows), state_bytes + logits_bytes)
@@ -138,7 +120,7 @@ class MemoryNodes:
         """
         ticket = self._target.save(lane, node, span)  # queued, while the others wait for the device
         try:
-            features = self._features.export(lane, span.begin, span.end) if with_features else {}
+            features = self._features.rows_of(lane, span.begin, span.end) if with_features else {}
         except MemoryError:
             self._target.drop(node)
             raise
@@ -156,7 +138,7 @@ class MemoryNodes:
         ticket = self._target.restore(lane, nodes, num_tokens)
         held = [self._extras[node] for node in nodes]
         spans = [(e.span.begin, e.span.end, e.features) for e in held]
-        self._features.restore(lane, spans, num_tokens)
+        self._features.take_up(lane, spans, num_tokens)
         return ticket
 
     def logits(self, node: str) -> Tensor:
@@ -202,14 +184,10 @@ class MemoryNodes:
         features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
         self._extras[node] = _Extras(span, Arrived(), features, logits)
 
-    def drop(self, node: str) -> None:
-        """Forget the node, if it is here."""
-        self._target.drop(node)
-        self._extras.pop(node, None)
-
-    def drop_state(self, node: str) -> None:
-        """Forget what belongs to the node's end alone."""
-        self._target.drop_state(node)
-        extras = self._extras[node]
-        extras.logits = None
-        extras.span = Span(extras.span.begin, extras.span.end, with_state=False)
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        """Forget the node, if it is here, or what belongs to its end alone."""
+        self._target.drop(node, state_only=state_only)
+        extras = self._extras.get(node) if state_only else self._extras.pop(node, None)
+        if extras is not None and state_only:
+            extras.logits = None
+            extras.span = replace(extras.span, with_state=False)

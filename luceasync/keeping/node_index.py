@@ -11,8 +11,10 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import get_args
 
+from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.ownerless_files import OwnerlessFiles
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, MissReason, Node, Tier
@@ -40,25 +42,11 @@ class Limits:
     interval_tokens: int = 2048
 
 
-class MemoryBody(Protocol):
-    """Who holds the tensors of nodes in memory, by name."""
-
-    def drop(self, node: str) -> None: ...
-
-    def drop_state(self, node: str) -> None: ...
-
-
-class DiskBody(Protocol):
-    """Who removes the files of nodes."""
-
-    def remove(self, keys: Sequence[bytes]) -> None: ...
-
-
 class NodeIndex:
     """The trees of all tenants, and the files of tenants that have not come yet."""
 
     def __init__(
-        self, memory: MemoryBody, disk: DiskBody, limits: Limits, *, recurrent: bool
+        self, memory: MemoryNodes, disk: DiskOrders, limits: Limits, *, recurrent: bool
     ) -> None:
         self._memory = memory
         self._disk = disk
@@ -179,7 +167,7 @@ class NodeIndex:
         for key in thin_states([tree[key] for key in path], branches | keep):
             if "memory" in tree[key].state_tiers:
                 tree.drop_state(key, "memory")
-                self._memory.drop_state(key.hex())
+                self._memory.drop(key.hex(), state_only=True)
 
     def make_room(self, num_bytes: int, keep: AbstractSet[bytes]) -> bool:
         """Whether `num_bytes` fit into memory, after evicting what is worth least."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S, Pump
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping import prefixes as prefixes_module
 from luceasync.keeping.disk_orders import NoDisk
@@ -31,6 +31,8 @@ VOCAB_SIZE = 8
 
 class CountingTarget:
     """Always predicts token + 1; writes down what it was asked."""
+
+    sizes = NodeSizes(token_bytes=1, state_bytes=1)
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
@@ -57,10 +59,7 @@ class CountingTarget:
         self.calls.append(("restore", lane, num_tokens))
         return self.restores.get(lane, Arrived())
 
-    def drop(self, node: str) -> None:
-        pass
-
-    def drop_state(self, node: str) -> None:
+    def drop(self, node: str, *, state_only: bool = False) -> None:
         pass
 
     def export(self, node: str) -> dict[str, Tensor]:
@@ -68,9 +67,6 @@ class CountingTarget:
 
     def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
         pass
-
-    def node_bytes(self, span: Span) -> tuple[int, int]:
-        return span.end - span.begin, 1
 
     def _logits(self, tokens: Sequence[int]) -> Tensor:
         following = torch.tensor([(token + 1) % VOCAB_SIZE for token in tokens])

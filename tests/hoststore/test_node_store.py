@@ -11,7 +11,8 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.lane_copies import DirectCopies
 from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.node_store import NodeStore, Span
+from luceasync.hoststore.node_store import NodeStore
+from luceasync.hoststore.nodes import Span, check_tensors
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageMap
 
@@ -147,7 +148,7 @@ def test_the_state_goes_alone():
     store = make_store(cache)
     store.save(0, "n", Span(0, 70, True))
     rows = {name: t for name, t in store.export("n").items() if "_attn_" in name}
-    store.drop_state("n")
+    store.drop("n", state_only=True)
     assert {name: t.data_ptr() for name, t in store.export("n").items()} == {
         name: t.data_ptr() for name, t in rows.items()
     }
@@ -158,8 +159,8 @@ def test_a_save_takes_the_bytes_that_were_announced(with_state: bool):
     memory, span = NotedMemory(), Span(3, 70, with_state)
     store = make_store(make_cache(), memory)
     store.save(0, "n", span)
-    assert store.node_bytes(span) == (67 * 2 * 2 * 3 * 2, 2 * (15 * 4 + 15 * 2) * with_state)
-    assert memory.sizes == [size for size in store.node_bytes(span) if size]
+    assert store.sizes.of(span) == (67 * 2 * 2 * 3 * 2, 2 * (15 * 4 + 15 * 2) * with_state)
+    assert memory.sizes == [size for size in store.sizes.of(span) if size]
 
 
 @pytest.mark.parametrize("num_regions", [0, 1])
@@ -177,7 +178,7 @@ def test_a_node_that_comes_back_with_its_state_replaces_the_one_without():
     source.save(0, "n", Span(0, 70, True))
     given = source.export("n")
     store.save(0, "n", Span(0, 70, False))
-    store.check(Span(0, 70, True), given)
+    check_tensors(store.shapes(Span(0, 70, True)), given)
     store.adopt("n", Span(0, 70, True), given)
     assert {t.data_ptr() for t in store.export("n").values()} == {
         t.data_ptr() for t in given.values()
@@ -192,4 +193,4 @@ def test_numbers_that_are_not_in_one_piece_are_refused():
     name = "ls2_delta.5"
     given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
     with pytest.raises(SnapshotMismatch, match=f"{name}: expected contiguous"):
-        store.check(Span(0, 70, True), given)
+        check_tensors(store.shapes(Span(0, 70, True)), given)

@@ -7,13 +7,14 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.holes import Holes
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
@@ -50,6 +51,8 @@ class TokenTarget:
     what it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
     """
 
+    sizes = NodeSizes(TOKEN_BYTES, STATE_BYTES)
+
     def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
         self.lanes: list[list[int]] = [[] for _ in range(num_lanes)]
         self.nodes: dict[str, tuple[Span, list[int], int | None]] = {}
@@ -85,7 +88,7 @@ class TokenTarget:
             self._tickets.pop(0).arrive()
 
     def save(self, lane: int, node: str, span: Span) -> Ticket:
-        if self.is_full or not self._take(node, sum(self.node_bytes(span))):
+        if self.is_full or not self._take(node, sum(self.sizes.of(span))):
             self.drop(node)  # as a backend of several groups does
             raise MemoryError("no room")
         tokens = self.lanes[lane]
@@ -114,14 +117,14 @@ class TokenTarget:
         self._tickets.append(LateTicket())
         return self._tickets[-1]
 
-    def drop(self, node: str) -> None:
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        if state_only:
+            span, rows, _ = self.nodes[node]
+            self.nodes[node] = (replace(span, with_state=False), rows, None)
+            return
         self.nodes.pop(node, None)
         if self.memory is not None and node in self._places:
             self.memory.give(*self._places.pop(node))
-
-    def drop_state(self, node: str) -> None:
-        span, rows, _ = self.nodes[node]
-        self.nodes[node] = (Span(span.begin, span.end, with_state=False), rows, None)
 
     def export(self, node: str) -> dict[str, Tensor]:
         _, rows, state = self.nodes[node]
@@ -134,9 +137,6 @@ class TokenTarget:
             raise SnapshotMismatch("not the node's tensors")
         state = int(tensors["ls0_delta.1"][0]) if span.with_state else None
         self.nodes[node] = (span, tensors["ls0_attn_k.0"].tolist(), state)
-
-    def node_bytes(self, span: Span) -> tuple[int, int]:
-        return TOKEN_BYTES * (span.end - span.begin), STATE_BYTES * span.with_state
 
     def _take(self, node: str, num_bytes: int) -> bool:
         if self.memory is None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.keeping.memory_nodes import (
     FEATURE_DATA,
     LOGITS,
@@ -36,10 +36,10 @@ class RowFeatures(NoFeatures):
     def num_bytes(self, num_tokens: int) -> int:
         return 10 * num_tokens
 
-    def export(self, lane: int, begin: int, end: int):
+    def rows_of(self, lane: int, begin: int, end: int):
         return {FEATURE_DATA: torch.arange(begin, end)}
 
-    def restore(self, lane: int, spans, num_tokens: int) -> None:
+    def take_up(self, lane: int, spans, num_tokens: int) -> None:
         self.restored = [(begin, end, sorted(tensors)) for begin, end, tensors in spans]
 
 
@@ -86,7 +86,7 @@ def test_without_its_end_a_node_has_neither_state_nor_logits(memory):
 
 
 def test_a_dropped_state_takes_the_logits_with_it(memory):
-    memory.drop_state("n")
+    memory.drop("n", state_only=True)
     assert memory.export("n", TOKEN_IDS, with_end=True).keys() == {
         "ls0_attn_k.0",
         TOKENS,
@@ -116,7 +116,7 @@ def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypat
     def refuse(*span: int) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(features, "export", refuse)
+    monkeypatch.setattr(features, "rows_of", refuse)
     with pytest.raises(MemoryError):
         memory.save(0, "m", SPAN, None, with_features=True)
     with pytest.raises(KeyError):

@@ -17,18 +17,15 @@ TENANT, OTHER = tenant_key("one"), tenant_key("two")
 
 
 class Body:
-    """Memory and disk alike: to_disk down what it is told."""
+    """Memory and disk alike: writes down what it is told."""
 
     def __init__(self) -> None:
         self.dropped: list[str] = []
         self.stateless: list[str] = []
         self.removed: list[bytes] = []
 
-    def drop(self, node: str) -> None:
-        self.dropped.append(node)
-
-    def drop_state(self, node: str) -> None:
-        self.stateless.append(node)
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        (self.stateless if state_only else self.dropped).append(node)
 
     def remove(self, keys) -> None:
         self.removed.extend(keys)
