@@ -27,7 +27,7 @@ from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.pump import Emitted, Pump
 from luceasync.hoststore.memory import PlainMemory
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -192,8 +192,8 @@ async def report(engine: LocalEngine, machine: Machine, num_tokens: int, num_sta
     await written(engine)
     files = list(machine.root.glob("bench/*.safetensors"))
     num_bytes = sum(file.stat().st_size for file in files)
-    rows, _ = machine.backend.node_bytes(Span(0, num_tokens, with_state=False))
-    _, state = machine.backend.node_bytes(Span(0, 1, with_state=True))
+    rows, _ = machine.backend.nodes.sizes.of(Span(0, num_tokens, with_state=False))
+    _, state = machine.backend.nodes.sizes.of(Span(0, 1, with_state=True))
     needed = rows + num_states * state
     print(
         f"\n{len(files)} files, {num_bytes / 2**20:.1f} MiB; keys and values {rows / 2**20:.1f} "
@@ -217,7 +217,7 @@ async def stall(engine: LocalEngine) -> None:
             await write_again(engine)
     async with watched("the node is forgotten"):
         assert engine._pump is not None
-        held = engine._pump.prefixes._holdings
+        held = engine._pump.prefixes._index
         await engine._thread.call(  # type: ignore[union-attr]
             lambda pump: [held.forget(node.key, "memory") for node in list(held)] and [], 60.0
         )
@@ -231,8 +231,8 @@ async def write_again(engine: LocalEngine) -> None:
     assert engine._thread is not None
 
     def queue(pump: Pump) -> list[Emitted]:
-        for node in pump.prefixes._holdings:
-            pump.prefixes._writes._add(node, with_end=True)
+        for node in pump.prefixes._index:
+            pump.prefixes._to_disk._add(node, with_end=True)
         return []
 
     await engine._thread.call(queue, WRITE_DEADLINE_S)

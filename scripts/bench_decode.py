@@ -27,7 +27,6 @@ from luceasync.models.config import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.shard import DTYPES
 
 NUM_TOKENS = 24  # decoded in each measurement
 NUM_WARMUP_TOKENS = 4

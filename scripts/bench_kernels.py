@@ -22,9 +22,10 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.shard import Batch, Shard
+from luceasync.pipeline.shard import Shard
 
 COPY_BYTES_PER_S = 4.24e12
 MATMUL_FLOPS = 790e12

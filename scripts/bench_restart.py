@@ -33,10 +33,10 @@ from luceasync.engine.pump import Pump
 from luceasync.engine.thread import Loaded
 from luceasync.hoststore.arena import Arena, WarmMemory
 from luceasync.hoststore.memory import HostMemory
-from luceasync.keeping.holdings import Limits
+from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import Shelf
-from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.spec import ModelSpec
@@ -109,9 +109,9 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
     memory = memory_of(machine)
     held: list[Prefixes] = []
 
-    def load(shelf: Shelf) -> Loaded:
+    def load(shelf: DiskOrders) -> Loaded:
         prefixes = Prefixes(
-            StateMover(machine.backend, NoFeatures(), machine.spec.vocab_size),
+            MemoryNodes(machine.backend.nodes, NoFeatures(), machine.spec.vocab_size),
             shelf,
             LIMITS,
             recurrent=machine.spec.delta is not None,
@@ -137,8 +137,8 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
     async with LocalEngine(language, load, EngineConfig(), cabinet) as engine:
         await engine.load()
         yield engine
-    for node in held[0]._holdings:
-        machine.backend.drop(node.key.hex())
+    for node in held[0]._index:
+        machine.backend.nodes.drop(node.key.hex())
 
 
 def memory_of(machine: Machine) -> HostMemory:

@@ -36,8 +36,6 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.shard import DTYPES
-from luceasync.pipeline.shard_plan import DTYPE_BYTES
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Piece
 from scripts.bench_gpu import SHAPES

@@ -18,7 +18,8 @@ from bench_gpu import SHAPES
 
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
+from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -64,30 +65,31 @@ class Traffic:
             for begin, end in zip([0, *ends], ends, strict=False)
         ]
         self._names = [f"{num_nodes}-{end}" for end in ends]
-        sizes = [backend.node_bytes(span) for span in self._spans]
+        sizes = [backend.nodes.sizes.of(span) for span in self._spans]
         self.num_bytes = sum(rows + state for rows, state in sizes)
         self.num_saves = self.num_restores = 0
+        self._saved: Ticket = Arrived()
+        self._restored: Ticket = Arrived()
 
     def save(self) -> None:
         """Begin to save the source lane if that is not under way."""
-        if self.num_saves and not self._backend.saved(self._names[-1]):
+        if not self._saved.is_done:
             return
         for name, span in zip(self._names, self._spans, strict=True):
-            self._backend.drop(name)
-            self._backend.save(SOURCE, name, span)
+            self._backend.nodes.drop(name)
+            self._saved = self._backend.nodes.save(SOURCE, name, span)
         self.num_saves += 1
 
     def wait(self) -> None:
         """Wait for what is under way."""
-        while not self._backend.saved(self._names[-1]):
-            time.sleep(0)
-        self._backend.settle(TARGET)
+        self._saved.wait()
+        self._restored.wait()
         torch.cuda.synchronize()
 
     def restore(self) -> None:
         """Begin to put the chain into the target lane if that is not under way."""
-        if self._backend.settled(TARGET):
-            self._backend.restore(TARGET, self._names, self._spans[-1].end)
+        if self._restored.is_done:
+            self._restored = self._backend.nodes.restore(TARGET, self._names, self._spans[-1].end)
             self.num_restores += 1
 
 

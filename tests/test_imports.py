@@ -186,7 +186,7 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
         ("kv/cache.py", "from luceasync.engine import pump", upward_imports, "luceasync.engine"),
         ("kv/cache.py", "def f():\n  import luceasync.server.app", upward_imports, "server.app"),
         ("engine/pump.py", "from luceasync.models import loader", upward_imports, "models"),
-        ("keeping/claim.py", "import luceasync.engine.pump", upward_imports, "engine.pump"),
+        ("keeping/lease.py", "import luceasync.engine.pump", upward_imports, "engine.pump"),
         ("server/app.py", "from ..engine import pump", upward_imports, "full name"),
         ("kernels/rows.py", "from luceasync import errors", upward_imports, "luceasync.errors"),
         ("junk/x.py", "", upward_imports, "luceasync.junk.x has no rule"),

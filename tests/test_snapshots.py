@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from luceasync.engine.engine import LocalEngine
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.request import Sampling
 from tests.engines import Answer, ask, running, user, written
 
@@ -129,7 +129,7 @@ def file_bytes(cache_dir: Path) -> int:
 def needed_bytes(engine: LocalEngine, num_tokens: int, num_states: int) -> int:
     """Keys and values of the tokens, and the states."""
     assert engine._pump is not None
-    sizes = engine._pump.prefixes._mover._target.node_bytes
+    sizes = engine._pump.prefixes._memory._target.sizes.of
     rows, _ = sizes(Span(0, num_tokens, with_state=False))
     _, state = sizes(Span(0, 1, with_state=True))
     return rows + num_states * state

@@ -26,9 +26,9 @@ from luceasync.engine.row_sampling import TokenCounts, check_logit_bias, has_pen
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
-from luceasync.keeping.disk_shelf import DiskShelf
+from luceasync.keeping.disk_orders import DiskOrders, NoDisk
+from luceasync.keeping.disk_worker import DiskWorker
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import NoShelf, Shelf
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.request import CacheStatus, EngineStatus, ModelCard, Request
@@ -93,7 +93,7 @@ class LocalEngine:
     def __init__(
         self,
         language: Language,
-        load: Callable[[Shelf], Loaded],
+        load: Callable[[DiskOrders], Loaded],
         config: EngineConfig,
         cabinet: Cabinet | None = None,
     ) -> None:
@@ -111,7 +111,7 @@ class LocalEngine:
         self._pump: Pump | None = None
         self._thread: EngineThread | None = None
         self._loaded: asyncio.Future[None] | None = None
-        self._shelf: DiskShelf | None = None
+        self._shelf: DiskWorker | None = None
         self._disk: DiskTier | None = None
         self._disk_task: asyncio.Task[None] | None = None
         self._disk_opened: asyncio.Future[None] | None = None
@@ -122,9 +122,9 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
         self._loaded, self._disk_opened = loop.create_future(), loop.create_future()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
-        shelf: Shelf = NoShelf()
+        shelf: DiskOrders = NoDisk()
         if self._cabinet is not None:
-            shelf = self._shelf = DiskShelf(self._cabinet.split, self._tell)
+            shelf = self._shelf = DiskWorker(self._cabinet.split, self._tell)
         self._thread = EngineThread(lambda: self._load(shelf), self)
         self._thread.start()
         self._disk_task = asyncio.create_task(self._keep_disk())

@@ -10,7 +10,7 @@ from array import array
 from dataclasses import dataclass, field
 
 from luceasync.engine.row_sampling import RowLogprobs, RowSampling, TokenCounts
-from luceasync.keeping.claim import Claim
+from luceasync.keeping.lease import Lease
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import (
     Delta,
@@ -58,7 +58,7 @@ class Generation:
     """
 
     prepared: Prepared
-    claim: Claim = field(init=False)
+    claim: Lease = field(init=False)
     lane: int | None = None
     is_restoring: bool = False
     num_cached: int = 0
@@ -78,7 +78,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         prepared = self.prepared
-        self.claim = Claim(
+        self.claim = Lease(
             tenant=prepared.tenant,
             sequence=array("i", prepared.prompt_ids),
             num_prompt_tokens=len(prepared.prompt_ids),

@@ -26,9 +26,9 @@ from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta
 Tell = Callable[[list[Emitted]], None]
+Command = Callable[["Pump"], list[Emitted]]
 
 IDLE_PAUSE_S = 1.0
-POLL_PAUSE_S = 0.002  # while nothing but copies from a device is under way
 LEAVING_PAUSE_S = 0.001  # in which an answer's end goes out before its prefix is kept
 
 
@@ -73,6 +73,7 @@ class Pump:
         self._free_lanes = list(range(num_lanes))
         self._waiting: deque[Generation] = deque()
         self._running: list[Generation] = []  # in the order in which they got their lanes
+        self._passed_over: set[Generation] = set()  # they wait, and not for the disk
         # What is still to be told, whatever fails meanwhile: deltas, and who has more to show.
         self._emitted: list[Emitted] = []
         self._unshown: list[Generation] = []
@@ -95,17 +96,27 @@ class Pump:
     @property
     def pause_s(self) -> float:
         """How long a step would do nothing unless a command comes before."""
-        is_waiting = not all(generation.claim.awaited for generation in self._waiting)
-        if self._running or is_waiting:
+        if any(not g.is_restoring or g.claim.has_arrived for g in self._running):
+            return 0.0
+        waiting = [g for g in self._waiting if not g.claim.awaited]
+        if self._running:  # who was passed over waits for those, or for a lane of theirs
+            waiting = [g for g in waiting if g not in self._passed_over]
+        if waiting:
             return 0.0
         if self._to_keep or self._leaving:
             return LEAVING_PAUSE_S
-        return POLL_PAUSE_S if self.prefixes.has_due_writes else IDLE_PAUSE_S
+        return 0.0 if self.prefixes.has_due_writes else IDLE_PAUSE_S
 
     @property
     def is_idle(self) -> bool:
         """Whether there is nothing to do before a command comes."""
         return self.pause_s == IDLE_PAUSE_S
+
+    def listen(self, post: Callable[[Command], None]) -> None:
+        """Hear of what ends elsewhere. `post`, which any thread may call, has a command run before
+        the next step.
+        """
+        self.prefixes.listen(lambda call: post(lambda pump: call() or []))
 
     @property
     def num_waiting(self) -> int:
@@ -200,7 +211,7 @@ class Pump:
         """In order; but whoever waits for what is still to come holds up nobody."""
         for generation in list(self._waiting):
             if not self._free_lanes:
-                return
+                break
             prefilling = (g.claim for g in self._running if not g.is_decoding)
             if self.prefixes.prepare(generation.claim, prefilling):
                 lane = self._free_lanes[0]
@@ -210,16 +221,12 @@ class Pump:
                 self._waiting.remove(generation)  # not before: whoever fails is told so
                 self._free_lanes.remove(lane)
                 self._running.append(generation)
+        self._passed_over = {g for g in self._waiting if not g.claim.awaited}
 
     def _end_restores(self) -> None:
-        """Let go on whose prefix has arrived; where nobody else has work, wait for the first."""
-        restoring = [g for g in self._running if g.is_restoring]
-        if restoring and len(restoring) == len(self._running):
-            assert restoring[0].lane is not None
-            self.prefixes.settle(restoring[0].lane)
-        for generation in restoring:
-            assert generation.lane is not None
-            if self.prefixes.settled(generation.claim, generation.lane):
+        """Let go on whose prefix has arrived."""
+        for generation in [g for g in self._running if g.is_restoring]:
+            if self.prefixes.is_taken_up(generation.claim):
                 generation.is_restoring = False
                 if generation.claim.logits is not None:
                     self._begin_answer(generation, generation.claim.logits)
@@ -260,7 +267,7 @@ class Pump:
         """Nothing is to be done now, and nothing was at the last step."""
         if self._was_idle:
             self._quiet.set()
-        self._was_idle = not self._waiting
+        self._was_idle = not self._waiting and not self._running
 
     def _decode(
         self, generations: list[Generation], *, alone: bool, meanwhile: Callable[[], None]
@@ -319,6 +326,7 @@ class Pump:
         self.prefixes.release(generation.claim)
         self._free_lanes.append(lane)
         self._free_lanes.sort()
+        self._passed_over.clear()
         generation.lane = None
 
     def _account(self, step: Step, seconds: float, *, both: bool) -> None:

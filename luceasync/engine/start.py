@@ -28,12 +28,12 @@ from luceasync.engine.rehearsal import in_turns, part_for, rehearse
 from luceasync.engine.thread import Loaded
 from luceasync.errors import ConfigError, PlacementError
 from luceasync.hoststore.memory import HostMemory
-from luceasync.keeping.draft_state import DraftFeatures
-from luceasync.keeping.holdings import Limits
+from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.draft_features import DraftFeatures
+from luceasync.keeping.memory_nodes import Features, MemoryNodes, NoFeatures
 from luceasync.keeping.namespace import namespace_of
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import Shelf
-from luceasync.keeping.state import Features, NoFeatures, StateMover
 from luceasync.models.config import read_spec
 from luceasync.models.spec import ModelSpec
 from luceasync.nodefiles.directory import make_private
@@ -148,7 +148,7 @@ def _check_directory(cache_dir: Path) -> None:
         ) from None
 
 
-def load(recipe: Recipe, shelf: Shelf) -> Loaded:
+def load(recipe: Recipe, shelf: DiskOrders) -> Loaded:
     """Read the weights; runs in the engine thread. Raises ModelError, and PlacementError where a
     device has less memory than it had when the plan was made.
     """
@@ -162,7 +162,7 @@ def load(recipe: Recipe, shelf: Shelf) -> Loaded:
         ) from error
 
 
-def _load(recipe: Recipe, shelf: Shelf) -> Loaded:
+def _load(recipe: Recipe, shelf: DiskOrders) -> Loaded:
     spec, plan, drafter = recipe.spec, recipe.plan, recipe.drafter
     reading = _Reading(recipe)
     if plan.suits_one_thread:
@@ -187,7 +187,7 @@ def _load(recipe: Recipe, shelf: Shelf) -> Loaded:
         )
         rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
         prefixes = Prefixes(
-            StateMover(backend, ways.features, spec.vocab_size),
+            MemoryNodes(backend.nodes, ways.features, spec.vocab_size),
             shelf,
             recipe.limits,
             recurrent=spec.has_end_state,

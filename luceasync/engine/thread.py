@@ -14,14 +14,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from luceasync.engine.pump import IDLE_PAUSE_S, Emitted, Pump
+from luceasync.engine.pump import IDLE_PAUSE_S, Command, Emitted, Pump
 from luceasync.errors import LuceasyncError
 
 log = logging.getLogger(__name__)
 
 JOIN_DEADLINE_S = 30.0
-
-Command = Callable[[Pump], list[Emitted]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,7 @@ class EngineThread:
             self._post(listener.loaded, None, error)
             return
         self._post(listener.loaded, loaded.pump, None)
+        loaded.pump.listen(self.post)
         try:
             self._pump_until_stopped(loaded.pump)
         except Exception as error:

@@ -49,6 +49,13 @@ class Delivery:
         """Whether they have arrived. Raises what went wrong with them."""
         return self.queued.is_set() and self._end().query()
 
+    def sleep(self) -> None:
+        """Wait asleep until they have arrived: for a thread that has all the time. Raises what went
+        wrong with them, and TimeoutError where they are not even queued.
+        """
+        self._wait_until_queued()
+        self._end().synchronize()
+
     def synchronize(self) -> None:
         """Wait until they have arrived. Raises what went wrong with them, and TimeoutError."""
         self._wait_until_queued()
@@ -129,7 +136,8 @@ class CopyStream:
                 with torch.cuda.stream(self._stream):
                     if delivery.is_started:
                         self._queue(delivery, ahead)
-                    delivery.end = self._stream.record_event()
+                    delivery.end = torch.cuda.Event(blocking=True)
+                    delivery.end.record(self._stream)
             except Exception as error:  # raised again where somebody asks for the delivery
                 delivery.error = error
             delivery.pairs, delivery.after = (), ()

@@ -9,27 +9,22 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import torch
+
 from luceasync.cyext.flatten import fill
-from luceasync.hoststore.copy_stream import Pair
+from luceasync.hoststore.copy_stream import Before, Pair
+from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.kv.cache import LaneCache
 
 
-class Arrival(Protocol):
-    """The end of copies that were queued."""
-
-    def query(self) -> bool:
-        """Whether they have arrived."""
-        ...
-
-    def synchronize(self) -> None:
-        """Wait until they have arrived."""
-        ...
+class Arrival(Ticket, Before, Protocol):
+    """A ticket of a save, which a device's later copies can be put behind."""
 
 
 class LaneCopies(Protocol):
     """Copies out of lanes and into them. All bytes are uint8 [bytes]."""
 
-    def save(
+    def take_out(
         self,
         lane: int,
         runs: Sequence[range],
@@ -42,13 +37,13 @@ class LaneCopies(Protocol):
         """
         ...
 
-    def restore(
+    def put_in(
         self,
         lane: int,
         pairs: Iterable[Pair],
         memory: object,
         after: Sequence[Arrival],
-    ) -> None:
+    ) -> Ticket:
         """Copy pairs of bytes of the lane and of host memory, which `memory` keeps alive, once the
         saves `after` have arrived. The iterable may be run through in another thread, later.
         """
@@ -62,27 +57,16 @@ class LaneCopies(Protocol):
         """The lane's recurrent state is about to be forgotten: its next tokens begin at 0."""
         ...
 
-    def settled(self, lane: int) -> bool:
-        """Whether the last restore of the lane has arrived."""
-        ...
-
-    def settle(self, lane: int) -> None:
-        """Wait for the last restore of the lane."""
-        ...
-
     def close(self) -> None:
         """Wait for everything. May be called twice."""
         ...
 
 
-class _Arrived:
-    """Copies that were made at once."""
+class _Saved(Arrived):
+    """Of a save by the CPU."""
 
-    def query(self) -> bool:
-        return True
-
-    def synchronize(self) -> None:
-        """They are there."""
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        """It is over."""
 
 
 class DirectCopies:
@@ -91,7 +75,7 @@ class DirectCopies:
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
 
-    def save(
+    def take_out(
         self,
         lane: int,
         runs: Sequence[range],
@@ -106,30 +90,24 @@ class DirectCopies:
             sources = [source.numpy() for source in self._cache.state_bytes(lane).values()]
             ends = [*itertools.accumulate(source.nbytes for source in sources)]
             fill(state_region, [0, *ends[:-1]], sources)
-        return _Arrived()
+        return _Saved()
 
-    def restore(
+    def put_in(
         self,
         lane: int,
         pairs: Iterable[Pair],
         memory: object,
         after: Sequence[Arrival],
-    ) -> None:
+    ) -> Ticket:
         """See LaneCopies."""
         for target, source in pairs:  # twice as fast as torch copies bytes
             fill(target.numpy(), [0], [source.numpy()])
+        return Arrived()
 
     def use(self, lanes: Sequence[int]) -> None:
         """Nothing is under way."""
 
     def rewrite(self, lane: int) -> None:
-        """Nothing is under way."""
-
-    def settled(self, lane: int) -> bool:
-        """See LaneCopies."""
-        return True
-
-    def settle(self, lane: int) -> None:
         """Nothing is under way."""
 
     def close(self) -> None:

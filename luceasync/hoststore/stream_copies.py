@@ -11,8 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
+from luceasync.hoststore.arrivals import Arrivals
 from luceasync.hoststore.copy_stream import CopyStream, Delivery, Pair, copy_beside, wait_for
 from luceasync.hoststore.lane_copies import Arrival
+from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.kv.cache import Block, LaneCache
 
 SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
@@ -31,10 +33,11 @@ class _Staged:
 
 
 class _Now:
-    """What a stream has queued so far; an Arrival."""
+    """What a stream has queued so far."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = stream.record_event()
+        self._event = torch.cuda.Event(blocking=True)
+        self._event.record(stream)
 
     def query(self) -> bool:
         return self._event.query()
@@ -42,8 +45,42 @@ class _Now:
     def synchronize(self) -> None:
         wait_for(self._event.query, "copies from a device to host memory")
 
+    def sleep(self) -> None:
+        self._event.synchronize()
+
     def precede(self, stream: torch.cuda.Stream) -> None:
         stream.wait_event(self._event)
+
+
+class _Queued:
+    """An Arrival of copies on a stream; `arrivals` waits for them where somebody wants to hear."""
+
+    def __init__(self, copies: Delivery | _Now, arrivals: Arrivals) -> None:
+        self._copies = copies
+        self._arrivals = arrivals
+
+    @property
+    def is_done(self) -> bool:
+        """See Ticket."""
+        try:
+            return self._copies.query()
+        except Exception:  # who waits for them is told what it was
+            return True
+
+    def wait(self) -> None:
+        """See Ticket."""
+        self._copies.synchronize()
+
+    def when_done(self, call: Call) -> None:
+        """See Ticket."""
+        if self.is_done:
+            call()
+        else:
+            self._arrivals.tell(self._copies, call)
+
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        """See Before."""
+        self._copies.precede(stream)
 
 
 class StreamCopies:
@@ -62,9 +99,12 @@ class StreamCopies:
         self._saves: dict[int, list[Delivery]] = defaultdict(list)
         self._restores: dict[int, Delivery] = {}
         self._before_use: dict[int, list[Delivery]] = defaultdict(list)
-        self._held: list[tuple[Arrival, object]] = []
+        self._held: list[tuple[Delivery | _Now, object]] = []
+        # Apart, so that a restore that has arrived is not told after a save that goes on.
+        self._saved, self._restored = Arrivals("saved"), Arrivals("restored")
 
-    def save(
+    @torch.inference_mode()
+    def take_out(
         self,
         lane: int,
         runs: Sequence[range],
@@ -72,6 +112,17 @@ class StreamCopies:
         state_region: memoryview | None,
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
+        with torch.cuda.device(self._device):
+            copies = self._take_out(lane, runs, row_region, state_region)
+        return _Queued(copies, self._saved)
+
+    def _take_out(
+        self,
+        lane: int,
+        runs: Sequence[range],
+        row_region: memoryview | None,
+        state_region: memoryview | None,
+    ) -> Delivery | _Now:
         staged = None if state_region is None else self._stage(lane)
         regions = [region for region in (row_region, state_region) if region is not None]
         if sum(region.nbytes for region in regions) <= SMALL_BYTES:
@@ -86,18 +137,19 @@ class StreamCopies:
         self._hold(delivery, [row_region, state_region])
         return delivery
 
-    def restore(
+    def put_in(
         self,
         lane: int,
         pairs: Iterable[Pair],
         memory: object,
         after: Sequence[Arrival],
-    ) -> None:
+    ) -> Ticket:
         """See LaneCopies."""
         saves = self._before_use[lane]
         delivery = self._in.put([_Now(self._computing), *saves, *after], pairs)
         self._restores[lane] = delivery
         self._hold(delivery, memory)
+        return _Queued(delivery, self._restored)
 
     def use(self, lanes: Sequence[int]) -> None:
         """See LaneCopies. Copies that are not all queued yet are queued now."""
@@ -119,20 +171,12 @@ class StreamCopies:
         saves = [*self._before_use[lane], *self._saves.pop(lane, [])]
         self._before_use[lane] = _on_their_way(saves)
 
-    def settled(self, lane: int) -> bool:
-        """See LaneCopies."""
-        restore = self._restores.get(lane)
-        return restore is None or restore.query()
-
-    def settle(self, lane: int) -> None:
-        """See LaneCopies."""
-        if lane in self._restores:
-            self._restores[lane].synchronize()
-
     def close(self) -> None:
         """See LaneCopies."""
         self._out.close()
         self._in.close()
+        self._saved.close()
+        self._restored.close()
         self._held.clear()
         self._staged.clear()
 
@@ -143,7 +187,7 @@ class StreamCopies:
         row_region: memoryview | None,
         state_region: memoryview | None,
         staged: _Staged | None,
-    ) -> Arrival:
+    ) -> _Now:
         """Copies between the passes: handing them to a thread would take longer."""
         pairs = [] if row_region is None else self._gathered(lane, runs, row_region)
         if staged is not None and state_region is not None:
@@ -179,14 +223,14 @@ class StreamCopies:
             place.copy_(stack[:, lane])
         return staged
 
-    def _hold(self, arrival: Arrival, memory: object) -> None:
+    def _hold(self, copies: Delivery | _Now, memory: object) -> None:
         """Keep host memory until it has been read or written."""
         self._let_go()
-        self._held.append((arrival, memory))
+        self._held.append((copies, memory))
 
     def _let_go(self) -> None:
         """Also without a further copy: where memory is full there will be none before."""
-        self._held = [(arrival, held) for arrival, held in self._held if not arrival.query()]
+        self._held = [(copies, held) for copies, held in self._held if not copies.query()]
 
 
 def _on_their_way(deliveries: Sequence[Delivery]) -> list[Delivery]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.node_store import Span, renamed, shares_of
+from luceasync.hoststore.nodes import Nodes, NodesInParts
 from luceasync.kv.pages import PageMap
 from luceasync.models.families import family_of
 from luceasync.models.formats import format_of
@@ -25,8 +26,8 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.group import Group, LocalGroup
+from luceasync.pipeline.passes import Batch, Chain
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard import Batch
 from luceasync.pipeline.transfer import on_host
 
 
@@ -47,7 +48,13 @@ class LayerSplitBackend:
         self._verified: Batch | None = None
         self._spec = spec
         self._groups = list(groups)
+        self._passes = Chain([group.passes for group in groups])
         self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
+        self._nodes = NodesInParts(
+            [nodes for group in groups for nodes in group.nodes],
+            [shard.begin for shard in plan.shards],
+            self._make_ready,
+        )
 
     @classmethod
     def load(
@@ -63,9 +70,14 @@ class LayerSplitBackend:
         """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
         layers whose rows `taps()` gives, `memory` holds saved nodes. Raises ModelError.
         """
-        with torch.inference_mode():
-            group = LocalGroup(spec, plan, source, advance, taps, memory or PlainMemory())
-            return cls(spec, plan, [group], taps=taps)
+        memory = memory or PlainMemory()
+        with torch.inference_mode(), ExitStack() as loaded:
+            groups = []
+            for number in range(len(plan.groups)):
+                groups.append(LocalGroup(spec, plan, source, advance, taps, memory, number))
+                loaded.callback(groups[-1].close)
+            loaded.pop_all()
+            return cls(spec, plan, groups, taps=taps)
 
     @classmethod
     def open(
@@ -88,6 +100,11 @@ class LayerSplitBackend:
         counts = [group.num_shards for group in self._groups]
         return sum(local for local, _ in counts), sum(remote for _, remote in counts)
 
+    @property
+    def nodes(self) -> Nodes:
+        """What lanes have left behind, under names."""
+        return self._nodes
+
     @torch.inference_mode()
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
@@ -99,11 +116,9 @@ class LayerSplitBackend:
         self._make_room(lane, begin + len(tokens))
         batch = Batch((lane,), (begin,), len(tokens))
         self._num_entries = 1
-        x: Tensor | None = torch.tensor([list(tokens)], dtype=torch.int64)
-        for group in self._groups:
-            assert x is not None
-            x = group.prefill(batch, x, project=project)
-        return None if x is None else x[0, 0]
+        given = torch.tensor([list(tokens)], dtype=torch.int64)
+        logits = self._passes.prefill(batch, given, project=project)
+        return None if logits is None else logits[0, 0]
 
     @torch.inference_mode()
     def decode(
@@ -117,10 +132,8 @@ class LayerSplitBackend:
         missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
         self._num_entries = len(lanes)
-        x = on_host([*tokens, *[0] * missing], np.int64)[:, None]
-        for group in self._groups:
-            x = group.decode(batch, x)
-        return x[: len(lanes), 0]
+        given = on_host([*tokens, *[0] * missing], np.int64)[:, None]
+        return self._passes.decode(batch, given)[: len(lanes), 0]
 
     @torch.inference_mode()
     def verify(
@@ -147,10 +160,8 @@ class LayerSplitBackend:
         self._num_entries, self._verified = len(lanes), batch
         if parents is not None and missing:
             parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
-        x = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
-        for group in self._groups:
-            x = group.verify(batch, x, parents)
-        return x[: len(lanes)]
+        given = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
+        return self._passes.verify(batch, given, parents)[: len(lanes)]
 
     @torch.inference_mode()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -163,9 +174,7 @@ class LayerSplitBackend:
         for lane, begin, path in zip(batch.lanes, batch.begins, paths, strict=False):
             if path:
                 self._make_room(lane, begin + len(path))
-        padded = [*paths, *[()] * (len(batch.lanes) - len(paths))]
-        for group in self._groups:
-            group.commit(padded)
+        self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
 
     def taps(self) -> list[Tensor]:
         """The residual stream after each tapped layer, in the order in which the taps were given,
@@ -173,97 +182,27 @@ class LayerSplitBackend:
         dtype, where the layer is. Rows may follow those of a prefill's chunk that mean nothing.
         Valid until the next prefill, decode or verify.
         """
-        rows = {layer: x for group in self._groups for layer, x in group.taps().items()}
+        rows = self._passes.taps()
         num_entries, found = self._num_entries, [rows[tap] for tap in self._taps]
         return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
-        return self._groups[0].embed(tokens)
+        return self._passes.embed(tokens)
 
     @torch.inference_mode()
     def project_rows(self, rows: Tensor) -> Tensor:
         """The head alone, without the final norm, where the last layer is: [..., hidden] -> logits
         float32 [..., vocab].
         """
-        return self._groups[-1].project_rows(rows)
+        return self._passes.project_rows(rows)
 
     @torch.inference_mode()
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
         self._pages.release(lane)
-        for group in self._groups:
-            group.reset(lane)
-
-    @torch.inference_mode()
-    def save(self, lane: int, node: str, span: Span) -> None:
-        """Keep what the tokens of `span` left behind in the lane, as `node`. The recurrent state is
-        that of now: `span.end` must be where the lane stands if it is wanted. The lane may go on
-        at once; see `saved`. Raises MemoryError; nothing is kept then.
-        """
-        try:
-            for group in self._groups:
-                group.save(lane, node, span)
-        except MemoryError:
-            self.drop(node)
-            raise
-
-    def saved(self, node: str) -> bool:
-        """Whether the node has arrived in host memory: `export` will not wait."""
-        return all(group.saved(node) for group in self._groups)
-
-    @torch.inference_mode()
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
-        lie in the last node; at its end, with its state, for a family that has recurrent layers.
-        What runs on the lane next runs after it; see `settled`.
-        """
-        self.reset(lane)
-        self._make_room(lane, num_tokens)
-        for group in self._groups:
-            group.restore(lane, nodes, num_tokens)
-
-    def settled(self, lane: int) -> bool:
-        """Whether the lane's restore has arrived: a pass over the lane holds up no other lane."""
-        return all(group.settled(lane) for group in self._groups)
-
-    def settle(self, lane: int) -> None:
-        """Wait for the lane's restore."""
-        for group in self._groups:
-            group.settle(lane)
-
-    def node_bytes(self, span: Span) -> tuple[int, int]:
-        """Bytes of host memory that a save of the span takes: keys and values, recurrent state."""
-        sizes = [group.node_bytes(span) for group in self._groups]
-        return sum(rows for rows, _ in sizes), sum(state for _, state in sizes)
-
-    def drop(self, node: str) -> None:
-        """Forget a node, if it is here."""
-        for group in self._groups:
-            group.drop(node)
-
-    def drop_state(self, node: str) -> None:
-        """Forget the recurrent state at the node's end."""
-        for group in self._groups:
-            group.drop_state(node)
-
-    def export(self, node: str) -> dict[str, Tensor]:
-        """The node's tensors in host memory, named for this split. They belong to the node."""
-        return {name: t for group in self._groups for name, t in group.export(node).items()}
-
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """Own tensors that any split of this model has exported, in place of what `node` was: all
-        of them, or none. Nothing is copied.
-
-        Raises SnapshotMismatch; the caller still owns its tensors then.
-        """
-        named = renamed(tensors, [shard.begin for shard in self.plan.shards])
-        shares = shares_of(named, [group.layers for group in self._groups])
-        for group, share in zip(self._groups, shares, strict=True):
-            group.check(span, share)
-        for group, share in zip(self._groups, shares, strict=True):
-            group.adopt(node, span, share)
+        self._passes.reset(lane)
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
         """A shorter prompt that keeps about `keep_ratio` of the tokens.
@@ -279,10 +218,16 @@ class LayerSplitBackend:
         for group in self._groups:
             group.close()
         self._groups.clear()
+        self._passes, self._nodes = Chain([]), NodesInParts([], [], self._make_ready)
 
     def _make_room(self, lane: int, num_tokens: int) -> None:
         assert num_tokens <= self.plan.max_ctx_tokens, "the engine keeps lanes within the context"
         events = self._pages.extend(lane, num_tokens)
         if events:
-            for group in self._groups:
-                group.place(events)
+            self._passes.place(events)
+
+    @torch.inference_mode()
+    def _make_ready(self, lane: int, num_tokens: int) -> None:
+        """Empty the lane, and give it room."""
+        self.reset(lane)
+        self._make_room(lane, num_tokens)

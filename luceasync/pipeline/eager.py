@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from luceasync.models.trees import chain
-from luceasync.pipeline.shard import Batch, Shard
+from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.shard import Shard
 
 
 class EagerSteps:
-    """Every pass of `shard`; see pipeline.group.Group."""
+    """Every pass of `shard`; see pipeline.passes.Passes."""
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard

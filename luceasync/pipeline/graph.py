@@ -19,8 +19,9 @@ from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture, Captured
 from luceasync.pipeline.eager import EagerSteps
+from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.shard import Batch, Shard
+from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import on_host
 
 WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture

@@ -26,6 +26,7 @@ class Plan:
 
     shards: tuple[ShardPlan, ...]
     devices: tuple[Offer, ...]  # of the shards, in their order
+    groups: tuple[tuple[int, int], ...]  # shards [begin, end) of each process, in their order
     precision: Precision
     parallel: int
     max_ctx_tokens: int
@@ -127,6 +128,7 @@ def make_plan(
     return Plan(
         shards=shards,
         devices=tuple(devices),
+        groups=group_shards(len(shards)),
         precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
@@ -136,6 +138,11 @@ def make_plan(
         peer_access=peer_access,
         reasons=(*(by_memory if is_by_memory else ()), *lanes.reasons),
     )
+
+
+def group_shards(num_shards: int) -> tuple[tuple[int, int], ...]:
+    """Which shards `[begin, end)` belong together: all of them are in this process."""
+    return ((0, num_shards),)
 
 
 def _ranges(

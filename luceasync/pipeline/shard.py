@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -27,19 +26,10 @@ from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
 from luceasync.models.weights import Place
+from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard_plan import ShardPlan
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
-    lane `lanes[i]`. NO_LANE entries fill the batch up."""
-
-    lanes: tuple[int, ...]
-    begins: tuple[int, ...]
-    num_rows: int
 
 
 class Shard:

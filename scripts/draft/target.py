@@ -7,76 +7,92 @@ replaced. Knows no drafter.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.config import read_spec
+from luceasync.models.ends import read_ends
 from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.layers import Layer
 from luceasync.models.loader import TensorReader
 from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
-from luceasync.models.mixers.attention_torch import attention_widths, heads_norm, rotate, rotation
+from luceasync.models.mixers.attention_torch import TorchAttention, gated, heads_of
 from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
-from luceasync.models.mixers.delta_torch import delta_gates, delta_heads, delta_widths, gated_norm
+from luceasync.models.mixers.delta_torch import (
+    TorchDelta,
+    convolved,
+    delta_gates,
+    delta_heads,
+    delta_widths,
+    gated_norm,
+)
 from luceasync.models.mixers.gated_delta import delta_chunks
-from luceasync.models.ops import TorchOps, rms_norm
-from luceasync.pipeline.adapter import adapter_of
+from luceasync.models.mixers.mixer import Mixer
+from luceasync.models.ops import TorchOps
+from luceasync.models.weights import Place
 
 HEAD_ROWS = 16384  # at a time: logits are large
 
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """The rotation of whole sequences: float32 [1, tokens, rotary_dim / 2]."""
+    """Whole sequences; `prepared` as in luceasync.models.pass_rows.Rows."""
 
-    cos: Tensor
-    sin: Tensor
+    prepared: dict[Mixer, Any]
 
 
-class _SequenceOps(TorchOps):
-    """TorchOps for sequences that begin with their first row; the states handed in stay unused."""
+class _SequenceAttention(TorchAttention):
+    """TorchAttention over sequences that begin with their first row; no state is used."""
+
+    def __init__(self, spec: AttentionSpec) -> None:
+        super().__init__(spec)
+        self.spec = spec
 
     def attend(
-        self,
-        projected: Tensor,
-        spec: AttentionSpec,
-        norms: HeadNorms,
-        keys: Tensor,
-        values: Tensor,
-        rows: _Rows,
+        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: _Rows
     ) -> Tensor:
-        q, k, v, *gates = projected.split(attention_widths(spec), -1)
-        q = rotate(heads_norm(q, spec.head_dim, norms.query, norms.eps), spec, rows)
-        k = rotate(heads_norm(k, spec.head_dim, norms.key, norms.eps), spec, rows)
-        v = v.unflatten(-1, (-1, spec.head_dim))
+        q, k, v, gates = heads_of(projected, self.spec, norms, rows.prepared[self.spec])
         heads = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        out = out.transpose(1, 2).flatten(2)
-        for gate in gates:
-            out = out * torch.sigmoid(gate)
-        return out
+        return gated(out.transpose(1, 2).flatten(2), gates)
+
+
+class _SequenceDelta(TorchDelta):
+    """TorchDelta likewise."""
+
+    def __init__(self, spec: DeltaSpec) -> None:
+        super().__init__(spec)
+        self.spec = spec
 
     def delta(
         self,
         projected: Tensor,
-        spec: DeltaSpec,
         parameters: DeltaParameters,
         conv_state: Tensor,
         delta_state: Tensor,
         rows: _Rows,
     ) -> Tensor:
+        spec = self.spec
         mixed, z, b, a = projected.split(delta_widths(spec), -1)
-        kernel, num_rows = parameters.conv.shape[1], mixed.shape[1]
-        window = F.pad(mixed.float(), (0, 0, kernel - 1, 0))
-        taps = (window[:, i : i + num_rows] * parameters.conv[:, i] for i in range(kernel))
-        q, k, v = delta_heads(F.silu(sum(taps)), spec)
+        window = F.pad(mixed, (0, 0, parameters.conv.shape[1] - 1, 0))
+        q, k, v = delta_heads(F.silu(convolved(window, parameters.conv, mixed.shape[1])), spec)
         g, beta = delta_gates(a, b, parameters)
         state = q.new_zeros(q.shape[0], spec.num_value_heads, spec.key_dim, spec.value_dim)
         out, _ = delta_chunks(q, k, v, g, beta, state)
         return gated_norm(out, z, parameters)
+
+
+OVER_SEQUENCES = {AttentionSpec: _SequenceAttention, DeltaSpec: _SequenceDelta}
+
+
+def _over_sequences(layer: Layer, mixer: Mixer) -> Layer:
+    """The layer with a body that runs whole sequences."""
+    return replace(layer, mixer=replace(layer.mixer, body=OVER_SEQUENCES[type(mixer)](mixer)))
 
 
 class FrozenTarget:
@@ -87,20 +103,14 @@ class FrozenTarget:
         self.spec = read_spec(model_dir)
         self.device = device
         self.dtype = dtype
-        self._ops = _SequenceOps()
-        shape = (self.spec.vocab_size, self.spec.hidden_size)
+        place = Place(TorchOps(), device, dtype)
         with open_checkpoint(model_dir) as checkpoint:
-            reader = TensorReader(
-                checkpoint, self.spec, device, dtype, lambda num_bytes: None, self._ops.pack
-            )
-            read_layer = adapter_of(self.spec).read_layer
-            self._layers = [read_layer(reader, layer) for layer in range(self.spec.num_layers)]
-            self.embedding = reader.table(f"{self.spec.prefix}embed_tokens.weight", shape)
-            norm = f"{self.spec.prefix}norm.weight"
-            shapes = {norm: (self.spec.hidden_size,)}
-            self.norm = reader.vector(norm, shapes, self.spec.norm_offset)
-            tied = self.spec.tied_embeddings
-            self.head = self.embedding if tied else reader.table("lm_head.weight", shape)
+            reader = TensorReader(checkpoint, self.spec, place)
+            self._layers = [
+                _over_sequences(reader.layer(i), mixer) for i, mixer in enumerate(self.spec.mixers)
+            ]
+            ends = read_ends(reader, is_first=True, is_last=True)
+        self.embedding, self.norm, self.head = ends.embedding.rows, ends.norm, ends.head.rows
 
     @torch.inference_mode()
     def run(self, tokens: Tensor, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
@@ -108,16 +118,20 @@ class FrozenTarget:
         hidden rows [batch, tokens, hidden], ready for the head.
         """
         positions = torch.arange(tokens.shape[1], device=self.device)[None]
-        rows = _Rows(*rotation(self.spec.attention, positions))
+        prepared = {
+            mixer: OVER_SEQUENCES[type(mixer)](mixer).prepare(positions)
+            for mixer in set(self.spec.mixers)
+        }
+        rows = _Rows(prepared)
         x = F.embedding(tokens, self.embedding)
         nothing = x.new_empty(0)
         tapped: dict[int, Tensor] = {}
         for i, layer in enumerate(self._layers):
-            x = layer.forward(self._ops, x, (nothing, nothing), rows)
+            x = layer.forward(x, (nothing, nothing), rows)
             if i in taps:
                 tapped[i] = x
         features = torch.cat([tapped[i] for i in taps], -1) if taps else nothing
-        return features, rms_norm(x, self.norm, self.spec.norm_eps)
+        return features, self.norm(x)
 
     @torch.inference_mode()
     def choices(self, rows: Tensor) -> Tensor:

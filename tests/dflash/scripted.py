@@ -15,7 +15,8 @@ from luceasync.dflash.adapt import Plan, Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.draft_config import read_draft_spec
-from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.feature_spec import FeatureSpec
+from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Runner
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.tally import StepCosts

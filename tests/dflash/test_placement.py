@@ -12,7 +12,8 @@ from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, Pla
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.draft_config import read_draft_spec
-from luceasync.dflash.features import FeatureRing, FeatureSpec
+from luceasync.dflash.feature_spec import FeatureSpec
+from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.placement import guest_of, plan_with_drafter, ring_capacity
 from luceasync.dflash.spec import adjusted
 from luceasync.errors import ConfigError, PlacementError

@@ -22,14 +22,14 @@ from hypothesis.stateful import (
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Pump
-from luceasync.keeping import holdings as holdings_module
+from luceasync.keeping import node_index as index_module
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.cost import Rates
 from luceasync.prefix.keys import tenant_key
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from tests.engine.test_pump import tokenizer  # noqa: F401
-from tests.keeping.kept import CHUNK, FAULT, GONE, Bench, Shelf, following
+from tests.keeping.kept import CHUNK, FAULT, GONE, Bench, FakeDisk, following
 
 NUM_LANES = 3
 TENANTS = [tenant_key("one"), tenant_key("two")]
@@ -60,13 +60,11 @@ class Server(RuleBasedStateMachine):
         self.asked: dict[int, tuple[tuple[int, ...], int]] = {}
         self.answers: dict[int, tuple[int, ...]] = {}
         self.num_streams = 0
-        self.open(Shelf())
+        self.open(FakeDisk())
 
-    def open(self, shelf: Shelf) -> None:
-        self.bench = Bench(
-            recurrent=self.recurrent, shelf=shelf, num_lanes=NUM_LANES, **self.limits
-        )
-        self.prefixes, self.shelf = self.bench.prefixes, shelf
+    def open(self, disk: FakeDisk) -> None:
+        self.bench = Bench(recurrent=self.recurrent, disk=disk, num_lanes=NUM_LANES, **self.limits)
+        self.prefixes, self.disk = self.bench.prefixes, disk
         self.pump = Pump(
             self.bench.target,
             PlainDecoding(self.bench.target),
@@ -135,30 +133,33 @@ class Server(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 6), fault=st.sampled_from([None, None, None, FAULT, GONE]))
     def hear_of_the_disk(self, count: int, fault) -> None:
-        for _ in range(min(count, len(self.shelf.jobs))):
-            self.shelf.deliver(self.prefixes, fault)
+        for _ in range(min(count, len(self.disk.jobs))):
+            self.disk.deliver(self.prefixes, fault)
 
     @rule(which=st.integers(0, 20), is_told=st.booleans())
     def lose_a_file(self, which: int, is_told: bool) -> None:
-        if self.shelf.files:
-            key = sorted(self.shelf.files)[which % len(self.shelf.files)]
-            del self.shelf.files[key]
+        if self.disk.files:
+            key = sorted(self.disk.files)[which % len(self.disk.files)]
+            del self.disk.files[key]
             if is_told:
                 self.prefixes.found([], [key])
 
     @rule(which=st.integers(0, 20), is_told=st.booleans())
     def another_server_writes_it_without_its_end(self, which: int, is_told: bool) -> None:
-        if self.shelf.files:
-            key = sorted(self.shelf.files)[which % len(self.shelf.files)]
-            node = self.shelf.files[key]
+        if self.disk.files:
+            key = sorted(self.disk.files)[which % len(self.disk.files)]
+            node = self.disk.files[key]
             span = {n: t for n, t in node.tensors.items() if part_of(n) is Part.SPAN}
-            self.shelf.files[key] = replace(node, tensors=span)
+            self.disk.files[key] = replace(node, tensors=span)
             if is_told:
-                self.prefixes.found([n for n in self.shelf.nodes() if n.key == key], [])
+                self.prefixes.found([n for n in self.disk.nodes() if n.key == key], [])
 
     @rule(is_late=st.booleans(), is_full=st.booleans())
     def copies_are_late_or_memory_is_full(self, is_late: bool, is_full: bool) -> None:
-        self.bench.target.is_late, self.bench.target.is_full = is_late, is_full
+        self.bench.target.is_full = is_full
+        self.bench.target.late = ("save", "restore") if is_late else ()
+        if not is_late:
+            self.bench.target.arrive()
 
     @rule(num_steps=st.integers(1, 3))
     def what_is_computed_is_no_numbers(self, num_steps: int) -> None:
@@ -172,27 +173,29 @@ class Server(RuleBasedStateMachine):
 
     @rule()
     def restart(self) -> None:
+        self.bench.target.arrive()
         self.hear(self.pump.end_all("shutting down"))
-        self.shelf.deliver_all(self.prefixes)
-        self.open(self.shelf)
+        self.disk.deliver_all(self.prefixes)
+        self.open(self.disk)
 
     @rule()
     def come_to_rest(self) -> None:
-        self.bench.target.is_late = self.bench.target.is_full = False
+        self.bench.target.is_full = False
+        self.bench.target.arrive()
         for _ in range(MAX_STEPS):
-            if self.pump.is_idle and not self.shelf.jobs:
+            if self.pump.is_idle and not self.disk.jobs:
                 break
             self.hear(self.pump.step())
-            if self.shelf.jobs:
-                self.shelf.deliver(self.prefixes)
+            if self.disk.jobs:
+                self.disk.deliver(self.prefixes)
         assert not self.asked, f"somebody waits for ever: {self.pump}"
         for tier, most in (("memory", "memory_bytes"), ("disk", "disk_bytes")):
-            is_within = self.bench.holdings.num_bytes(tier) <= self.limits[most]
+            is_within = self.bench.index.num_bytes(tier) <= self.limits[most]
             assert is_within or not self.may_go(tier)
 
     def may_go(self, tier: str) -> list[bytes]:
         """Keys of nodes that nothing needs in the tier."""
-        held = self.bench.holdings
+        held = self.bench.index
         below = {n.parent for n in held if tier in n.tiers}
         return [
             n.key
@@ -204,22 +207,22 @@ class Server(RuleBasedStateMachine):
 
     @invariant()
     def memory_and_tree_agree(self) -> None:
-        target, held = self.bench.target, self.bench.holdings
+        target, held = self.bench.target, self.bench.index
         in_memory = {node.key.hex(): node for node in held if "memory" in node.tiers}
-        assert target.nodes.keys() == in_memory.keys() == self.bench.mover._extras.keys()
+        assert target.nodes.keys() == in_memory.keys() == self.bench.memory._extras.keys()
         for name, (span, _, _) in target.nodes.items():
             assert span.with_state == ("memory" in in_memory[name].state_tiers)
-            has_logits = self.bench.mover._extras[name].logits is not None
+            has_logits = self.bench.memory._extras[name].logits is not None
             assert has_logits == ("memory" in in_memory[name].logits_tiers)
 
     @invariant()
     def bytes_are_counted_and_bounded(self) -> None:
-        held = self.bench.holdings
+        held = self.bench.index
         for tier in ("memory", "disk"):
-            unclaimed = sum(n.bytes_in(tier) for n in held._unclaimed)
-            assert held.num_bytes(tier) == sum(n.bytes_in(tier) for n in held) + unclaimed
+            ownerless = sum(n.bytes_in(tier) for n in held._ownerless)
+            assert held.num_bytes(tier) == sum(n.bytes_in(tier) for n in held) + ownerless
         most = self.limits["memory_bytes"] + self.limits["transit_bytes"]
-        assert held.num_bytes("memory") + self.prefixes._fetches.num_bytes <= most
+        assert held.num_bytes("memory") + self.prefixes._to_memory.num_bytes <= most
 
     @invariant()
     def a_lane_is_not_given_while_something_is_awaited(self) -> None:
@@ -229,8 +232,8 @@ class Server(RuleBasedStateMachine):
     def tenants_stay_apart(self) -> None:
         for generation in [*self.pump._waiting, *self.pump._running]:
             claim = generation.claim
-            tree = self.bench.holdings.tree(claim.tenant)
-            assert all(key in tree for key in claim.path if key in self.bench.holdings)
+            tree = self.bench.index.tree(claim.tenant)
+            assert all(key in tree for key in claim.path if key in self.bench.index)
 
     def teardown(self) -> None:
         self.come_to_rest()
@@ -238,7 +241,7 @@ class Server(RuleBasedStateMachine):
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_whatever_comes(recurrent: bool, tokenizer, monkeypatch):  # noqa: F811
-    monkeypatch.setattr(holdings_module, "MIN_AGE_S", 0.0)
+    monkeypatch.setattr(index_module, "MIN_AGE_S", 0.0)
     kind = type("Kind", (Server,), {"recurrent": recurrent, "tokenizer": tokenizer})
     run_state_machine_as_test(
         kind,

@@ -13,15 +13,18 @@ from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
-from luceasync.engine.pump import LEAVING_PAUSE_S, Pump
-from luceasync.hoststore.node_store import Span
-from luceasync.keeping.holdings import Limits
+from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S, Pump
+from luceasync.hoststore.nodes import NodeSizes, Span
+from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.keeping import prefixes as prefixes_module
+from luceasync.keeping.disk_orders import NoDisk
+from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import NoShelf
-from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
+from tests.hoststore.late import LateTicket
 
 VOCAB_SIZE = 8
 
@@ -29,8 +32,11 @@ VOCAB_SIZE = 8
 class CountingTarget:
     """Always predicts token + 1; writes down what it was asked."""
 
+    sizes = NodeSizes(token_bytes=1, state_bytes=1)
+
     def __init__(self) -> None:
         self.calls: list[tuple] = []
+        self.restores: dict[int, Ticket] = {}  # by lane: what is not there at once
 
     def prefill(
         self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
@@ -45,25 +51,15 @@ class CountingTarget:
     def reset(self, lane: int) -> None:
         self.calls.append(("reset", lane))
 
-    def save(self, lane: int, node: str, span: Span) -> None:
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
         self.calls.append(("save", lane, span.begin, span.end))
+        return Arrived()
 
-    def saved(self, node: str) -> bool:
-        return True
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         self.calls.append(("restore", lane, num_tokens))
+        return self.restores.get(lane, Arrived())
 
-    def settled(self, lane: int) -> bool:
-        return True
-
-    def settle(self, lane: int) -> None:
-        pass
-
-    def drop(self, node: str) -> None:
-        pass
-
-    def drop_state(self, node: str) -> None:
+    def drop(self, node: str, *, state_only: bool = False) -> None:
         pass
 
     def export(self, node: str) -> dict[str, Tensor]:
@@ -71,9 +67,6 @@ class CountingTarget:
 
     def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
         pass
-
-    def node_bytes(self, span: Span) -> tuple[int, int]:
-        return span.end - span.begin, 1
 
     def _logits(self, tokens: Sequence[int]) -> Tensor:
         following = torch.tensor([(token + 1) % VOCAB_SIZE for token in tokens])
@@ -113,11 +106,13 @@ def make_prepared(tokenizer: Tokenizer):
 
 def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0, **options) -> Pump:
     """Without memory nothing is kept, so that what is asked of the target is easy to say."""
-    mover = StateMover(target, NoFeatures(), VOCAB_SIZE)
+    mover = MemoryNodes(target, NoFeatures(), VOCAB_SIZE)
     limits = Limits(memory_bytes)
-    prefixes = Prefixes(mover, NoShelf(), limits, recurrent=False, chunk_tokens=64)
+    prefixes = Prefixes(mover, NoDisk(), limits, recurrent=False, chunk_tokens=64)
     decoding = PlainDecoding(target)
-    return Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
+    pump = Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
+    pump.listen(lambda command: command(pump))
+    return pump
 
 
 def run(pump: Pump, max_steps: int = 100) -> list:
@@ -382,7 +377,8 @@ def test_what_came_up_before_a_failure_is_told(make_prepared):
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     run(pump)
     pump.submit([make_prepared(stream, [0], max_tokens=1) for stream in (1, 2)])
-    target.settled = lambda lane: lane == 0 or 1 / 0
+    target.restores[1] = LateTicket()
+    target.restores[1].arrive(ZeroDivisionError("the device is gone"))
     with pytest.raises(ZeroDivisionError):
         pump.step()  # the first one's answer is there, the other's copies have failed
     told = [(stream, delta.finish.reason) for stream, delta in pump.fail_all("broken")]
@@ -394,10 +390,55 @@ def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
     pump = make_pump(target, memory_bytes=10_000)
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     run(pump)
-    target.settled = lambda lane: False
+    ticket = target.restores[0] = LateTicket()
     pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
     pump.step()
-    [node] = next(iter(pump.prefixes._claims)).path
-    pump.prefixes._holdings.forget(node, "memory")
-    target.settled = lambda lane: True
+    [node] = next(iter(pump.prefixes._leases)).path
+    pump.prefixes._index.forget(node, "memory")
+    ticket.arrive()
     assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]
+
+
+def test_a_restore_that_has_not_arrived_is_not_asked_for_and_wakes_the_pump(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])
+    run(pump)
+    ticket = target.restores[0] = LateTicket()
+    pump.submit([make_prepared(1, [*[0] * 100, 1], max_tokens=1)])
+    pump.step()
+    assert pump.pause_s == IDLE_PAUSE_S
+    ticket.arrive()
+    assert pump.pause_s == 0.0
+    assert [stream for stream, delta in run(pump) if delta.finish] == [1]
+
+
+def test_who_is_new_or_gets_a_lane_is_not_kept_waiting_by_a_restore(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=1, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])
+    run(pump)
+    target.restores[0] = LateTicket()
+    pump.submit([make_prepared(1, [*[0] * 100, 1], max_tokens=1)])
+    pump.step()
+    pump.submit([make_prepared(2, [5], max_tokens=1)])
+    assert pump.pause_s == 0.0
+    pump.step()  # there is no lane
+    assert pump.pause_s == IDLE_PAUSE_S
+    pump.cancel(1)
+    assert pump.pause_s == 0.0
+    assert [stream for stream, delta in run(pump) if delta.finish] == [2]
+
+
+def test_a_restore_that_never_arrives_is_an_error(make_prepared, monkeypatch):
+    target = CountingTarget()
+    pump = make_pump(target, memory_bytes=10_000)
+    pump.submit([make_prepared(0, [0] * 100, max_tokens=1)])
+    run(pump)
+    ticket = target.restores[0] = LateTicket()
+    ticket.error = TimeoutError("copies: not over within 60 s")
+    pump.submit([make_prepared(1, [*[0] * 100, 1], max_tokens=1)])
+    pump.step()
+    monkeypatch.setattr(prefixes_module, "COPY_TIMEOUT_S", 0.0)
+    with pytest.raises(TimeoutError, match="not over"):
+        pump.step()

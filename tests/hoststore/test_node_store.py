@@ -11,7 +11,8 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.lane_copies import DirectCopies
 from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.node_store import NodeStore, Span
+from luceasync.hoststore.node_store import NodeStore
+from luceasync.hoststore.nodes import Span, check_tensors
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageMap
 from luceasync.models.mixers.attention import AttentionSpec
@@ -89,8 +90,7 @@ def test_a_node_is_what_the_lane_holds(order, ends, dtype):
     begin, end = sorted(ends)
     cache = make_cache(dtype=dtype, order=order)
     store = make_store(cache)
-    store.save(1, "n", Span(begin, end, True))
-    assert store.saved("n")
+    assert store.save(1, "n", Span(begin, end, True)).is_done
     assert_same(store.export("n"), lane_tensors(cache, 1, begin, end))
 
 
@@ -104,8 +104,7 @@ def test_a_chain_is_put_into_another_lane_and_touches_no_other(order, cuts):
     for begin, end in zip([0, *ends], ends, strict=False):
         store.save(0, str(end), Span(begin, end, end == ends[-1]))
     store.reset(2)
-    store.restore(2, [str(end) for end in ends], ends[-1])
-    assert store.settled(2)
+    assert store.restore(2, [str(end) for end in ends], ends[-1]).is_done
     assert_same(lane_tensors(cache, 2, 0, ends[-1]), expected)
     assert_same(lane_tensors(cache, 1, 0, 256), others)
 
@@ -146,7 +145,7 @@ def test_the_state_goes_alone():
     store = make_store(cache)
     store.save(0, "n", Span(0, 70, True))
     rows = {name: t for name, t in store.export("n").items() if "_attn_" in name}
-    store.drop_state("n")
+    store.drop("n", state_only=True)
     assert {name: t.data_ptr() for name, t in store.export("n").items()} == {
         name: t.data_ptr() for name, t in rows.items()
     }
@@ -157,8 +156,8 @@ def test_a_save_takes_the_bytes_that_were_announced(with_state: bool):
     memory, span = NotedMemory(), Span(3, 70, with_state)
     store = make_store(make_cache(), memory)
     store.save(0, "n", span)
-    assert store.node_bytes(span) == (67 * 2 * 2 * 3 * 2, 2 * (15 * 4 + 3 * 11 * 2) * with_state)
-    assert memory.sizes == [size for size in store.node_bytes(span) if size]
+    assert store.sizes.of(span) == (67 * 2 * 2 * 3 * 2, 2 * (15 * 4 + 3 * 11 * 2) * with_state)
+    assert memory.sizes == [size for size in store.sizes.of(span) if size]
 
 
 @pytest.mark.parametrize("num_regions", [0, 1])
@@ -176,9 +175,8 @@ def test_a_node_that_comes_back_with_its_state_replaces_the_one_without():
     source.save(0, "n", Span(0, 70, True))
     given = source.export("n")
     store.save(0, "n", Span(0, 70, False))
-    store.check(Span(0, 70, True), given)
+    check_tensors(store.shapes(Span(0, 70, True)), given)
     store.adopt("n", Span(0, 70, True), given)
-    assert store.saved("n")
     assert {t.data_ptr() for t in store.export("n").values()} == {
         t.data_ptr() for t in given.values()
     }
@@ -192,4 +190,4 @@ def test_numbers_that_are_not_in_one_piece_are_refused():
     name = "ls2_delta.5"
     given[name] = given[name].transpose(1, 2).contiguous().transpose(1, 2)
     with pytest.raises(SnapshotMismatch, match=f"{name}: expected contiguous"):
-        store.check(Span(0, 70, True), given)
+        check_tensors(store.shapes(Span(0, 70, True)), given)

@@ -1,4 +1,4 @@
-"""A target whose keys and values are the tokens themselves, and a shelf that answers when it is
+"""A target whose keys and values are the tokens themselves, and a disk that answers when it is
 told to: what is taken up wrongly gives wrong answers, what is not there cannot be taken up.
 """
 
@@ -7,22 +7,25 @@ from __future__ import annotations
 import zlib
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.holes import Holes
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import NodeSizes, Span
+from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping.chunks import chunk_end
-from luceasync.keeping.claim import Claim
-from luceasync.keeping.holdings import Limits
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
+from luceasync.keeping.lease import Lease
+from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
-from luceasync.keeping.state import NoFeatures, StateMover
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
+from tests.hoststore.late import LateTicket
 
 VOCAB_SIZE = 8
 TOKEN_BYTES, STATE_BYTES = 4, 8
@@ -44,16 +47,20 @@ def following(tokens: Sequence[int]) -> int:
 
 class TokenTarget:
     """Lanes that hold tokens, and nodes that hold spans of them. Refuses what a real one could not
-    do. `is_late`: copies out of lanes do not arrive; `is_full`: there is no memory; `is_sick`: what
-    it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
+    do. `late`: copies of these verbs do not arrive yet; `is_full`: there is no memory; `is_sick`:
+    what it computes is no numbers; `memory`: what is free of it, in which a node wants one piece.
     """
+
+    sizes = NodeSizes(TOKEN_BYTES, STATE_BYTES)
 
     def __init__(self, num_lanes: int, *, recurrent: bool) -> None:
         self.lanes: list[list[int]] = [[] for _ in range(num_lanes)]
         self.nodes: dict[str, tuple[Span, list[int], int | None]] = {}
         self.recurrent = recurrent
         self.num_run = 0
-        self.is_late = self.is_full = self.is_sick = False
+        self.is_full = self.is_sick = False
+        self.late: tuple[str, ...] = ()
+        self._tickets: list[LateTicket] = []
         self.memory: Holes | None = None
         self._places: dict[str, tuple[int, int]] = {}
 
@@ -74,8 +81,14 @@ class TokenTarget:
     def reset(self, lane: int) -> None:
         self.lanes[lane] = []
 
-    def save(self, lane: int, node: str, span: Span) -> None:
-        if self.is_full or not self._take(node, sum(self.node_bytes(span))):
+    def arrive(self) -> None:
+        """All copies arrive, and those to come do so at once."""
+        self.late = ()
+        while self._tickets:
+            self._tickets.pop(0).arrive()
+
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
+        if self.is_full or not self._take(node, sum(self.sizes.of(span))):
             self.drop(node)  # as a backend of several groups does
             raise MemoryError("no room")
         tokens = self.lanes[lane]
@@ -84,11 +97,9 @@ class TokenTarget:
         state = digest(tokens) if span.with_state else None
         rows = tokens[span.begin : span.end]
         self.nodes[node] = (span, rows, state)
+        return self._ticket("save")
 
-    def saved(self, node: str) -> bool:
-        return node in self.nodes and not self.is_late
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         tokens: list[int] = []
         for node in nodes:
             span, rows, state = self.nodes[node]
@@ -98,21 +109,22 @@ class TokenTarget:
             assert len(tokens) == num_tokens
             assert state == digest(tokens)
         self.lanes[lane] = tokens[:num_tokens]
+        return self._ticket("restore")
 
-    def settled(self, lane: int) -> bool:
-        return True
+    def _ticket(self, verb: str) -> Ticket:
+        if verb not in self.late:
+            return Arrived()
+        self._tickets.append(LateTicket())
+        return self._tickets[-1]
 
-    def settle(self, lane: int) -> None:
-        pass
-
-    def drop(self, node: str) -> None:
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        if state_only:
+            span, rows, _ = self.nodes[node]
+            self.nodes[node] = (replace(span, with_state=False), rows, None)
+            return
         self.nodes.pop(node, None)
         if self.memory is not None and node in self._places:
             self.memory.give(*self._places.pop(node))
-
-    def drop_state(self, node: str) -> None:
-        span, rows, _ = self.nodes[node]
-        self.nodes[node] = (Span(span.begin, span.end, with_state=False), rows, None)
 
     def export(self, node: str) -> dict[str, Tensor]:
         _, rows, state = self.nodes[node]
@@ -125,9 +137,6 @@ class TokenTarget:
             raise SnapshotMismatch("not the node's tensors")
         state = int(tensors["ls0_delta.1"][0]) if span.with_state else None
         self.nodes[node] = (span, tensors["ls0_attn_k.0"].tolist(), state)
-
-    def node_bytes(self, span: Span) -> tuple[int, int]:
-        return TOKEN_BYTES * (span.end - span.begin), STATE_BYTES * span.with_state
 
     def _take(self, node: str, num_bytes: int) -> bool:
         if self.memory is None:
@@ -143,7 +152,7 @@ class TokenTarget:
         return logits * float("nan") if self.is_sick else logits
 
 
-class Shelf:
+class FakeDisk:
     """Files in a dict. Orders wait until `deliver` carries them out, one after the other."""
 
     def __init__(self) -> None:
@@ -232,66 +241,67 @@ class Bench:
     """The prefixes of one server, and lanes that are run by hand."""
 
     def __init__(
-        self, *, recurrent: bool = True, shelf: Shelf | None = None, num_lanes: int = 4, **limits
+        self, *, recurrent: bool = True, disk: FakeDisk | None = None, num_lanes: int = 4, **limits
     ) -> None:
         self.target = TokenTarget(num_lanes, recurrent=recurrent)
-        self.mover = StateMover(self.target, NoFeatures(), VOCAB_SIZE)
-        self.shelf = shelf or Shelf()
+        self.memory = MemoryNodes(self.target, NoFeatures(), VOCAB_SIZE)
+        self.disk = disk or FakeDisk()
         sizes = {"memory_bytes": 1 << 20, "disk_bytes": 1 << 20, **limits}
         self.prefixes = Prefixes(
-            self.mover, self.shelf, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
+            self.memory, self.disk, Limits(**sizes), recurrent=recurrent, chunk_tokens=CHUNK
         )
-        self.prefixes.found(self.shelf.nodes(), [])
+        self.prefixes.listen(lambda call: call())
+        self.prefixes.found(self.disk.nodes(), [])
 
     @property
-    def holdings(self):
-        return self.prefixes._holdings
+    def index(self):
+        return self.prefixes._index
 
-    def claim(self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False):
-        claim = Claim(tenant, array("i", prompt), len(prompt), boundaries, keep)
-        self.prefixes.admit(claim)
-        return claim
+    def lease(self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False):
+        lease = Lease(tenant, array("i", prompt), len(prompt), boundaries, keep)
+        self.prefixes.admit(lease)
+        return lease
 
-    def start(self, claim: Claim, lane: int = 0) -> int:
+    def start(self, lease: Lease, lane: int = 0) -> int:
         """Take up what there is; the number of tokens."""
-        assert self.prefixes.prepare(claim, [])
+        assert self.prefixes.prepare(lease, [])
         self.target.reset(lane)
-        num_tokens = self.prefixes.take_up(claim, lane)
-        assert self.prefixes.settled(claim, lane)
-        assert self.target.lanes[lane] == list(claim.prompt[:num_tokens])
+        num_tokens = self.prefixes.take_up(lease, lane)
+        assert self.prefixes.is_taken_up(lease)
+        assert self.target.lanes[lane] == list(lease.prompt[:num_tokens])
         return num_tokens
 
-    def prefill(self, claim: Claim, lane: int = 0, begin: int = 0, until: int | None = None):
+    def prefill(self, lease: Lease, lane: int = 0, begin: int = 0, until: int | None = None):
         """Run the prompt from `begin` on."""
-        num_tokens = claim.num_prompt_tokens
+        num_tokens = lease.num_prompt_tokens
         while begin < (until or num_tokens):
-            end = chunk_end(begin, num_tokens, CHUNK, claim.splits)
-            tokens = claim.prompt[begin:end]
+            end = chunk_end(begin, num_tokens, CHUNK, lease.splits)
+            tokens = lease.prompt[begin:end]
             logits = self.target.prefill(lane, begin, tokens, project=end == num_tokens)
-            self.prefixes.prefilled(claim, lane, end, logits)
+            self.prefixes.prefilled(lease, lane, end, logits)
             begin = end
 
     def end(
-        self, claim: Claim, num_generated: int = 0, lane: int = 0, *, is_cut: bool = False
+        self, lease: Lease, num_generated: int = 0, lane: int = 0, *, is_cut: bool = False
     ) -> None:
         """Generate, but do not run, one token more than `num_generated`; then let go."""
         for _ in range(num_generated):
             token = following(self.target.lanes[lane])
-            claim.sequence.append(token)
+            lease.sequence.append(token)
             self.target.decode([lane], [len(self.target.lanes[lane])], [token])
-        self.prefixes.finished(claim, lane, len(self.target.lanes[lane]), is_cut=is_cut)
-        self.prefixes.release(claim)
+        self.prefixes.finished(lease, lane, len(self.target.lanes[lane]), is_cut=is_cut)
+        self.prefixes.release(lease)
 
     def serve(self, prompt: Sequence[int], *boundaries: int, num_generated: int = 0, **how) -> int:
         """A whole request; the number of tokens that were taken up."""
-        claim = self.claim(prompt, *boundaries, **how)
-        while not self.prefixes.prepare(claim, []):
-            self.shelf.deliver(self.prefixes)
-        num_cached = self.start(claim)
-        self.prefill(claim, begin=num_cached)
-        self.end(claim, num_generated)
+        lease = self.lease(prompt, *boundaries, **how)
+        while not self.prefixes.prepare(lease, []):
+            self.disk.deliver(self.prefixes)
+        num_cached = self.start(lease)
+        self.prefill(lease, begin=num_cached)
+        self.end(lease, num_generated)
         return num_cached
 
     def ends(self, tier: str) -> dict[int, bool]:
         """Of each node in the tier its end, and whether its state is held there."""
-        return {n.end: tier in n.state_tiers for n in self.holdings if tier in n.tiers}
+        return {n.end: tier in n.state_tiers for n in self.index if tier in n.tiers}

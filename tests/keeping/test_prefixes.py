@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from luceasync.keeping.shelf import Lost
+from luceasync.keeping.disk_orders import Lost
 from luceasync.prefix.keys import tenant_key
 from tests.keeping.kept import FAULT, GONE, TOKEN_BYTES, Bench
 
@@ -15,12 +15,12 @@ PROMPT = [1, 2, 3, 4] * 75
 def served(bench: Bench, *boundaries: int, num_generated: int = 20) -> Bench:
     """The bench after a request and all that was to be written of it."""
     bench.serve(PROMPT, *boundaries, num_generated=num_generated)
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     return bench
 
 
 def restarted(bench: Bench, **limits) -> Bench:
-    return Bench(recurrent=bench.target.recurrent, shelf=bench.shelf, **limits)
+    return Bench(recurrent=bench.target.recurrent, disk=bench.disk, **limits)
 
 
 def state_ends(bench: Bench) -> list[int]:
@@ -41,11 +41,11 @@ def test_a_prompt_that_was_run_is_not_run_again(recurrent: bool):
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_the_next_turn_runs_its_own_tokens_alone(recurrent: bool):
     bench = Bench(recurrent=recurrent)
-    claim = bench.claim(PROMPT)
-    bench.start(claim)
-    bench.prefill(claim)
-    bench.end(claim, num_generated=20)
-    assert bench.serve([*claim.sequence, 7, 7]) == len(claim.sequence)
+    lease = bench.lease(PROMPT)
+    bench.start(lease)
+    bench.prefill(lease)
+    bench.end(lease, num_generated=20)
+    assert bench.serve([*lease.sequence, 7, 7]) == len(lease.sequence)
 
 
 def test_attention_takes_up_a_part_of_a_node():
@@ -63,7 +63,7 @@ def test_a_recurrent_model_takes_up_the_first_turn_that_two_chats_share():
 def test_tenants_never_take_up_each_others():
     bench, other = served(Bench(), num_generated=0), tenant_key("other")
     assert bench.serve(PROMPT, tenant=other) == 0
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     after = restarted(bench)
     assert after.serve(PROMPT, tenant=tenant_key("third")) == 0
     assert after.serve(PROMPT, tenant=other) == after.serve(PROMPT) == len(PROMPT)
@@ -76,12 +76,12 @@ def test_one_state_a_turn_goes_to_disk_and_that_of_the_first_turn():
     bench, prompt = Bench(interval_tokens=64), [*PROMPT]
     ends = []
     for turn in range(4):
-        claim = bench.claim(prompt, 100, len(prompt) - 20)
-        bench.prefill(claim, begin=bench.start(claim))
-        bench.end(claim, num_generated=20)
-        ends.append(len(claim.sequence))
-        prompt = [*claim.sequence, *[turn] * 90]
-    bench.shelf.deliver_all(bench.prefixes)
+        lease = bench.lease(prompt, 100, len(prompt) - 20)
+        bench.prefill(lease, begin=bench.start(lease))
+        bench.end(lease, num_generated=20)
+        ends.append(len(lease.sequence))
+        prompt = [*lease.sequence, *[turn] * 90]
+    bench.disk.deliver_all(bench.prefixes)
     assert state_ends(bench) == [100, *ends]
     assert len(bench.ends("disk")) > len(ends) + 1  # the rows of all of them are there
 
@@ -93,18 +93,18 @@ def test_the_prompts_end_is_written_whole_only_if_nothing_follows():
 
 def test_or_if_what_follows_ends_with_a_stop_string_that_no_next_turn_holds():
     bench = Bench()
-    claim = bench.claim(PROMPT)
-    bench.prefill(claim, begin=bench.start(claim))
-    bench.end(claim, num_generated=20, is_cut=True)
-    bench.shelf.deliver_all(bench.prefixes)
+    lease = bench.lease(PROMPT)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20, is_cut=True)
+    bench.disk.deliver_all(bench.prefixes)
     assert max(state_ends(bench)) == len(PROMPT)
-    assert restarted(bench).serve([*PROMPT, *claim.sequence[len(PROMPT) : -3], 7]) == len(PROMPT)
+    assert restarted(bench).serve([*PROMPT, *lease.sequence[len(PROMPT) : -3], 7]) == len(PROMPT)
 
 
 def test_or_if_it_was_asked_to_be_kept():
     bench = Bench()
     bench.serve(PROMPT, num_generated=20, keep=True)
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     after = restarted(bench)
     assert after.serve(PROMPT) == len(PROMPT)
     assert after.target.num_run == 0
@@ -113,36 +113,36 @@ def test_or_if_it_was_asked_to_be_kept():
 def test_a_state_that_was_of_use_is_written():
     bench = served(Bench())
     bench.serve([*PROMPT, 7])
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     assert len(PROMPT) in state_ends(bench)
 
 
 def test_what_cannot_be_trusted_is_taken_up_by_nobody():
     """Its logits are no numbers; what was there before stays."""
     bench = served(Bench(), 100, num_generated=0)
-    claim = bench.claim([*PROMPT, *[7] * 200], 100)
-    bench.prefill(claim, begin=bench.start(claim))
+    lease = bench.lease([*PROMPT, *[7] * 200], 100)
+    bench.prefill(lease, begin=bench.start(lease))
     bench.prefixes.hand_over()
-    bench.prefixes.disown(claim)
-    bench.prefixes.release(claim)
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.prefixes.disown(lease)
+    bench.prefixes.release(lease)
+    bench.disk.deliver_all(bench.prefixes)
     assert max(bench.ends("memory")) == max(bench.ends("disk")) == len(PROMPT)
-    assert len(bench.shelf.files) == len(bench.ends("disk"))
+    assert len(bench.disk.files) == len(bench.ends("disk"))
     assert bench.serve([*PROMPT, *[7] * 200], 100) == len(PROMPT)
 
 
 def test_a_file_of_what_cannot_be_trusted_is_not_taken_for_what_is_kept_after_it():
     bench = Bench(recurrent=False)
-    claim = bench.claim(PROMPT)
-    bench.start(claim)
+    lease = bench.lease(PROMPT)
+    bench.start(lease)
     bench.target.lanes[0] = [6] * len(PROMPT)  # what it computes is wrong
-    bench.prefixes.prefilled(claim, 0, len(PROMPT), torch.zeros(8))
+    bench.prefixes.prefilled(lease, 0, len(PROMPT), torch.zeros(8))
     bench.prefixes.hand_over()
-    bench.prefixes.disown(claim)
-    bench.prefixes.release(claim)
-    bench.shelf.deliver(bench.prefixes, index=1)  # there is no file yet that could be removed
+    bench.prefixes.disown(lease)
+    bench.prefixes.release(lease)
+    bench.disk.deliver(bench.prefixes, index=1)  # there is no file yet that could be removed
     bench.serve(PROMPT)
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     assert restarted(bench).serve([*PROMPT, 7]) in (0, len(PROMPT))
 
 
@@ -150,7 +150,7 @@ def test_without_a_disk_memory_serves():
     bench = Bench(disk_bytes=None)
     bench.serve(PROMPT, num_generated=9)
     assert bench.serve(PROMPT) == len(PROMPT)
-    assert not bench.shelf.jobs
+    assert not bench.disk.jobs
 
 
 # --- from the disk ----------------------------------------------------------------------------
@@ -166,85 +166,85 @@ def test_after_a_restart_the_files_serve(recurrent: bool):
 
 def test_who_waits_for_the_disk_gets_no_lane():
     after = restarted(served(Bench(), num_generated=0))
-    claim = after.claim([*PROMPT, 7])
-    assert not after.prefixes.prepare(claim, [])
-    assert claim.awaited
-    assert not after.prefixes.prepare(claim, [])
-    after.shelf.deliver_all(after.prefixes)
-    assert after.prefixes.prepare(claim, [])
+    lease = after.lease([*PROMPT, 7])
+    assert not after.prefixes.prepare(lease, [])
+    assert lease.awaited
+    assert not after.prefixes.prepare(lease, [])
+    after.disk.deliver_all(after.prefixes)
+    assert after.prefixes.prepare(lease, [])
 
 
 def test_two_that_want_the_same_node_read_it_once():
     after = restarted(served(Bench(), num_generated=0))
-    first, second = after.claim(PROMPT), after.claim([*PROMPT, 7])
-    for claim in (first, second):
-        assert not after.prefixes.prepare(claim, [])
-    after.shelf.deliver_all(after.prefixes)
-    assert len(after.shelf.reads) == len(set(after.shelf.reads))
+    first, second = after.lease(PROMPT), after.lease([*PROMPT, 7])
+    for lease in (first, second):
+        assert not after.prefixes.prepare(lease, [])
+    after.disk.deliver_all(after.prefixes)
+    assert len(after.disk.reads) == len(set(after.disk.reads))
     assert after.start(first, 0) == after.start(second, 1) == len(PROMPT)
 
 
 @pytest.mark.parametrize(("fault", "stays"), [(FAULT, True), (GONE, False)])
 def test_a_node_that_does_not_come_is_run_again(fault: Lost, stays: bool):
     after = restarted(served(Bench(), num_generated=0))
-    num_files = len(after.shelf.files)
-    claim = after.claim(PROMPT)
-    assert not after.prefixes.prepare(claim, [])
-    while after.shelf.jobs:
-        after.shelf.deliver(after.prefixes, fault)
-    assert after.start(claim) == 0
-    assert claim.restore.miss_reason == fault.reason
-    assert (len(after.shelf.files) == num_files) or not stays
+    num_files = len(after.disk.files)
+    lease = after.lease(PROMPT)
+    assert not after.prefixes.prepare(lease, [])
+    while after.disk.jobs:
+        after.disk.deliver(after.prefixes, fault)
+    assert after.start(lease) == 0
+    assert lease.restore.miss_reason == fault.reason
+    assert (len(after.disk.files) == num_files) or not stays
     assert bool(after.ends("disk")) == stays
 
 
 def test_a_passing_fault_does_not_keep_the_next_request_from_the_disk():
     after = restarted(served(Bench(), num_generated=0))
-    claim = after.claim(PROMPT)
-    after.prefixes.prepare(claim, [])
-    while after.shelf.jobs:
-        after.shelf.deliver(after.prefixes, FAULT)
-    after.start(claim)
-    after.prefixes.release(claim)
+    lease = after.lease(PROMPT)
+    after.prefixes.prepare(lease, [])
+    while after.disk.jobs:
+        after.disk.deliver(after.prefixes, FAULT)
+    after.start(lease)
+    after.prefixes.release(lease)
     assert after.serve(PROMPT) == len(PROMPT)
 
 
 def test_the_rest_of_a_chain_that_broke_is_used():
     bench = served(Bench(interval_tokens=64), 100)
     after = restarted(bench)
-    claim = after.claim(PROMPT, 100)
-    last = max(after.holdings, key=lambda n: n.end)
-    assert not after.prefixes.prepare(claim, [])
-    del after.shelf.files[last.key]
-    while not after.prefixes.prepare(claim, []):
-        after.shelf.deliver(after.prefixes)
-    assert after.start(claim) == 100
+    lease = after.lease(PROMPT, 100)
+    last = max(after.index, key=lambda n: n.end)
+    assert not after.prefixes.prepare(lease, [])
+    del after.disk.files[last.key]
+    while not after.prefixes.prepare(lease, []):
+        after.disk.deliver(after.prefixes)
+    assert after.start(lease) == 100
 
 
 def test_nothing_is_read_that_has_no_room():
     bench = served(Bench(), num_generated=0)
     num_bytes = len(PROMPT) * TOKEN_BYTES
     after = restarted(bench, memory_bytes=num_bytes - 1)
-    claim = after.claim(PROMPT)
-    assert after.start(claim) == 0
-    assert claim.restore.miss_reason == "no_memory"
-    assert not after.shelf.reads
+    lease = after.lease(PROMPT)
+    assert after.start(lease) == 0
+    assert lease.restore.miss_reason == "no_memory"
+    assert not after.disk.reads
 
 
 def test_files_that_vanish_under_a_running_prompt_are_written_again():
     """It was faster to run the prompt than to read it, so what it goes on from is on disk alone."""
     after = restarted(served(Bench(), num_generated=0))
-    claim = after.claim([*PROMPT, 7])
-    claim.without_disk = True
-    assert after.start(claim) == 0
-    claim.path = [max(after.holdings, key=lambda n: n.end).key]
-    claim.path_end = len(PROMPT)
-    after.prefixes.found([], [n.key for n in after.shelf.nodes()])
-    after.shelf.files.clear()
-    after.prefill(claim)
-    after.end(claim, num_generated=5)
-    after.shelf.deliver_all(after.prefixes)
-    assert restarted(after).serve([*claim.sequence, 7]) == len(claim.sequence)
+    lease = after.lease([*PROMPT, 7])
+    lease.without_disk = True
+    assert after.start(lease) == 0
+    lease.path = [max(after.index, key=lambda n: n.end).key]
+    lease.path_end = len(PROMPT)
+    after.prefixes.found([], [n.key for n in after.disk.nodes()])
+    after.disk.files.clear()
+    after.prefill(lease)
+    after.end(lease, num_generated=5)
+    after.disk.deliver_all(after.prefixes)
+    assert restarted(after).serve([*lease.sequence, 7]) == len(lease.sequence)
 
 
 # --- at the same time -------------------------------------------------------------------------
@@ -252,7 +252,7 @@ def test_files_that_vanish_under_a_running_prompt_are_written_again():
 
 def test_the_second_of_two_that_are_equal_waits_for_the_first():
     bench = Bench()
-    first, second = bench.claim(PROMPT), bench.claim(PROMPT)
+    first, second = bench.lease(PROMPT), bench.lease(PROMPT)
     bench.start(first, 0)
     assert not bench.prefixes.prepare(second, [first])
     bench.prefill(first, 0)
@@ -261,7 +261,7 @@ def test_the_second_of_two_that_are_equal_waits_for_the_first():
 
 def test_and_runs_the_prompt_itself_if_the_first_one_leaves():
     bench = Bench()
-    first, second = bench.claim(PROMPT), bench.claim(PROMPT)
+    first, second = bench.lease(PROMPT), bench.lease(PROMPT)
     bench.start(first, 0)
     bench.prefill(first, 0, until=64)
     bench.end(first, lane=0)
@@ -270,7 +270,7 @@ def test_and_runs_the_prompt_itself_if_the_first_one_leaves():
 
 def test_who_shares_less_than_a_chunk_does_not_wait():
     bench = Bench()
-    first, second = bench.claim(PROMPT), bench.claim([*PROMPT[:40], *[7] * 300])
+    first, second = bench.lease(PROMPT), bench.lease([*PROMPT[:40], *[7] * 300])
     bench.start(first, 0)
     assert bench.prefixes.prepare(second, [first])
 
@@ -282,4 +282,4 @@ def test_the_status_counts_what_happened():
     assert status.restored_total == {"memory": 1, "disk": 0}
     assert status.restored_tokens_total["memory"] == len(PROMPT)
     assert status.missed_total["empty"] == 1
-    assert status.num_nodes["disk"] == len(bench.shelf.files)
+    assert status.num_nodes["disk"] == len(bench.disk.files)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from luceasync.errors import ConfigError
-from luceasync.nodefiles.disk import DiskTier, MissReason
+from luceasync.nodefiles.disk import DiskTier
+from luceasync.nodefiles.outcomes import MissReason
 from luceasync.nodefiles.upkeep import Upkeep
 from tests.nodefiles.faulty_files import FaultyFiles, failing
 from tests.nodefiles.node_files import KEY, NAMESPACE, contents_of, file_of, node

@@ -48,8 +48,11 @@ def make_backend() -> Iterator[MakeBackend]:
             verify_rows=verify_rows,
         )
         with open_checkpoint(model_dir) as checkpoint:
-            group = LocalGroup(spec, plan, checkpoint, taps=taps, memory=memory)
-        backends.append(LayerSplitBackend(spec, plan, [group], page_order, taps))
+            groups = [
+                LocalGroup(spec, plan, checkpoint, taps=taps, memory=memory, number=number)
+                for number in range(len(plan.groups))
+            ]
+        backends.append(LayerSplitBackend(spec, plan, groups, page_order, taps))
         return backends[-1]
 
     yield make

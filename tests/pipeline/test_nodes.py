@@ -12,7 +12,7 @@ from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.memory import PlainMemory
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from tests import tiny
 
@@ -54,7 +54,7 @@ def prefill_and_save(backend: LayerSplitBackend, lane: int) -> None:
     backend.reset(lane)
     for node, span in CHAIN.items():
         backend.prefill(lane, span.begin, prompt()[span.begin : span.end], project=False)
-        backend.save(lane, node, span)
+        backend.nodes.save(lane, node, span)
 
 
 def decode(backend: LayerSplitBackend, lane: int, begin: int) -> Tensor:
@@ -66,7 +66,7 @@ def test_a_restored_lane_goes_on_with_the_same_bits(deep_dir: Path, make_backend
     backend = make_backend(deep_dir, page_order=SHUFFLED)
     prefill_and_save(backend, 0)
     expected = decode(backend, 0, NUM_PROMPT)
-    backend.restore(2, list(CHAIN), NUM_PROMPT)
+    backend.nodes.restore(2, list(CHAIN), NUM_PROMPT)
     assert torch.equal(decode(backend, 2, NUM_PROMPT), expected)
 
 
@@ -74,7 +74,7 @@ def test_a_prefix_of_the_chain_is_enough_to_go_on_from(deep_dir: Path, make_back
     backend = make_backend(deep_dir)
     prefill_and_save(backend, 0)
     whole = decode(backend, 0, NUM_PROMPT)
-    backend.restore(1, ["a", "b"], 100)
+    backend.nodes.restore(1, ["a", "b"], 100)
     backend.prefill(1, 100, prompt()[100:], project=False)
     assert torch.equal(decode(backend, 1, NUM_PROMPT), whole)
 
@@ -87,26 +87,26 @@ def test_a_node_of_one_split_is_taken_up_under_another(
     target = make_backend(deep_dir, num_shards=restored, page_order=SHUFFLED)
     prefill_and_save(source, 0)
     for node, span in CHAIN.items():
-        target.adopt(node, span, source.export(node))
-    target.restore(3, list(CHAIN), NUM_PROMPT)
+        target.nodes.adopt(node, span, source.nodes.export(node))
+    target.nodes.restore(3, list(CHAIN), NUM_PROMPT)
     assert torch.equal(decode(target, 3, NUM_PROMPT), decode(source, 0, NUM_PROMPT))
 
 
 def test_a_saved_node_is_a_copy(deep_dir: Path, make_backend):
     backend = make_backend(deep_dir)
     prefill_and_save(backend, 0)
-    before = {name: t.clone() for name, t in backend.export("c").items()}
+    before = {name: t.clone() for name, t in backend.nodes.export("c").items()}
     backend.reset(0)
     backend.prefill(0, 0, prompt()[::-1], project=False)
-    assert all(torch.equal(t, before[name]) for name, t in backend.export("c").items())
+    assert all(torch.equal(t, before[name]) for name, t in backend.nodes.export("c").items())
 
 
 def test_adopting_copies_nothing(deep_dir: Path, make_backend):
     source, target = make_backend(deep_dir), make_backend(deep_dir, num_shards=3)
     prefill_and_save(source, 0)
-    given = source.export("c")
-    target.adopt("c", CHAIN["c"], given)
-    taken = {t.data_ptr() for t in target.export("c").values()}
+    given = source.nodes.export("c")
+    target.nodes.adopt("c", CHAIN["c"], given)
+    taken = {t.data_ptr() for t in target.nodes.export("c").values()}
     assert taken == {t.data_ptr() for t in given.values()}
 
 
@@ -136,10 +136,10 @@ def _cast(tensors: dict[str, Tensor]) -> None:
 def test_adopt_takes_all_or_nothing(deep_dir: Path, make_backend, damage):
     source, target = make_backend(deep_dir), make_backend(deep_dir, num_shards=3)
     prefill_and_save(source, 0)
-    given = source.export("c")
+    given = source.nodes.export("c")
     damage(given)
     with pytest.raises(SnapshotMismatch):
-        target.adopt("c", CHAIN["c"], given)
+        target.nodes.adopt("c", CHAIN["c"], given)
     assert all(not shard.nodes._nodes for shard in target._groups[0]._shards)
 
 
@@ -147,19 +147,19 @@ def test_a_save_without_room_leaves_nothing_on_any_shard(deep_dir: Path, make_ba
     backend = make_backend(deep_dir, num_shards=3, memory=LittleMemory(2))
     backend.prefill(0, 0, prompt(), project=False)
     with pytest.raises(MemoryError):
-        backend.save(0, "n", Span(0, NUM_PROMPT, True))
+        backend.nodes.save(0, "n", Span(0, NUM_PROMPT, True))
     assert all(not shard.nodes._nodes for shard in backend._groups[0]._shards)
 
 
 def test_a_refused_adopt_leaves_what_was_held(deep_dir: Path, make_backend):
     backend = make_backend(deep_dir, num_shards=3)
     prefill_and_save(backend, 0)
-    given = backend.export("c")
+    given = backend.nodes.export("c")
     _missing(given)
     with pytest.raises(SnapshotMismatch):
-        backend.adopt("c", CHAIN["c"], given)
+        backend.nodes.adopt("c", CHAIN["c"], given)
     expected = decode(backend, 0, NUM_PROMPT)
-    backend.restore(1, list(CHAIN), NUM_PROMPT)
+    backend.nodes.restore(1, list(CHAIN), NUM_PROMPT)
     assert torch.equal(decode(backend, 1, NUM_PROMPT), expected)
 
 
@@ -167,7 +167,7 @@ def test_pure_attention_goes_on_from_a_part_of_a_node(tmp_path: Path, make_backe
     backend = make_backend(tiny.save(tiny.build("qwen3"), tmp_path), page_order=SHUFFLED)
     prefill_and_save(backend, 0)
     expected = decode(backend, 0, NUM_PROMPT)
-    backend.restore(1, ["a", "b", "c"], 128)
+    backend.nodes.restore(1, ["a", "b", "c"], 128)
     backend.prefill(1, 128, prompt()[128:], project=False)
     assert torch.equal(decode(backend, 1, NUM_PROMPT), expected)
 
@@ -175,12 +175,12 @@ def test_pure_attention_goes_on_from_a_part_of_a_node(tmp_path: Path, make_backe
 def test_a_node_without_its_state_is_still_part_of_a_chain(deep_dir: Path, make_backend):
     source, target = make_backend(deep_dir, num_shards=2), make_backend(deep_dir, num_shards=3)
     prefill_and_save(source, 0)
-    source.drop_state("b")
-    assert not any("_delta" in name for name in source.export("b"))
+    source.nodes.drop("b", state_only=True)
+    assert not any("_delta" in name for name in source.nodes.export("b"))
     for node, span in CHAIN.items():
-        given = source.export(node)
-        target.adopt(node, Span(span.begin, span.end, node == "c"), given)
-    target.restore(0, list(CHAIN), NUM_PROMPT)
+        given = source.nodes.export(node)
+        target.nodes.adopt(node, Span(span.begin, span.end, node == "c"), given)
+    target.nodes.restore(0, list(CHAIN), NUM_PROMPT)
     assert torch.equal(decode(target, 0, NUM_PROMPT), decode(source, 0, NUM_PROMPT))
 
 
@@ -189,15 +189,15 @@ def test_bytes_of_a_node_are_those_of_its_tensors_under_any_split(deep_dir: Path
         backend = make_backend(deep_dir, num_shards=num_shards)
         prefill_and_save(backend, 0)
         for node, span in CHAIN.items():
-            sizes = {name: t.numel() * t.element_size() for name, t in backend.export(node).items()}
+            sizes = {name: t.nbytes for name, t in backend.nodes.export(node).items()}
             rows = sum(size for name, size in sizes.items() if "_attn_" in name)
-            assert backend.node_bytes(span) == (rows, sum(sizes.values()) - rows)
+            assert backend.nodes.sizes.of(span) == (rows, sum(sizes.values()) - rows)
 
 
 def test_a_dropped_node_is_gone(deep_dir: Path, make_backend):
     backend = make_backend(deep_dir)
     prefill_and_save(backend, 0)
-    backend.drop("b")
-    backend.drop("b")
+    backend.nodes.drop("b")
+    backend.nodes.drop("b")
     with pytest.raises(KeyError):
-        backend.export("b")
+        backend.nodes.export("b")

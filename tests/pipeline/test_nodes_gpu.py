@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from luceasync.hoststore.arena import PIECE_BYTES, Arena
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
 from luceasync.models.config import parse_spec, read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.loader import RandomSource
@@ -85,7 +86,6 @@ def decode(backend: LayerSplitBackend, lane: int, begin: int, num_steps: int = 8
 
 def lane_tensors(backend: LayerSplitBackend, lane: int, num_tokens: int) -> dict[str, Tensor]:
     """The lane's tensors, copied while everybody waits."""
-    backend.settle(lane)
     torch.cuda.synchronize()
     cache = backend._groups[0]._shards[0].cache
     found = {}
@@ -107,23 +107,23 @@ def assert_same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 
 def test_nodes_lie_in_pinned_memory(backend: LayerSplitBackend):
     prefill(backend, 0, 1, 300)
-    backend.save(0, "pinned", Span(0, 300, True))
-    assert all(tensor.is_pinned() for tensor in backend.export("pinned").values())
-    backend.drop("pinned")
+    backend.nodes.save(0, "pinned", Span(0, 300, True))
+    assert all(tensor.is_pinned() for tensor in backend.nodes.export("pinned").values())
+    backend.nodes.drop("pinned")
 
 
 def test_saves_beside_decoding_have_the_bits_of_the_moment(backend: LayerSplitBackend):
     prefill(backend, 0, 1)
-    expected, nodes = [], []
+    expected, nodes, tickets = [], [], []
     for i in range(4):  # more than there are staging places
         expected.append(lane_tensors(backend, 0, NUM_TOKENS + i))
-        backend.save(0, f"moment{i}", Span(0, NUM_TOKENS + i, True))
+        tickets.append(backend.nodes.save(0, f"moment{i}", Span(0, NUM_TOKENS + i, True)))
         nodes.append(f"moment{i}")
         backend.decode([0], [NUM_TOKENS + i], [i + 9])
-    for node, tensors in zip(nodes, expected, strict=True):
-        assert_same(backend.export(node), tensors)
-        assert backend.saved(node)
-        backend.drop(node)
+    for node, tensors, ticket in zip(nodes, expected, tickets, strict=True):
+        assert_same(backend.nodes.export(node), tensors)
+        assert ticket.is_done
+        backend.nodes.drop(node)
 
 
 def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, arena: Arena):
@@ -134,12 +134,12 @@ def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, a
     prefill(backend, 0, 1, 100)
     expected = []
     for i in range(6):
-        backend.save(0, f"small{i}", Span(0, 100 + i, True))
+        backend.nodes.save(0, f"small{i}", Span(0, 100 + i, True))
         expected.append(lane_tensors(backend, 0, 100 + i))
         backend.decode([0], [100 + i], [i + 9])
     for i, tensors in enumerate(expected):
-        assert_same(backend.export(f"small{i}"), tensors)
-    backend.restore(1, ["small0"], 100)
+        assert_same(backend.nodes.export(f"small{i}"), tensors)
+    backend.nodes.restore(1, ["small0"], 100).wait()
     assert_same(lane_tensors(backend, 1, 100), expected[0])
     backend.close()
 
@@ -147,15 +147,18 @@ def test_small_saves_between_steps_have_the_bits_of_the_moment(tiny_dir: Path, a
 def test_a_lane_that_is_rewritten_at_once_does_not_change_its_node(backend: LayerSplitBackend):
     prefill(backend, 0, 2)
     expected = lane_tensors(backend, 0, NUM_TOKENS)
-    backend.save(0, "before", Span(0, NUM_TOKENS, True))
+    backend.nodes.save(0, "before", Span(0, NUM_TOKENS, True))
     prefill(backend, 0, 3)
-    assert_same(backend.export("before"), expected)
-    backend.save(0, "after", Span(0, NUM_TOKENS, True))
-    backend.restore(0, ["before"], NUM_TOKENS)  # over a lane that is still being saved
+    assert_same(backend.nodes.export("before"), expected)
+    backend.nodes.save(0, "after", Span(0, NUM_TOKENS, True))
+    ticket = backend.nodes.restore(
+        0, ["before"], NUM_TOKENS
+    )  # over a lane that is still being saved
+    ticket.wait()
     assert_same(lane_tensors(backend, 0, NUM_TOKENS), expected)
-    assert not torch.equal(backend.export("after")["ls0_attn_k.7"], expected["ls0_attn_k.7"])
+    assert not torch.equal(backend.nodes.export("after")["ls0_attn_k.7"], expected["ls0_attn_k.7"])
     for node in ("before", "after"):
-        backend.drop(node)
+        backend.nodes.drop(node)
 
 
 def test_a_restore_is_before_what_runs_on_the_lane_and_beside_what_does_not(
@@ -163,15 +166,15 @@ def test_a_restore_is_before_what_runs_on_the_lane_and_beside_what_does_not(
 ):
     prefill(backend, 0, 4)
     prefill(backend, 1, 5, 100)
-    backend.save(0, "r", Span(0, NUM_TOKENS, True))
+    backend.nodes.save(0, "r", Span(0, NUM_TOKENS, True))
     own = decode(backend, 0, NUM_TOKENS)
     other = decode(backend, 1, 100)
     prefill(backend, 1, 5, 100)
     prefill(backend, 2, 6)
-    backend.restore(2, ["r"], NUM_TOKENS)
+    backend.nodes.restore(2, ["r"], NUM_TOKENS)
     assert torch.equal(decode(backend, 1, 100), other)
     assert torch.equal(decode(backend, 2, NUM_TOKENS), own)  # nobody has waited for the restore
-    backend.drop("r")
+    backend.nodes.drop("r")
 
 
 def test_a_node_that_is_dropped_on_its_way_still_arrives_where_it_should(
@@ -179,44 +182,54 @@ def test_a_node_that_is_dropped_on_its_way_still_arrives_where_it_should(
 ):
     prefill(backend, 0, 7)
     expected = lane_tensors(backend, 0, NUM_TOKENS)
-    backend.save(0, "gone", Span(0, NUM_TOKENS, True))
-    backend.restore(1, ["gone"], NUM_TOKENS)
-    backend.drop("gone")
+    backend.nodes.save(0, "gone", Span(0, NUM_TOKENS, True))
+    ticket = backend.nodes.restore(1, ["gone"], NUM_TOKENS)
+    backend.nodes.drop("gone")
     held = [arena.allocate(16 * PIECE_BYTES) for _ in range(3)]
     for region in held:
         region[:] = b"\xff" * (16 * PIECE_BYTES)
+    ticket.wait()
     assert_same(lane_tensors(backend, 1, NUM_TOKENS), expected)
     assert all(bytes(region[:64]) == b"\xff" * 64 for region in held)
 
 
 def test_a_restore_that_nobody_wants_any_more_leaves_a_fresh_lane(backend: LayerSplitBackend):
     prefill(backend, 0, 8)
-    backend.save(0, "n", Span(0, NUM_TOKENS, True))
+    backend.nodes.save(0, "n", Span(0, NUM_TOKENS, True))
     prefill(backend, 1, 9, 500)
     expected = lane_tensors(backend, 1, 500)
-    backend.restore(1, ["n"], NUM_TOKENS)
+    backend.nodes.restore(1, ["n"], NUM_TOKENS)
     prefill(backend, 1, 9, 500)
     assert_same(lane_tensors(backend, 1, 500), expected)
-    backend.drop("n")
+    backend.nodes.drop("n")
 
 
-def test_settling_waits_for_the_restore(backend: LayerSplitBackend):
-    prefill(backend, 0, 10, 4096)
-    backend.save(0, "n", Span(0, 4096, True))
-    backend.restore(1, ["n"], 4096)
-    backend.settle(1)
-    assert backend.settled(1)
-    backend.drop("n")
+@pytest.mark.parametrize("num_tokens", [16, 4096])
+def test_who_waits_for_copies_is_told_by_another_thread(
+    backend: LayerSplitBackend, num_tokens: int
+):
+    prefill(backend, 0, 10, num_tokens)
+    for copy in (
+        lambda: backend.nodes.save(0, "n", Span(0, num_tokens, True)),
+        lambda: backend.nodes.restore(1, ["n"], num_tokens),
+    ):
+        told = threading.Event()
+        ticket = copy()
+        ticket.when_done(told.set)
+        assert told.wait(60)
+        assert ticket.is_done
+        ticket.wait()
+    backend.nodes.drop("n")
 
 
 def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena: Arena):
     free_bytes = arena.free_bytes
     for _ in range(6):
-        backend.save(0, "n", Span(0, NUM_TOKENS, True))
-        backend.export("n")  # waits for it
-    backend.drop("n")
-    backend.save(0, "small", Span(0, 1, False))  # lets go of what has arrived
-    backend.drop("small")
+        backend.nodes.save(0, "n", Span(0, NUM_TOKENS, True))
+        backend.nodes.export("n")  # waits for it
+    backend.nodes.drop("n")
+    backend.nodes.save(0, "small", Span(0, 1, False))  # lets go of what has arrived
+    backend.nodes.drop("small")
     assert free_bytes - arena.free_bytes <= 2**20
 
 
@@ -247,13 +260,13 @@ def test_chains_go_between_a_gpu_and_any_split(
     tokens = torch.randint(3, 500, (150,), generator=torch.Generator().manual_seed(3)).tolist()
     for node, span in chain.items():
         source.prefill(0, span.begin, tokens[span.begin : span.end], project=False)
-        source.save(0, node, span)
-        target.adopt(node, span, source.export(node))
+        source.nodes.save(0, node, span)
+        target.nodes.adopt(node, span, source.nodes.export(node))
     for one in backends:
-        one.restore(1, list(chain), 150)
+        one.nodes.restore(1, list(chain), 150)
         logits.append(decode(one, 1, 150).cpu())
     for node in chain:
-        given, taken = source.export(node), target.export(node)
+        given, taken = source.nodes.export(node), target.nodes.export(node)
         assert sorted(t.data_ptr() for t in given.values()) == sorted(
             t.data_ptr() for t in taken.values()
         )

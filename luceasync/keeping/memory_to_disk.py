@@ -1,27 +1,31 @@
 """Which nodes are to be written to the disk, in which order, and what became of it.
 
-Owns the queue between memory and the shelf. Knows no generations; whether a node is worth a file is
+Owns the queue between memory and the disk. Knows no generations; whether a node is worth a file is
 decided by whoever adds it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from luceasync.keeping.holdings import Holdings, Limits
-from luceasync.keeping.shelf import KeptNode, Shelf
-from luceasync.keeping.state import StateMover
+from luceasync.hoststore.tickets import Call, Ticket
+from luceasync.keeping.disk_orders import DiskOrders, KeptNode
+from luceasync.keeping.memory_nodes import MemoryNodes
+from luceasync.keeping.node_index import Limits, NodeIndex
 from luceasync.prefix.node import NOWHERE, Node, Tier
 
 DISK: frozenset[Tier] = frozenset(("disk",))
 NOTHING: frozenset[str] = frozenset()
-MAX_WRITING = 2  # nodes that are handed to the shelf at a time; the others wait by key
+MAX_WRITING = 2  # nodes that are handed to the disk at a time; the others wait by key
+
+Hear = Callable[[Ticket, Call], None]  # call in the engine's thread once the ticket is done
 
 
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A file that the shelf is writing, and what of the node's end goes into it. `is_void`: the
+    """A file that the disk is writing, and what of the node's end goes into it. `is_void`: the
     node was forgotten meanwhile; what is kept under its key later is not what the file holds.
     """
 
@@ -31,16 +35,25 @@ class _Write:
     is_void: bool = False
 
 
-class Writes:
+class MemoryToDisk:
     """Nodes on their way to files, parents before what continues them."""
 
-    def __init__(self, holdings: Holdings, mover: StateMover, shelf: Shelf, limits: Limits) -> None:
-        self._holdings = holdings
-        self._mover = mover
-        self._shelf = shelf
+    def __init__(
+        self,
+        index: NodeIndex,
+        memory: MemoryNodes,
+        disk: DiskOrders,
+        limits: Limits,
+        hear: Hear,
+    ) -> None:
+        self._index = index
+        self._memory = memory
+        self._disk = disk
+        self._hear = hear
         self._limits = limits
         self._waiting: dict[bytes, bool] = {}  # with what belongs to the node's end, or without
         self._under_way: list[_Write] = []
+        self._arriving: bytes | None = None  # a node whose copies out of its lane are heard of
 
     def __iter__(self) -> Iterator[bytes]:
         """Keys of the nodes that must stay in memory."""
@@ -58,15 +71,18 @@ class Writes:
 
     @property
     def is_due(self) -> bool:
-        """Whether a node waits that the shelf would take."""
-        return bool(self._waiting) and len(self._under_way) < MAX_WRITING
+        """Whether `hand_over` has something to do: the disk would take a node, which may have
+        arrived in host memory.
+        """
+        has_room = len(self._under_way) < MAX_WRITING
+        return has_room and next(iter(self._waiting), None) not in (None, self._arriving)
 
     def add(self, node: Node, *, with_end: bool) -> None:
         """Write the node, and before it what it continues, as far as the disk has none of it."""
         if self._limits.disk_bytes is None or node.end < self._limits.min_disk_tokens:
             return
-        for key in self._holdings.chain(node.key):
-            above = self._holdings.node(key)
+        for key in self._index.chain(node.key):
+            above = self._index.node(key)
             assert above is not None
             is_last = key == node.key
             lacks_end = is_last and with_end and _ends(above, "memory") > _ends(above, "disk")
@@ -79,33 +95,42 @@ class Writes:
             self._waiting[node.key] = with_end or self._waiting.get(node.key, False)
 
     def hand_over(self, *, wait: bool = False) -> None:
-        """Give the shelf nodes that have arrived in host memory, a few at a time; with `wait` all
+        """Give the disk nodes that have arrived in host memory, a few at a time; with `wait` all
         of them, however long their copies take.
         """
         while self._waiting and (wait or self.is_due):
             key, with_end = next(iter(self._waiting.items()))
-            node = self._holdings.node(key)
+            node = self._index.node(key)
             if node is not None and "memory" in node.tiers and self._has_parent(node):
-                if not (wait or self._mover.saved(key.hex())):
+                ticket = self._memory.ticket(key.hex())
+                if not (wait or ticket.is_done):
+                    self._arriving = key
+                    self._hear(ticket, partial(self._arrived, key))
                     return
                 self._hand_over(node, with_end)
             del self._waiting[key]
 
+    def _arrived(self, key: bytes) -> None:
+        """The copies are over that were heard of; those of another node may not be."""
+        if self._arriving == key:
+            self._arriving = None
+        self.hand_over()
+
     def written(self, key: bytes, *, is_there: bool, again: bool) -> None:
-        """What became of the first write of the node that is under way; `again`: the shelf was too
+        """What became of the first write of the node that is under way; `again`: the disk was too
         busy.
         """
         write = next(write for write in self._under_way if write.key == key)
         self._under_way.remove(write)
-        node = self._holdings.node(key)
+        node = self._index.node(key)
         if again and not write.is_void:
             self._put_first(key, with_end=write.with_end)
         elif not is_there:
             self._drop_orphans()
         elif write.is_void or node is None or not self._has_parent(node):
-            self._shelf.remove([key])  # nobody may take it up, or could reach it
+            self._disk.remove([key])  # nobody may take it up, or could reach it
         else:
-            self._holdings.hold(
+            self._index.hold(
                 replace(
                     node,
                     tiers=DISK,
@@ -113,19 +138,19 @@ class Writes:
                     logits_tiers=DISK if "logits" in write.ends else NOWHERE,
                 )
             )
-            self._holdings.saved["disk"] += 1
+            self._index.saved["disk"] += 1
 
     def forgotten(self) -> None:
         """Nodes were forgotten because what they hold is wrong: so are the files on their way."""
         self._under_way = [
-            replace(write, is_void=write.is_void or write.key not in self._holdings)
+            replace(write, is_void=write.is_void or write.key not in self._index)
             for write in self._under_way
         ]
 
     def mend(self, key: bytes) -> None:
         """The disk has lost the node. Others there that continue it need it again."""
-        node = self._holdings.node(key)
-        if node is not None and any("disk" in n.tiers for n in self._holdings.children(key)):
+        node = self._index.node(key)
+        if node is not None and any("disk" in n.tiers for n in self._index.children(key)):
             self._put_first(key, with_end=True)
 
     def _put_first(self, key: bytes, *, with_end: bool) -> None:
@@ -137,20 +162,20 @@ class Writes:
         """Nothing is written that continues what the disk does not have."""
         waiting, self._waiting = self._waiting, {}
         for key, with_end in waiting.items():
-            node = self._holdings.node(key)
+            node = self._index.node(key)
             if node is not None and (node.parent in self._waiting or self._has_parent(node)):
                 self._waiting[key] = with_end
 
     def _has_parent(self, node: Node) -> bool:
         """Whether what the node continues is on the disk, or will be before it."""
-        parent = None if node.parent is None else self._holdings.node(node.parent)
+        parent = None if node.parent is None else self._index.node(node.parent)
         is_coming = any(write.key == node.parent for write in self._under_way)
         return node.parent is None or is_coming or (parent is not None and "disk" in parent.tiers)
 
     def _hand_over(self, node: Node, with_end: bool) -> None:
         ends = _ends(node, "memory") if with_end else NOTHING
         self._under_way.append(_Write(node.key, with_end, ends))
-        self._shelf.write(
+        self._disk.write(
             KeptNode(
                 key=node.key,
                 parent=node.parent,
@@ -158,7 +183,7 @@ class Writes:
                 end=node.end,
                 is_turn_end=node.is_turn_end,
                 is_generated=node.is_generated,
-                tensors=self._mover.export(node.key.hex(), node.tokens, with_end=with_end),
+                tensors=self._memory.export(node.key.hex(), node.tokens, with_end=with_end),
             )
         )
 

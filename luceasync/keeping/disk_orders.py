@@ -56,7 +56,7 @@ class Lost:
     is_passing: bool
 
 
-class Shelf(Protocol):
+class DiskOrders(Protocol):
     """Where nodes are kept beyond memory. Every call returns at once; Outcomes hears the rest."""
 
     def read(self, orders: Sequence[Order]) -> None: ...
@@ -70,7 +70,7 @@ class Shelf(Protocol):
     def quarantine(self, key: bytes) -> None: ...
 
 
-class NoShelf:
+class NoDisk:
     """Of a server without a cache directory: nothing is ever asked of it."""
 
     def read(self, orders: Sequence[Order]) -> None:

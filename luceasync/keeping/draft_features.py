@@ -1,6 +1,6 @@
 """The draft's side of a node: the features of its tokens, between the ring and host memory.
 
-Owns no features: a node's are with the mover, a lane's in the ring. Knows neither tree nor target.
+Owns no features: a node's are with MemoryNodes, a lane's in the ring. Knows no tree and no target.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Restored(Protocol):
 
 
 class DraftFeatures:
-    """See luceasync.keeping.state.Features."""
+    """See luceasync.keeping.memory_nodes.Features."""
 
     def __init__(self, ring: FeatureRing, speculator: Restored, memory: HostMemory) -> None:
         self._ring = ring
@@ -44,7 +44,7 @@ class DraftFeatures:
         return min(num_tokens, self._ring.capacity_tokens) * row_bytes
 
     @torch.inference_mode()
-    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         """What the ring still holds of the span, in nodes' memory. Raises MemoryError."""
         held = self._ring.held(lane, begin, end)
         if not held:
@@ -56,7 +56,7 @@ class DraftFeatures:
         self._ring.platform.synchronize()
         return encode(self._ring.spec, Features(held.start, host.view(rows.dtype).view(rows.shape)))
 
-    def restore(
+    def take_up(
         self,
         lane: int,
         spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],

@@ -12,20 +12,20 @@ def test_what_is_on_its_way_has_its_place():
     bench, other = Bench(), [5] * len(PROMPT)
     bench.serve(PROMPT, keep=True)
     bench.serve(other, keep=True)
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     room = len(PROMPT) * TOKEN_BYTES + STATE_BYTES + 4 * 8
-    after = Bench(shelf=bench.shelf, memory_bytes=room)
-    first, second = after.claim(PROMPT), after.claim(other)
+    after = Bench(disk=bench.disk, memory_bytes=room)
+    first, second = after.lease(PROMPT), after.lease(other)
     assert not after.prefixes.prepare(first, [])
     assert after.prefixes.prepare(second, [])
-    assert after.prefixes._fetches.num_bytes <= room
+    assert after.prefixes._to_memory.num_bytes <= room
 
 
 def test_what_a_waiting_request_will_need_is_not_evicted():
     size = len(PROMPT) * TOKEN_BYTES
     bench = Bench(memory_bytes=int(1.5 * size), disk_bytes=None)
     bench.serve(PROMPT)
-    waiting = bench.claim([*PROMPT, 7])
+    waiting = bench.lease([*PROMPT, 7])
     bench.serve([5] * len(PROMPT))  # has no room beside it
     assert bench.start(waiting) == len(PROMPT)
 
@@ -33,7 +33,7 @@ def test_what_a_waiting_request_will_need_is_not_evicted():
 def test_memory_is_within_its_budget_when_all_is_done():
     bench = Bench(memory_bytes=0, transit_bytes=1 << 20)
     bench.serve(PROMPT)
-    bench.shelf.deliver_all(bench.prefixes)
+    bench.disk.deliver_all(bench.prefixes)
     assert bench.prefixes.status.num_bytes["memory"] == 0
     assert not bench.target.nodes
     assert bench.serve(PROMPT) == len(PROMPT)  # from the disk
@@ -42,7 +42,7 @@ def test_memory_is_within_its_budget_when_all_is_done():
 def test_a_state_that_a_waiting_request_will_need_is_not_thinned():
     bench = Bench(interval_tokens=64)
     bench.serve([1] * 600)
-    waiting = bench.claim([*[1] * 576, 2])
+    waiting = bench.lease([*[1] * 576, 2])
     num_tokens = waiting.match.num_tokens
     bench.serve([1] * 1800)
     assert bench.start(waiting) == num_tokens

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.keeping.disk_shelf import DiskShelf
-from luceasync.keeping.shelf import KeptNode, Lost, Order
+from luceasync.keeping.disk_orders import KeptNode, Lost, Order
+from luceasync.keeping.disk_worker import DiskWorker
 from luceasync.nodefiles.layout import Part
 from luceasync.prefix.keys import node_key, tenant_key
 from tests.nodefiles.faulty_files import FaultyFiles, failing
@@ -64,14 +64,14 @@ def kept(number: int = 0, parent: KeptNode | None = None, num_tokens: int = 64) 
 
 
 @asynccontextmanager
-async def serving(root: Path, files=None) -> AsyncIterator[tuple[DiskShelf, Heard]]:
+async def serving(root: Path, files=None) -> AsyncIterator[tuple[DiskWorker, Heard]]:
     heard = Heard()
-    shelf = DiskShelf((0, 2), lambda outcome: outcome(heard))
+    worker = DiskWorker((0, 2), lambda outcome: outcome(heard))
     async with tier_of(root, files) as disk:
-        await shelf.scan(disk)
-        task = asyncio.create_task(shelf.serve(disk))
-        yield shelf, heard
-        await shelf.drain(DEADLINE_S)
+        await worker.scan(disk)
+        task = asyncio.create_task(worker.serve(disk))
+        yield worker, heard
+        await worker.drain(DEADLINE_S)
         task.cancel()
         await asyncio.wait([task])
 
@@ -84,10 +84,10 @@ async def until(is_so: Callable[[], object]) -> None:
 
 async def test_a_node_comes_back_as_it_was(tmp_path):
     node = kept(3)
-    async with serving(tmp_path) as (shelf, heard):
-        shelf.write(node)
+    async with serving(tmp_path) as (worker, heard):
+        worker.write(node)
         await until(lambda: heard.writes)
-        shelf.read([Order(node.key, with_end=True)])
+        worker.read([Order(node.key, with_end=True)])
         await until(lambda: heard.fetches)
     [(key, found)] = heard.fetches
     assert (key, heard.writes) == (node.key, [(node.key, True, False)])
@@ -98,10 +98,10 @@ async def test_a_node_comes_back_as_it_was(tmp_path):
 
 async def test_the_span_comes_alone_and_says_what_else_there_is(tmp_path):
     node = kept(3)
-    async with serving(tmp_path) as (shelf, heard):
-        shelf.write(node)
+    async with serving(tmp_path) as (worker, heard):
+        worker.write(node)
         await until(lambda: heard.writes)
-        shelf.read([Order(node.key, with_end=False)])
+        worker.read([Order(node.key, with_end=False)])
         await until(lambda: heard.fetches)
     found = heard.fetches[0][1]
     assert found.tensors.keys() == {"tokens", "ls0_attn_k.0"}
@@ -111,9 +111,9 @@ async def test_the_span_comes_alone_and_says_what_else_there_is(tmp_path):
 async def test_a_new_server_hears_of_the_files(tmp_path):
     first = kept(1)
     second = kept(2, first)
-    async with serving(tmp_path) as (shelf, _):
-        shelf.write(first)
-        shelf.write(second)
+    async with serving(tmp_path) as (worker, _):
+        worker.write(first)
+        worker.write(second)
     async with serving(tmp_path) as (_, heard):
         pass
     found = {node.key: node for node in heard.added}
@@ -128,8 +128,8 @@ async def test_a_new_server_hears_of_the_files(tmp_path):
 async def test_what_is_written_is_held_no_longer(tmp_path):
     node = kept(1)
     rows = weakref.ref(node.tensors["ls0_attn_k.0"])
-    async with serving(tmp_path) as (shelf, heard):
-        shelf.write(node)
+    async with serving(tmp_path) as (worker, heard):
+        worker.write(node)
         await until(lambda: heard.writes)
         del node
         await until(lambda: rows() is None)
@@ -139,17 +139,17 @@ async def test_nodes_are_written_in_order_however_large(tmp_path):
     nodes = [kept(0, num_tokens=1 << 14)]
     for i in range(1, 5):
         nodes.append(kept(i, nodes[-1], num_tokens=1 << (14 - 2 * i)))
-    async with serving(tmp_path) as (shelf, heard):
+    async with serving(tmp_path) as (worker, heard):
         for node in nodes:
-            shelf.write(node)
+            worker.write(node)
     assert [key for key, *_ in heard.writes] == [node.key for node in nodes]
 
 
 async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
     node = kept(1)
-    async with serving(tmp_path, FaultyFiles(failing(5), before="rename")) as (shelf, heard):
-        shelf.write(node)
-        shelf.read([Order(node.key, with_end=True)])
+    async with serving(tmp_path, FaultyFiles(failing(5), before="rename")) as (worker, heard):
+        worker.write(node)
+        worker.read([Order(node.key, with_end=True)])
         await until(lambda: heard.writes and heard.fetches)
     assert heard.writes == [(node.key, False, False)]
     assert heard.fetches == [(node.key, Lost("gone", is_passing=False))]
@@ -158,27 +158,27 @@ async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
 async def test_a_look_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
     looks: list[int] = []
 
-    async def scan(self: DiskShelf, disk: object) -> None:
+    async def scan(self: DiskWorker, disk: object) -> None:
         looks.append(1)
         raise ZeroDivisionError
 
     node = kept(1)
-    monkeypatch.setattr("luceasync.keeping.disk_shelf.RESCAN_S", 0.001)
-    async with serving(tmp_path) as (shelf, heard):
-        monkeypatch.setattr(DiskShelf, "scan", scan)
+    monkeypatch.setattr("luceasync.keeping.disk_worker.RESCAN_S", 0.001)
+    async with serving(tmp_path) as (worker, heard):
+        monkeypatch.setattr(DiskWorker, "scan", scan)
         await until(lambda: len(looks) > 1)
-        shelf.write(node)
+        worker.write(node)
         await until(lambda: heard.writes)
-        monkeypatch.setattr("luceasync.keeping.disk_shelf.RESCAN_S", 1000.0)
+        monkeypatch.setattr("luceasync.keeping.disk_worker.RESCAN_S", 1000.0)
     assert heard.writes == [(node.key, True, False)]
 
 
 async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
     node = kept(1, num_tokens=1 << 12)
-    async with serving(tmp_path) as (shelf, _):
-        shelf.write(node)
-    async with serving(tmp_path, FaultyFiles(failing(5), before="readinto")) as (shelf, heard):
-        shelf.read([Order(node.key, with_end=True)])
+    async with serving(tmp_path) as (worker, _):
+        worker.write(node)
+    async with serving(tmp_path, FaultyFiles(failing(5), before="readinto")) as (worker, heard):
+        worker.read([Order(node.key, with_end=True)])
         await until(lambda: heard.fetches)
     assert heard.fetches[0][1] == Lost("io_error", is_passing=True)
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
@@ -187,20 +187,20 @@ async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
 async def test_an_order_that_cannot_be_done_is_told_as_such(tmp_path):
     node = kept(1)
     odd = replace(node, tensors={**node.tensors, "ls0_attn_v.0": torch.zeros(3, dtype=torch.bool)})
-    async with serving(tmp_path) as (shelf, heard):
-        shelf.write(odd)
+    async with serving(tmp_path) as (worker, heard):
+        worker.write(odd)
         await until(lambda: heard.writes)
-        shelf.write(node)
+        worker.write(node)
     assert heard.writes == [(node.key, False, False), (node.key, True, False)]
 
 
 @pytest.mark.parametrize("order", ["remove", "quarantine"])
 async def test_what_is_removed_or_set_aside_is_not_found_again(tmp_path, order: str):
     node = kept(1)
-    async with serving(tmp_path) as (shelf, _):
-        shelf.write(node)
-    async with serving(tmp_path) as (shelf, _):
-        shelf.remove([node.key]) if order == "remove" else shelf.quarantine(node.key)
+    async with serving(tmp_path) as (worker, _):
+        worker.write(node)
+    async with serving(tmp_path) as (worker, _):
+        worker.remove([node.key]) if order == "remove" else worker.quarantine(node.key)
     async with serving(tmp_path) as (_, heard):
         assert not heard.added
     [directory] = tmp_path.glob("*")
@@ -208,8 +208,8 @@ async def test_what_is_removed_or_set_aside_is_not_found_again(tmp_path, order: 
 
 
 async def test_a_node_that_is_not_there_is_gone(tmp_path):
-    async with serving(tmp_path) as (shelf, heard):
-        shelf.touch([kept(1).key])
-        shelf.read([Order(kept(1).key, with_end=True)])
+    async with serving(tmp_path) as (worker, heard):
+        worker.touch([kept(1).key])
+        worker.read([Order(kept(1).key, with_end=True)])
         await until(lambda: heard.fetches)
     assert heard.fetches == [(kept(1).key, Lost("gone", is_passing=False))]

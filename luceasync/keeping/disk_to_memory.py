@@ -1,6 +1,6 @@
 """Which nodes are on their way from the disk, and what memory takes of them when they come.
 
-Owns what is under way between the shelf and memory. Knows no claims; what is wanted is asked of it,
+Owns what is under way between the disk and memory. Knows no leases; what is wanted is asked of it,
 and what that takes is for others to allow.
 """
 
@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.node_store import Span
-from luceasync.keeping.holdings import Holdings
-from luceasync.keeping.shelf import Fetched, Lost, Order, Shelf
-from luceasync.keeping.state import StateMover
+from luceasync.hoststore.nodes import Span
+from luceasync.keeping.disk_orders import DiskOrders, Fetched, Lost, Order
+from luceasync.keeping.memory_nodes import MemoryNodes
+from luceasync.keeping.node_index import NodeIndex
 from luceasync.nodefiles.layout import Part
 from luceasync.prefix.node import NOWHERE, Match, Node, Tier
 
@@ -24,15 +24,15 @@ MEMORY: frozenset[Tier] = frozenset(("memory",))
 DISK: frozenset[Tier] = frozenset(("disk",))
 
 
-class Fetches:
+class DiskToMemory:
     """Nodes that come from the disk; each of them is read once, however many wait for it."""
 
     def __init__(
-        self, holdings: Holdings, mover: StateMover, shelf: Shelf, *, recurrent: bool
+        self, index: NodeIndex, memory: MemoryNodes, disk: DiskOrders, *, recurrent: bool
     ) -> None:
-        self._holdings = holdings
-        self._mover = mover
-        self._shelf = shelf
+        self._index = index
+        self._memory = memory
+        self._disk = disk
         self._recurrent = recurrent
         self._coming: dict[bytes, int] = {}  # how much memory each will take
 
@@ -60,7 +60,7 @@ class Fetches:
             wants_state = is_end and self._recurrent and "memory" not in node.state_tiers
             wants_logits = is_end and match.exact and "memory" not in node.logits_tiers
             if wants_state or wants_logits or "memory" not in node.tiers:
-                near = match.num_tokens - node.end < self._mover.num_feature_tokens
+                near = match.num_tokens - node.end < self._memory.num_feature_tokens
                 orders.append(Order(node.key, with_end=wants_state or wants_logits or near))
         return orders
 
@@ -68,7 +68,7 @@ class Fetches:
         """Have read what is not on its way already."""
         new = [order for order in orders if order.key not in self._coming]
         self._coming |= {order.key: self._size(order) for order in new}
-        self._shelf.read(new)
+        self._disk.read(new)
 
     def fetched(self, key: bytes, result: Fetched | Lost) -> Lost | None:
         """A node has come, or it cannot. None, or why it is no use."""
@@ -77,27 +77,27 @@ class Fetches:
 
     def _size(self, order: Order) -> int:
         """How much memory the node will take when it has come."""
-        node = self._holdings.node(order.key)
+        node = self._index.node(order.key)
         assert node is not None, "what is ordered is in the tree"
         return node.num_bytes + (node.state_bytes if order.with_end else 0)
 
     def _adopt(self, key: bytes, fetched: Fetched) -> Lost | None:
         """Own what came from the disk; None, or why it is no use."""
-        node = self._holdings.node(key)
+        node = self._index.node(key)
         if node is None:
             return Lost("gone", is_passing=False)  # meanwhile, with the parent that it continues
-        self._holdings.hold(_held(node, DISK, fetched.file_parts))
+        self._index.hold(_held(node, DISK, fetched.file_parts))
         if not _gains(node, fetched.parts):
             return None  # a prefill has kept it meanwhile
         with_state = Part.STATE in fetched.parts
         span = Span(node.begin, node.end, with_state=with_state)
         try:
-            self._mover.adopt(key.hex(), span, node.tokens, fetched.tensors)
+            self._memory.adopt(key.hex(), span, node.tokens, fetched.tensors)
         except SnapshotMismatch as error:
             log.warning("node %s is set aside: %s", key.hex()[:16], error)
-            self._shelf.quarantine(key)
+            self._disk.quarantine(key)
             return Lost("corrupt", is_passing=False)
-        self._holdings.hold(_held(node, MEMORY, fetched.parts))
+        self._index.hold(_held(node, MEMORY, fetched.parts))
         return None
 
 

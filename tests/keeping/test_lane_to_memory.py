@@ -12,10 +12,10 @@ PROMPT = [1, 2, 3, 4] * 75
 
 def test_a_cancelled_prefill_keeps_what_it_has_done():
     bench = Bench()
-    claim = bench.claim(PROMPT)
-    bench.start(claim)
-    bench.prefill(claim, until=128)
-    bench.end(claim)
+    lease = bench.lease(PROMPT)
+    bench.start(lease)
+    bench.prefill(lease, until=128)
+    bench.end(lease)
     assert bench.serve(PROMPT) == 128
 
 
@@ -49,14 +49,14 @@ def test_free_memory_in_pieces_is_made_whole():
 def test_refused_memory_leaves_no_node_that_is_known_and_not_there():
     """The turn's end was kept without logits, and is to be kept again with them."""
     bench = Bench(disk_bytes=None)
-    claim = bench.claim(PROMPT)
-    bench.start(claim)
-    bench.prefill(claim)
-    bench.end(claim, num_generated=20)
+    lease = bench.lease(PROMPT)
+    bench.start(lease)
+    bench.prefill(lease)
+    bench.end(lease, num_generated=20)
     bench.target.is_full = True
-    assert bench.serve(claim.sequence) == len(PROMPT)
+    assert bench.serve(lease.sequence) == len(PROMPT)
     bench.target.is_full = False
-    assert bench.serve([*claim.sequence, 7]) == len(PROMPT)
+    assert bench.serve([*lease.sequence, 7]) == len(PROMPT)
 
 
 def test_thinned_states_do_not_come_back_wrong():

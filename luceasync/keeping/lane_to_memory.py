@@ -1,6 +1,6 @@
-"""What a lane holds beyond its claim's path becomes a node in memory.
+"""What a lane holds beyond its lease's path becomes a node in memory.
 
-Owns nothing: nodes are held by Holdings, their tensors by StateMover, the path by the claim. What
+Owns nothing: nodes are held by NodeIndex, their tensors by MemoryNodes, the path by the lease. What
 is worth keeping, and whether it is worth a file, is for others to say.
 """
 
@@ -15,11 +15,11 @@ from functools import partial
 
 from torch import Tensor
 
-from luceasync.hoststore.node_store import Span
-from luceasync.keeping.claim import Claim
-from luceasync.keeping.claims import Claims
-from luceasync.keeping.holdings import Holdings
-from luceasync.keeping.state import StateMover
+from luceasync.hoststore.nodes import Span
+from luceasync.keeping.lease import Lease
+from luceasync.keeping.leases import Leases
+from luceasync.keeping.memory_nodes import MemoryNodes
+from luceasync.keeping.node_index import NodeIndex
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import NOWHERE, Node, Tier
 
@@ -40,58 +40,58 @@ class Kept:
     logits: Tensor | None = None
 
 
-class Saves:
+class LaneToMemory:
     """Makes nodes out of lanes."""
 
     def __init__(
-        self, holdings: Holdings, mover: StateMover, claims: Claims, *, recurrent: bool
+        self, index: NodeIndex, memory: MemoryNodes, leases: Leases, *, recurrent: bool
     ) -> None:
-        self._holdings = holdings
-        self._mover = mover
-        self._claims = claims
+        self._index = index
+        self._memory = memory
+        self._leases = leases
         self._recurrent = recurrent
 
-    def keep(self, claim: Claim, lane: int, kept: Kept) -> bytes | None:
+    def keep(self, lease: Lease, lane: int, kept: Kept) -> bytes | None:
         """Make a node of what was added since the path's end; None where it cannot be kept."""
-        self._shorten(claim)
-        begin, end = claim.path_end, kept.end
+        self._shorten(lease)
+        begin, end = lease.path_end, kept.end
         if end <= begin:
             return None
-        tokens = claim.sequence[begin:end]
-        key = node_key(tokens, claim.tenant, claim.path[-1] if claim.path else None)
-        if not self._is_held(key, kept) and not self._save(claim, lane, kept, key, tokens):
+        tokens = lease.sequence[begin:end]
+        key = node_key(tokens, lease.tenant, lease.path[-1] if lease.path else None)
+        if not self._is_held(key, kept) and not self._save(lease, lane, kept, key, tokens):
             return None
-        claim.path.append(key)
-        claim.path_end = end
-        self._holdings.thin(claim.path, self._claims.ends)
+        lease.path.append(key)
+        lease.path_end = end
+        self._index.thin(lease.path, self._leases.ends)
         return key
 
     def _is_held(self, key: bytes, kept: Kept) -> bool:
         """Whether memory has the node, and of its end all that there is to keep."""
-        node = self._holdings.node(key)
+        node = self._index.node(key)
         if node is None or "memory" not in node.tiers:
             return False
         has_state = not self._recurrent or "memory" in node.state_tiers
         return has_state and (kept.logits is None or "memory" in node.logits_tiers)
 
-    def _save(self, claim: Claim, lane: int, kept: Kept, key: bytes, tokens: array[int]) -> bool:
+    def _save(self, lease: Lease, lane: int, kept: Kept, key: bytes, tokens: array[int]) -> bool:
         """Keep `tokens`, which end at `kept.end`, under `key`; whether there was room for them."""
-        span = Span(claim.path_end, kept.end, with_state=self._recurrent)
+        span = Span(lease.path_end, kept.end, with_state=self._recurrent)
         # Far before the prompt's end they would be of use only to who parts from it there.
-        with_features = claim.num_prompt_tokens - span.end < self._mover.num_feature_tokens
-        size = self._mover.size(
+        with_features = lease.num_prompt_tokens - span.end < self._memory.num_feature_tokens
+        size = self._memory.size(
             span, with_logits=kept.logits is not None, with_features=with_features
         )
         save = partial(
-            self._mover.save, lane, key.hex(), span, kept.logits, with_features=with_features
+            self._memory.save, lane, key.hex(), span, kept.logits, with_features=with_features
         )
         if not self._has_copied(save, size.span_bytes + size.end_bytes):
             log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
-            self._holdings.forget(key, "memory")
+            self._index.forget(key, "memory")
             return False
         node = Node(
             key=key,
-            parent=claim.path[-1] if claim.path else None,
+            parent=lease.path[-1] if lease.path else None,
             begin=span.begin,
             tokens=tokens,
             tiers=MEMORY,
@@ -104,16 +104,16 @@ class Saves:
             last_used_s=time.time(),
             saved_at_s=time.time(),
         )
-        self._holdings.insert(claim.tenant, node)
-        self._holdings.saved["memory"] += 1
-        claim.kept.append(key)
+        self._index.insert(lease.tenant, node)
+        self._index.saved["memory"] += 1
+        lease.kept.append(key)
         return True
 
     def _has_copied(self, save: Callable[[], None], num_bytes: int) -> bool:
         """Whether there was room, which what nobody needs makes: as much as it takes, and more
         where memory is free in pieces that are too small.
         """
-        has_room = self._claims.make_room(num_bytes)
+        has_room = self._leases.make_room(num_bytes)
         for _ in range(MAX_TRIES):
             if not has_room:
                 return False
@@ -121,14 +121,14 @@ class Saves:
                 save()
                 return True
             except MemoryError:
-                has_room = self._claims.make_hole(num_bytes)
+                has_room = self._leases.make_hole(num_bytes)
         return False
 
-    def _shorten(self, claim: Claim) -> None:
+    def _shorten(self, lease: Lease) -> None:
         """Files that nobody has read yet may go at any time, and with them the path's end: what
         they held is kept again, the lane has it all.
         """
-        while claim.path and claim.path[-1] not in self._holdings:
-            claim.path.pop()
-        last = self._holdings.node(claim.path[-1]) if claim.path else None
-        claim.path_end = 0 if last is None else last.end
+        while lease.path and lease.path[-1] not in self._index:
+            lease.path.pop()
+        last = self._index.node(lease.path[-1]) if lease.path else None
+        lease.path_end = 0 if last is None else last.end

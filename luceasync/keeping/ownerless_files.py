@@ -10,7 +10,7 @@ from collections.abc import Container, Iterator
 from luceasync.prefix.node import Node
 
 
-class Unclaimed:
+class OwnerlessFiles:
     """Nodes by key, all on the disk."""
 
     def __init__(self) -> None:
@@ -38,13 +38,13 @@ class Unclaimed:
         if node is not None:
             self.num_bytes -= node.bytes_in("disk")
 
-    def orphans(self, claimed: Container[bytes], saved_before_s: float) -> list[bytes]:
-        """Keys of old nodes whose parent is neither here nor claimed: nobody can reach them."""
+    def orphans(self, owned: Container[bytes], saved_before_s: float) -> list[bytes]:
+        """Keys of old nodes whose parent is neither here nor owned: nobody can reach them."""
         return [
             node.key
             for node in self
             if node.parent is not None
             and node.parent not in self
-            and node.parent not in claimed
+            and node.parent not in owned
             and node.saved_at_s < saved_before_s
         ]

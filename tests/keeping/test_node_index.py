@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.keeping import holdings as module
-from luceasync.keeping.holdings import ORPHAN_AGE_S, Holdings, Limits
+from luceasync.keeping import node_index as module
+from luceasync.keeping.node_index import ORPHAN_AGE_S, Limits, NodeIndex
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node, pack_tokens
 from tests.keeping.kept import DISK, MEMORY
@@ -24,11 +24,8 @@ class Body:
         self.stateless: list[str] = []
         self.removed: list[bytes] = []
 
-    def drop(self, node: str) -> None:
-        self.dropped.append(node)
-
-    def drop_state(self, node: str) -> None:
-        self.stateless.append(node)
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        (self.stateless if state_only else self.dropped).append(node)
 
     def remove(self, keys) -> None:
         self.removed.extend(keys)
@@ -40,8 +37,8 @@ def body() -> Body:
 
 
 @pytest.fixture
-def held(body: Body) -> Holdings:
-    return Holdings(body, body, Limits(1000, disk_bytes=1000), recurrent=True)
+def held(body: Body) -> NodeIndex:
+    return NodeIndex(body, body, Limits(1000, disk_bytes=1000), recurrent=True)
 
 
 def node(tokens, parent: Node | None = None, *, tenant=TENANT, tiers=DISK, **fields) -> Node:
@@ -56,7 +53,7 @@ def node(tokens, parent: Node | None = None, *, tenant=TENANT, tiers=DISK, **fie
     )
 
 
-def chain(held: Holdings, length: int, **fields) -> list[Node]:
+def chain(held: NodeIndex, length: int, **fields) -> list[Node]:
     nodes: list[Node] = []
     for i in range(length):
         nodes.append(node([i] * 10, nodes[-1] if nodes else None, **fields))

@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.node_store import Span
-from luceasync.keeping.state import (
+from luceasync.hoststore.nodes import Span
+from luceasync.keeping.memory_nodes import (
     FEATURE_DATA,
     LOGITS,
     TOKENS,
+    MemoryNodes,
     NodeSize,
     NoFeatures,
-    StateMover,
 )
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
 
@@ -36,10 +36,10 @@ class RowFeatures(NoFeatures):
     def num_bytes(self, num_tokens: int) -> int:
         return 10 * num_tokens
 
-    def export(self, lane: int, begin: int, end: int):
+    def rows_of(self, lane: int, begin: int, end: int):
         return {FEATURE_DATA: torch.arange(begin, end)}
 
-    def restore(self, lane: int, spans, num_tokens: int) -> None:
+    def take_up(self, lane: int, spans, num_tokens: int) -> None:
         self.restored = [(begin, end, sorted(tensors)) for begin, end, tensors in spans]
 
 
@@ -49,30 +49,30 @@ def features() -> RowFeatures:
 
 
 @pytest.fixture
-def mover(features: RowFeatures) -> StateMover:
+def memory(features: RowFeatures) -> MemoryNodes:
     target = TokenTarget(2, recurrent=True)
     target.lanes[0] = list(TOKEN_IDS)
-    mover = StateMover(target, features, VOCAB_SIZE)
-    mover.save(0, "n", SPAN, torch.arange(8.0), with_features=True)
-    return mover
+    memory = MemoryNodes(target, features, VOCAB_SIZE)
+    memory.save(0, "n", SPAN, torch.arange(8.0), with_features=True)
+    return memory
 
 
-def test_the_size_of_a_node_is_told_apart_by_what_goes_with_its_end(mover):
-    size = mover.size(SPAN, with_logits=True, with_features=True)
+def test_the_size_of_a_node_is_told_apart_by_what_goes_with_its_end(memory):
+    size = memory.size(SPAN, with_logits=True, with_features=True)
     assert size == NodeSize(5 * (TOKEN_BYTES + 10), STATE_BYTES + 4 * VOCAB_SIZE)
 
 
-def test_kept_logits_are_a_copy(mover):
+def test_kept_logits_are_a_copy(memory):
     logits = torch.arange(8.0)
-    mover.save(0, "m", SPAN, logits, with_features=False)
+    memory.save(0, "m", SPAN, logits, with_features=False)
     logits += 1
-    assert mover.logits("m").tolist() == list(range(8))
+    assert memory.logits("m").tolist() == list(range(8))
 
 
-def test_what_is_exported_can_be_adopted_elsewhere(mover, features):
-    tensors = mover.export("n", TOKEN_IDS, with_end=True)
+def test_what_is_exported_can_be_adopted_elsewhere(memory, features):
+    tensors = memory.export("n", TOKEN_IDS, with_end=True)
     assert {TOKENS, LOGITS, FEATURE_DATA} < tensors.keys()
-    other = StateMover(TokenTarget(1, recurrent=True), features, VOCAB_SIZE)
+    other = MemoryNodes(TokenTarget(1, recurrent=True), features, VOCAB_SIZE)
     other.adopt("n", SPAN, TOKEN_IDS, tensors)
     other.restore(0, ["n"], 5)
     assert other._target.lanes[0] == list(TOKEN_IDS)
@@ -80,14 +80,14 @@ def test_what_is_exported_can_be_adopted_elsewhere(mover, features):
     assert features.restored == [(0, 5, [FEATURE_DATA])]
 
 
-def test_without_its_end_a_node_has_neither_state_nor_logits(mover):
-    tensors = mover.export("n", TOKEN_IDS, with_end=False)
+def test_without_its_end_a_node_has_neither_state_nor_logits(memory):
+    tensors = memory.export("n", TOKEN_IDS, with_end=False)
     assert tensors.keys() == {"ls0_attn_k.0", TOKENS, FEATURE_DATA}
 
 
-def test_a_dropped_state_takes_the_logits_with_it(mover):
-    mover.drop_state("n")
-    assert mover.export("n", TOKEN_IDS, with_end=True).keys() == {
+def test_a_dropped_state_takes_the_logits_with_it(memory):
+    memory.drop("n", state_only=True)
+    assert memory.export("n", TOKEN_IDS, with_end=True).keys() == {
         "ls0_attn_k.0",
         TOKENS,
         FEATURE_DATA,
@@ -105,28 +105,28 @@ def test_a_dropped_state_takes_the_logits_with_it(mover):
         ("ls0_other.0", torch.zeros(1), "node"),
     ],
 )
-def test_what_is_not_the_nodes_is_refused_and_the_old_stays(mover, name, tensor, words):
-    tensors = mover.export("n", TOKEN_IDS, with_end=True)
+def test_what_is_not_the_nodes_is_refused_and_the_old_stays(memory, name, tensor, words):
+    tensors = memory.export("n", TOKEN_IDS, with_end=True)
     with pytest.raises(SnapshotMismatch, match=words):
-        mover.adopt("n", SPAN, TOKEN_IDS, tensors | {name: tensor})
-    assert mover.export("n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
+        memory.adopt("n", SPAN, TOKEN_IDS, tensors | {name: tensor})
+    assert memory.export("n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
 
 
-def test_without_memory_for_features_nothing_is_kept(mover, features, monkeypatch):
+def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypatch):
     def refuse(*span: int) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(features, "export", refuse)
+    monkeypatch.setattr(features, "rows_of", refuse)
     with pytest.raises(MemoryError):
-        mover.save(0, "m", SPAN, None, with_features=True)
+        memory.save(0, "m", SPAN, None, with_features=True)
     with pytest.raises(KeyError):
-        mover._target.export("m")
+        memory._target.export("m")
 
 
-def test_refused_memory_keeps_nothing(mover):
-    mover._target.is_full = True
+def test_refused_memory_keeps_nothing(memory):
+    memory._target.is_full = True
     with pytest.raises(MemoryError):
-        mover.save(0, "m", SPAN, None, with_features=True)
-    mover.drop("m")
+        memory.save(0, "m", SPAN, None, with_features=True)
+    memory.drop("m")
     with pytest.raises(KeyError):
-        mover.export("m", TOKEN_IDS, with_end=True)
+        memory.export("m", TOKEN_IDS, with_end=True)

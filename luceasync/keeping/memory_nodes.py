@@ -7,43 +7,20 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Nodes, Span
+from luceasync.hoststore.tickets import Arrived, Ticket
 
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
 FEATURE_META, FEATURE_DATA = "dflash_feature_meta", "dflash_feature_data"
 OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA))
-
-
-class Target(Protocol):
-    """What moving state asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
-
-    def save(self, lane: int, node: str, span: Span) -> None: ...
-
-    def saved(self, node: str) -> bool: ...
-
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None: ...
-
-    def settled(self, lane: int) -> bool: ...
-
-    def settle(self, lane: int) -> None: ...
-
-    def drop(self, node: str) -> None: ...
-
-    def drop_state(self, node: str) -> None: ...
-
-    def export(self, node: str) -> dict[str, Tensor]: ...
-
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None: ...
-
-    def node_bytes(self, span: Span) -> tuple[int, int]: ...
 
 
 class Features(Protocol):
@@ -58,11 +35,11 @@ class Features(Protocol):
         """Bytes that a node of `num_tokens` tokens keeps."""
         ...
 
-    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         """What the lane holds of the span's features, by name; nothing where it holds none."""
         ...
 
-    def restore(
+    def take_up(
         self,
         lane: int,
         spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
@@ -84,10 +61,10 @@ class NoFeatures:
     def num_bytes(self, num_tokens: int) -> int:
         return 0
 
-    def export(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
+    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
         return {}
 
-    def restore(
+    def take_up(
         self,
         lane: int,
         spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
@@ -106,17 +83,18 @@ class NodeSize:
 
 @dataclass(slots=True)
 class _Extras:
-    """What a node holds besides the target's tensors."""
+    """What a node holds besides the target's tensors, and when these have come out of a lane."""
 
     span: Span
+    ticket: Ticket
     features: dict[str, Tensor]
     logits: Tensor | None
 
 
-class StateMover:
+class MemoryNodes:
     """Nodes in memory, by name. Synchronous; engine thread only."""
 
-    def __init__(self, target: Target, features: Features, vocab_size: int) -> None:
+    def __init__(self, target: Nodes, features: Features, vocab_size: int) -> None:
         self._target = target
         self._features = features
         self._vocab_size = vocab_size
@@ -129,7 +107,7 @@ class StateMover:
 
     def size(self, span: Span, *, with_logits: bool, with_features: bool) -> NodeSize:
         """What a node of the span takes up."""
-        span_bytes, state_bytes = self._target.node_bytes(span)
+        span_bytes, state_bytes = self._target.sizes.of(span)
         num_rows = span.end - span.begin if with_features else 0
         logits_bytes = 4 * self._vocab_size if with_logits else 0
         return NodeSize(span_bytes + self._features.num_bytes(num_rows), state_bytes + logits_bytes)
@@ -140,35 +118,28 @@ class StateMover:
         """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
         MemoryError; nothing is kept then.
         """
-        self._target.save(lane, node, span)  # queued, while the others wait for the device
+        ticket = self._target.save(lane, node, span)  # queued, while the others wait for the device
         try:
-            features = self._features.export(lane, span.begin, span.end) if with_features else {}
+            features = self._features.rows_of(lane, span.begin, span.end) if with_features else {}
         except MemoryError:
             self._target.drop(node)
             raise
         kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
-        self._extras[node] = _Extras(span, features, kept)
+        self._extras[node] = _Extras(span, ticket, features, kept)
 
-    def saved(self, node: str) -> bool:
-        """Whether all of it has arrived in host memory: an export does not wait then."""
-        return self._target.saved(node)
+    def ticket(self, node: str) -> Ticket:
+        """When all of it has arrived in host memory: until then an export waits."""
+        return self._extras[node].ticket
 
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> None:
-        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. The
-        copies are queued; see `settled`.
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0; they
+        have arrived when the ticket is done.
         """
-        self._target.restore(lane, nodes, num_tokens)
+        ticket = self._target.restore(lane, nodes, num_tokens)
         held = [self._extras[node] for node in nodes]
         spans = [(e.span.begin, e.span.end, e.features) for e in held]
-        self._features.restore(lane, spans, num_tokens)
-
-    def settled(self, lane: int) -> bool:
-        """Whether the lane's restore has arrived."""
-        return self._target.settled(lane)
-
-    def settle(self, lane: int) -> None:
-        """Wait for the lane's restore."""
-        self._target.settle(lane)
+        self._features.take_up(lane, spans, num_tokens)
+        return ticket
 
     def logits(self, node: str) -> Tensor:
         """The logits after the node's last token, float32 [vocab]."""
@@ -211,16 +182,12 @@ class StateMover:
             )
         self._target.adopt(node, span, {n: t for n, t in tensors.items() if n not in OWN_NAMES})
         features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
-        self._extras[node] = _Extras(span, features, logits)
+        self._extras[node] = _Extras(span, Arrived(), features, logits)
 
-    def drop(self, node: str) -> None:
-        """Forget the node, if it is here."""
-        self._target.drop(node)
-        self._extras.pop(node, None)
-
-    def drop_state(self, node: str) -> None:
-        """Forget what belongs to the node's end alone."""
-        self._target.drop_state(node)
-        extras = self._extras[node]
-        extras.logits = None
-        extras.span = Span(extras.span.begin, extras.span.end, with_state=False)
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        """Forget the node, if it is here, or what belongs to its end alone."""
+        self._target.drop(node, state_only=state_only)
+        extras = self._extras.get(node) if state_only else self._extras.pop(node, None)
+        if extras is not None and state_only:
+            extras.logits = None
+            extras.span = replace(extras.span, with_state=False)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.prefix.node import Match, MissReason, common_prefix
@@ -20,7 +21,7 @@ from luceasync.request import Restore
 
 
 @dataclass(slots=True, eq=False)
-class Claim:
+class Lease:
     """A generation's side of the prefix cache.
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
@@ -50,7 +51,13 @@ class Claim:
     decision: str | None = None
     fault: MissReason | None = None
     started_s: float | None = None  # when the first node was asked for
+    ticket: Ticket | None = None  # of what is put into the lane
+    has_arrived: bool = False  # it is there, and the engine's thread was told
     restore: Restore = field(default_factory=Restore)
+
+    def arrived(self) -> None:
+        """What is put into the lane is there."""
+        self.has_arrived = True
 
     @property
     def prompt(self) -> array[int]:
@@ -59,21 +66,21 @@ class Claim:
 
 
 def plan_prefill(
-    claim: Claim, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
+    lease: Lease, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
 ) -> None:
     """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
     family is cut where its state can be saved, at the ends of chunks; attention anywhere.
     """
-    num_tokens = claim.num_prompt_tokens
+    num_tokens = lease.num_prompt_tokens
     stops: Sequence[int] = range(num_tokens + 1)
     if recurrent:
-        claim.splits = split_points(claim.boundaries, num_tokens, chunk_tokens)
-        stops = chunk_ends(begin, num_tokens, chunk_tokens, claim.splits)
-    claim.cuts = deque(
+        lease.splits = split_points(lease.boundaries, num_tokens, chunk_tokens)
+        stops = chunk_ends(begin, num_tokens, chunk_tokens, lease.splits)
+    lease.cuts = deque(
         plan_cuts(
-            max(begin, claim.path_end),
+            max(begin, lease.path_end),
             num_tokens,
-            claim.boundaries,
+            lease.boundaries,
             interval_tokens=interval_tokens,
             stops=stops,
             min_tokens=MIN_LAST_TOKENS,
@@ -81,13 +88,13 @@ def plan_prefill(
     )
 
 
-def tokens_to_come(claim: Claim, running: Claim, *, recurrent: bool) -> int:
-    """How many tokens of the claim's prompt the prefill of `running` will have kept when it is
+def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
+    """How many tokens of the lease's prompt the prefill of `running` will have kept when it is
     through.
     """
-    if claim.tenant != running.tenant or not running.cuts:
+    if lease.tenant != running.tenant or not running.cuts:
         return 0
-    prompt = claim.prompt
+    prompt = lease.prompt
     shared = common_prefix(prompt, running.prompt)
     if shared == len(prompt) == running.num_prompt_tokens:
         return shared  # with the logits after it: nothing is left to run

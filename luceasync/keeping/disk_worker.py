@@ -1,4 +1,4 @@
-"""The shelf over a cache directory: orders of the engine's thread become work on the event loop.
+"""Orders of the engine's thread become work on a cache directory, on the event loop.
 
 Owns that work, from order to outcome, and the form of a tensor in a file. Decides nothing: what is
 read, written or removed is told to it.
@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import Fetched, KeptNode, Lost, Order
 from luceasync.nodefiles.codec import checksum, encode_header
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.layout import Part, TensorEntry, file_order
@@ -54,9 +54,9 @@ Tell = Callable[[Callable[[Prefixes], None]], None]
 Job = Callable[[DiskTier], Awaitable[object]]
 
 
-class DiskShelf:
-    """See luceasync.keeping.shelf.Shelf, whose calls come from the engine's thread; the rest is for
-    the event loop. `tell` brings outcomes to that thread.
+class DiskWorker:
+    """See luceasync.keeping.disk_orders.DiskOrders, whose calls come from the engine's thread; the
+    rest is for the event loop. `tell` brings outcomes to that thread.
     """
 
     def __init__(self, split: Sequence[int], tell: Tell) -> None:

@@ -12,7 +12,7 @@ from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.hoststore.arena import SLAB_BYTES, Arena
 from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.keeping.draft_state import DraftFeatures
+from luceasync.keeping.draft_features import DraftFeatures
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import Platform, open_platform
@@ -53,7 +53,7 @@ def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
         SPEC, num_lanes=1, capacity_tokens=CAPACITY, dtype=torch.float32, platform=CpuPlatform()
     )
     heard = Heard()
-    DraftFeatures(ring, heard, PlainMemory()).restore(0, parts, num_tokens)
+    DraftFeatures(ring, heard, PlainMemory()).take_up(0, parts, num_tokens)
     assert heard.rows == (None if expected is None else list(expected))
     assert heard.begin == (num_tokens if expected is None else expected.start)
 
@@ -66,7 +66,7 @@ def exported(platform: Platform, memory: HostMemory) -> Tensor:
     )
     rows = torch.arange(300.0)[:, None].expand(-1, 1024)
     ring.restore(1, 0, rows)
-    tensors = DraftFeatures(ring, Heard(), memory).export(1, 0, 300)
+    tensors = DraftFeatures(ring, Heard(), memory).rows_of(1, 0, 300)
     found = decode(spec, tensors, begin=0, end=300)
     assert found is not None and torch.equal(found.rows, rows[44:])
     return found.rows

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.keeping.shelf import Fetched, Lost, Order
+from luceasync.keeping.disk_orders import Fetched, Lost, Order
 from luceasync.nodefiles.layout import Part, part_of
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
@@ -20,53 +20,53 @@ def bench() -> Bench:
     """After a restart, with the files of one prompt; two nodes."""
     before = Bench()
     before.serve(PROMPT, 64, keep=True)
-    before.shelf.deliver_all(before.prefixes)
-    after = Bench(shelf=before.shelf)
-    after.holdings.tree(after.claim(PROMPT).tenant)
+    before.disk.deliver_all(before.prefixes)
+    after = Bench(disk=before.disk)
+    after.index.tree(after.lease(PROMPT).tenant)
     return after
 
 
 def last(bench: Bench) -> bytes:
-    return max(bench.holdings, key=lambda n: n.end).key
+    return max(bench.index, key=lambda n: n.end).key
 
 
 def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Lost | None:
     """The last node comes, with these parts of it."""
-    tensors = bench.shelf.files[last(bench)].tensors
+    tensors = bench.disk.files[last(bench)].tensors
     chosen = {name: t for name, t in tensors.items() if part_of(name) in parts}
     found = Fetched(chosen, frozenset(parts), file_parts, 1)
-    return bench.prefixes._fetches.fetched(last(bench), found)
+    return bench.prefixes._to_memory.fetched(last(bench), found)
 
 
 def test_of_a_chain_only_the_last_node_is_read_with_its_end(bench):
-    claim = bench.claim(PROMPT)
-    orders = bench.prefixes._fetches.orders(claim.match)
+    lease = bench.lease(PROMPT)
+    orders = bench.prefixes._to_memory.orders(lease.match)
     assert [order.with_end for order in orders] == [False, True]
     expected = len(PROMPT) * TOKEN_BYTES + STATE_BYTES + 4 * 8
-    assert bench.prefixes._fetches.num_bytes_of(orders) == expected
+    assert bench.prefixes._to_memory.num_bytes_of(orders) == expected
 
 
 def test_what_is_on_its_way_is_counted_and_not_read_again(bench):
-    fetches, order = bench.prefixes._fetches, Order(last(bench), with_end=True)
-    fetches.begin([order])
-    fetches.begin([order])
-    assert bench.shelf.reads == [order.key]
-    assert fetches.num_bytes > 0
-    assert fetches.num_bytes_of([order]) == 0
-    bench.shelf.deliver_all(bench.prefixes)
-    assert fetches.num_bytes == 0
+    to_memory, order = bench.prefixes._to_memory, Order(last(bench), with_end=True)
+    to_memory.begin([order])
+    to_memory.begin([order])
+    assert bench.disk.reads == [order.key]
+    assert to_memory.num_bytes > 0
+    assert to_memory.num_bytes_of([order]) == 0
+    bench.disk.deliver_all(bench.prefixes)
+    assert to_memory.num_bytes == 0
     assert bench.ends("memory") == {len(PROMPT): True}
 
 
 def test_what_a_prefill_has_kept_meanwhile_is_not_replaced_by_less(bench):
-    claim = bench.claim(PROMPT)
-    claim.without_disk = True
-    bench.start(claim)
-    claim.path, claim.path_end = [], 0
-    bench.prefill(claim)
-    bench.prefixes.finished(claim, 0, len(PROMPT))
+    lease = bench.lease(PROMPT)
+    lease.without_disk = True
+    bench.start(lease)
+    lease.path, lease.path_end = [], 0
+    bench.prefill(lease)
+    bench.prefixes.finished(lease, 0, len(PROMPT))
     assert come(bench, Part.SPAN) is None
-    assert bench.start(bench.claim(PROMPT), lane=1) == len(PROMPT)
+    assert bench.start(bench.lease(PROMPT), lane=1) == len(PROMPT)
 
 
 def test_a_file_that_has_lost_its_end_is_known_to_have_none(bench):
@@ -79,21 +79,21 @@ def test_a_file_that_has_lost_its_end_is_known_to_have_none(bench):
 def test_a_node_that_is_none_of_this_model_is_set_aside(bench):
     key = last(bench)
     assert come(bench, Part.STATE) == Lost("corrupt", is_passing=False)
-    assert bench.shelf.quarantined == [key]
+    assert bench.disk.quarantined == [key]
     assert bench.serve(PROMPT) == 64
 
 
 def test_a_node_that_went_meanwhile_is_not_taken(bench):
-    key, node = last(bench), bench.shelf.files[last(bench)]
+    key, node = last(bench), bench.disk.files[last(bench)]
     bench.prefixes.found([], [key])
     result = Fetched(node.tensors, WHOLE, WHOLE, 1)
-    assert bench.prefixes._fetches.fetched(key, result) == Lost("gone", is_passing=False)
+    assert bench.prefixes._to_memory.fetched(key, result) == Lost("gone", is_passing=False)
     assert not bench.ends("memory")
 
 
 def test_a_node_with_other_tokens_is_set_aside(bench):
-    node = bench.shelf.files[last(bench)]
+    node = bench.disk.files[last(bench)]
     other = {**node.tensors, "tokens": node.tensors["tokens"] + 1}
-    bench.shelf.files[node.key] = replace(node, tensors=other)
+    bench.disk.files[node.key] = replace(node, tensors=other)
     assert bench.serve(PROMPT) == 64
-    assert bench.shelf.quarantined == [node.key]
+    assert bench.disk.quarantined == [node.key]

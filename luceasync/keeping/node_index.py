@@ -11,9 +11,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol, get_args
+from typing import get_args
 
-from luceasync.keeping.unclaimed import Unclaimed
+from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.memory_nodes import MemoryNodes
+from luceasync.keeping.ownerless_files import OwnerlessFiles
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, MissReason, Node, Tier
 from luceasync.prefix.policy import MIN_AGE_S, thin_states, victims
@@ -40,25 +42,11 @@ class Limits:
     interval_tokens: int = 2048
 
 
-class MemoryBody(Protocol):
-    """Who holds the tensors of nodes in memory, by name."""
-
-    def drop(self, node: str) -> None: ...
-
-    def drop_state(self, node: str) -> None: ...
-
-
-class DiskBody(Protocol):
-    """Who removes the files of nodes."""
-
-    def remove(self, keys: Sequence[bytes]) -> None: ...
-
-
-class Holdings:
+class NodeIndex:
     """The trees of all tenants, and the files of tenants that have not come yet."""
 
     def __init__(
-        self, memory: MemoryBody, disk: DiskBody, limits: Limits, *, recurrent: bool
+        self, memory: MemoryNodes, disk: DiskOrders, limits: Limits, *, recurrent: bool
     ) -> None:
         self._memory = memory
         self._disk = disk
@@ -66,7 +54,7 @@ class Holdings:
         self._recurrent = recurrent
         self._trees: dict[bytes, Tree] = {}
         self._tenants: dict[bytes, bytes] = {}  # of each node in a tree
-        self._unclaimed = Unclaimed()
+        self._ownerless = OwnerlessFiles()
         self._strange: set[bytes] = set()  # those of them that no tenant so far can have named
         # With every key from the start: other threads read while they are counted up.
         self.saved = dict.fromkeys(sorted(TIERS), 0)
@@ -84,13 +72,13 @@ class Holdings:
         return key in self._tenants
 
     def __repr__(self) -> str:
-        return f"Holdings({len(self._trees)} tenants, {len(self._tenants)} nodes)"
+        return f"NodeIndex({len(self._trees)} tenants, {len(self._tenants)} nodes)"
 
     def tree(self, tenant: bytes) -> Tree:
         """The tenant's tree; its files are looked for when it comes for the first time."""
         if tenant not in self._trees:
             self._trees[tenant] = Tree()
-            self._strange.difference_update(self._claim_files(tenant, self._unclaimed))
+            self._strange.difference_update(self._own_files(tenant, self._ownerless))
         return self._trees[tenant]
 
     def node(self, key: bytes) -> Node | None:
@@ -123,10 +111,10 @@ class Holdings:
 
     def num_bytes(self, tier: Tier) -> int:
         """What all tenants hold in `tier`."""
-        claimed = sum(tree.num_bytes(tier) for tree in self._trees.values())
+        owned = sum(tree.num_bytes(tier) for tree in self._trees.values())
         if tier == "memory":
-            return claimed
-        return claimed + self._unclaimed.num_bytes
+            return owned
+        return owned + self._ownerless.num_bytes
 
     def num_nodes(self, tier: Tier) -> int:
         """How many nodes of tenants that have come `tier` holds."""
@@ -134,7 +122,7 @@ class Holdings:
 
     def forget(self, key: bytes, tier: Tier) -> None:
         """The tier holds the node no longer. What cannot be reached without it goes too."""
-        self._unclaimed.discard(key)
+        self._ownerless.discard(key)
         node = self.node(key)
         if node is None or tier not in node.tiers:
             return
@@ -156,7 +144,7 @@ class Holdings:
         """
         for node in added:
             if node.key not in self._tenants:
-                self._unclaimed.add(node)
+                self._ownerless.add(node)
                 continue
             try:
                 self.hold(node)
@@ -164,9 +152,9 @@ class Holdings:
                 log.warning("a node file is not used: %s", error)
         for key in removed:
             self.forget(key, "disk")
-        new = [node for node in self._unclaimed if node.key not in self._strange]
-        own = {key for tenant in self._trees for key in self._claim_files(tenant, new)}
-        self._strange = {node.key for node in self._unclaimed} - own
+        new = [node for node in self._ownerless if node.key not in self._strange]
+        own = {key for tenant in self._trees for key in self._own_files(tenant, new)}
+        self._strange = {node.key for node in self._ownerless} - own
         if is_whole:
             self._collect_orphans(time.time())
 
@@ -179,7 +167,7 @@ class Holdings:
         for key in thin_states([tree[key] for key in path], branches | keep):
             if "memory" in tree[key].state_tiers:
                 tree.drop_state(key, "memory")
-                self._memory.drop_state(key.hex())
+                self._memory.drop(key.hex(), state_only=True)
 
     def make_room(self, num_bytes: int, keep: AbstractSet[bytes]) -> bool:
         """Whether `num_bytes` fit into memory, after evicting what is worth least."""
@@ -207,7 +195,7 @@ class Holdings:
         if over_bytes <= 0:
             return True
         eviction = victims(
-            [*self, *self._unclaimed],
+            [*self, *self._ownerless],
             tier,
             over_bytes + int(SLACK * most_bytes),
             time.time(),
@@ -222,27 +210,27 @@ class Holdings:
         self.evicted[tier] += len(eviction.keys)
         return eviction.freed_bytes >= over_bytes
 
-    def _claim_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[bytes]:
+    def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[bytes]:
         """Take in those of `nodes` that only this tenant's key can have named; the keys of all
         these, also of such as have no chain to the root yet.
         """
         found = [n for n in list(nodes) if node_key(n.tokens, tenant, n.parent) == n.key]
         rooted, _ = parents_first([*self._trees[tenant], *found])
         for node in rooted:
-            if node.key not in self._unclaimed:
+            if node.key not in self._ownerless:
                 continue
             try:
                 self.insert(tenant, node)
             except ValueError as error:
                 log.warning("a node file is not used: %s", error)
-            self._unclaimed.discard(node.key)
+            self._ownerless.discard(node.key)
         return [node.key for node in found]
 
     def _collect_orphans(self, now_s: float) -> None:
         """Remove old files whose parent is nowhere: nobody can reach them."""
-        orphans = self._unclaimed.orphans(self._tenants, now_s - ORPHAN_AGE_S)
+        orphans = self._ownerless.orphans(self._tenants, now_s - ORPHAN_AGE_S)
         for key in orphans:
-            self._unclaimed.discard(key)
+            self._ownerless.discard(key)
         if orphans:
             self._disk.remove(orphans)
 

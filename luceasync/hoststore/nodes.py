@@ -1,0 +1,172 @@
+"""What a holder of nodes is, and the same for a model whose nodes lie in several of them.
+
+A node is what a span of tokens left behind in a lane, under a name. Knows no tree, no file and not
+where a holder's memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.names import rename_table
+from luceasync.errors import SnapshotMismatch
+from luceasync.hoststore.tickets import Ticket, together
+from luceasync.kv.cache import Shape
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[begin, end)` of a sequence; `with_state`: the recurrent state at `end` belongs to
+    it.
+    """
+
+    begin: int
+    end: int
+    with_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSizes:
+    """Bytes of keys and values of each token, and of the recurrent state at a span's end."""
+
+    token_bytes: int
+    state_bytes: int
+
+    def of(self, span: Span) -> tuple[int, int]:
+        """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
+        num_tokens = span.end - span.begin
+        return num_tokens * self.token_bytes, self.state_bytes * span.with_state
+
+
+class Nodes(Protocol):
+    """Who holds nodes. Synchronous, engine thread only; nobody asks where they are held."""
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """What nodes take up; known before anything is saved."""
+        ...
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """The tensors of a node of the span, by name: `ls<shard>_<kind>.<layer>`."""
+        ...
+
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
+        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now:
+        `span.end` must be where the lane stands if it is wanted. The lane may go on at once; until
+        the ticket is done `export` waits. Raises MemoryError.
+        """
+        ...
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
+        lie in the last node; at its end, with its state, for a family that has recurrent layers.
+        What runs on the lane next runs after it; once the ticket is done it holds up no other lane.
+        """
+        ...
+
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        """Forget a node, if it is here, or the recurrent state at its end."""
+        ...
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        """The node's tensors in host memory, by name, complete. They belong to the node and are
+        not to be changed.
+        """
+        ...
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors of these `shapes`, in place of what `node` was. Nothing is copied."""
+        ...
+
+
+class NodesInParts:
+    """Nodes of a whole model, each of which lies in several holders: one for each shard."""
+
+    def __init__(
+        self,
+        parts: Sequence[Nodes],
+        first_layers: Sequence[int],
+        make_ready: Callable[[int, int], None],
+    ) -> None:
+        """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens)`
+        empties a lane and gives it room, before something is put into it.
+        """
+        self._parts = tuple(parts)
+        self._first_layers = list(first_layers)
+        self._make_ready = make_ready
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """See Nodes."""
+        sizes = [part.sizes for part in self._parts]
+        return NodeSizes(sum(s.token_bytes for s in sizes), sum(s.state_bytes for s in sizes))
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
+
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
+        """See Nodes. Raises MemoryError; then nothing of the node is held."""
+        try:
+            return together([part.save(lane, node, span) for part in self._parts])
+        except MemoryError:
+            self.drop(node)
+            raise
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+        """See Nodes."""
+        self._make_ready(lane, num_tokens)
+        return together([part.restore(lane, nodes, num_tokens) for part in self._parts])
+
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.drop(node, state_only=state_only)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        """See Nodes."""
+        return {name: tensor for part in self._parts for name, tensor in part.export(node).items()}
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors that any split of this model has exported, in place of what `node` was: all
+        of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then.
+        """
+        named = renamed(tensors, self._first_layers)
+        shares = [part.shapes(span) for part in self._parts]
+        check_tensors({name: shape for share in shares for name, shape in share.items()}, named)
+        for part, share in zip(self._parts, shares, strict=True):
+            part.adopt(node, span, {name: named[name] for name in share})
+
+
+def renamed(tensors: Mapping[str, Tensor], first_layers: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors under the names of the split whose shards begin at these layers.
+
+    Nothing is copied. Raises SnapshotMismatch for names that are none, or one tensor twice.
+    """
+    try:
+        table = rename_table(list(tensors), list(first_layers))
+    except ValueError as error:
+        raise SnapshotMismatch(str(error)) from None
+    return {table[name]: tensor for name, tensor in tensors.items()}
+
+
+def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None:
+    """Raise SnapshotMismatch unless the tensors are exactly those that are expected."""
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
+        raise SnapshotMismatch(f"missing or unexpected tensors: {', '.join(odd[:4])}")
+    for name, (shape, dtype) in expected.items():
+        found = tensors[name]
+        if tuple(found.shape) != shape or found.dtype != dtype:
+            raise SnapshotMismatch(
+                f"{name}: {found.dtype} {tuple(found.shape)}, expected {dtype} {shape}"
+            )
+        if found.device != HOST or not found.is_contiguous():
+            raise SnapshotMismatch(f"{name}: expected contiguous numbers in host memory")

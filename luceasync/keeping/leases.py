@@ -1,0 +1,72 @@
+"""Every lease under way, and the nodes that must stay for it; what else is held makes room.
+
+Knows no lanes and no tokens: which nodes a lease is about stands in the lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
+from luceasync.keeping.lease import Lease
+from luceasync.keeping.memory_to_disk import MemoryToDisk
+from luceasync.keeping.node_index import NodeIndex
+
+
+class Leases:
+    """The leases of all generations that wait or run."""
+
+    def __init__(self, index: NodeIndex, to_memory: DiskToMemory, to_disk: MemoryToDisk) -> None:
+        self._index = index
+        self._to_memory = to_memory
+        self._to_disk = to_disk
+        self._leases: list[Lease] = []
+
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(self._leases)
+
+    def __repr__(self) -> str:
+        return f"{len(self._leases)} leases"
+
+    def add(self, lease: Lease) -> None:
+        """What the lease is about stays from now on."""
+        self._leases.append(lease)
+
+    def remove(self, lease: Lease) -> None:
+        """What it was about may be evicted."""
+        self._leases.remove(lease)
+
+    def waiting_for(self, key: bytes) -> list[Lease]:
+        """Those that wait for the node to come from the disk."""
+        return [lease for lease in self._leases if key in lease.awaited]
+
+    def make_room(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` fit into memory beside what is on its way there, after evicting what
+        nobody needs.
+        """
+        return self._index.make_room(num_bytes + self._to_memory.num_bytes, self._in_use())
+
+    def make_hole(self, num_bytes: int) -> bool:
+        """See NodeIndex.make_hole."""
+        return self._index.make_hole(num_bytes, self._in_use())
+
+    def shrink(self) -> None:
+        """Evict what is beyond the budgets and not needed."""
+        self._index.shrink(self._in_use())
+
+    @property
+    def ends(self) -> set[bytes]:
+        """Keys of the nodes that must keep what belongs to their end."""
+        ends = {*self._to_disk.ends, *self._to_memory}
+        ends.update(c.match.nodes[-1].key for c in self._leases if c.match and c.match.nodes)
+        return ends
+
+    def _in_use(self) -> set[bytes]:
+        """Nodes that must stay, with all that they continue."""
+        keys = {*self._to_disk, *self._to_memory}
+        for lease in self._leases:
+            keys.update(lease.path[-1:])
+            keys.update(lease.awaited)
+            if lease.match is not None:
+                keys.update(node.key for node in nodes_of(lease.match))
+        return {key for key in keys if key in self._index}

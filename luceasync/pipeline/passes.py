@@ -1,0 +1,124 @@
+"""What can be run on lanes, and the same for a chain: what one link gives, the next one is given.
+
+A link is a shard of a group, or a group of a model; a chain of links is one again. Knows no device
+and no node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.kv.pages import PageEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
+    lane `lanes[i]`. NO_LANE entries fill the batch up."""
+
+    lanes: tuple[int, ...]
+    begins: tuple[int, ...]
+    num_rows: int
+
+
+class Passes(Protocol):
+    """Layers `[begin, end)` of the model, wherever they are. Synchronous, engine thread only."""
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        """Run many rows of one lane. `given`: tokens int64 [1, rows] if the first layer is here,
+        else the activation [1, rows, hidden]. Returns the activation; from the last layer the
+        logits float32 [1, 1, vocab] of the last row if `project`, else None.
+        """
+        ...
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+        """Run one row for each entry; as above, logits for every entry: float32 [entries, 1,
+        vocab].
+        """
+        ...
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above,
+        logits of every row: float32 [entries, rows, vocab]. `parents`: int32 [entries, rows], see
+        models.trees.TorchTrees; on any device. None: every row follows the one before it.
+        """
+        ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Of each entry of the last `verify` keep the rows of its path, or nothing if it is empty;
+        their pages must be placed.
+        """
+        ...
+
+    def taps(self) -> dict[int, Tensor]:
+        """The rows after each tapped layer in the last pass: [entries, rows, hidden], where the
+        layer is. After a chunk of a prompt, rows that mean nothing may follow.
+        """
+        ...
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
+        ...
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        """The head without the final norm, where the last layer is: [..., hidden] -> float32 [...,
+        vocab].
+        """
+        ...
+
+    def place(self, events: Sequence[PageEvent]) -> None:
+        """Follow the page map."""
+        ...
+
+    def reset(self, lane: int) -> None:
+        """Make the lane as if no token had ever run on it."""
+        ...
+
+
+class Chain:
+    """Passes of all links, one after the other. See Passes."""
+
+    def __init__(self, links: Sequence[Passes]) -> None:
+        self._links = tuple(links)
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        x: Tensor | None = given
+        for link in self._links:
+            assert x is not None, "only the last link gives nothing"
+            x = link.prefill(batch, x, project=project)
+        return x
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+        for link in self._links:
+            given = link.decode(batch, given)
+        return given
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+        for link in self._links:
+            given = link.verify(batch, given, parents)
+        return given
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        for link in self._links:
+            link.commit(paths)
+
+    def taps(self) -> dict[int, Tensor]:
+        return {layer: rows for link in self._links for layer, rows in link.taps().items()}
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self._links[0].embed(tokens)
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        return self._links[-1].project_rows(rows)
+
+    def place(self, events: Sequence[PageEvent]) -> None:
+        for link in self._links:
+            link.place(events)
+
+    def reset(self, lane: int) -> None:
+        for link in self._links:
+            link.reset(lane)

@@ -1,0 +1,97 @@
+"""One shard's passes on its device: what is given comes to it, what its lanes wait for comes first.
+
+Knows no other shard. How the device runs a pass is for its steps to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.kv.pages import PageEvent
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.eager import EagerSteps
+from luceasync.pipeline.graph import GraphedShard
+from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.shard import Shard
+from luceasync.pipeline.transfer import Transfer
+
+
+class Steps(Protocol):
+    """How a device runs one shard's passes; what it is given is there already. See Passes."""
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor: ...
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> Steps:
+    """Those that the shard's device runs best."""
+
+    def eager() -> Steps:
+        return EagerSteps(shard)
+
+    def captured(capture: Capture) -> Steps:
+        return GraphedShard(shard, capture, plan, spec)
+
+    return shard.platform.passes(eager=eager, captured=captured)
+
+
+class ShardPasses:
+    """See Passes."""
+
+    def __init__(self, shard: Shard, steps: Steps, transfer: Transfer) -> None:
+        self._shard = shard
+        self._steps = steps
+        self._transfer = transfer
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        with self._shard.on_device():
+            self._shard.nodes.use(batch.lanes)
+            return self._steps.prefill(batch, self._here(given), project=project)
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+        with self._shard.on_device():
+            self._shard.nodes.use(batch.lanes)
+            return self._steps.decode(batch, self._here(given))
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+        with self._shard.on_device():
+            self._shard.nodes.use(batch.lanes)
+            above = None if parents is None else self._here(parents)
+            return self._steps.verify(batch, self._here(given), above)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        with self._shard.on_device():
+            self._steps.commit(paths)
+
+    def taps(self) -> dict[int, Tensor]:
+        return self._shard.taps
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        with self._shard.on_device():
+            return self._shard.ends.embed(self._here(tokens))
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        with self._shard.on_device():
+            return self._shard.ends.project_rows(self._here(rows))
+
+    def place(self, events: Sequence[PageEvent]) -> None:
+        self._shard.place(events)
+
+    def reset(self, lane: int) -> None:
+        with self._shard.on_device():
+            self._shard.reset(lane)
+
+    def _here(self, x: Tensor) -> Tensor:
+        return self._transfer(x, self._shard.device)

@@ -1,0 +1,28 @@
+"""Files that nobody has asked for yet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from luceasync.keeping.ownerless_files import OwnerlessFiles
+from tests.keeping.test_node_index import node
+
+
+def test_bytes_are_those_of_the_nodes_that_are_here():
+    ownerless, first, second = OwnerlessFiles(), node([1]), node([2])
+    for one in (first, second, replace(first, num_bytes=200)):
+        ownerless.add(one)
+    assert (len(ownerless), ownerless.num_bytes) == (2, 210 + 110)
+    for key in (second.key, second.key, b"another"):
+        ownerless.discard(key)
+    assert (list(ownerless), ownerless.num_bytes) == ([replace(first, num_bytes=200)], 210)
+
+
+def test_an_orphan_is_old_and_its_parent_nowhere():
+    ownerless, root = OwnerlessFiles(), node([1], saved_at_s=5.0)
+    lost = node([2], node([9]), saved_at_s=5.0)
+    kept = [root, node([3], root, saved_at_s=5.0), node([4], node([8]), saved_at_s=50.0)]
+    for one in (lost, *kept):
+        ownerless.add(one)
+    assert ownerless.orphans(set(), 10.0) == [lost.key]
+    assert ownerless.orphans({lost.parent}, 10.0) == []

@@ -1,0 +1,143 @@
+"""A group that computes nothing: it writes down what it is told, and gives what a test can foresee.
+
+Its activation is what it is given, times ten, plus its number: 3 through groups 0 and 1 is 301.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from luceasync.hoststore.nodes import NodeSizes, Span
+from luceasync.hoststore.tickets import Ticket
+from luceasync.kv.cache import Shape
+from luceasync.kv.pages import PageEvent
+from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.plan import Plan
+from tests.hoststore.late import LateTicket
+
+Told = list[tuple]  # of all groups, in order: (group, verb, what matters of the arguments)
+
+
+class FakeGroup:
+    """See luceasync.pipeline.group.Group. `fails`: what a verb raises; `tickets`: of all copies,
+    none of which arrives by itself.
+    """
+
+    def __init__(self, plan: Plan, number: int, told: Told) -> None:
+        self.number = number
+        self.shards = range(*plan.groups[number])
+        self.layers = range(plan.shards[self.shards[0]].begin, plan.shards[self.shards[-1]].end)
+        self.is_first, self.is_last = number == 0, number == len(plan.groups) - 1
+        self.fails: dict[str, Exception] = {}
+        self.tickets: list[LateTicket] = []
+        self.passes = FakePasses(self, told)
+        self.nodes = [FakeNodes(self, plan, shard, told) for shard in self.shards]
+        self.is_closed = False
+        self._told = told
+
+    @property
+    def num_shards(self) -> tuple[int, int]:
+        return 0, len(self.shards)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+class FakePasses:
+    """See luceasync.pipeline.passes.Passes."""
+
+    def __init__(self, group: FakeGroup, told: Told) -> None:
+        self._group = group
+        self._told = told
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        x = self._run("prefill", batch, given)
+        if not self._group.is_last:
+            return x
+        return x[:, -1:] if project else None
+
+    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+        return self._run("decode", batch, given)
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+        return self._run("verify", batch, given)
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        self._hear("commit", [list(path) for path in paths])
+
+    def taps(self) -> dict[int, Tensor]:
+        return {layer: torch.full((1, 1, 1), float(layer)) for layer in self._group.layers}
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        assert self._group.is_first
+        return tokens.float()[..., None]
+
+    def project_rows(self, rows: Tensor) -> Tensor:
+        assert self._group.is_last
+        return rows.float()
+
+    def place(self, events: Sequence[PageEvent]) -> None:
+        self._hear("place", len(events))
+
+    def reset(self, lane: int) -> None:
+        self._hear("reset", lane)
+
+    def _run(self, verb: str, batch: Batch, given: Tensor) -> Tensor:
+        self._hear(verb, batch.lanes)
+        x = self.embed(given) if self._group.is_first else given
+        return x * 10 + self._group.number
+
+    def _hear(self, verb: str, what: object) -> None:
+        self._told.append((self._group.number, verb, what))
+        if verb in self._group.fails:
+            raise self._group.fails[verb]
+
+
+class FakeNodes:
+    """See luceasync.hoststore.nodes.Nodes. A tensor for each layer, a number for each token."""
+
+    sizes = NodeSizes(token_bytes=4, state_bytes=0)
+
+    def __init__(self, group: FakeGroup, plan: Plan, shard: int, told: Told) -> None:
+        self.held: dict[str, dict[str, Tensor]] = {}
+        self._group = group
+        self._layers = range(plan.shards[shard].begin, plan.shards[shard].end)
+        self._shard = shard
+        self._told = told
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        shape = ((span.end - span.begin, 1, 1), torch.float32)
+        return {f"ls{self._shard}_attn_k.{layer}": shape for layer in self._layers}
+
+    def save(self, lane: int, node: str, span: Span) -> Ticket:
+        self._hear("save", node)
+        self.held[node] = {n: torch.zeros(shape) for n, (shape, _) in self.shapes(span).items()}
+        return self._ticket()
+
+    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+        self._hear("restore", tuple(nodes))
+        return self._ticket()
+
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        self._hear("drop", node)
+        self.held.pop(node, None)
+
+    def export(self, node: str) -> dict[str, Tensor]:
+        self._hear("export", node)
+        return self.held[node]
+
+    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        self._hear("adopt", tuple(tensors))
+        self.held[node] = dict(tensors)
+
+    def _ticket(self) -> Ticket:
+        self._group.tickets.append(LateTicket())
+        return self._group.tickets[-1]
+
+    def _hear(self, verb: str, what: object) -> None:
+        self._told.append((self._group.number, verb, what))
+        if verb in self._group.fails:
+            raise self._group.fails[verb]
