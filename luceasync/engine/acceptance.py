@@ -16,8 +16,8 @@ from torch import Tensor
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
 from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
-from luceasync.engine.row_sampling import RowSampling, has_penalties
-from luceasync.engine.sampler import NO_TOKEN, Ranked, nothing, rank
+from luceasync.engine.sampling.choose import NO_TOKEN, Ranked, nothing, rank
+from luceasync.engine.sampling.row import RowSampling, has_penalties
 
 NO_NUMBERS = "the model's logits are not numbers"
 
@@ -35,7 +35,7 @@ class Acceptance:
         decide: Decide = matching_child,
         meanwhile: Callable[[], None] = nothing,
     ) -> None:
-        """See luceasync.dflash.accept.walk for `decide`, engine.sampler.rank for `meanwhile`."""
+        """See dflash.accept.walk for `decide`, engine.sampling.choose.rank for `meanwhile`."""
         self.arrived_at = 0.0
         self._generations = generations
         self._decide = decide

@@ -16,7 +16,7 @@ from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampler import NO_TOKEN, choose, nothing
+from luceasync.engine.sampling.choose import NO_TOKEN, choose, nothing
 from luceasync.request import Speculation, SpeculationStatus
 
 
@@ -180,7 +180,7 @@ def choose_next(
     generations: Sequence[Generation], logits: Tensor, meanwhile: Callable[[], None] = nothing
 ) -> None:
     """Sample a token for each row of logits [generations, vocab] and append it; `meanwhile`: see
-    luceasync.engine.sampler.rank.
+    luceasync.engine.sampling.choose.rank.
     """
     choice = choose(logits, [g.next_row for g in generations], meanwhile=meanwhile)
     for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):

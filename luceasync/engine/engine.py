@@ -19,10 +19,10 @@ from typing import Self
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import retry_after_s
-from luceasync.engine.draws import choice_seed
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Emitted, Pump
-from luceasync.engine.row_sampling import TokenCounts, check_logit_bias, has_penalties
+from luceasync.engine.sampling.draws import choice_seed
+from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable

@@ -9,7 +9,7 @@ import time
 from array import array
 from dataclasses import dataclass, field
 
-from luceasync.engine.row_sampling import RowLogprobs, RowSampling, TokenCounts
+from luceasync.engine.sampling.row import RowLogprobs, RowSampling, TokenCounts
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import (

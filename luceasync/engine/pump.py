@@ -19,7 +19,7 @@ from torch import Tensor
 from luceasync.engine.admission import Load, Step, next_step
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.sampler import nothing
+from luceasync.engine.sampling.choose import nothing
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Delta, FinishReason

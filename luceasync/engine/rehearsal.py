@@ -15,7 +15,7 @@ from luceasync.dflash.adapt import Plan, Shape
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.pump import Target
-from luceasync.engine.sampler import nothing
+from luceasync.engine.sampling.choose import nothing
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer

@@ -23,7 +23,7 @@ from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.row_sampling import TokenCounts
+from luceasync.engine.sampling.row import TokenCounts
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.pipeline.backend import LayerSplitBackend

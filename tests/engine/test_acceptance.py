@@ -11,7 +11,7 @@ from torch import Tensor
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.row_sampling import TokenCounts
+from luceasync.engine.sampling.row import TokenCounts
 from luceasync.request import Sampling
 
 VOCAB, START = 5, 0

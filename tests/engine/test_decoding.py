@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.engine.decoding import SpeculativeDecoding, anchors_of
-from luceasync.engine.sampler import nothing
+from luceasync.engine.sampling.choose import nothing
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
 from tests.dflash.scripted import (

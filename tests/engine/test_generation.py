@@ -9,7 +9,7 @@ import pytest
 
 from luceasync.engine import generation
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.row_sampling import RowLogprobs, TokenCounts
+from luceasync.engine.sampling.row import RowLogprobs, TokenCounts
 from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer

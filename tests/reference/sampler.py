@@ -1,5 +1,5 @@
 """Sampling as plain loops over the whole vocabulary: the slow truth beside
-luceasync.engine.sampler.
+luceasync.engine.sampling.choose.
 
 Edits are made in float32, as there, so that both rank the same numbers; all else is float64.
 """

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.row_sampling import TokenCounts, check_logit_bias
+from luceasync.engine.sampling.row import TokenCounts, check_logit_bias
 from luceasync.errors import RequestError
 from luceasync.request import Sampling
 

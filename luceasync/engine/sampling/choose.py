@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luceasync.engine.draws import draw, uniform
-from luceasync.engine.edits import apply_edits
-from luceasync.engine.row_sampling import RowLogprobs, RowSampling, is_edited
+from luceasync.engine.sampling.draws import draw, uniform
+from luceasync.engine.sampling.edits import apply_edits
+from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited
 from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.edits import apply_edits
-from luceasync.engine.row_sampling import RowSampling, TokenCounts, has_penalties
+from luceasync.engine.sampling.edits import apply_edits
+from luceasync.engine.sampling.row import RowSampling, TokenCounts, has_penalties
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 

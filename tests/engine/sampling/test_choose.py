@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.draws import uniform
-from luceasync.engine.row_sampling import RowSampling, TokenCounts
-from luceasync.engine.sampler import NO_TOKEN, choose, rank
+from luceasync.engine.sampling.choose import NO_TOKEN, choose, rank
+from luceasync.engine.sampling.draws import uniform
+from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luceasync.engine.row_sampling import RowSampling, TokenCounts, has_penalties, is_edited
+from luceasync.engine.sampling.row import RowSampling, TokenCounts, has_penalties, is_edited
 
 
 def apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
