@@ -56,12 +56,12 @@ class RequestError(LuceasyncError):
 class ContextLengthError(RequestError):
     """The prompt has more tokens than a lane can hold, in OpenAI's words: clients parse them."""
 
-    def __init__(self, max_ctx_tokens: int, num_tokens: int) -> None:
+    def __init__(self, max_ctx_tokens: int, num_tokens: int, param: str = "messages") -> None:
         super().__init__(
             f"This model's maximum context length is {max_ctx_tokens} tokens. "
-            f"However, your messages resulted in {num_tokens} tokens. "
-            "Please reduce the length of the messages.",
-            param="messages",
+            f"However, your {param} resulted in {num_tokens} tokens. "
+            f"Please reduce the length of the {param}.",
+            param=param,
             code="context_length_exceeded",
         )
 

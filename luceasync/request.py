@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 
@@ -32,19 +32,46 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One chat request, checked by the server's schema and not yet rendered.
+class ChatPrompt:
+    """What the chat template is given; `param` names a prompt of this kind in refusals."""
 
-    `messages` and `tools` are what the chat template gets. `max_tokens` None means until the
-    context is full. `num_choices` answers are generated for the one prompt. `top_logprobs` None: no
-    log-probabilities; 0: those of the chosen tokens only. What was computed for a `tenant` (an API
-    key, or a salt that the server trusts; "" is shared) is never seen by another. `keep_prefix`:
-    somebody asked for the prompt to be kept, whether or not an answer follows.
-    """
-
+    param: ClassVar[str] = "messages"
     messages: list[dict[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Text that is tokenized as it stands; "<|im_end|>" and the like are the tokens they name."""
+
+    param: ClassVar[str] = "prompt"
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, taken as they are."""
+
+    param: ClassVar[str] = "prompt"
+    ids: tuple[int, ...]
+
+
+Prompt = ChatPrompt | TextPrompt | TokenPrompt
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request, checked by the server and not yet rendered.
+
+    `max_tokens` None means until the context is full. `num_choices` answers are generated for the
+    one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only. What
+    was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
+    never seen by another. `keep_prefix`: somebody asked for the prompt to be kept, whether or not
+    an answer follows.
+    """
+
+    prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()

@@ -33,7 +33,7 @@ from luceasync.models.loader import RandomSource
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan
-from luceasync.request import Finish, Request, Sampling
+from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from luceasync.text.tokenizer import Tokenizer
 
 NUM_TURNS = 10
@@ -275,7 +275,7 @@ async def ask(engine: LocalEngine, messages: Sequence[dict[str, Any]]) -> tuple[
     bias = {tokenizer.encode(letter)[0]: 100.0 for letter in string.ascii_lowercase}
     stream = await engine.open(
         Request(
-            list(messages),
+            ChatPrompt(list(messages)),
             sampling=Sampling(logit_bias=bias),
             max_tokens=NUM_ANSWER_TOKENS,
             ignore_eos=True,

@@ -45,7 +45,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices, host_memory
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.platform import open_platform
-from luceasync.request import Finish, ModelCard, Request
+from luceasync.request import ChatPrompt, Finish, ModelCard, Request
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -158,7 +158,9 @@ async def first_token(engine: LocalEngine, text: str, max_tokens: int) -> tuple[
     """Seconds from the request to its first token, and how it ended."""
     message = {"role": "user", "content": text}
     started = time.perf_counter()
-    stream = await engine.open(Request([message], max_tokens=max_tokens, ignore_eos=True))
+    stream = await engine.open(
+        Request(ChatPrompt([message]), max_tokens=max_tokens, ignore_eos=True)
+    )
     seconds = 0.0
     async for delta in stream:
         if delta.token_ids and not seconds:

@@ -23,7 +23,7 @@ from pathlib import Path
 from luceasync.config import BUNDLED_MODEL_DIR, Config, ModelConfig, PlacementConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import Request
+from luceasync.request import ChatPrompt, Request
 
 NUM_WORDS = (1500, 1501, 800, 130, 2600, 20)
 WORDS = ("list", "return", "the", "string", "of", "module", "x")
@@ -73,7 +73,9 @@ async def first_token(engine: LocalEngine, num_words: int) -> float:
     """Seconds."""
     text = " ".join(random.Random(num_words).choices(WORDS, k=num_words))
     begun = time.perf_counter()
-    deltas = await engine.open(Request([{"role": "user", "content": text}], max_tokens=4))
+    deltas = await engine.open(
+        Request(ChatPrompt([{"role": "user", "content": text}]), max_tokens=4)
+    )
     seconds = [time.perf_counter() - begun async for _ in deltas]
     return seconds[0]
 

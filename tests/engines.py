@@ -11,7 +11,7 @@ from typing import Any
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import Finish, Request
+from luceasync.request import ChatPrompt, Finish, Request
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ async def ask(
     before = engine.status().prefilled_tokens_total
     listed = user(messages) if isinstance(messages, str) else list(messages)
     fields = {"max_tokens": num_tokens, "ignore_eos": True, **fields}
-    stream = await engine.open(Request(messages=listed, **fields))
+    stream = await engine.open(Request(ChatPrompt(listed), **fields))
     deltas = [delta async for delta in stream]
     assert deltas[-1].finish is not None
     return Answer(

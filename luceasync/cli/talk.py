@@ -16,7 +16,7 @@ from rich.console import Console
 
 from luceasync.config import Config
 from luceasync.errors import GenerationFailed, LuceasyncError, Unavailable
-from luceasync.request import Engine, Request, Sampling
+from luceasync.request import ChatPrompt, Engine, Request, Sampling
 
 CONNECT_TIMEOUT_S = 10.0
 # A server under load is silent only between keep-alive comments.
@@ -50,7 +50,8 @@ class LocalVoice:
 
     async def reply(self, messages: Messages) -> AsyncIterator[str]:
         sampling = Sampling(temperature=self._manner.temperature)
-        request = Request(list(messages), sampling=sampling, max_tokens=self._manner.max_tokens)
+        prompt = ChatPrompt(list(messages))
+        request = Request(prompt, sampling=sampling, max_tokens=self._manner.max_tokens)
         stream = await self._engine.open(request)
         try:
             async for delta in stream:

@@ -31,7 +31,15 @@ from luceasync.keeping.disk_worker import DiskWorker
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.nodefiles.disk import DiskTier
-from luceasync.request import CacheStatus, EngineStatus, ModelCard, Request
+from luceasync.request import (
+    CacheStatus,
+    ChatPrompt,
+    EngineStatus,
+    ModelCard,
+    Request,
+    TextPrompt,
+    TokenPrompt,
+)
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.history import History
 from luceasync.text.shared import shared_ids
@@ -67,10 +75,10 @@ class Cabinet:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A rendered request."""
+    """A rendered request. `text` None: it was none, and nothing is remembered under it."""
 
     tenant: Tenant
-    text: str
+    text: str | None
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
 
@@ -240,34 +248,52 @@ class LocalEngine:
             raise QueueFull(num_queued, wait_s)
 
     def _render(self, request: Request) -> Prompt:
-        prompt = self._prefix(request) if _is_beginning(request) else self._prompt(request)
+        tenant, param = self._tenants.get(request.tenant), request.prompt.param
+        match request.prompt:
+            case ChatPrompt() as chat if _is_beginning(request, chat):
+                prompt = self._prefix(tenant, chat)
+            case ChatPrompt(messages, tools, template_kwargs):
+                text = self._language.template.render(messages, tools, **template_kwargs)
+                prompt = self._of_text(tenant, text)
+            case TextPrompt(text):
+                prompt = self._of_text(tenant, text)
+            case TokenPrompt(ids):
+                prompt = self._of_ids(tenant, ids)
         max_ctx = self._language.card.max_ctx_tokens
         if len(prompt.ids) >= max_ctx:
-            raise ContextLengthError(max_ctx, len(prompt.ids))
+            raise ContextLengthError(max_ctx, len(prompt.ids), param)
         if not prompt.ids:
-            raise RequestError("messages: the rendered prompt is empty", param="messages")
+            raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
 
-    def _prompt(self, request: Request) -> Prompt:
-        tenant = self._tenants.get(request.tenant)
-        text = self._language.template.render(
-            request.messages, request.tools, **request.template_kwargs
-        )
+    def _of_text(self, tenant: Tenant, text: str) -> Prompt:
         ids = tuple(tenant.history.recall(text))
         return Prompt(tenant, text, ids, tuple(self._turns.ends(ids)))
 
-    def _prefix(self, request: Request) -> Prompt:
+    def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> Prompt:
+        """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
+        those that a client thought of.
+        """
+        vocab_size = self._language.vocab_size
+        for place, token_id in enumerate(ids):
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
+                    param="prompt",
+                )
+        return Prompt(tenant, None, ids, tuple(self._turns.ends(ids)))
+
+    def _prefix(self, tenant: Tenant, chat: ChatPrompt) -> Prompt:
         """What the prompts share that go on from the messages; no text of its own comes back."""
-        tenant = self._tenants.get(request.tenant)
         ids = shared_ids(
             self._language.template,
             self._turns,
             tenant.history.recall,
-            request.messages,
-            request.tools,
-            request.template_kwargs,
+            chat.messages,
+            chat.tools,
+            chat.template_kwargs,
         )
-        return Prompt(tenant, "", tuple(ids), (*self._turns.ends(ids), len(ids)))
+        return Prompt(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
 
     def _prepare(self, stream_id: int, request: Request, prompt: Prompt) -> list[Prepared]:
         language, sampling = self._language, request.sampling
@@ -315,7 +341,8 @@ class LocalEngine:
             if delta.finish is None:
                 continue
             prompt = answer.prompt
-            prompt.tenant.history.remember(prompt.text, prompt.ids, said)
+            if prompt.text is not None:
+                prompt.tenant.history.remember(prompt.text, prompt.ids, said)
             self._num_admitted -= 1
             timings = delta.finish.timings
             self._mean_request_s += 0.1 * (
@@ -340,7 +367,7 @@ class LocalEngine:
         self._detail = detail
 
 
-def _is_beginning(request: Request) -> bool:
+def _is_beginning(request: Request, chat: ChatPrompt) -> bool:
     """Whether the messages are only to be kept and a user's turn comes next, not an answer."""
-    is_answered = bool(request.messages) and request.messages[-1]["role"] in ("user", "tool")
+    is_answered = bool(chat.messages) and chat.messages[-1]["role"] in ("user", "tool")
     return request.keep_prefix and request.max_tokens == 0 and not is_answered

@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn
 import msgspec
 
 from luceasync.errors import RequestError
-from luceasync.request import Request, Sampling
+from luceasync.request import ChatPrompt, Request, Sampling
 from luceasync.server.tenant import Caller
 
 MAX_CHOICES = 16
@@ -106,9 +106,11 @@ def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
     _refuse_unserved(chat)
     return ChatCall(
         request=Request(
-            messages=[_message(i, message) for i, message in enumerate(_messages(chat))],
-            tools=None if chat.tool_choice == "none" else chat.tools or None,
-            template_kwargs=chat.chat_template_kwargs or {},
+            ChatPrompt(
+                messages=[_message(i, message) for i, message in enumerate(_messages(chat))],
+                tools=None if chat.tool_choice == "none" else chat.tools or None,
+                template_kwargs=chat.chat_template_kwargs or {},
+            ),
             sampling=_sampling(chat),
             max_tokens=_max_tokens(chat),
             stop=_stop(chat),

@@ -26,7 +26,7 @@ from luceasync.engine.decoding import Decoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine, speculate
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.request import Request, Sampling
+from luceasync.request import ChatPrompt, Request, Sampling
 from scripts.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target
 from scripts.lossless.rounds import ScriptedDecoding, forced
 
@@ -163,7 +163,7 @@ def request_of(
         messages.append({"role": "assistant", "content": found[number, earlier].text})
     messages.append({"role": "user", "content": target.questions[number][turn]})
     return Request(
-        messages,
+        ChatPrompt(messages),
         sampling=sampling_of(case.kind, target, seed_of(number, turn)),
         stop=stop_for(plain["plain"][key]) if case.kind == "stop strings" else (),
         max_tokens=target.max_tokens,

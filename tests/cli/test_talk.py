@@ -42,7 +42,7 @@ async def test_the_manner_is_asked_for(voice_of):
     engine = ScriptedEngine()
     await said(voice_of(engine, Manner(max_tokens=7, temperature=0.25)))
     request = engine.requests[0]
-    assert (request.messages, request.max_tokens) == (HI, 7)
+    assert (request.prompt.messages, request.max_tokens) == (HI, 7)
     assert request.sampling.temperature == 0.25
 
 

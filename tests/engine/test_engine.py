@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from luceasync.engine.engine import LocalEngine
 from luceasync.errors import ConfigError, ContextLengthError, QueueFull, RequestError, Unavailable
-from luceasync.request import Delta, Finish, Request, Sampling, Stream
+from luceasync.request import (
+    ChatPrompt,
+    Delta,
+    Finish,
+    Request,
+    Sampling,
+    Stream,
+    TextPrompt,
+    TokenPrompt,
+)
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
 
 DEADLINE_S = 20.0
 
 
 def ask(text: str = "to be or not", **fields: Any) -> Request:
     fields = {"max_tokens": 24, "ignore_eos": True, **fields}
-    return Request(messages=[{"role": "user", "content": text}], **fields)
+    return Request(ChatPrompt([{"role": "user", "content": text}]), **fields)
 
 
 async def read(stream: Stream) -> tuple[str, Finish, list[Delta]]:
@@ -221,3 +233,67 @@ async def test_running_streams_end_when_the_engine_does(start_engine):
     deltas = [delta async for delta in stream]
     assert deltas[-1].finish.reason == "cancelled"
     assert "shutting down" in deltas[-1].finish.error
+
+
+async def test_a_prompt_of_text_or_ids_is_answered_as_the_messages_that_render_to_it(
+    start_engine, tiny_dir
+):
+    """Special tokens in the text are the tokens that they name; nothing is put before or after."""
+    chat = ask()
+    text = ChatTemplate.load(tiny_dir).render(chat.prompt.messages)
+    ids = tuple(Tokenizer.load(tiny_dir).encode(text))
+    prompts = (chat.prompt, TextPrompt(text), TokenPrompt(ids))
+    async with start_engine() as engine:
+        told = [await read(await engine.open(replace(chat, prompt=prompt))) for prompt in prompts]
+    tokens = [[token for delta in deltas for token in delta.token_ids] for _, _, deltas in told]
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert {finish.usage.prompt_tokens for _, finish, _ in told} == {len(ids)}
+
+
+async def test_raw_text_gets_no_template(start_engine, tiny_dir):
+    text = "to be or not"
+    async with start_engine() as engine:
+        stream = await engine.open(replace(ask(), prompt=TextPrompt(text)))
+    assert stream.num_prompt_tokens == len(Tokenizer.load(tiny_dir).encode(text))
+
+
+async def test_ids_outside_the_vocabulary_are_refused_with_their_place(start_engine):
+    async with start_engine() as engine:
+        for wrong in (-1, 10**6):
+            with pytest.raises(RequestError, match=rf"prompt\[1\] is token {wrong}") as caught:
+                await engine.open(replace(ask(), prompt=TokenPrompt((0, wrong))))
+            assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [TextPrompt(""), TokenPrompt(())])
+async def test_an_empty_prompt_is_refused_by_its_name(start_engine, prompt):
+    async with start_engine() as engine:
+        with pytest.raises(RequestError, match="prompt: the rendered prompt is empty"):
+            await engine.open(replace(ask(), prompt=prompt))
+
+
+async def test_a_long_prompt_of_ids_is_refused_by_its_name(start_engine):
+    async with start_engine() as engine:
+        num_tokens = engine.card.max_ctx_tokens
+        with pytest.raises(ContextLengthError, match=f"your prompt resulted in {num_tokens}"):
+            await engine.open(replace(ask(), prompt=TokenPrompt((1,) * num_tokens)))
+
+
+@pytest.mark.parametrize("kind", [TextPrompt, TokenPrompt])
+async def test_only_after_text_is_an_answer_sent_back_as_the_ids_that_it_was(
+    start_engine, tiny_dir, kind
+):
+    tokenizer = Tokenizer.load(tiny_dir)
+    text, letters = "to be or not", [tokenizer.encode(letter)[0] for letter in "to"]
+    prompt = {TextPrompt: text, TokenPrompt: tuple(tokenizer.encode(text))}[kind]
+    sampling = Sampling(temperature=1.0, seed=1, logit_bias=dict.fromkeys(letters, 100.0))
+    request = replace(ask(), prompt=kind(prompt), sampling=sampling)
+    async with start_engine() as engine:
+        said, finish, _ = await read(await engine.open(request))
+        stream = await engine.open(replace(request, prompt=TextPrompt(text + said)))
+        alone = await engine.open(replace(request, prompt=TextPrompt(said)))
+    as_generated = finish.usage.prompt_tokens + finish.usage.completion_tokens
+    by_itself = len(tokenizer.encode(text + said))
+    assert by_itself < as_generated, "the letters must merge when they are read again"
+    assert stream.num_prompt_tokens == (as_generated if kind is TextPrompt else by_itself)
+    assert alone.num_prompt_tokens == len(tokenizer.encode(said))

@@ -16,7 +16,7 @@ from luceasync.dflash.tally import StepCosts
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import DecodeWith, build_engine, speculate
-from luceasync.request import Finish, Request, Sampling
+from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from tests import tiny
 
 REQUESTS = [
@@ -49,7 +49,9 @@ async def started(model_dir: Path, decode_with: DecodeWith = speculate, **draft:
 
 
 async def ask(engine: LocalEngine, text: str, **fields: Any) -> tuple[tuple[int, ...], str, Finish]:
-    request = Request([{"role": "user", "content": text}], **{"max_tokens": 30, **fields})
+    request = Request(
+        ChatPrompt([{"role": "user", "content": text}]), **{"max_tokens": 30, **fields}
+    )
     deltas = [delta async for delta in await engine.open(request)]
     ids = tuple(token for delta in deltas for token in delta.token_ids)
     return ids, "".join(delta.text for delta in deltas), deltas[-1].finish

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
-from luceasync.request import Request, Sampling
+from luceasync.request import ChatPrompt, Request, Sampling
 from luceasync.server.schema import ChatCall, parse_chat
 from luceasync.server.tenant import Caller
 
@@ -30,7 +30,7 @@ def refusal(**fields: Any) -> RequestError:
 
 def test_absent_and_null_fields_mean_openais_defaults():
     names = ("temperature", "top_p", "max_tokens", "stop", "n", "seed", "tools", "cache_salt")
-    expected = Request([USER], sampling=Sampling(temperature=1.0), tenant="key")
+    expected = Request(ChatPrompt([USER]), sampling=Sampling(temperature=1.0), tenant="key")
     assert parse().request == parse(**dict.fromkeys(names)).request == expected
 
 
@@ -50,8 +50,8 @@ def test_the_other_fields_reach_the_request():
         chat_template_kwargs={"enable_thinking": False},
     ).request  # fmt: skip
     assert (request.num_choices, request.stop, request.max_tokens) == (2, ("a",), 5)
-    assert (request.ignore_eos, request.tools, request.top_logprobs) == (True, [tool], 3)
-    assert request.template_kwargs == {"enable_thinking": False}
+    assert (request.ignore_eos, request.prompt.tools, request.top_logprobs) == (True, [tool], 3)
+    assert request.prompt.template_kwargs == {"enable_thinking": False}
 
 
 def test_max_completion_tokens_wins_over_its_old_name():
@@ -68,7 +68,7 @@ def test_a_prompt_may_be_kept_without_an_answer(name):
 def test_tools_alone_can_be_kept():
     tools = [{"type": "function", "function": {"name": "f"}}]
     request = parse(messages=[], tools=tools, keep_prefix=True, max_tokens=0).request
-    assert (request.messages, request.tools) == ([], tools)
+    assert (request.prompt.messages, request.prompt.tools) == ([], tools)
     assert refusal(messages=[], tools=tools).param == "messages"
     assert refusal(messages=[], keep_prefix=True, max_tokens=0).param == "messages"
 
@@ -99,7 +99,7 @@ def test_unknown_fields_are_ignored():
 
 def test_text_parts_are_joined():
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b", "cache_control": {}}]
-    assert parse(messages=[{"role": "user", "content": parts}]).request.messages == [
+    assert parse(messages=[{"role": "user", "content": parts}]).request.prompt.messages == [
         {"role": "user", "content": "a\nb"}
     ]
 
@@ -118,13 +118,13 @@ def test_every_role_is_taken_and_developer_means_system():
         {"role": "assistant", "content": "", "tool_calls": [call]},
         messages[3],
     ]
-    assert parse(messages=messages).request.messages == expected
+    assert parse(messages=messages).request.prompt.messages == expected
 
 
 def test_tool_choice_none_takes_the_tools_away():
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert parse(tools=tools, tool_choice="none").request.tools is None
-    assert parse(tools=tools, tool_choice="auto").request.tools == tools
+    assert parse(tools=tools, tool_choice="none").request.prompt.tools is None
+    assert parse(tools=tools, tool_choice="auto").request.prompt.tools == tools
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_any_json_is_a_request_or_a_refusal(fields, messages):
     except RequestError as error:
         assert error.status in (400, 404)
     else:
-        assert call.request.messages
+        assert call.request.prompt.messages
 
 
 @settings(deadline=None)
