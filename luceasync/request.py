@@ -167,18 +167,34 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class Delta:
-    """New text of choice `index` that is safe to show, and the tokens that it came from.
+class TextPiece:
+    """A part of the answer's text, never empty."""
 
-    `text` may be empty (a split UTF-8 character or a possible stop string is held back). `finish`
-    is set on the last delta of a choice, which may carry text too.
+    text: str
+
+
+Piece = TextPiece  # what else a model says (its reasoning, calls of tools) joins the union
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What choice `index` has said since its last delta and is safe to show, in order, and the
+    tokens that it came from.
+
+    There may be no piece (a split UTF-8 character or a possible stop string is held back). `finish`
+    is set on the last delta of a choice, which may carry pieces too.
     """
 
     index: int
-    text: str
+    pieces: tuple[Piece, ...] = ()
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer's text in it."""
+        return "".join([piece.text for piece in self.pieces])
 
 
 @dataclass(frozen=True, slots=True)

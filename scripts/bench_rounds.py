@@ -37,7 +37,7 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.platform import open_platform
 from luceasync.request import Sampling
-from luceasync.text.detokenizer import Piece
+from luceasync.text.detokenizer import SafeText
 from scripts.bench_gpu import SHAPES
 
 NUM_ROUNDS = 40
@@ -53,8 +53,8 @@ class NoText:
 
     has_stops = stopped = False
 
-    def push(self, token: int) -> Piece:
-        return Piece("", False)
+    def push(self, token: int) -> SafeText:
+        return SafeText("", False)
 
     def flush(self) -> str:
         return ""

@@ -21,7 +21,16 @@ from rich.console import Console
 from rich.table import Table
 
 from luceasync.config import ServerConfig
-from luceasync.request import Delta, EngineStatus, Finish, ModelCard, Request, Timings, Usage
+from luceasync.request import (
+    Delta,
+    EngineStatus,
+    Finish,
+    ModelCard,
+    Request,
+    TextPiece,
+    Timings,
+    Usage,
+)
 from luceasync.server.app import create_app
 from luceasync.server.listener import listen, run_hypercorn
 
@@ -85,7 +94,8 @@ class PacedEngine:
             time.sleep(max(0.0, due_s - time.perf_counter()))
             finish = self._finish() if step == self._num_tokens - 1 else None
             text = f"{time.perf_counter():.7f}"
-            loop.call_soon_threadsafe(self._deliver, Delta(0, text, (step,), finish=finish))
+            delta = Delta(0, (TextPiece(text),), (step,), finish=finish)
+            loop.call_soon_threadsafe(self._deliver, delta)
             if not self._period_s:
                 while any(stream.queue.qsize() for stream in self._streams):
                     time.sleep(20e-6)

@@ -16,12 +16,14 @@ from luceasync.request import (
     Delta,
     Finish,
     FinishReason,
+    Piece,
     Sampling,
     Timings,
     TokenLogprob,
     Usage,
 )
 from luceasync.text.detokenizer import Detokenizer
+from luceasync.text.pieces import PieceMaker, PlainText
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -45,6 +47,7 @@ class Prepared:
     top_logprobs: int | None
     tokenizer: Tokenizer
     detokenizer: Detokenizer
+    piece_maker: PieceMaker = field(default_factory=PlainText)
     tenant: bytes = field(default=NO_TENANT, repr=False)
     boundaries: tuple[int, ...] = ()
     keep_prompt: bool = False
@@ -163,8 +166,10 @@ class Generation:
     def shown(self) -> Delta | None:
         """What has come since the last time; None while all of it is held back."""
         self._spell()
-        has_more = self._held_text or self._held_logprobs or self.has_ended
-        return self._delta() if has_more else None
+        text, self._held_text = self._held_text, ""
+        pieces = self.prepared.piece_maker.make(text, is_last=self.has_ended)
+        has_more = pieces or self._held_logprobs or self.has_ended
+        return self._delta(pieces) if has_more else None
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """No token follows, and nothing is held back any more. What an error leaves unspelled stays
@@ -184,16 +189,15 @@ class Generation:
         self._unspelled.clear()
         return detokenizer.stopped
 
-    def _delta(self) -> Delta:
+    def _delta(self, pieces: tuple[Piece, ...]) -> Delta:
         finish = None
         if self._reason is not None:
             usage = Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached)
             finish = Finish(self._reason, usage, self._timings(), self._error, self.claim.restore)
-        text, self._held_text = self._held_text, ""
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
-        return Delta(self.prepared.index, text, ids, logprobs, finish)
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish)
 
     def _timings(self) -> Timings:
         now = time.monotonic()

@@ -71,7 +71,7 @@ class ChatEvents:
 
     def _chunks_of(self, delta: Delta) -> Iterator[ChatChunk]:
         self._num_completion_tokens += len(delta.token_ids)
-        if delta.text or delta.logprobs:
+        if delta.pieces or delta.logprobs:
             logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
             yield self._chunk(
                 [ChunkChoice(delta.index, DeltaMessage(content=delta.text), logprobs)]

@@ -12,7 +12,7 @@ from luceasync.errors import RequestError
 from luceasync.text.tokenizer import Tokenizer
 
 
-class Piece(NamedTuple):
+class SafeText(NamedTuple):
     """Text that is safe to show. `stopped`: a stop string follows it, and nothing comes after."""
 
     text: str
@@ -36,14 +36,14 @@ class Detokenizer:
         """Whether some string may stop the text."""
         return self._scanner is not None
 
-    def push(self, token_id: int) -> Piece:
+    def push(self, token_id: int) -> SafeText:
         """The text that is certain with `token_id`; never called after a stop. Amortised O(1)."""
         assert not self.stopped, "a token after a stop string"
         token = self._token(token_id)
         if token is None:
-            return Piece("", False)
+            return SafeText("", False)
         text = self._stream.push(token)
-        return Piece(text, False) if self._scanner is None else self._scan(text)
+        return SafeText(text, False) if self._scanner is None else self._scan(self._scanner, text)
 
     def flush(self) -> str:
         """What is left when no token follows: empty after a stop. It may complete a stop: see
@@ -54,13 +54,13 @@ class Detokenizer:
         text = self._stream.flush()
         if self._scanner is None:
             return text
-        piece = self._scan(text)
-        return piece.text if piece.stopped else piece.text + self._scanner.flush()
+        safe = self._scan(self._scanner, text)
+        return safe.text if safe.stopped else safe.text + self._scanner.flush()
 
-    def _scan(self, text: str) -> Piece:
-        piece = self._scanner.push(text)
-        self.stopped = piece.stopped
-        return piece
+    def _scan(self, scanner: StopScanner, text: str) -> SafeText:
+        safe = scanner.push(text)
+        self.stopped = safe.stopped
+        return safe
 
 
 class StopScanner:
@@ -82,7 +82,7 @@ class StopScanner:
         self._state = 0
         self._held = ""
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str) -> SafeText:
         """The text before a stop string, or as much as cannot belong to one any more."""
         buffer, num_before = self._held + text, len(self._held)
         for i, char in enumerate(text, start=num_before + 1):
@@ -90,10 +90,10 @@ class StopScanner:
             length = self._match[self._state]
             if length:
                 self._held = ""
-                return Piece(buffer[: i - length], True)
+                return SafeText(buffer[: i - length], True)
         num_safe = len(buffer) - self._depth[self._state]
         self._held = buffer[num_safe:]
-        return Piece(buffer[:num_safe], False)
+        return SafeText(buffer[:num_safe], False)
 
     def flush(self) -> str:
         """What was held back, when nothing follows."""

@@ -47,7 +47,7 @@ async def test_the_manner_is_asked_for(voice_of):
 
 
 @pytest.mark.parametrize(
-    "step", [Unavailable("gone"), Delta(0, "", finish=finish("error", error="gone"))]
+    "step", [Unavailable("gone"), Delta(0, finish=finish("error", error="gone"))]
 )
 async def test_a_failure_on_the_way_is_raised_in_its_words(voice_of, step: Step):
     with pytest.raises(LuceasyncError, match="gone"):

@@ -10,10 +10,11 @@ import pytest
 from luceasync.engine import generation
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.sampling.row import RowLogprobs, TokenCounts
-from luceasync.request import Delta, Sampling
+from luceasync.request import Delta, Sampling, TextPiece
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
+from tests.deltas import text_delta
 
 EOS = 2
 PROMPT = (5, 6, 7)
@@ -84,25 +85,30 @@ def told_ids(deltas: list[Delta | None]) -> list[int]:
 def test_every_token_is_a_delta_of_its_choice(tokenizer: Tokenizer):
     ids = letters(tokenizer, "abc")
     deltas = feed(make(tokenizer), ids)
-    assert deltas == [Delta(3, c, (i,)) for c, i in zip("abc", ids, strict=True)]
+    assert deltas == [text_delta(3, c, (i,)) for c, i in zip("abc", ids, strict=True)]
 
 
 def test_tokens_that_come_together_are_one_delta(tokenizer: Tokenizer):
     choice, ids = make(tokenizer), letters(tokenizer, "abc")
     assert all(choice.append(token, None) for token in ids)
-    assert choice.shown() == Delta(3, "abc", tuple(ids))
+    assert choice.shown() == text_delta(3, "abc", tuple(ids))
     assert choice.shown() is None
 
 
 def test_half_a_character_is_held_back_with_its_tokens(tokenizer: Tokenizer):
     ids = letters(tokenizer, "\u20ac")
-    assert feed(make(tokenizer), ids) == [None, None, Delta(3, "\u20ac", tuple(ids))]
+    assert feed(make(tokenizer), ids) == [None, None, text_delta(3, "\u20ac", tuple(ids))]
 
 
 def test_what_may_be_a_stop_string_is_held_back_with_its_tokens(tokenizer: Tokenizer):
     ids = letters(tokenizer, "a<>x")
     deltas = feed(make(tokenizer, stop=("<>!",)), ids)
-    assert deltas == [Delta(3, "a", (ids[0],)), None, None, Delta(3, "<>x", tuple(ids[1:]))]
+    assert deltas == [
+        text_delta(3, "a", (ids[0],)),
+        None,
+        None,
+        text_delta(3, "<>x", tuple(ids[1:])),
+    ]
 
 
 def test_a_stop_string_ends_the_choice_and_is_not_shown(tokenizer: Tokenizer):
@@ -267,3 +273,26 @@ def test_a_choice_cancelled_in_prefill_has_not_decoded(tokenizer: Tokenizer, clo
     clock[0] += 2.0
     timings = ended(choice, "cancelled").finish.timings
     assert (timings.queued_s, timings.decode_s, timings.num_decoded) == (0.0, 0.0, 0)
+
+
+# --- pieces -------------------------------------------------------------------------------------
+
+
+class WholeOnly:
+    """A maker that is certain of nothing before the last text has come."""
+
+    def __init__(self) -> None:
+        self._held = ""
+
+    def make(self, text: str, *, is_last: bool) -> tuple[TextPiece, ...]:
+        self._held += text
+        return tuple(TextPiece(word) for word in self._held.split()) if is_last else ()
+
+
+def test_what_the_piece_maker_holds_back_comes_with_the_last_text(tokenizer: Tokenizer):
+    choice = make(tokenizer, piece_maker=WholeOnly())
+    ids = letters(tokenizer, "a bc")
+    deltas = feed(choice, [*ids, EOS])
+    assert deltas[:-1] == [None] * 4
+    assert deltas[-1].pieces == (TextPiece("a"), TextPiece("bc"))
+    assert deltas[-1].token_ids == (*ids, EOS)

@@ -8,16 +8,17 @@ import pytest
 
 from luceasync.engine.stream import LocalStream
 from luceasync.request import Delta, Finish, Timings, Usage
+from tests.deltas import text_delta
 
 DEADLINE_S = 5.0
 
 
 def text(piece: str, index: int = 0) -> Delta:
-    return Delta(index, piece)
+    return text_delta(index, piece)
 
 
 def last(index: int = 0) -> Delta:
-    return Delta(index, "", finish=Finish("stop", Usage(1, 1), Timings(0, 0, 0, 1, 0)))
+    return Delta(index, finish=Finish("stop", Usage(1, 1), Timings(0, 0, 0, 1, 0)))
 
 
 def make_stream(num_choices: int = 1) -> tuple[LocalStream, list[str]]:

@@ -21,6 +21,7 @@ from luceasync.request import (
     Timings,
     Usage,
 )
+from tests.deltas import text_delta
 
 Step = Delta | Exception | asyncio.Event
 
@@ -40,8 +41,8 @@ def finish(
 
 def answer(*texts: str, index: int = 0, reason: str = "stop") -> list[Step]:
     """One token per text, and the finish in a delta of its own."""
-    deltas: list[Step] = [Delta(index, text, token_ids=(i,)) for i, text in enumerate(texts)]
-    return [*deltas, Delta(index, "", finish=finish(reason, len(texts)))]
+    deltas: list[Step] = [text_delta(index, text, token_ids=(i,)) for i, text in enumerate(texts)]
+    return [*deltas, Delta(index, finish=finish(reason, len(texts)))]
 
 
 class ScriptedStream:

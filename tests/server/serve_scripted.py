@@ -11,9 +11,9 @@ import uvloop
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ModelError
-from luceasync.request import Delta
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
+from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 
 
@@ -23,7 +23,7 @@ async def main(options: dict[str, float]) -> None:
     """
     pause = asyncio.Event()
     text = "x" * int(options.get("answer_bytes", 1))
-    engine = ScriptedEngine([Delta(0, text, (1,)), pause, *answer("late")])
+    engine = ScriptedEngine([text_delta(0, text, (1,)), pause, *answer("late")])
     config = ServerConfig(port=0, graceful_timeout_s=options["graceful_timeout_s"])
 
     async def load() -> None:

@@ -12,6 +12,7 @@ import pytest
 from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Delta, TokenLogprob
+from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 
 CHAT = "/v1/chat/completions"
@@ -83,7 +84,12 @@ async def test_the_plain_answer_says_what_the_stream_says(in_memory):
 
 
 async def test_every_choice_begins_with_its_role_and_ends_once(in_memory):
-    script = [Delta(0, "a", (1,)), Delta(1, "b", (2,)), *answer(index=1), *answer(index=0)]
+    script = [
+        text_delta(0, "a", (1,)),
+        text_delta(1, "b", (2,)),
+        *answer(index=1),
+        *answer(index=0),
+    ]
     async with in_memory(ScriptedEngine(script)) as client:
         *chunks, _ = await ask(client, STREAM | {"n": 2})
     told = [(chunk["choices"][0]["index"], chunk["choices"][0]) for chunk in chunks]
@@ -94,13 +100,13 @@ async def test_every_choice_begins_with_its_role_and_ends_once(in_memory):
 
 
 async def test_text_and_finish_in_one_delta_become_two_chunks(in_memory):
-    async with in_memory(ScriptedEngine([Delta(0, "end", (1,), finish=finish())])) as client:
+    async with in_memory(ScriptedEngine([text_delta(0, "end", (1,), finish=finish())])) as client:
         *chunks, _ = await ask(client, STREAM)
     assert [chunk["choices"][0]["delta"] for chunk in chunks][1:] == [{"content": "end"}, {}]
 
 
 async def test_a_prompt_kept_without_an_answer_ends_at_its_length(in_memory):
-    script = [Delta(0, "", finish=finish("length", num_tokens=0))]
+    script = [Delta(0, finish=finish("length", num_tokens=0))]
     body = BODY | {"max_tokens": 0, "keep_prefix": True}
     async with in_memory(ScriptedEngine(script)) as client:
         plain = (await client.post(CHAT, json=body)).json()
@@ -113,14 +119,14 @@ async def test_a_prompt_kept_without_an_answer_ends_at_its_length(in_memory):
 
 
 async def test_held_back_text_sends_no_event(in_memory):
-    script = [Delta(0, "", (1,)), *answer("x")]
+    script = [text_delta(0, "", (1,)), *answer("x")]
     async with in_memory(ScriptedEngine(script)) as client:
         assert len(await ask(client, STREAM)) == 4
 
 
 async def test_logprobs_have_openais_shape(in_memory):
     top = (TokenLogprob("a", b"a", -0.5), TokenLogprob("\ufffd", b"\xc3", float("-inf")))
-    script = [Delta(0, "a", (1,), (TokenLogprob("a", b"a", -0.5, top),)), *answer()]
+    script = [text_delta(0, "a", (1,), (TokenLogprob("a", b"a", -0.5, top),)), *answer()]
     async with in_memory(ScriptedEngine(script)) as client:
         plain = (await client.post(CHAT, json=BODY | {"logprobs": True})).json()
     [entry] = plain["choices"][0]["logprobs"]["content"]
@@ -132,8 +138,8 @@ async def test_logprobs_have_openais_shape(in_memory):
 @pytest.mark.parametrize(
     ("script", "status"),
     [
-        ([Delta(0, "", finish=finish("error", error="out of memory"))], 500),
-        ([Delta(0, "", finish=finish("cancelled"))], 503),
+        ([Delta(0, finish=finish("error", error="out of memory"))], 500),
+        ([Delta(0, finish=finish("cancelled"))], 503),
         ([Unavailable("the engine died")], 503),
         ([ZeroDivisionError()], 500),
     ],
@@ -150,12 +156,12 @@ async def test_a_failure_before_the_first_byte_has_its_status(in_memory, script,
 @pytest.mark.parametrize(
     "failure",
     [
-        Delta(0, "", finish=finish("error", error="out of memory")),
+        Delta(0, finish=finish("error", error="out of memory")),
         Unavailable("out of memory"),
     ],
 )
 async def test_a_failure_after_it_is_an_error_event_without_done(in_memory, failure):
-    engine = ScriptedEngine([Delta(0, "a", (1,)), failure])
+    engine = ScriptedEngine([text_delta(0, "a", (1,)), failure])
     async with in_memory(engine) as client:
         streamed = await ask(client, STREAM)
         plain = await client.post(CHAT, json=BODY)
@@ -165,7 +171,7 @@ async def test_a_failure_after_it_is_an_error_event_without_done(in_memory, fail
 
 
 async def test_an_answer_that_lacks_a_finish_is_a_failure(in_memory):
-    async with in_memory(ScriptedEngine([Delta(0, "a", (1,))])) as client:
+    async with in_memory(ScriptedEngine([text_delta(0, "a", (1,))])) as client:
         assert (await client.post(CHAT, json=BODY)).status_code == 500
         assert "error" in (await ask(client, STREAM))[-1]
 
@@ -207,7 +213,7 @@ async def test_a_failure_after_a_comment_is_an_error_event(on_port):
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM], ids=["plain", "stream"])
-@pytest.mark.parametrize("script", [[], [Delta(0, "a", (1,))]], ids=["prefill", "decode"])
+@pytest.mark.parametrize("script", [[], [text_delta(0, "a", (1,))]], ids=["prefill", "decode"])
 async def test_a_client_that_leaves_closes_its_stream(on_port, script, body):
     engine = ScriptedEngine([*script, asyncio.Event()])
     async with on_port(engine) as client, asyncio.timeout(10), asyncio.TaskGroup() as tasks:

@@ -10,7 +10,8 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ContextLengthError, QueueFull, Unavailable
-from luceasync.request import Delta, TokenLogprob
+from luceasync.request import TokenLogprob
+from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 
 HI = [{"role": "user", "content": "Hi"}]
@@ -75,7 +76,7 @@ async def test_two_choices(connect):
 
 async def test_logprobs(connect):
     logprob = TokenLogprob("a", b"a", -0.5, (TokenLogprob("b", b"b", -1.5),))
-    script = [Delta(0, "a", (1,), (logprob,)), *answer()]
+    script = [text_delta(0, "a", (1,), (logprob,)), *answer()]
     async with connect(ScriptedEngine(script)) as client:
         completion = await client.chat.completions.create(
             model="tiny", messages=HI, logprobs=True, top_logprobs=1
@@ -107,7 +108,7 @@ async def test_errors_have_openais_classes(connect, error, expected, stream):
 
 
 async def test_an_error_within_a_stream_is_raised(connect):
-    script = [Delta(0, "a", (1,)), Unavailable("gone")]
+    script = [text_delta(0, "a", (1,)), Unavailable("gone")]
     async with connect(ScriptedEngine(script)) as client:
         stream = await client.chat.completions.create(model="tiny", messages=HI, stream=True)
         with pytest.raises(openai.APIError, match="gone"):

@@ -19,7 +19,7 @@ NOTHING = {
 
 
 async def told(in_memory, *finishes) -> dict:
-    script = [Delta(index, "", finish=one) for index, one in enumerate(finishes)]
+    script = [Delta(index, finish=one) for index, one in enumerate(finishes)]
     async with in_memory(ScriptedEngine(script[::-1])) as client:
         response = await client.post(CHAT, json=BODY | {"n": len(finishes)})
     return response.json()["luceasync"]

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
-from luceasync.text.detokenizer import Detokenizer, Piece, StopScanner
+from luceasync.text.detokenizer import Detokenizer, SafeText, StopScanner
 
 relaxed = settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -156,6 +156,6 @@ def test_overlapping_stops_cut_alike_however_the_text_is_cut(text, stop, cuts):
 
 def test_no_more_is_held_back_than_may_become_a_stop():
     scanner = StopScanner(["abc", "bd"])
-    assert scanner.push("xab") == Piece("x", False)
-    assert scanner.push("a") == Piece("ab", False)
-    assert scanner.push("bd") == Piece("a", True)
+    assert scanner.push("xab") == SafeText("x", False)
+    assert scanner.push("a") == SafeText("ab", False)
+    assert scanner.push("bd") == SafeText("a", True)

@@ -1,0 +1,28 @@
+"""The text of one choice becomes typed pieces: what an API family shows of it, and as what.
+
+Owns what a part of the text is. Knows no tokens, no stop strings and no API.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from luceasync.request import Piece, TextPiece
+
+
+class PieceMaker(Protocol):
+    """Parts the growing text of one choice; one maker serves one choice."""
+
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+        """The pieces that are certain with `text`, which follows what was given before. What may
+        yet turn out to be of another type is held back, unless `text` `is_last`.
+        """
+        ...
+
+
+class PlainText:
+    """All of it is the answer's text; nothing is held back."""
+
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+        """See PieceMaker."""
+        return (TextPiece(text),) if text else ()
