@@ -26,9 +26,11 @@ from bench_gpu import SHAPES
 
 from luceasync.config import BUNDLED_MODEL_DIR, EngineConfig
 from luceasync.cyext.flatten import fill
+from luceasync.engine.cache_directory import Cabinet
 from luceasync.engine.decoding import PlainDecoding
-from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, warm_bytes_of
+from luceasync.engine.prompts import Language
 from luceasync.engine.pump import Pump
 from luceasync.engine.thread import Loaded
 from luceasync.hoststore.arena import Arena, WarmMemory

@@ -90,9 +90,4 @@ async def ask(
 
 async def written(engine: LocalEngine) -> None:
     """Wait until the disk has what it is to have, as the end of a server does."""
-    assert engine._thread is not None
-    assert engine._shelf is not None
-    for _ in range(3):  # an outcome may be followed by another order
-        await engine._thread.call(lambda pump: pump.step(), 30.0)  # keeps what an answer has left
-        await engine._thread.call(lambda pump: pump.prefixes.hand_over(wait=True) or [], 30.0)
-        await engine._shelf.drain(30.0)
+    await engine.flush()

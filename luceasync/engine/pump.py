@@ -16,17 +16,17 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.engine.admission import Load, Step, next_step
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.sampling.choose import nothing
+from luceasync.engine.scheduling import Balance
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Delta, FinishReason
 
 Emitted = tuple[int, Delta]  # stream id, delta
 Tell = Callable[[list[Emitted]], None]
-Command = Callable[["Pump"], list[Emitted]]
+Command = Callable[["Pump"], list[Emitted] | None]  # what it returns is to be told
 
 IDLE_PAUSE_S = 1.0
 LEAVING_PAUSE_S = 0.001  # in which an answer's end goes out before its prefix is kept
@@ -80,8 +80,7 @@ class Pump:
         # What waits until its tokens are told: prefixes to be kept, then choices that leave.
         self._to_keep: list[Callable[[], None]] = []
         self._leaving: deque[tuple[Generation, bool]] = deque()
-        self._prefill_s = 0.0  # since decode had its share last
-        self._decode_s = 0.0
+        self._balance = Balance()
         self.num_prefilled_total = 0
         self.num_decoded_total = 0
         self.num_steps_total = 0
@@ -116,7 +115,7 @@ class Pump:
         """Hear of what ends elsewhere. `post`, which any thread may call, has a command run before
         the next step.
         """
-        self.prefixes.listen(lambda call: post(lambda pump: call() or []))
+        self.prefixes.listen(lambda call: post(lambda pump: call()))
 
     @property
     def num_waiting(self) -> int:
@@ -160,6 +159,11 @@ class Pump:
         self.prefixes.hand_over(wait=True)
         return self._told()
 
+    def keep_all(self) -> None:
+        """Keep what has ended, and hand over all that the disk is to have of what was kept."""
+        self._catch_up()
+        self.prefixes.hand_over(wait=True)
+
     def step(self, tell: Tell | None = None) -> list[Emitted]:
         """Give free lanes to waiting choices, then do what is due. Returns what is to be told now;
         what a decode step gave may be held back and be given to `tell` while a device works on the
@@ -171,8 +175,7 @@ class Pump:
         self._end_restores()
         prefilling = [g for g in self._running if g.is_prefilling]
         decoding = [g for g in self._running if g.is_decoding]
-        load = Load(len(prefilling), len(decoding), self._prefill_s, self._decode_s)
-        step: Step = next_step(load)
+        step = self._balance.next_step(len(prefilling), len(decoding))
         is_told_later = step == "decode" and self._computes_beside and tell is not None
         if (self._emitted or self._unshown) and not is_told_later:
             return self._told()
@@ -185,7 +188,8 @@ class Pump:
         else:
             meanwhile = nothing if tell is None else lambda: tell(self._told())
             self._decode(decoding, alone=not prefilling, meanwhile=meanwhile)
-        self._account(step, time.perf_counter() - begin, both=bool(prefilling and decoding))
+        seconds = time.perf_counter() - begin
+        self._balance.account(step, seconds, both=bool(prefilling and decoding))
         is_last = any(delta.finish for _, delta in self._emitted)
         return [] if is_told_later and not is_last else self._told()
 
@@ -328,12 +332,3 @@ class Pump:
         self._free_lanes.sort()
         self._passed_over.clear()
         generation.lane = None
-
-    def _account(self, step: Step, seconds: float, *, both: bool) -> None:
-        """Keep the balance of the two kinds of work while both are wanted."""
-        if not both:
-            self._prefill_s = self._decode_s = 0.0
-        elif step == "prefill":
-            self._prefill_s, self._decode_s = seconds, 0.0
-        else:
-            self._decode_s += seconds

@@ -20,9 +20,11 @@ from luceasync.config import Config
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.load import LoadedDraft, load_draft
 from luceasync.dflash.placement import Drafter, plan_with_drafter
+from luceasync.engine.cache_directory import Cabinet
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
-from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
+from luceasync.engine.prompts import Language
 from luceasync.engine.pump import Pump
 from luceasync.engine.rehearsal import in_turns, part_for, rehearse
 from luceasync.engine.thread import Loaded

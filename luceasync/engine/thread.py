@@ -62,7 +62,7 @@ class EngineThread:
         """Run the command before the next step, and wait for that. Raises TimeoutError."""
         done = self._loop.create_future()
 
-        def run(pump: Pump) -> list[Emitted]:
+        def run(pump: Pump) -> list[Emitted] | None:
             try:
                 return command(pump)
             finally:
@@ -109,7 +109,7 @@ class EngineThread:
                 return
             self._tell(pump.step(self._tell) if command is None else command(pump))
 
-    def _tell(self, emitted: list[Emitted]) -> None:
+    def _tell(self, emitted: list[Emitted] | None) -> None:
         if emitted:
             self._post(self._listener.deliver, emitted)
 

@@ -1,39 +1,41 @@
-"""Prefill and decode share the time; waits are told within bounds."""
+"""Places are counted, and who finds none is told when to come back."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from luceasync.engine.admission import Load, next_step, retry_after_s
-
-
-@pytest.mark.parametrize(
-    ("num_prefilling", "num_decoding", "prefill_s", "decode_s", "expected"),
-    [
-        (0, 0, 0.0, 0.0, "idle"),
-        (1, 0, 9.0, 0.0, "prefill"),
-        (0, 1, 0.0, 9.0, "decode"),
-        (1, 1, 0.0, 0.0, "prefill"),
-        (1, 1, 1.0, 0.9, "decode"),
-        (1, 1, 1.0, 1.0, "prefill"),
-        (5, 1, 1.0, 1.1, "prefill"),
-        (1, 5, 1.0, 0.9, "decode"),
-    ],
-)
-def test_next_step(num_prefilling, num_decoding, prefill_s, decode_s, expected):
-    assert next_step(Load(num_prefilling, num_decoding, prefill_s, decode_s)) == expected
+from luceasync.engine.admission import Admission, retry_after_s
+from luceasync.errors import QueueFull
+from luceasync.request import Timings
 
 
-@given(chunk_s=st.floats(0.01, 2.0), token_s=st.floats(0.01, 2.0))
-def test_neither_gets_ahead_by_more_than_one_step(chunk_s: float, token_s: float):
-    spent = {"prefill": 0.0, "decode": 0.0}
+def ended(seconds: float) -> Timings:
+    return Timings(9.0, seconds / 2, seconds / 2, num_prefilled=1, num_decoded=1)
+
+
+def test_a_choice_beyond_lanes_and_queue_is_refused_until_one_has_finished():
+    admission = Admission(num_lanes=2, max_queue=1)
+    admission.check(3)
+    admission.enter(3)
+    with pytest.raises(QueueFull, match="1 requests are queued"):
+        admission.check(1)
+    admission.leave(ended(1.0))
+    admission.check(1)
+
+
+def test_all_choices_of_a_request_need_a_place():
+    with pytest.raises(QueueFull):
+        Admission(num_lanes=2, max_queue=1).check(4)
+
+
+def test_the_longer_choices_take_the_later_one_is_to_come_back():
+    admission = Admission(num_lanes=1, max_queue=0)
+    admission.enter(101)
     for _ in range(100):
-        step = next_step(Load(1, 1, spent["prefill"], spent["decode"]))
-        spent[step] += chunk_s if step == "prefill" else token_s
-        ahead = spent["prefill"] - spent["decode"]
-        assert -token_s - 1e-9 <= ahead <= chunk_s + 1e-9
+        admission.leave(ended(20.0))
+    with pytest.raises(QueueFull) as caught:
+        admission.check(1)
+    assert caught.value.retry_after_s == 20
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,10 @@ class Ranked(Protocol):
     only when it is chosen.
     """
 
-    carried: np.ndarray  # int64 [rows, n]
+    @property
+    def carried(self) -> np.ndarray:
+        """int64 [rows, n], what came to the host beside them."""
+        ...
 
     def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
         """The token of row `index` at `position` of its sequence; NO_TOKEN where the logits are no
@@ -244,10 +247,8 @@ def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Ranking:
 
 
 def _rank_all(row: Tensor) -> _Ranking:
-    values, ids = row.sort(
-        descending=True, stable=True
-    )  # [vocab]; stable: equals stay in order of id
-    values, ids = _to_host([values[None], ids[None]])
+    ranked = row[None].sort(descending=True, stable=True)  # stable: equals stay in order of id
+    values, ids = _to_host([ranked.values, ranked.indices])
     return _Ranking(values[0], ids[0].astype(np.int64))
 
 

@@ -1,0 +1,60 @@
+"""The answers under way: each delta goes to its stream, each answer into its tenant's history.
+
+Owns the streams by id and what their choices have said. Used from the event loop only; knows
+neither lanes nor how many answers there may be.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from luceasync.engine.prompts import Rendered
+from luceasync.engine.stream import LocalStream
+from luceasync.request import Delta, Finish
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A stream, and what its choices have said so far, by index."""
+
+    stream: LocalStream
+    prompt: Rendered
+    said: dict[int, array[int]] = field(default_factory=dict)
+
+
+class Answers:
+    """All answers that have not ended."""
+
+    def __init__(self) -> None:
+        self._answers: dict[int, _Answer] = {}
+
+    def __repr__(self) -> str:
+        return f"Answers({len(self._answers)} open)"
+
+    def open(
+        self, stream_id: int, prompt: Rendered, num_choices: int, cancel: Callable[[], None]
+    ) -> LocalStream:
+        """The stream of a new answer; `cancel` is called if it is closed before its end."""
+        stream = LocalStream(len(prompt.ids), num_choices, cancel)
+        self._answers[stream_id] = _Answer(stream, prompt)
+        return stream
+
+    def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[Finish]:
+        """Hand (stream id, delta) pairs to their streams; how the choices ended that did."""
+        ended = []
+        for stream_id, delta in deltas:
+            answer = self._answers[stream_id]
+            answer.stream.push(delta)
+            said = answer.said.setdefault(delta.index, array("i"))
+            said.extend(delta.token_ids)
+            if delta.finish is None:
+                continue
+            prompt = answer.prompt
+            if prompt.text is not None:
+                prompt.tenant.history.remember(prompt.text, prompt.ids, said)
+            ended.append(delta.finish)
+            if answer.stream.num_open == 0:
+                del self._answers[stream_id]
+        return ended

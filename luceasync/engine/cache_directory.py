@@ -1,0 +1,63 @@
+"""The cache directory as the engine has it: opened, looked through and worked on by one task.
+
+Owns the disk tier while it is open and the worker that carries out orders for it. Knows no
+requests; what is written and read is decided in luceasync.keeping.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+
+from luceasync.keeping.disk_worker import DiskWorker
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.keeping.tenants import Tenants
+from luceasync.nodefiles.disk import DiskTier
+from luceasync.request import CacheStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Cabinet:
+    """A cache directory: how to open it, and the first layer of each shard, by which tensors are
+    named in it. Opening raises ConfigError where the directory cannot be used.
+    """
+
+    open: Callable[[], AbstractAsyncContextManager[DiskTier]]
+    split: tuple[int, ...]
+
+
+class CacheDirectory:
+    """Made on the event loop, and used there. `orders` alone is for the engine's thread."""
+
+    def __init__(
+        self,
+        cabinet: Cabinet,
+        tenants: Tenants,
+        tell: Callable[[Callable[[Prefixes], None]], None],
+    ) -> None:
+        """`tenants` learn what files hold; `tell` brings outcomes to the engine's thread."""
+        self._cabinet = cabinet
+        self._tenants = tenants
+        self.orders = DiskWorker(cabinet.split, tell)
+        self._disk: DiskTier | None = None
+
+    async def serve(self, opened: Callable[[], None]) -> None:
+        """Open it and call `opened` once it is known what it holds, then work until cancelled.
+        Raises ConfigError.
+        """
+        async with self._cabinet.open() as disk:
+            self._tenants.found(await self.orders.scan(disk))
+            await asyncio.to_thread(self._tenants.get, "")  # so that its first prompt is fast
+            self._disk = disk
+            opened()
+            await self.orders.serve(disk)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every order is done, but not longer than `timeout_s`."""
+        await self.orders.drain(timeout_s)
+
+    def described(self, status: CacheStatus) -> CacheStatus:
+        """The status, with what the disk says of itself once it is open."""
+        return status if self._disk is None else self.orders.described(status, self._disk)

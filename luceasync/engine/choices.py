@@ -1,0 +1,46 @@
+"""From a request and its prompt to the choices that lanes run: limits, stops, seeds, counts.
+
+Pure but for the seed that nobody has named. Knows no queue and no lanes.
+"""
+
+from __future__ import annotations
+
+import random
+
+from luceasync.engine.generation import Prepared
+from luceasync.engine.prompts import Language, Rendered
+from luceasync.engine.sampling.draws import choice_seed
+from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
+from luceasync.request import Request
+from luceasync.text.detokenizer import Detokenizer
+
+
+def prepare(
+    language: Language, request: Request, prompt: Rendered, stream_id: int
+) -> list[Prepared]:
+    """The request's choices, in order of their index. Raises RequestError for a bias that names no
+    token and for a stop string that is empty.
+    """
+    sampling = request.sampling
+    check_logit_bias(sampling, language.vocab_size)
+    room = language.card.max_ctx_tokens - len(prompt.ids)
+    seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
+    return [
+        Prepared(
+            stream_id=stream_id,
+            index=index,
+            prompt_ids=prompt.ids,
+            max_tokens=room if request.max_tokens is None else min(room, request.max_tokens),
+            stop_ids=frozenset() if request.ignore_eos else language.tokenizer.eos_ids,
+            sampling=sampling,
+            seed=choice_seed(seed, index),
+            counts=TokenCounts(prompt.ids) if has_penalties(sampling) else None,
+            top_logprobs=request.top_logprobs,
+            tokenizer=language.tokenizer,
+            detokenizer=Detokenizer(language.tokenizer, request.stop),
+            tenant=prompt.tenant.key,
+            boundaries=prompt.boundaries,
+            keep_prompt=request.keep_prefix,
+        )
+        for index in range(request.num_choices)
+    ]

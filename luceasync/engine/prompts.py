@@ -1,0 +1,105 @@
+"""From a request to the token ids of its prompt: the only reader of what a request asks to be said.
+
+Knows the template, where turns end and what a tenant has said before. Knows no lanes, no queue and
+nothing of how tokens are chosen.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from luceasync.errors import ContextLengthError, RequestError
+from luceasync.keeping.tenants import Tenant, Tenants
+from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
+from luceasync.text.shared import shared_ids
+from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Language:
+    """The text side of a model, and the limits that a request is held against."""
+
+    card: ModelCard
+    tokenizer: Tokenizer
+    template: ChatTemplate
+    vocab_size: int
+    num_lanes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
+    none, and nothing is remembered under it.
+    """
+
+    tenant: Tenant
+    text: str | None
+    ids: tuple[int, ...]
+    boundaries: tuple[int, ...]
+
+
+class Prompts:
+    """Renders requests. May be used from worker threads: encoding takes long."""
+
+    def __init__(self, language: Language, tenants: Tenants) -> None:
+        self._language = language
+        self._tenants = tenants
+        self._turns = Turns.of(language.template, language.tokenizer)
+
+    def render(self, request: Request) -> Rendered:
+        """The request's prompt. Raises RequestError, ContextLengthError for one that leaves no room
+        to answer.
+        """
+        tenant, param = self._tenants.get(request.tenant), request.prompt.param
+        match request.prompt:
+            case ChatPrompt() as chat if _is_beginning(request, chat):
+                prompt = self._prefix(tenant, chat)
+            case ChatPrompt(messages, tools, template_kwargs):
+                text = self._language.template.render(messages, tools, **template_kwargs)
+                prompt = self._of_text(tenant, text)
+            case TextPrompt(text):
+                prompt = self._of_text(tenant, text)
+            case TokenPrompt(ids):
+                prompt = self._of_ids(tenant, ids)
+        max_ctx = self._language.card.max_ctx_tokens
+        if len(prompt.ids) >= max_ctx:
+            raise ContextLengthError(max_ctx, len(prompt.ids), param)
+        if not prompt.ids:
+            raise RequestError(f"{param}: the rendered prompt is empty", param=param)
+        return prompt
+
+    def _of_text(self, tenant: Tenant, text: str) -> Rendered:
+        ids = tuple(tenant.history.recall(text))
+        return Rendered(tenant, text, ids, tuple(self._turns.ends(ids)))
+
+    def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> Rendered:
+        """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
+        those that a client thought of.
+        """
+        vocab_size = self._language.vocab_size
+        for place, token_id in enumerate(ids):
+            if not 0 <= token_id < vocab_size:
+                raise RequestError(
+                    f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
+                    param="prompt",
+                )
+        return Rendered(tenant, None, ids, tuple(self._turns.ends(ids)))
+
+    def _prefix(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
+        """What the prompts share that go on from the messages; no text of its own comes back."""
+        ids = shared_ids(
+            self._language.template,
+            self._turns,
+            tenant.history.recall,
+            chat.messages,
+            chat.tools,
+            chat.template_kwargs,
+        )
+        return Rendered(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
+
+
+def _is_beginning(request: Request, chat: ChatPrompt) -> bool:
+    """Whether the messages are only to be kept and a user's turn comes next, not an answer."""
+    is_answered = bool(chat.messages) and chat.messages[-1]["role"] in ("user", "tool")
+    return request.keep_prefix and request.max_tokens == 0 and not is_answered
