@@ -10,6 +10,7 @@ LuceasyncError
 ├── SnapshotMismatch       saved state that is not what this model and split would have saved
 │   ├── CorruptNode        a node file that is damaged
 │   └── ForeignNode        a sound file that is no node of this namespace
+├── GroupFailed            a group of shards cannot go on; ends what ran on it, 503
 ├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
 └── Unavailable            not loaded yet, shutting down, or the engine died; 503
@@ -80,6 +81,18 @@ class CorruptNode(SnapshotMismatch):
 
 class ForeignNode(SnapshotMismatch):
     """A file that is nobody's damage, but holds no node of this schema and namespace."""
+
+
+class GroupFailed(LuceasyncError):
+    """A group of shards cannot go on, and what its lanes held is lost. An event, not an end: a
+    reset of every lane brings the group back, or raises this again.
+
+    `group` is its number in the chain, `detail` what has happened to it.
+    """
+
+    def __init__(self, group: int, detail: str) -> None:
+        super().__init__(f"group {group} of the model failed: {detail}")
+        self.group = group
 
 
 class Unsupported(LuceasyncError):

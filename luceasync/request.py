@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
+ErrorKind = Literal["failed", "unavailable"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +155,9 @@ class Speculation:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a choice ended. `error` holds the words when `reason` is "error". `speculation` None: the
-    server has no draft.
+    """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
+    "unavailable": not the request's fault, it may be sent again. `speculation` None: the server
+    has no draft.
     """
 
     reason: FinishReason
@@ -164,6 +166,7 @@ class Finish:
     error: str | None = None
     restore: Restore = Restore()
     speculation: Speculation | None = None
+    error_kind: ErrorKind = "failed"
 
 
 @dataclass(frozen=True, slots=True)

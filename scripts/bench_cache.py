@@ -25,7 +25,8 @@ from bench_restart import Machine, first_token, life, measure
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.pump import Emitted, Pump
+from luceasync.engine.outbox import Emitted
+from luceasync.engine.pump import Pump
 from luceasync.hoststore.memory import PlainMemory
 from luceasync.hoststore.nodes import Span
 from luceasync.models.config import parse_spec

@@ -44,7 +44,7 @@ MAY_IMPORT = {
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
 LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
-LIGHT |= {"engine.admission", "engine.scheduling", "engine.readiness", "keeping.chunks"}
+LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
 LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.precision"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 

@@ -21,8 +21,10 @@ from luceasync.dflash.tree import Proposal
 from luceasync.request import Speculation, SpeculationStatus
 
 
-class Target(Protocol):
-    """luceasync.pipeline.backend.LayerSplitBackend, which says what each means."""
+class Verifier(Protocol):
+    """What a round asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one, and
+    says what each means.
+    """
 
     def verify(
         self,
@@ -73,7 +75,7 @@ class Speculator:
 
     def __init__(
         self,
-        target: Target,
+        target: Verifier,
         passes: DraftPasses,
         shapes: Sequence[Shape],
         num_lanes: int,

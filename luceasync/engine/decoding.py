@@ -20,8 +20,8 @@ from luceasync.engine.sampling.choose import NO_TOKEN, choose, nothing
 from luceasync.request import Speculation, SpeculationStatus
 
 
-class Target(Protocol):
-    """What decoding asks of a target; luceasync.pipeline.backend.LayerSplitBackend is one."""
+class Decoder(Protocol):
+    """What a plain step asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
@@ -65,7 +65,7 @@ class Decoding(Protocol):
 class PlainDecoding:
     """A token a step."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Decoder) -> None:
         self._target = target
 
     @property
@@ -96,7 +96,7 @@ class SpeculativeDecoding:
 
     def __init__(
         self,
-        target: Target,
+        target: Decoder,
         speculator: Speculator,
         decide: Decide = matching_child,
         force: Callable[[Sequence[int]], Plan] | None = None,
@@ -190,7 +190,7 @@ def choose_next(
             g.append(token, logprobs)
 
 
-def _run(target: Target, anchors: Sequence[Anchor]) -> Tensor:
+def _run(target: Decoder, anchors: Sequence[Anchor]) -> Tensor:
     """Logits float32 [anchors, vocab] after each."""
     lanes, positions, tokens = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
     return target.decode(lanes, positions, tokens)

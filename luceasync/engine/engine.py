@@ -16,11 +16,12 @@ from typing import Self
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
 from luceasync.engine.answers import Answers
+from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
+from luceasync.engine.outbox import Emitted
 from luceasync.engine.prompts import Language, Prompts
-from luceasync.engine.pump import Emitted, Pump
-from luceasync.engine.readiness import Readiness
+from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import Unavailable
@@ -58,7 +59,7 @@ class LocalEngine:
         self._admission = Admission(language.num_lanes, config.max_queue)
         self._answers = Answers()
         self._stream_ids = itertools.count()
-        self._readiness = Readiness((MODEL, DIRECTORY))
+        self._availability = Availability((MODEL, DIRECTORY))
         self._pump: Pump | None = None
         self._thread: EngineThread | None = None
         self._directory: CacheDirectory | None = None
@@ -67,7 +68,7 @@ class LocalEngine:
     # --- life ----------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
-        self._readiness.begin()
+        self._availability.begin()
         sys.setswitchinterval(SWITCH_INTERVAL_S)
         orders: DiskOrders = NoDisk()
         if self._cabinet is not None:
@@ -79,7 +80,7 @@ class LocalEngine:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        self._readiness.stop("the server is shutting down")
+        self._availability.stop("the server is shutting down")
         assert self._thread is not None and self._disk_task is not None
         if self._pump is not None:
             await self._end_all()
@@ -91,7 +92,7 @@ class LocalEngine:
         """Wait until the model is loaded and the cache directory is known. Raises what one of them
         raised, at once.
         """
-        await self._readiness.wait()
+        await self._availability.wait()
 
     async def flush(self) -> None:
         """Wait until the disk has all that it is to have of what has ended. Raises TimeoutError."""
@@ -116,14 +117,14 @@ class LocalEngine:
     async def _keep_disk(self) -> None:
         """The task of the cache directory, for as long as the engine lives."""
         if self._directory is None:
-            self._readiness.arrived(DIRECTORY)
+            self._availability.arrived(DIRECTORY)
             return
         try:
-            await self._directory.serve(lambda: self._readiness.arrived(DIRECTORY))
+            await self._directory.serve(lambda: self._availability.arrived(DIRECTORY))
         except Exception as error:
-            if self._readiness.has_come(DIRECTORY):
+            if self._availability.has_come(DIRECTORY):
                 raise
-            self._readiness.lost(DIRECTORY, error)
+            self._availability.lost(DIRECTORY, error)
 
     # --- requests ------------------------------------------------------------------------------
 
@@ -134,14 +135,14 @@ class LocalEngine:
     def status(self) -> EngineStatus:
         pump = self._pump
         return EngineStatus(
-            ready=self._readiness.is_ready,
-            detail=self._readiness.detail,
+            ready=self._availability.is_ready,
+            detail=self._availability.detail,
             num_lanes=self._language.num_lanes,
             num_running=pump.num_running if pump else 0,
             num_queued=pump.num_waiting if pump else 0,
-            prefilled_tokens_total=pump.num_prefilled_total if pump else 0,
-            decoded_tokens_total=pump.num_decoded_total if pump else 0,
-            decode_steps_total=pump.num_steps_total if pump else 0,
+            prefilled_tokens_total=pump.steps.num_prefilled_total if pump else 0,
+            decoded_tokens_total=pump.steps.num_decoded_total if pump else 0,
+            decode_steps_total=pump.steps.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
             speculation=pump.decoding.status if pump else None,
         )
@@ -166,8 +167,8 @@ class LocalEngine:
         return stream
 
     def _check_open(self, request: Request) -> None:
-        if not self._readiness.is_ready:
-            raise Unavailable(f"The model is not available: {self._readiness.detail}.")
+        if not self._availability.is_ready:
+            raise Unavailable(f"The model is not available: {self._availability.detail}.")
         self._admission.check(request.num_choices)
 
     def _cancel(self, stream_id: int) -> None:
@@ -190,10 +191,10 @@ class LocalEngine:
         """The model is there, or it will never be."""
         self._pump = pump
         if error is None:
-            self._readiness.arrived(MODEL)
+            self._availability.arrived(MODEL)
         else:
-            self._readiness.lost(MODEL, error)
+            self._availability.lost(MODEL, error)
 
     def failed(self, detail: str) -> None:
         """The engine will never do anything again."""
-        self._readiness.stop(detail)
+        self._availability.stop(detail)

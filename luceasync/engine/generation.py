@@ -14,10 +14,12 @@ from luceasync.keeping.lease import Lease
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import (
     Delta,
+    ErrorKind,
     Finish,
     FinishReason,
     Piece,
     Sampling,
+    Speculation,
     Timings,
     TokenLogprob,
     Usage,
@@ -61,7 +63,7 @@ class Generation:
     """
 
     prepared: Prepared
-    claim: Lease = field(init=False)
+    lease: Lease = field(init=False)
     lane: int | None = None
     is_restoring: bool = False
     num_cached: int = 0
@@ -74,6 +76,7 @@ class Generation:
     first_token_at: float | None = None
     _reason: FinishReason | None = None
     _error: str | None = None
+    _error_kind: ErrorKind = "failed"
     _unspelled: list[int] = field(default_factory=list)  # of the held ids
     _held_text: str = ""
     _held_ids: list[int] = field(default_factory=list)
@@ -81,7 +84,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         prepared = self.prepared
-        self.claim = Lease(
+        self.lease = Lease(
             tenant=prepared.tenant,
             sequence=array("i", prepared.prompt_ids),
             num_prompt_tokens=len(prepared.prompt_ids),
@@ -136,7 +139,7 @@ class Generation:
         self.last_token = token
         self.num_generated += 1
         self._held_ids.append(token)
-        self.claim.sequence.append(token)
+        self.lease.sequence.append(token)
         if prepared.counts is not None:
             prepared.counts.add(token)
         if logprobs is not None:
@@ -163,15 +166,22 @@ class Generation:
         """Whether what it has computed can be trusted."""
         return self._reason != "error"
 
-    def shown(self) -> Delta | None:
-        """What has come since the last time; None while all of it is held back."""
+    def shown(self, speculation: Speculation | None = None) -> Delta | None:
+        """What has come since the last time; None while all of it is held back. A last delta tells
+        of `speculation` too.
+        """
         self._spell()
         text, self._held_text = self._held_text, ""
         pieces = self.prepared.piece_maker.make(text, is_last=self.has_ended)
         has_more = pieces or self._held_logprobs or self.has_ended
-        return self._delta(pieces) if has_more else None
+        return self._delta(pieces, speculation) if has_more else None
 
-    def end(self, reason: FinishReason, error: str | None = None) -> None:
+    def end(
+        self,
+        reason: FinishReason,
+        error: str | None = None,
+        error_kind: ErrorKind = "failed",
+    ) -> None:
         """No token follows, and nothing is held back any more. What an error leaves unspelled stays
         so: it may be what has failed.
         """
@@ -179,7 +189,7 @@ class Generation:
             self._unspelled.clear()
         self._spell()
         self._held_text += self.prepared.detokenizer.flush()
-        self._reason, self._error = reason, error
+        self._reason, self._error, self._error_kind = reason, error, error_kind
 
     def _spell(self) -> bool:
         """Make out the text of the tokens that have come; whether a stop string has ended it."""
@@ -189,15 +199,25 @@ class Generation:
         self._unspelled.clear()
         return detokenizer.stopped
 
-    def _delta(self, pieces: tuple[Piece, ...]) -> Delta:
-        finish = None
-        if self._reason is not None:
-            usage = Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached)
-            finish = Finish(self._reason, usage, self._timings(), self._error, self.claim.restore)
+    def _delta(self, pieces: tuple[Piece, ...], speculation: Speculation | None) -> Delta:
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
-        return Delta(self.prepared.index, pieces, ids, logprobs, finish)
+        return Delta(self.prepared.index, pieces, ids, logprobs, self._finish(speculation))
+
+    def _finish(self, speculation: Speculation | None) -> Finish | None:
+        """How it has ended; None while it goes on."""
+        if self._reason is None:
+            return None
+        return Finish(
+            reason=self._reason,
+            usage=Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached),
+            timings=self._timings(),
+            error=self._error,
+            restore=self.lease.restore,
+            speculation=speculation,
+            error_kind=self._error_kind,
+        )
 
     def _timings(self) -> Timings:
         now = time.monotonic()

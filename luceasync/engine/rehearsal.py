@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation, Prepared
-from luceasync.engine.pump import Target
 from luceasync.engine.sampling.choose import nothing
+from luceasync.engine.steps import Prefiller
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -66,7 +66,7 @@ def in_turns(shapes: Sequence[Shape]) -> Callable[[Sequence[int]], Plan]:
 
 
 def rehearse(
-    target: Target,
+    target: Prefiller,
     decoding: Decoding,
     tokenizer: Tokenizer,
     part: Part,

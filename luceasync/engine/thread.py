@@ -1,7 +1,7 @@
 """The engine's thread: it loads the model, then runs commands and steps until it is told to end.
 
-Owns the thread and the queue of commands. What a step does is the pump's business, what becomes of
-its deltas that of whoever listens, on the event loop.
+Owns the thread and the queue of commands, and goes on after what a step raises. What a step does is
+the pump's business, what becomes of its deltas that of whoever listens, on the event loop.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from luceasync.engine.pump import IDLE_PAUSE_S, Command, Emitted, Pump
+from luceasync.engine.failures import Failures, Fault, fault_of
+from luceasync.engine.outbox import Emitted
+from luceasync.engine.pump import IDLE_PAUSE_S, Command, Pump
 from luceasync.errors import LuceasyncError
 
 log = logging.getLogger(__name__)
@@ -92,36 +94,52 @@ class EngineThread:
         loaded.pump.listen(self.post)
         try:
             self._pump_until_stopped(loaded.pump)
-        except Exception as error:
-            log.exception("the engine failed")
-            detail = f"the engine failed: {type(error).__name__}: {error}"
-            self._post(listener.failed, detail)
-            self._post(listener.deliver, loaded.pump.fail_all(detail))
-            self._refuse_until_stopped(loaded.pump, detail)
         finally:
             loaded.close()
 
     def _pump_until_stopped(self, pump: Pump) -> None:
-        while True:
-            command = self._next_command(pump.pause_s)
-            if command is _STOP:
-                self._post(self._listener.deliver, pump.fail_all("the server is shutting down"))
+        """Go on after a failure, unless there are too many in a row: then nothing is done any
+        more.
+        """
+        failures = Failures()
+        fault: Fault | None = None
+        while (fault := self._pump_until_fault(pump, fault)) is not None:
+            if failures.is_last(fault.during, pump.num_completed(fault.during)):
+                self._post(self._listener.failed, fault.words)
+                self._refuse_until_stopped(pump, fault)
                 return
-            self._tell(pump.step(self._tell) if command is None else command(pump))
+        self._tell(pump.fail_all("the server is shutting down"))
+
+    def _pump_until_fault(self, pump: Pump, fault: Fault | None) -> Fault | None:
+        """Recover from `fault`, then do commands and steps; why they cannot go on, or None when
+        told to end.
+        """
+        command: Command | None = None
+        try:
+            if fault is not None:
+                self._tell(pump.recover(fault))
+            while (command := self._next_command(pump.pause_s)) is not _STOP:
+                self._tell(pump.step(self._tell) if command is None else command(pump))
+        except Exception as error:
+            during = pump.doing if command is None else "command"
+            log.exception("the engine has failed (%s)", during)
+            return fault_of(error, during)
+        return None
 
     def _tell(self, emitted: list[Emitted] | None) -> None:
         if emitted:
             self._post(self._listener.deliver, emitted)
 
-    def _refuse_until_stopped(self, pump: Pump, detail: str) -> None:
-        """Requests that were on their way when the engine failed get the same answer."""
+    def _refuse_until_stopped(self, pump: Pump, fault: Fault) -> None:
+        """Everybody is told, and requests that were on their way get the same answer."""
+        self._post(self._listener.deliver, pump.fail_all(fault.words, fault.kind))
         while (command := self._next_command(IDLE_PAUSE_S)) is not _STOP:
             if command is not None:
                 try:
                     command(pump)
                 except Exception:  # what failed once fails again; the next one has to be told too
                     log.exception("the engine, which has failed, could not do what was asked")
-                self._post(self._listener.deliver, pump.fail_all(detail))
+                self._post(self._listener.deliver, pump.fail_all(fault.words, fault.kind))
 
     def _next_command(self, wait_s: float) -> Command | None:
         """The next command; None: there is none, go on; _STOP: end."""

@@ -33,8 +33,9 @@ class Leases:
         self._leases.append(lease)
 
     def remove(self, lease: Lease) -> None:
-        """What it was about may be evicted."""
-        self._leases.remove(lease)
+        """What it was about may be evicted. Nothing, where it was never added."""
+        if lease in self._leases:
+            self._leases.remove(lease)
 
     def waiting_for(self, key: bytes) -> list[Lease]:
         """Those that wait for the node to come from the disk."""

@@ -226,14 +226,14 @@ class Server(RuleBasedStateMachine):
 
     @invariant()
     def a_lane_is_not_given_while_something_is_awaited(self) -> None:
-        assert not any(g.claim.awaited for g in self.pump._running)
+        assert not any(g.lease.awaited for g in self.pump._roster.running)
 
     @invariant()
     def tenants_stay_apart(self) -> None:
-        for generation in [*self.pump._waiting, *self.pump._running]:
-            claim = generation.claim
-            tree = self.bench.index.tree(claim.tenant)
-            assert all(key in tree for key in claim.path if key in self.bench.index)
+        for generation in [*self.pump._roster.waiting, *self.pump._roster.running]:
+            lease = generation.lease
+            tree = self.bench.index.tree(lease.tenant)
+            assert all(key in tree for key in lease.path if key in self.bench.index)
 
     def teardown(self) -> None:
         self.come_to_rest()

@@ -7,17 +7,22 @@ import threading
 
 import pytest
 
+from luceasync.engine.failures import MAX_IN_A_ROW, Fault
 from luceasync.engine.thread import EngineThread, Loaded
-from luceasync.errors import ModelError
+from luceasync.errors import GroupFailed, ModelError
 
 DEADLINE_S = 10.0
 
 
 class Pump:
-    """Emits a number a step while it has any."""
+    """Emits a number a step while it has any; raises an exception in its place."""
 
-    def __init__(self, *emitted) -> None:
-        self.emitted = [list(e) for e in emitted]
+    def __init__(self, *emitted, can_recover: bool = True) -> None:
+        self.emitted = list(emitted)
+        self.can_recover = can_recover
+        self.num_steps = 0
+        self.doing = "between"
+        self.recovered_from: list[Fault] = []
         self.failed_with: list[str] = []
 
     @property
@@ -28,11 +33,24 @@ class Pump:
         self.post = post
 
     def step(self, tell):
-        if self.emitted and self.emitted[0] == ["fail"]:
-            raise ZeroDivisionError("no way")
-        return self.emitted.pop(0) if self.emitted else []
+        self.doing = "decode"
+        emitted = self.emitted.pop(0) if self.emitted else []
+        if isinstance(emitted, Exception):
+            raise emitted
+        self.num_steps += 1
+        return list(emitted)
 
-    def fail_all(self, detail: str):
+    def num_completed(self, during):
+        return self.num_steps
+
+    def recover(self, fault):
+        self.recovered_from.append(fault)
+        if not self.can_recover:
+            self.doing = "between"
+            raise OSError("no device")
+        return [("ended", fault.words)]
+
+    def fail_all(self, detail: str, kind: str = "failed"):
         self.failed_with.append(detail)
         return [("all", detail)]
 
@@ -110,19 +128,56 @@ async def test_a_model_that_cannot_be_loaded_is_told():
     assert str(listener.error) == "no weights here"
 
 
-@pytest.mark.parametrize("by", ["step", "command"])
-async def test_a_failure_ends_everything_that_runs_and_all_that_comes_later(by: str):
-    closed: list = []
-    pump = Pump() if by == "command" else Pump(["fail"])
-    thread, listener = await start(pump, closed)
-    if by == "command":
-        thread.post(lambda pump: 1 / 0)
+async def until(condition) -> None:
     async with asyncio.timeout(DEADLINE_S):
-        while not listener.details:
+        while not condition():
             await asyncio.sleep(0.001)
+
+
+async def test_after_a_failure_what_ran_is_told_and_the_next_step_is_done():
+    pump = Pump([1], ZeroDivisionError("no way"), [2])
+    thread, listener = await start(pump, [])
+    await until(lambda: 2 in listener.delivered)
+    await thread.join()
+    words = "the engine failed: ZeroDivisionError: no way"
+    assert listener.delivered[:3] == [1, ("ended", words), 2]
+    assert listener.details == []
+
+
+async def test_a_group_that_fails_is_an_event_of_its_own_kind():
+    pump = Pump(GroupFailed(1, "its process is gone"), [2])
+    thread, listener = await start(pump, [])
+    await until(lambda: 2 in listener.delivered)
+    await thread.join()
+    [fault] = pump.recovered_from
+    assert (fault.words, fault.kind, fault.during) == (
+        "group 1 of the model failed: its process is gone",
+        "unavailable",
+        "decode",
+    )
+
+
+async def test_a_command_that_fails_is_told_apart_from_a_step():
+    thread, listener = await start(pump := Pump([1]), [])
+    thread.post(lambda pump: 1 / 0)
+    await until(lambda: pump.recovered_from)
+    await thread.join()
+    assert [fault.during for fault in pump.recovered_from] == ["command"]
+    assert listener.details == []
+
+
+@pytest.mark.parametrize("by", ["step", "command", "recovery"])
+async def test_failures_in_a_row_end_everything_that_runs_and_all_that_comes_later(by: str):
+    closed: list = []
+    failing = [ZeroDivisionError("no way")] * (0 if by == "command" else MAX_IN_A_ROW)
+    pump = Pump(*failing, can_recover=by != "recovery")
+    thread, listener = await start(pump, closed)
+    for _ in range(MAX_IN_A_ROW if by == "command" else 0):
+        thread.post(lambda pump: 1 / 0)
+    await until(lambda: listener.details)
     thread.post(lambda pump: 1 / 0)
     await thread.call(lambda pump: [], DEADLINE_S)
     await thread.join()
-    assert "ZeroDivisionError" in listener.details[0]
+    assert ("OSError" if by == "recovery" else "ZeroDivisionError") in listener.details[0]
     assert pump.failed_with == listener.details * 3
     assert closed == [True]

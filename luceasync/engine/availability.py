@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 
 
-class Readiness:
+class Availability:
     """Not ready until every part is there, nor after a fault."""
 
     def __init__(self, parts: Iterable[str]) -> None:

@@ -1,0 +1,102 @@
+"""The two kinds of step: a chunk of a prompt, or a decode step, and the tokens that come of it.
+
+Owns the totals of both. Knows which generations a step is for, but neither who comes next nor what
+is told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.engine.decoding import Decoding, choose_next
+from luceasync.engine.generation import Generation
+from luceasync.engine.leftovers import Leftovers
+from luceasync.keeping.chunks import chunk_end
+from luceasync.keeping.prefixes import Prefixes
+
+
+class Prefiller(Protocol):
+    """What prefill asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one."""
+
+    def prefill(
+        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+    ) -> Tensor | None: ...
+
+    def reset(self, lane: int) -> None: ...
+
+
+class Steps:
+    """Each gives generations tokens, or ends them; what they leave in their lanes to keep goes to
+    `leftovers`.
+    """
+
+    def __init__(
+        self,
+        target: Prefiller,
+        decoding: Decoding,
+        prefixes: Prefixes,
+        leftovers: Leftovers,
+        *,
+        chunk_tokens: int,
+        computes_beside: bool,
+        synchronize: Callable[[], None],
+    ) -> None:
+        """See luceasync.engine.pump.Pump."""
+        self._target = target
+        self._decoding = decoding
+        self._prefixes = prefixes
+        self._leftovers = leftovers
+        self._chunk_tokens = chunk_tokens
+        self._computes_beside = computes_beside
+        self._synchronize = synchronize
+        self.num_prefilled_total = 0
+        self.num_decoded_total = 0
+        self.num_steps_total = 0
+
+    def prefill(self, generation: Generation) -> bool:
+        """One chunk of one prompt; whether it was the last, which gives the first token."""
+        prompt = generation.prepared.prompt_ids
+        begin = generation.num_prefilled
+        end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.lease.splits)
+        started = time.perf_counter()
+        lane = generation.lane
+        assert lane is not None
+        is_last = end == len(prompt)
+        logits = self._target.prefill(lane, begin, prompt[begin:end], project=is_last)
+        self._decoding.prefilled(lane, begin, end - begin)
+        generation.num_prefilled = end
+        self.num_prefilled_total += end - begin
+        self._leftovers.prefilled(generation, end, logits)
+        if logits is not None:
+            if self._computes_beside:  # what is kept costs nothing while the device is not done
+                self._leftovers.clear()
+            self._synchronize()  # the host needs them next, and the time is theirs
+        generation.prefill_s += time.perf_counter() - started
+        if logits is not None:
+            num_run = end - generation.num_cached
+            self._prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
+            begin_answer(generation, logits)
+        return is_last
+
+    def decode(
+        self, generations: Sequence[Generation], *, alone: bool, meanwhile: Callable[[], None]
+    ) -> None:
+        """One step for every decoding lane; `alone`: no prefill waits for its turn."""
+        before = sum(g.num_generated for g in generations)
+        self._decoding.step(generations, alone=alone, meanwhile=meanwhile)
+        self.num_steps_total += 1
+        self.num_decoded_total += sum(g.num_generated for g in generations) - before
+
+
+def begin_answer(generation: Generation, logits: Tensor) -> None:
+    """The first token, from the logits after the prompt, float32 [vocab]; the end where none is
+    wanted.
+    """
+    if generation.prepared.max_tokens == 0:
+        generation.end("length")
+    else:
+        choose_next([generation], logits[None])

@@ -1,0 +1,39 @@
+"""What keeps requests out is said, and nothing that comes later unsays it."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.engine.availability import Availability
+
+
+async def test_it_is_ready_when_every_part_is_there():
+    availability = Availability(("model", "disk"))
+    availability.begin()
+    availability.arrived("model")
+    assert (availability.is_ready, availability.detail) == (False, "loading the model")
+    availability.arrived("disk")
+    assert (availability.is_ready, availability.detail) == (True, "ready")
+    await availability.wait()
+
+
+async def test_a_part_that_is_lost_is_told_at_once_and_for_good():
+    availability = Availability(("model", "disk"))
+    availability.begin()
+    availability.lost("model", OSError("no weights"))
+    with pytest.raises(OSError, match="no weights"):
+        await availability.wait()  # the other one is not there yet
+    availability.arrived("disk")
+    assert (availability.is_ready, availability.detail) == (False, "no weights")
+
+
+async def test_what_arrives_after_the_end_opens_nothing():
+    availability = Availability(("model",))
+    availability.begin()
+    availability.stop("the server is shutting down")
+    availability.arrived("model")
+    assert (availability.is_ready, availability.detail) == (False, "the server is shutting down")
+
+
+def test_before_it_has_begun_it_is_loading():
+    assert Availability(("model",)).detail == "loading the model"

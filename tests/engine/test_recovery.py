@@ -1,0 +1,118 @@
+"""A real engine after a failed pass: who ran is told, who comes next gets the tokens of before."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.start import build_engine
+from luceasync.errors import GroupFailed, Unavailable
+from tests import tiny
+from tests.engines import Answer, ask, user
+
+DEADLINE_S = 20.0
+LONG = "to be or not to be " * 20
+
+
+@asynccontextmanager
+async def running(model_dir: Path, draft_dir: Path | None) -> AsyncIterator[LocalEngine]:
+    engine = build_engine(
+        Config(
+            model=ModelConfig(model_dir=model_dir, dtype="fp32"),
+            engine=EngineConfig(max_ctx_tokens=512, parallel=2, prefill_chunk_tokens=64),
+            draft=DraftConfig(draft_dir=draft_dir),
+        )
+    )
+    async with engine:
+        await engine.load()
+        yield engine
+
+
+class Fails:
+    """Instead of a method of the target: from its call number `skip` on it raises `num_times`."""
+
+    def __init__(self, engine: LocalEngine, kind: str, error: Exception, num_times: int, skip: int):
+        self.target, self.kind, self.error = engine._pump._target, kind, error
+        self.left, self.skip = num_times, skip
+        self.real = getattr(self.target, kind)
+        setattr(self.target, kind, self)
+
+    def __call__(self, *args, **fields):
+        result = self.real(*args, **fields)  # what a pass has written is there when it fails
+        self.skip -= 1
+        if self.skip < 0 and self.left > 0:
+            self.left -= 1
+            raise self.error
+        return result
+
+    def heal(self) -> None:
+        delattr(self.target, self.kind)
+
+
+async def answers(engine: LocalEngine, texts: list[str]) -> list[Answer]:
+    async with asyncio.timeout(DEADLINE_S):
+        return await asyncio.gather(*(ask(engine, text, 12) for text in texts))
+
+
+TEXTS = ["one", "two " + LONG, "three"]  # the last one waits for a lane
+
+
+@pytest.mark.parametrize(
+    ("kinds", "has_draft"),
+    [(("prefill", "decode"), False), (("prefill", "verify", "commit"), True)],
+)
+async def test_a_pass_that_fails_once_ends_what_ran_and_changes_no_later_answer(
+    tiny_dir, tmp_path, kinds, has_draft
+):
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config()) if has_draft else None
+    async with running(tiny_dir, draft_dir) as engine:
+        told = [answer.ids for answer in await answers(engine, TEXTS)]
+        for kind in kinds:
+            failing = Fails(engine, kind, ZeroDivisionError("no way"), num_times=1, skip=2)
+            broken = await answers(engine, [text + " again" for text in TEXTS])
+            failing.heal()
+            ended = [a.finish for a in broken if a.finish.reason == "error"]
+            assert ended and all("ZeroDivisionError: no way" in f.error for f in ended)
+            assert {f.error_kind for f in ended} == {"failed"}
+            assert engine.status().ready
+            assert [answer.ids for answer in await answers(engine, TEXTS)] == told, kind
+
+
+async def test_a_group_that_fails_ends_only_what_ran(tiny_dir):
+    async with running(tiny_dir, None) as engine:
+        [alone] = await answers(engine, ["three"])
+        error = GroupFailed(0, "its process is gone")
+        failing = Fails(engine, "decode", error, num_times=1, skip=3)
+        first, second, waiting = await answers(engine, ["one", "two", "three"])
+        failing.heal()
+    for ended in (first, second):
+        assert (ended.finish.reason, ended.finish.error_kind) == ("error", "unavailable")
+        assert ended.finish.error == "group 0 of the model failed: its process is gone"
+    assert waiting.ids == alone.ids
+
+
+async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
+    async with running(tiny_dir, None) as engine:
+        Fails(engine, "decode", ZeroDivisionError("no way"), num_times=1, skip=5)
+        [broken] = await answers(engine, [LONG])
+        [again] = await answers(engine, [LONG])
+    assert broken.finish.reason == "error"
+    assert (again.finish.reason, again.num_cached) == ("length", 0)
+
+
+async def test_an_engine_that_cannot_decode_tells_everybody_and_gives_up(tiny_dir):
+    async with running(tiny_dir, None) as engine:
+        Fails(engine, "decode", ZeroDivisionError("no way"), num_times=10**9, skip=0)
+        broken = await answers(engine, [f"question {i}" for i in range(7)])
+        assert {a.finish.reason for a in broken} == {"error"}
+        status = engine.status()
+        assert not status.ready
+        assert status.detail == "the engine failed: ZeroDivisionError: no way"
+        with pytest.raises(Unavailable, match="ZeroDivisionError"):
+            await ask(engine, user("hello"))
