@@ -40,6 +40,10 @@ MAY_IMPORT = {
     "ipc": set(),
 }
 
+# API families; the common part of the server knows none of them, and none knows another.
+FAMILIES = {"server.openai"}
+COMPOSES_FAMILIES = "luceasync.server.app"
+
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
@@ -162,12 +166,28 @@ def foreign_imports(tree: Tree) -> list[str]:
     ]
 
 
+def family_imports(tree: Tree) -> list[str]:
+    """Imports of an API family by what is not of it."""
+    return [
+        f"{module} must not import {entry.name}"
+        for module in tree
+        if covers({"server"}, module) and module != COMPOSES_FAMILIES
+        for entry in tree[module]
+        for family in FAMILIES
+        if covers({family}, entry.name) and not covers({family}, module)
+    ]
+
+
 def test_imports_run_downwards() -> None:
     assert upward_imports(read_tree(ROOT)) == []
 
 
 def test_help_http_text_and_the_pure_decisions_load_no_torch() -> None:
     assert heavy_imports(read_tree(ROOT)) == []
+
+
+def test_an_api_family_is_known_to_the_app_alone() -> None:
+    assert family_imports(read_tree(ROOT)) == []
 
 
 def test_the_words_that_all_share_need_the_standard_library_only() -> None:
@@ -193,6 +213,7 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
         ("server/app.py", "import torch", heavy_imports, "luceasync.server.app -> torch"),
         ("server/app.py", "import luceasync.mid", heavy_imports, "mid -> numpy.linalg"),
         ("cli/plan.py", "from torch import nn", heavy_imports, "cli.plan -> torch"),
+        ("server/sse.py", "import luceasync.server.openai.chat", family_imports, "openai.chat"),
         ("errors.py", "import msgspec", foreign_imports, "luceasync.errors -> msgspec"),
     ],
 )
@@ -200,6 +221,7 @@ def test_a_tree_that_breaks_a_rule_is_caught(tmp_path: Path, module, line, check
     tree = {
         "mid.py": "import numpy.linalg",
         "engine/pump.py": "",
+        "server/openai/chat.py": "",
         "server/app.py": "",
         module: line,
     }

@@ -6,12 +6,12 @@ Owns the comparison of keys. Knows nothing of tenants or rights: every key opens
 from __future__ import annotations
 
 import hmac
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from luceasync.errors import RequestError
-from luceasync.server.failures import describe
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
 _ACCEPTED_KEY = "luceasync.accepted_key"
@@ -19,15 +19,24 @@ _ACCEPTED_KEY = "luceasync.accepted_key"
 
 def accepted_key(scope: Scope) -> str:
     """The key that let this request in; "" where none was asked for."""
-    return scope.get(_ACCEPTED_KEY, "")
+    key: str = scope.get(_ACCEPTED_KEY, "")
+    return key
 
 
 class RequireApiKey:
-    """Middleware: all but OPEN_PATHS needs one of `keys`; `accepted_key` tells which it was."""
+    """Middleware: all but OPEN_PATHS needs one of `keys`; `accepted_key` tells which it was, and
+    `refusal` words the 401.
+    """
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Iterable[str],
+        refusal: Callable[[Scope, Exception], Response],
+    ) -> None:
         self._app = app
         self._keys = tuple(keys)
+        self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
@@ -43,7 +52,7 @@ class RequireApiKey:
             code="invalid_api_key",
             status=401,
         )
-        await describe(error).response()(scope, receive, send)
+        await self._refusal(scope, error)(scope, receive, send)
 
     def _find(self, sent: bytes) -> str | None:
         # Every key is compared, so that the time tells nothing of which one was near.
@@ -52,7 +61,7 @@ class RequireApiKey:
 
 
 def _key_in(scope: Scope) -> bytes:
-    headers = dict(scope["headers"])
+    headers: dict[bytes, bytes] = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return token.strip()

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from luceasync.request import Delta, Engine, Stream
+from luceasync.request import Delta, Engine
 from luceasync.server.engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -44,29 +43,6 @@ class AnswerClock:
             self._first_token.observe(now_s - self._last_s)
             self._begun = True
         self._last_s = now_s
-
-
-class MeasuredStream:
-    """A Stream whose deltas are observed on their way."""
-
-    def __init__(self, stream: Stream, clock: AnswerClock) -> None:
-        self._stream = stream
-        self._clock = clock
-
-    @property
-    def num_prompt_tokens(self) -> int:
-        return self._stream.num_prompt_tokens
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        delta = await self._stream.__anext__()
-        self._clock.tick(delta)
-        return delta
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
 
 
 class Metrics:

@@ -10,7 +10,6 @@ import asyncio
 import msgspec
 from starlette.types import Send
 
-DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": keep-alive\n\n"
 
 HEADERS: tuple[tuple[bytes, bytes], ...] = (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 import httpx
 import pytest
@@ -23,7 +24,7 @@ def in_memory() -> Clients:
 
     @asynccontextmanager
     async def open_client(
-        engine: ScriptedEngine, config: ServerConfig | None = None, **options: bool
+        engine: ScriptedEngine, config: ServerConfig | None = None, **options: Any
     ) -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(engine, config or ServerConfig(), **options)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)

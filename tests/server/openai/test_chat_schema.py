@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Request, Sampling
-from luceasync.server.schema import ChatCall, parse_chat
+from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
 from luceasync.server.tenant import Caller
 
 USER = {"role": "user", "content": "Hi"}
@@ -211,7 +211,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
     max_leaves=8,
 )
-FIELDS = [*Request.__dataclass_fields__, "temperature", "logit_bias", "n", "stop", "top_logprobs"]
+FIELDS = [*ChatBody.__struct_fields__]
 MESSAGES = st.lists(
     st.fixed_dictionaries({}, optional={"role": st.sampled_from(["user", "tool"]), "content": JSON})
 )

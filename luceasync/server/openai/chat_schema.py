@@ -5,18 +5,22 @@ Owns what is allowed and the words of each refusal. Knows nothing of HTTP, token
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import msgspec
 
-from luceasync.errors import RequestError
-from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.request import ChatPrompt, Request
+from luceasync.server.openai.checks import decode, in_range, refuse
+from luceasync.server.openai.errors import unknown_model
+from luceasync.server.openai.sampling import (
+    SamplingBody,
+    num_choices_of,
+    sampling_of,
+    stops_of,
+)
 from luceasync.server.tenant import Caller
 
-MAX_CHOICES = 16
-MAX_STOPS = 4
 MAX_TOP_LOGPROBS = 20
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -49,7 +53,7 @@ class ResponseFormat(msgspec.Struct):
     type: str
 
 
-class ChatBody(msgspec.Struct):
+class ChatBody(SamplingBody, kw_only=True):
     """The fields of `POST /v1/chat/completions` that are read; null is the same as absent."""
 
     messages: list[Message]
@@ -58,18 +62,7 @@ class ChatBody(msgspec.Struct):
     stream_options: StreamOptions | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
     ignore_eos: bool | None = None
-    n: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -99,7 +92,7 @@ def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
     Raises RequestError with the field's path as `param`: status 400, or 404 for a model that is not
     the one served.
     """
-    chat = _decode(body)
+    chat = decode(_decoder, body)
     if chat.model is not None and chat.model != model_name:
         raise unknown_model(chat.model)
     options = chat.stream_options or StreamOptions()
@@ -111,11 +104,11 @@ def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
                 tools=None if chat.tool_choice == "none" else chat.tools or None,
                 template_kwargs=chat.chat_template_kwargs or {},
             ),
-            sampling=_sampling(chat),
+            sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),
-            stop=_stop(chat),
+            stop=stops_of(chat),
             ignore_eos=bool(chat.ignore_eos),
-            num_choices=_in_range("n", chat.n, 1, MAX_CHOICES, default=1),
+            num_choices=num_choices_of(chat),
             top_logprobs=_top_logprobs(chat),
             tenant=caller.tenant(chat.cache_salt),
             keep_prefix=bool(chat.keep_prefix),
@@ -126,44 +119,18 @@ def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
     )
 
 
-def unknown_model(name: str) -> RequestError:
-    """The 404 for a model that is not served, worded as OpenAI words it."""
-    return RequestError(
-        f"The model `{name}` does not exist or you do not have access to it.",
-        param="model",
-        code="model_not_found",
-        status=404,
-    )
-
-
-def _decode(body: bytes) -> ChatBody:
-    try:
-        return _decoder.decode(body)
-    except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at ")
-        param = re.sub(r"^\$\.?", "", path.strip("`").rsplit("`", 1)[-1]) or None
-        where = f"'{param}'" if param else "the request body"
-        raise RequestError(f"Invalid value for {where}: {what}.", param=param) from None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise RequestError(f"The request body is not valid JSON: {error}.") from None
-
-
-def _refuse(param: str, value: object, allowed: str) -> NoReturn:
-    raise RequestError(f"Invalid value for '{param}': {value!r}; expected {allowed}.", param=param)
-
-
 def _refuse_unserved(chat: ChatBody) -> None:
     """Options that change the answer are refused rather than dropped when nobody honours them."""
     if chat.tool_choice not in (None, "none", "auto"):
-        _refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
+        refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
     if chat.response_format is not None and chat.response_format.type != "text":
-        _refuse("response_format.type", chat.response_format.type, "'text' (no other is served)")
+        refuse("response_format.type", chat.response_format.type, "'text' (no other is served)")
 
 
 def _messages(chat: ChatBody) -> list[Message]:
     """None are enough where only the tools of later requests are to be kept."""
     if not chat.messages and not (chat.tools and chat.keep_prefix and _max_tokens(chat) == 0):
-        _refuse("messages", [], "at least one message")
+        refuse("messages", [], "at least one message")
     return chat.messages
 
 
@@ -171,7 +138,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     """The message as the chat template gets it; `developer` is what templates call `system`."""
     where = f"messages[{index}].content"
     if message.content is None and message.role != "assistant":
-        _refuse(where, None, f"text for the role {message.role!r}")
+        refuse(where, None, f"text for the role {message.role!r}")
     fields = {name: value for name, value in _fields(message) if value is not None}
     fields["role"] = "system" if message.role == "developer" else message.role
     fields["content"] = _content(where, message.content)
@@ -188,49 +155,11 @@ def _content(where: str, content: str | list[ContentPart] | None) -> str:
     texts = []
     for i, part in enumerate(content):
         if part.type != "text":
-            _refuse(f"{where}[{i}].type", part.type, "'text' (this model reads text only)")
+            refuse(f"{where}[{i}].type", part.type, "'text' (this model reads text only)")
         if part.text is None:
-            _refuse(f"{where}[{i}].text", None, "text")
+            refuse(f"{where}[{i}].text", None, "text")
         texts.append(part.text)
     return "\n".join(texts)
-
-
-def _sampling(chat: ChatBody) -> Sampling:
-    """Absent fields mean what OpenAI says they mean, so an absent temperature is 1."""
-    top_p = _in_range("top_p", chat.top_p, 0.0, 1.0, default=1.0)
-    if top_p == 0:
-        _refuse("top_p", top_p, "a number above 0, at most 1")
-    repetition_penalty = _in_range(
-        "repetition_penalty", chat.repetition_penalty, 0.0, 100.0, default=1.0
-    )
-    if repetition_penalty == 0:
-        _refuse("repetition_penalty", repetition_penalty, "a number above 0")
-    return Sampling(
-        temperature=_in_range("temperature", chat.temperature, 0.0, 2.0, default=1.0),
-        top_k=max(0, _in_range("top_k", chat.top_k, -1, 2**31 - 1, default=0)),
-        top_p=top_p,
-        min_p=_in_range("min_p", chat.min_p, 0.0, 1.0, default=0.0),
-        repetition_penalty=repetition_penalty,
-        frequency_penalty=_in_range(
-            "frequency_penalty", chat.frequency_penalty, -2.0, 2.0, default=0.0
-        ),
-        presence_penalty=_in_range(
-            "presence_penalty", chat.presence_penalty, -2.0, 2.0, default=0.0
-        ),
-        logit_bias=_logit_bias(chat),
-        seed=chat.seed if chat.seed is None else _in_range("seed", chat.seed, -(2**63), 2**63 - 1),
-    )
-
-
-def _in_range(
-    param: str, value: float | None, least: float, most: float, default: float = 0
-) -> Any:
-    """`value` or, when it is absent, `default`; both of the type of the field."""
-    if value is None:
-        return default
-    if not least <= value <= most:
-        _refuse(param, value, f"a number from {least} to {most}")
-    return value
 
 
 def _max_tokens(chat: ChatBody) -> int | None:
@@ -239,35 +168,18 @@ def _max_tokens(chat: ChatBody) -> int | None:
     None at all are enough where the prompt is to be kept: then it is computed, and that is all.
     """
     least = 0 if chat.keep_prefix else 1
-    for param in ("max_completion_tokens", "max_tokens"):
-        value = getattr(chat, param)
+    for param, value in (
+        ("max_completion_tokens", chat.max_completion_tokens),
+        ("max_tokens", chat.max_tokens),
+    ):
         if value is not None:
-            return _in_range(param, value, least, 2**31 - 1)
+            return in_range(param, value, least, 2**31 - 1)
     return None
-
-
-def _stop(chat: ChatBody) -> tuple[str, ...]:
-    stops = [chat.stop] if isinstance(chat.stop, str) else chat.stop or []
-    if len(stops) > MAX_STOPS:
-        _refuse("stop", stops, f"at most {MAX_STOPS} strings")
-    if "" in stops:
-        _refuse("stop", stops, "strings that are not empty")
-    return tuple(stops)
-
-
-def _logit_bias(chat: ChatBody) -> dict[int, float]:
-    biases = {}
-    for key, bias in (chat.logit_bias or {}).items():
-        param = f"logit_bias.{key}"
-        if re.fullmatch(r"[0-9]{1,9}", key) is None:
-            _refuse(param, key, "a token id, a whole number from 0 on")
-        biases[int(key)] = _in_range(param, bias, -100.0, 100.0)
-    return biases
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:
     if chat.top_logprobs is not None:
         if not chat.logprobs:
-            _refuse("top_logprobs", chat.top_logprobs, "'logprobs' to be true with it")
-        return _in_range("top_logprobs", chat.top_logprobs, 0, MAX_TOP_LOGPROBS)
+            refuse("top_logprobs", chat.top_logprobs, "'logprobs' to be true with it")
+        return in_range("top_logprobs", chat.top_logprobs, 0, MAX_TOP_LOGPROBS)
     return 0 if chat.logprobs else None

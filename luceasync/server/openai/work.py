@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import UNSET, UnsetType
 
 from luceasync.request import Finish, Speculation
-from luceasync.server.chat_shapes import (
+from luceasync.server.openai.chat_shapes import (
     LuceasyncBody,
     PromptTokensDetails,
     SpeculationBody,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
 import httpx
-import pytest
 
-from luceasync.config import ServerConfig
-from luceasync.errors import Unavailable
-from luceasync.request import Delta, TokenLogprob
+from luceasync.request import Delta, TextPiece, TokenLogprob
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 
@@ -134,103 +130,19 @@ async def test_logprobs_have_openais_shape(in_memory):
     assert entry["top_logprobs"][1] == {"token": "\ufffd", "logprob": -9999.0, "bytes": [0xC3]}
 
 
-@pytest.mark.parametrize("body", [BODY, STREAM])
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        ([Delta(0, finish=finish("error", error="out of memory"))], 500),
-        ([Delta(0, finish=finish("cancelled"))], 503),
-        ([Unavailable("the engine died")], 503),
-        ([ZeroDivisionError()], 500),
-    ],
-)
-async def test_a_failure_before_the_first_byte_has_its_status(in_memory, script, status, body):
-    engine = ScriptedEngine(script)
-    async with in_memory(engine) as client:
-        response = await client.post(CHAT, json=body)
-    assert response.status_code == status
-    assert response.json()["error"]["type"] == "server_error"
-    assert engine.streams[0].closed.is_set()
+async def test_each_piece_is_a_chunk_and_the_first_has_the_logprobs(in_memory):
+    logprobs = (TokenLogprob("a", b"a", -0.5), TokenLogprob("b", b"b", -0.5))
+    script = [Delta(0, (TextPiece("a"), TextPiece("b")), (1, 2), logprobs), *answer()]
+    async with in_memory(ScriptedEngine(script)) as client:
+        _, first, second, *_ = await ask(client, STREAM | {"logprobs": True})
+    choices = first["choices"] + second["choices"]
+    assert [choice["delta"]["content"] for choice in choices] == ["a", "b"]
+    assert [len((choice["logprobs"] or {}).get("content", ())) for choice in choices] == [2, 0]
 
 
-@pytest.mark.parametrize(
-    "failure",
-    [
-        Delta(0, finish=finish("error", error="out of memory")),
-        Unavailable("out of memory"),
-    ],
-)
-async def test_a_failure_after_it_is_an_error_event_without_done(in_memory, failure):
-    engine = ScriptedEngine([text_delta(0, "a", (1,)), failure])
-    async with in_memory(engine) as client:
-        streamed = await ask(client, STREAM)
-        plain = await client.post(CHAT, json=BODY)
-    assert streamed[-1]["error"]["message"] == "out of memory"
-    assert "[DONE]" not in streamed
-    assert plain.status_code in (500, 503)
-
-
-async def test_an_answer_that_lacks_a_finish_is_a_failure(in_memory):
-    async with in_memory(ScriptedEngine([text_delta(0, "a", (1,))])) as client:
-        assert (await client.post(CHAT, json=BODY)).status_code == 500
-        assert "error" in (await ask(client, STREAM))[-1]
-
-
-async def test_every_stream_is_closed_after_its_answer(in_memory):
-    engine = ScriptedEngine()
-    async with in_memory(engine) as client:
-        await client.post(CHAT, json=BODY)
-        await client.post(CHAT, json=STREAM)
-    assert [stream.closed.is_set() for stream in engine.streams] == [True, True]
-
-
-async def test_a_long_prefill_is_bridged_by_comments(on_port):
-    gate = asyncio.Event()
-    engine = ScriptedEngine([gate, *answer("late")])
-    async with (
-        on_port(engine, ServerConfig(keep_alive_s=0.01)) as client,
-        client.stream("POST", CHAT, json=STREAM) as response,
-    ):
-        lines = response.aiter_lines()
-        assert await anext(lines) == ": keep-alive"
-        gate.set()
-        rest = [line async for line in lines if line.startswith("data: ")]
-    assert rest[-1] == "data: [DONE]"
-
-
-async def test_a_failure_after_a_comment_is_an_error_event(on_port):
-    gate = asyncio.Event()
-    engine = ScriptedEngine([gate, Unavailable("the engine died")])
-    async with (
-        on_port(engine, ServerConfig(keep_alive_s=0.01)) as client,
-        client.stream("POST", CHAT, json=STREAM) as response,
-    ):
-        lines = response.aiter_lines()
-        assert await anext(lines) == ": keep-alive"
-        gate.set()
-        rest = [line async for line in lines if line.startswith("data: ")]
-    assert json.loads(rest[-1].removeprefix("data: "))["error"]["message"] == "the engine died"
-
-
-@pytest.mark.parametrize("body", [BODY, STREAM], ids=["plain", "stream"])
-@pytest.mark.parametrize("script", [[], [text_delta(0, "a", (1,))]], ids=["prefill", "decode"])
-async def test_a_client_that_leaves_closes_its_stream(on_port, script, body):
-    engine = ScriptedEngine([*script, asyncio.Event()])
-    async with on_port(engine) as client, asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(client.post(CHAT, json=body))
-        while not engine.streams:
-            await engine.opened.wait()
-            await asyncio.sleep(0)
-        asking.cancel()
-        await engine.streams[0].closed.wait()
-
-
-@pytest.mark.parametrize("body", [BODY, STREAM], ids=["plain", "stream"])
-async def test_a_client_that_leaves_the_queue_is_forgotten(on_port, body):
-    engine = ScriptedEngine(opening=asyncio.Event())
-    async with on_port(engine) as client, asyncio.timeout(10), asyncio.TaskGroup() as tasks:
-        asking = tasks.create_task(client.post(CHAT, json=body))
-        await engine.opened.wait()
-        asking.cancel()
-        await engine.open_cancelled.wait()
-    assert engine.streams == []
+async def test_logprobs_without_text_are_told_with_none(in_memory):
+    script = [Delta(0, (), (1,), (TokenLogprob("a", b"a", -0.5),)), *answer()]
+    async with in_memory(ScriptedEngine(script)) as client:
+        _, told, *_ = await ask(client, STREAM | {"logprobs": True})
+    assert told["choices"][0]["delta"] == {"content": ""}
+    assert told["choices"][0]["logprobs"]["content"][0]["token"] == "a"

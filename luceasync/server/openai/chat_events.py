@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 
 from msgspec import UNSET, UnsetType
 
 from luceasync import __version__
-from luceasync.errors import GenerationFailed, Unavailable
-from luceasync.request import Delta, Finish, Stream, TokenLogprob
-from luceasync.server.chat_shapes import (
+from luceasync.request import Delta, Finish, Piece, Stream, TextPiece, TokenLogprob
+from luceasync.server.openai.chat_schema import ChatCall
+from luceasync.server.openai.chat_shapes import (
     AnswerChoice,
     AnswerMessage,
     ChatChunk,
@@ -25,8 +25,7 @@ from luceasync.server.chat_shapes import (
     LogprobEntry,
     UsageBody,
 )
-from luceasync.server.schema import ChatCall
-from luceasync.server.work import luceasync_of, timings_of, usage_of
+from luceasync.server.openai.work import luceasync_of, timings_of, usage_of
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
@@ -48,19 +47,16 @@ class ChatEvents:
         self._id = f"chatcmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
 
-    async def chunks(self, stream: Stream) -> AsyncIterator[ChatChunk]:
-        """All chunks of the answer. Raises GenerationFailed or Unavailable when a choice fails."""
+    async def chunks(self, stream: Stream) -> AsyncGenerator[ChatChunk, None]:
+        """All chunks of the answer. Raises what `stream` raises."""
         roles_sent = False
         async for delta in stream:
-            _raise_failure(delta.finish)
             if not roles_sent:
                 roles_sent = True
                 for chunk in self._roles():
                     yield chunk
             for chunk in self._chunks_of(delta):
                 yield chunk
-        if len(self._finishes) < self._call.request.num_choices:
-            raise GenerationFailed("The generation ended before every choice was finished.")
         if self._call.include_usage:
             yield self._last_chunk([], usage_of(self._finishes))
 
@@ -71,11 +67,13 @@ class ChatEvents:
 
     def _chunks_of(self, delta: Delta) -> Iterator[ChatChunk]:
         self._num_completion_tokens += len(delta.token_ids)
-        if delta.pieces or delta.logprobs:
-            logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
-            yield self._chunk(
-                [ChunkChoice(delta.index, DeltaMessage(content=delta.text), logprobs)]
-            )
+        logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
+        messages = [_message(piece) for piece in delta.pieces]
+        if logprobs is not None and not messages:
+            messages = [DeltaMessage(content="")]
+        for message in messages:
+            yield self._chunk([ChunkChoice(delta.index, message, logprobs)])
+            logprobs = None  # the first chunk has told those of all tokens
         if delta.finish is not None:
             self._finishes[delta.index] = delta.finish
             all_finished = len(self._finishes) == self._call.request.num_choices
@@ -155,13 +153,10 @@ class AnswerFold:
         )
 
 
-def _raise_failure(finish: Finish | None) -> None:
-    if finish is None:
-        return
-    if finish.reason == "error":
-        raise GenerationFailed(finish.error or "The generation failed.")
-    if finish.reason == "cancelled":
-        raise Unavailable(finish.error or "The generation was cancelled.")
+def _message(piece: Piece) -> DeltaMessage:
+    match piece:
+        case TextPiece(text):
+            return DeltaMessage(content=text)
 
 
 def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:

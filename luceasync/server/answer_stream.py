@@ -1,0 +1,55 @@
+"""The deltas of one request on their way from the engine to a family.
+
+Owns that they are timed, and that a choice which failed is an exception. Knows no API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from luceasync.errors import GenerationFailed, Unavailable
+from luceasync.request import Delta, Finish, Stream
+from luceasync.server.metrics import AnswerClock
+
+
+class AnswerStream:
+    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed or
+    Unavailable.
+    """
+
+    def __init__(self, stream: Stream, num_choices: int, clock: AnswerClock) -> None:
+        self._stream = stream
+        self._num_open = num_choices
+        self._clock = clock
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._stream.num_prompt_tokens
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        try:
+            delta = await self._stream.__anext__()
+        except StopAsyncIteration:
+            if self._num_open > 0:
+                raise GenerationFailed(
+                    "The generation ended before every choice was finished."
+                ) from None
+            raise
+        self._clock.tick(delta)
+        if delta.finish is not None:
+            _raise_failure(delta.finish)
+            self._num_open -= 1
+        return delta
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _raise_failure(finish: Finish) -> None:
+    if finish.reason == "error":
+        raise GenerationFailed(finish.error or "The generation failed.")
+    if finish.reason == "cancelled":
+        raise Unavailable(finish.error or "The generation was cancelled.")

@@ -1,0 +1,118 @@
+"""One request from its body to the last byte of its answer, whatever API it is of.
+
+Owns the order of things and who may end the work. Knows nothing of what a body or an event says,
+nor of the engine behind the protocol.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from luceasync.config import ServerConfig
+from luceasync.request import Engine, Request, Stream
+from luceasync.server.answer_stream import AnswerStream
+from luceasync.server.auth import accepted_key
+from luceasync.server.body import client_gone, read_body
+from luceasync.server.drain import Drain
+from luceasync.server.failures import describe
+from luceasync.server.family import Call, Endpoint
+from luceasync.server.metrics import Metrics
+from luceasync.server.race import race
+from luceasync.server.readiness import require_ready
+from luceasync.server.sse import EventStream
+from luceasync.server.tenant import Caller
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What every answer of one app is served with."""
+
+    engine: Engine
+    config: ServerConfig
+    drain: Drain
+    metrics: Metrics
+    trust_cache_salt: bool
+
+
+class Answering:
+    """The ASGI app of one endpoint; a client that leaves, or a shutdown, closes its Streams at
+    once.
+    """
+
+    def __init__(self, endpoint: Endpoint, house: House) -> None:
+        self._endpoint = endpoint
+        self._house = house
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._house.drain.admit():
+            try:
+                await self._serve(scope, receive, send)
+            except ClientDisconnect:
+                logger.debug("The client left before its answer was complete.")
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        house = self._house
+        reading = read_body(scope, receive, house.config.max_body_bytes)
+        body = await race(reading, house.drain.expired())
+        require_ready(house.engine)
+        caller = Caller(accepted_key(scope), house.trust_cache_salt)
+        call = self._endpoint.parse(body, Headers(scope=scope), caller)
+        # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
+        endings = (client_gone(receive), house.drain.expired())
+        if not call.stream:
+            response = await race(self._plain(call), *endings)
+            await response(scope, receive, send)
+            return
+        events = EventStream(send)
+        keep_alive = events.keep_alive(house.config.keep_alive_s)
+        try:
+            await race(self._streamed(call, events), keep_alive, *endings)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            if not events.started:
+                raise
+            await _end_with_error(call, events, error)
+
+    async def _plain(self, call: Call[Any]) -> Response:
+        async with self._open(call.requests) as streams, aclosing(call.events(streams)) as events:
+            answer = await call.fold(events)
+        return Response(msgspec.json.encode(answer), media_type="application/json")
+
+    async def _streamed(self, call: Call[Any], out: EventStream) -> None:
+        async with self._open(call.requests) as streams, aclosing(call.events(streams)) as events:
+            async for event in events:
+                await out.write(call.encode(event))
+        await out.close(call.end(None))
+
+    @asynccontextmanager
+    async def _open(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Stream]]:
+        """The engine's Streams, measured and checked, and closed on every way out."""
+        async with AsyncExitStack() as closing:
+            streams = []
+            for request in requests:
+                clock = self._house.metrics.clock()
+                stream = await self._house.engine.open(request)
+                closing.push_async_callback(stream.aclose)
+                streams.append(AnswerStream(stream, request.num_choices, clock))
+            yield streams
+
+
+async def _end_with_error(call: Call[Any], events: EventStream, error: Exception) -> None:
+    """The status went out already: the failure becomes the last event."""
+    failure = describe(error)
+    if failure.status == 500:
+        logger.error("A streamed answer failed.", exc_info=error)
+    await events.close(call.end(failure))

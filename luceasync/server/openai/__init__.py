@@ -1,0 +1,1 @@
+"""OpenAI's API: bodies, events, answers and errors, as its clients know them."""

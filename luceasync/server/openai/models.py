@@ -1,0 +1,51 @@
+"""GET /v1/models: the one model that is served.
+
+Owns its shape. Knows nothing of how it is served.
+"""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from luceasync.request import Engine, ModelCard
+from luceasync.server.openai.errors import unknown_model
+from luceasync.server.readiness import require_ready
+from luceasync.server.status_pages import json_response
+
+
+class ModelPages:
+    """The list, and the model by its name."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.models),
+            Route("/v1/models/{model:path}", self.model),
+        ]
+
+    async def models(self, request: Request) -> Response:
+        require_ready(self._engine)
+        return json_response({"object": "list", "data": [_model(self._engine.card)]})
+
+    async def model(self, request: Request) -> Response:
+        require_ready(self._engine)
+        name = request.path_params["model"]
+        if name != self._engine.card.name:
+            raise unknown_model(name)
+        return json_response(_model(self._engine.card))
+
+
+def _model(card: ModelCard) -> dict[str, object]:
+    return {
+        "id": card.name,
+        "object": "model",
+        "created": card.created,
+        "owned_by": "luceasync",
+        "max_model_len": card.max_ctx_tokens,
+        "meta": {"family": card.family, "num_parameters": card.num_parameters},
+    }

@@ -1,0 +1,61 @@
+"""The server's own routes: that it lives, whether it is ready, what it counts.
+
+Owns what they say. Knows no API family and no model list.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from luceasync import __version__
+from luceasync.request import Engine
+from luceasync.server.drain import Drain
+from luceasync.server.metrics import CONTENT_TYPE, Metrics
+
+
+class StatusPages:
+    """The GET routes that belong to no API."""
+
+    def __init__(self, engine: Engine, drain: Drain, metrics: Metrics) -> None:
+        self._engine = engine
+        self._drain = drain
+        self._metrics = metrics
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self.root),
+            Route("/health", self.health),
+            Route("/ready", self.ready),
+            Route("/metrics", self.metrics),
+        ]
+
+    async def root(self, request: Request) -> Response:
+        return json_response({"name": "luceasync", "version": __version__})
+
+    async def health(self, request: Request) -> Response:
+        """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but
+        a fault of the disk keeps prefixes from being kept.
+        """
+        status = self._engine.status()
+        if status.cache is not None and status.cache.degraded:
+            return json_response({"status": "degraded", "detail": status.cache.degraded})
+        return json_response({"status": "ok", "detail": status.detail})
+
+    async def ready(self, request: Request) -> Response:
+        """503 while the model loads and from the moment the server shuts down."""
+        status = self._engine.status()
+        ready = status.ready and not self._drain.closing
+        detail = "shutting down" if self._drain.closing else status.detail
+        return json_response({"ready": ready, "detail": detail}, 200 if ready else 503)
+
+    async def metrics(self, request: Request) -> Response:
+        return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+def json_response(payload: object, status: int = 200) -> Response:
+    """`payload` as JSON."""
+    return Response(msgspec.json.encode(payload), status, media_type="application/json")

@@ -1,0 +1,46 @@
+"""What a family reads: deltas of choices that end well, or an exception."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.errors import GenerationFailed, Unavailable
+from luceasync.request import Delta
+from luceasync.server.answer_stream import AnswerStream
+from luceasync.server.metrics import Metrics
+from tests.deltas import text_delta
+from tests.server.scripted import ScriptedEngine, ScriptedStream, Step, answer, finish
+
+
+async def read(script: list[Step], num_choices: int = 1) -> list[Delta]:
+    clock = Metrics(ScriptedEngine()).clock()
+    return [delta async for delta in AnswerStream(ScriptedStream(script), num_choices, clock)]
+
+
+async def test_the_deltas_pass_unchanged():
+    script = [*answer("a", "b"), *answer("c", index=1)]
+    assert await read(script, num_choices=2) == script
+
+
+@pytest.mark.parametrize(
+    ("reason", "error", "kind", "words"),
+    [
+        ("error", "out of memory", GenerationFailed, "out of memory"),
+        ("error", None, GenerationFailed, "failed"),
+        ("cancelled", None, Unavailable, "cancelled"),
+    ],
+)
+async def test_a_choice_that_failed_is_an_exception(reason, error, kind, words):
+    with pytest.raises(kind, match=words):
+        await read([text_delta(0, "a", (1,)), Delta(0, finish=finish(reason, error=error))])
+
+
+async def test_a_choice_without_an_end_is_a_failure():
+    with pytest.raises(GenerationFailed, match="before every choice"):
+        await read(answer("a"), num_choices=2)
+
+
+async def test_closing_closes_the_engines_stream():
+    inner = ScriptedStream([])
+    await AnswerStream(inner, 1, Metrics(ScriptedEngine()).clock()).aclose()
+    assert inner.closed.is_set()
