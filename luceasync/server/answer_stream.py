@@ -50,6 +50,7 @@ class AnswerStream:
 
 def _raise_failure(finish: Finish) -> None:
     if finish.reason == "error":
-        raise GenerationFailed(finish.error or "The generation failed.")
+        failure = Unavailable if finish.error_kind == "unavailable" else GenerationFailed
+        raise failure(finish.error or "The generation failed.")
     if finish.reason == "cancelled":
         raise Unavailable(finish.error or "The generation was cancelled.")

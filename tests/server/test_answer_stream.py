@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from luceasync.errors import GenerationFailed, Unavailable
@@ -33,6 +35,12 @@ async def test_the_deltas_pass_unchanged():
 async def test_a_choice_that_failed_is_an_exception(reason, error, kind, words):
     with pytest.raises(kind, match=words):
         await read([text_delta(0, "a", (1,)), Delta(0, finish=finish(reason, error=error))])
+
+
+async def test_a_choice_whose_group_failed_may_be_asked_for_again():
+    lost = replace(finish("error", error="group 1 failed"), error_kind="unavailable")
+    with pytest.raises(Unavailable, match="group 1 failed"):
+        await read([text_delta(0, "a", (1,)), Delta(0, finish=lost)])
 
 
 async def test_a_choice_without_an_end_is_a_failure():
