@@ -71,7 +71,7 @@ class Pump:
             synchronize=synchronize,
         )
         self._balance = Balance()
-        self._being_seated: Generation | None = None
+        self._at_hand: list[Generation] = []  # those that wait, and end with what is being done
         self._num_completed: Counter[Step] = Counter()
         self.doing: During = "between"  # at this moment, or when the last step has failed
 
@@ -120,10 +120,11 @@ class Pump:
         """Queue the choices of a request."""
         self._quiet.clear()
         self._was_idle = False
-        generations = [Generation(choice) for choice in prepared]
-        self._roster.queue(generations)  # first: whoever fails is told so
-        for generation in generations:
+        self._at_hand = [Generation(choice) for choice in prepared]
+        self._roster.queue(self._at_hand)  # first: whoever fails is told so
+        for generation in self._at_hand:
             self.prefixes.admit(generation.lease)
+        self._at_hand = []
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
@@ -154,15 +155,16 @@ class Pump:
         return self._outbox.take()
 
     def recover(self, fault: Fault) -> list[Emitted]:
-        """End what ran when a step has raised, and make every lane as if nothing had run on it;
-        what waits goes on waiting. A command may have left undone what others wait for: then they
-        are told too. Raises what a reset raises; what is to be told is told by the next call, of
-        this or `fail_all`.
+        """End what ran when a step or a command has raised, and make every lane as if nothing had
+        run on it; what waits goes on waiting. Raises what a reset raises; what is to be told is
+        told by the next call, of this or `fail_all`.
         """
         self.doing = "between"
-        culprit, self._being_seated = self._being_seated, None
-        has_run = {*self._roster.running, *([] if culprit is None else [culprit])}
-        self._fail(lambda g: fault.during == "command" or g in has_run, fault.words, fault.kind)
+        ended = {*self._roster.running, *self._at_hand}
+        self._at_hand = []
+        if fault.during == "command":  # it may have been the one that these wait for
+            ended.update(g for g in self._roster.waiting if g.lease.awaited)
+        self._fail(ended.__contains__, fault.words, fault.kind)
         for lane in range(self._num_lanes):
             self._target.reset(lane)
             self.decoding.start(lane)
@@ -214,14 +216,14 @@ class Pump:
             lane = self._roster.first_free_lane
             if lane is None:
                 break
-            self._being_seated = generation  # if it fails, it is the one to end
+            self._at_hand = [generation]
             prefilling = (g.lease for g in self._roster.running if not g.is_decoding)
             if self.prefixes.prepare(generation.lease, prefilling):
                 self._target.reset(lane)
                 self.decoding.start(lane)
                 generation.start(lane, self.prefixes.take_up(generation.lease, lane))
                 self._roster.seat(generation, lane)
-        self._being_seated = None
+        self._at_hand = []
         self._roster.pass_over()
 
     def _end_restores(self) -> None:

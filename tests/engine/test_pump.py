@@ -527,13 +527,14 @@ def test_a_choice_that_cannot_get_its_lane_ends_alone(make_prepared):
     assert [(s, d.finish.reason) for s, d in run(pump) if d.finish] == [(1, "length")]
 
 
-def test_after_a_failed_command_nobody_waits_for_what_it_has_not_done(make_prepared):
+@pytest.mark.parametrize(("during", "ended"), [("command", [0, 1]), ("decode", [0])])
+def test_after_a_failed_command_nobody_waits_for_what_it_was_to_bring(make_prepared, during, ended):
     pump = make_pump(CountingTarget(), num_lanes=1)
-    pump.submit([make_prepared(0, [0]), make_prepared(1, [0])])
+    pump.submit([make_prepared(stream, [0]) for stream in range(3)])
     pump.step()
-    told = pump.recover(Fault("broken", "failed", "command"))
-    assert sorted(s for s, d in told if d.finish) == [0, 1]
-    assert pump.num_waiting == 0
+    pump._roster.waiting[0].lease.awaited = {b"a node of the disk"}
+    told = pump.recover(Fault("broken", "failed", during))
+    assert sorted(s for s, d in told if d.finish) == ended
 
 
 def test_choices_that_could_not_be_submitted_are_told_too(make_prepared, monkeypatch):
@@ -543,6 +544,7 @@ def test_choices_that_could_not_be_submitted_are_told_too(make_prepared, monkeyp
         pump.submit([make_prepared(0, [0]), make_prepared(1, [0])])
     told = pump.recover(Fault("broken", "failed", "command"))
     assert [(s, d.finish.reason) for s, d in told] == [(0, "error"), (1, "error")]
+    assert pump.num_waiting == 0
 
 
 def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_prepared):
