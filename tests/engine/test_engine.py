@@ -236,35 +236,6 @@ async def test_a_prompt_of_text_or_ids_is_answered_as_the_messages_that_render_t
     assert {finish.usage.prompt_tokens for _, finish, _ in told} == {len(ids)}
 
 
-async def test_raw_text_gets_no_template(start_engine, tiny_dir):
-    text = "to be or not"
-    async with start_engine() as engine:
-        stream = await engine.open(replace(ask(), prompt=TextPrompt(text)))
-    assert stream.num_prompt_tokens == len(Tokenizer.load(tiny_dir).encode(text))
-
-
-async def test_ids_outside_the_vocabulary_are_refused_with_their_place(start_engine):
-    async with start_engine() as engine:
-        for wrong in (-1, 10**6):
-            with pytest.raises(RequestError, match=rf"prompt\[1\] is token {wrong}") as caught:
-                await engine.open(replace(ask(), prompt=TokenPrompt((0, wrong))))
-            assert caught.value.param == "prompt"
-
-
-@pytest.mark.parametrize("prompt", [TextPrompt(""), TokenPrompt(())])
-async def test_an_empty_prompt_is_refused_by_its_name(start_engine, prompt):
-    async with start_engine() as engine:
-        with pytest.raises(RequestError, match="prompt: the rendered prompt is empty"):
-            await engine.open(replace(ask(), prompt=prompt))
-
-
-async def test_a_long_prompt_of_ids_is_refused_by_its_name(start_engine):
-    async with start_engine() as engine:
-        num_tokens = engine.card.max_ctx_tokens
-        with pytest.raises(ContextLengthError, match=f"your prompt resulted in {num_tokens}"):
-            await engine.open(replace(ask(), prompt=TokenPrompt((1,) * num_tokens)))
-
-
 @pytest.mark.parametrize("kind", [TextPrompt, TokenPrompt])
 async def test_only_after_text_is_an_answer_sent_back_as_the_ids_that_it_was(
     start_engine, tiny_dir, kind

@@ -1,0 +1,67 @@
+"""The choices of a request: their limits, ends and seeds."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from luceasync.engine.choices import prepare
+from luceasync.engine.prompts import Language, Rendered
+from luceasync.errors import RequestError
+from luceasync.keeping.tenants import Tenant
+from luceasync.request import ModelCard, Request, Sampling, TokenPrompt
+from luceasync.text.history import History
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
+
+MAX_CTX_TOKENS = 64
+REQUEST = Request(TokenPrompt((1, 2, 3)))
+
+
+@pytest.fixture
+def language(tiny_dir: Path) -> Language:
+    tokenizer = Tokenizer.load(tiny_dir)
+    card = ModelCard("tiny", 0, MAX_CTX_TOKENS, 1, "qwen3")
+    return Language(card, tokenizer, ChatTemplate.load(tiny_dir), vocab_size=300, num_lanes=2)
+
+
+def choices(language: Language, **fields):
+    tenant = Tenant(b"t" * 32, History(language.tokenizer))
+    prompt = Rendered(tenant, None, (1, 2, 3), (3,))
+    return prepare(language, replace(REQUEST, **fields), prompt, stream_id=7)
+
+
+@pytest.mark.parametrize(("asked", "given"), [(None, 61), (5, 5), (1000, 61)])
+def test_an_answer_has_the_room_that_the_prompt_leaves(language, asked, given):
+    [choice] = choices(language, max_tokens=asked)
+    assert choice.max_tokens == given
+
+
+def test_choices_are_told_apart_and_seeded_apart_and_the_first_keeps_the_seed(language):
+    prepared = choices(language, num_choices=3, sampling=Sampling(temperature=1.0, seed=11))
+    assert [(c.stream_id, c.index) for c in prepared] == [(7, 0), (7, 1), (7, 2)]
+    assert prepared[0].seed == 11
+    assert len({c.seed for c in prepared}) == 3
+
+
+def test_without_a_seed_each_request_draws_another(language):
+    assert choices(language)[0].seed != choices(language)[0].seed
+
+
+def test_tokens_are_counted_only_for_penalties_and_for_each_choice_by_itself(language):
+    assert choices(language)[0].counts is None
+    penalised = choices(language, num_choices=2, sampling=Sampling(presence_penalty=1.0))
+    assert penalised[0].counts is not penalised[1].counts
+    assert sorted(penalised[0].counts.ids) == [1, 2, 3]
+
+
+def test_the_end_token_ends_unless_it_is_to_be_ignored(language):
+    assert choices(language)[0].stop_ids == language.tokenizer.eos_ids
+    assert choices(language, ignore_eos=True)[0].stop_ids == frozenset()
+
+
+def test_a_bias_outside_the_vocabulary_is_refused(language):
+    with pytest.raises(RequestError, match="token 300"):
+        choices(language, sampling=Sampling(logit_bias={300: 1.0}))

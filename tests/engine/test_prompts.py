@@ -1,0 +1,104 @@
+"""A prompt of whatever kind becomes token ids, or is refused by the name of its kind."""
+
+from __future__ import annotations
+
+from array import array
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luceasync.engine.prompts import Language, Prompts
+from luceasync.errors import ContextLengthError, RequestError
+from luceasync.keeping.tenants import Tenants
+from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
+from luceasync.text.history import History
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
+
+MAX_CTX_TOKENS = 256
+CHAT = ChatPrompt([{"role": "user", "content": "to be or not"}])
+
+
+@pytest.fixture
+def language(tiny_dir: Path) -> Language:
+    tokenizer = Tokenizer.load(tiny_dir)
+    card = ModelCard("tiny", 0, MAX_CTX_TOKENS, 1, "qwen3")
+    return Language(card, tokenizer, ChatTemplate.load(tiny_dir), vocab_size=300, num_lanes=2)
+
+
+@pytest.fixture
+def prompts(language: Language) -> Prompts:
+    return Prompts(language, Tenants(lambda: History(language.tokenizer)))
+
+
+def render(prompts: Prompts, prompt: Any, **fields: Any):
+    return prompts.render(Request(prompt, **fields))
+
+
+def test_text_and_ids_are_the_prompt_of_the_messages_that_render_to_them(prompts, language):
+    """Special tokens in the text are the tokens that they name; nothing is put before or after."""
+    text = language.template.render(CHAT.messages)
+    ids = tuple(language.tokenizer.encode(text))
+    rendered = [render(prompts, p) for p in (CHAT, TextPrompt(text), TokenPrompt(ids))]
+    assert {r.ids for r in rendered} == {ids}
+    assert len({r.boundaries for r in rendered}) == 1
+    assert [r.text for r in rendered] == [text, text, None]
+
+
+def test_raw_text_gets_no_template(prompts, language):
+    ids = tuple(language.tokenizer.encode("to be or not"))
+    assert render(prompts, TextPrompt("to be or not")).ids == ids
+
+
+def test_ids_outside_the_vocabulary_are_refused_with_their_place(prompts):
+    for wrong in (-1, 300):
+        with pytest.raises(RequestError, match=rf"prompt\[1\] is token {wrong}; .* 0 to 299") as e:
+            render(prompts, TokenPrompt((0, wrong)))
+        assert e.value.param == "prompt"
+
+
+@pytest.mark.parametrize("prompt", [TextPrompt(""), TokenPrompt(())])
+def test_an_empty_prompt_is_refused_by_its_name(prompts, prompt):
+    with pytest.raises(RequestError, match="prompt: the rendered prompt is empty"):
+        render(prompts, prompt)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "name"),
+    [
+        (TokenPrompt((1,) * MAX_CTX_TOKENS), "prompt"),
+        (ChatPrompt([{"role": "user", "content": "x" * MAX_CTX_TOKENS}]), "messages"),
+    ],
+)
+def test_a_prompt_that_leaves_no_room_to_answer_is_refused_by_its_name(prompts, prompt, name):
+    with pytest.raises(ContextLengthError, match=rf"is {MAX_CTX_TOKENS} tokens.*your {name} "):
+        render(prompts, prompt)
+    render(prompts, TokenPrompt((1,) * (MAX_CTX_TOKENS - 1)))
+
+
+def test_messages_that_are_only_kept_end_where_the_next_turn_begins(prompts, language):
+    system = ChatPrompt([{"role": "system", "content": "be brief"}])
+    kept = render(prompts, system, keep_prefix=True, max_tokens=0)
+    continued = language.template.render([*system.messages, *CHAT.messages])
+    ids = tuple(language.tokenizer.encode(continued))
+    assert kept.ids == ids[: len(kept.ids)]
+    assert kept.boundaries[-1] == len(kept.ids)
+    assert kept.text is None
+
+
+def test_what_a_tenant_was_answered_comes_back_with_the_ids_that_it_had(prompts, language):
+    encode = language.tokenizer.encode
+    said = array("i", [encode(letter)[0] for letter in "to be"])
+    first = render(prompts, TextPrompt("or not"), tenant="a")
+    first.tenant.history.remember(first.text, first.ids, said)
+    again = TextPrompt("or not" + "to be")
+    assert render(prompts, again, tenant="a").ids == (*first.ids, *said)
+    assert (
+        render(prompts, again, tenant="b").ids
+        == tuple(encode(again.text))
+        != (
+            *first.ids,
+            *said,
+        )
+    )

@@ -1,0 +1,93 @@
+"""Who has work to do, and which lane is the next to be given."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from luceasync.engine.roster import Roster
+
+
+class Choice:
+    """A generation, as far as a roster looks at it."""
+
+    def __init__(self, state: str = "waiting", awaited: frozenset = frozenset()) -> None:
+        self.state = state
+        self.lease = SimpleNamespace(awaited=awaited, has_arrived=False)
+
+    is_restoring = property(lambda self: self.state == "restoring")
+    is_prefilling = property(lambda self: self.state == "prefilling")
+    is_decoding = property(lambda self: self.state == "decoding")
+
+
+def seated(roster: Roster, state: str) -> Choice:
+    choice = Choice(state)
+    roster.queue([choice])
+    roster.seat(choice, roster.first_free_lane)
+    return choice
+
+
+def test_the_lowest_free_lane_is_given_first():
+    roster = Roster(3)
+    choices = [seated(roster, "decoding") for _ in range(3)]
+    assert roster.first_free_lane is None
+    for lane in (2, 0):
+        roster.free(lane)
+    assert roster.first_free_lane == 0
+    assert roster.running == choices
+
+
+def test_a_lane_is_not_free_when_its_choice_is_let_go():
+    roster = Roster(1)
+    roster.let_go(seated(roster, "decoding"))
+    assert (roster.running, roster.first_free_lane) == ([], None)
+
+
+def test_choices_are_found_by_what_they_do():
+    roster = Roster(3)
+    restoring, prefilling, decoding = (
+        seated(roster, state) for state in ("restoring", "prefilling", "decoding")
+    )
+    assert roster.restoring == [restoring]
+    assert roster.prefilling == [prefilling]
+    assert roster.decoding == [decoding]
+    assert repr(roster) == "0 waiting, 2 prefilling, 1 decoding, 0 lanes free"
+
+
+def test_there_is_work_while_somebody_runs_who_waits_for_no_copies():
+    roster = Roster(2)
+    assert not roster.has_work
+    restoring = seated(roster, "restoring")
+    assert not roster.has_work
+    restoring.lease.has_arrived = True
+    assert roster.has_work
+
+
+def test_who_waits_for_the_disk_is_no_work():
+    roster = Roster(1)
+    roster.queue([Choice(awaited=frozenset({b"node"}))])
+    assert not roster.has_work
+    roster.queue([Choice()])
+    assert roster.has_work
+
+
+def test_who_was_passed_over_is_work_again_when_nobody_runs():
+    roster = Roster(1)
+    running = seated(roster, "restoring")
+    roster.queue([Choice()])
+    assert roster.has_work
+    roster.pass_over()
+    assert not roster.has_work
+    roster.let_go(running)
+    assert roster.has_work
+
+
+def test_a_lane_that_is_free_gives_those_who_were_passed_over_a_chance():
+    roster = Roster(2)
+    for _ in range(2):
+        leaving = seated(roster, "restoring")
+    roster.queue([Choice()])
+    roster.pass_over()
+    roster.let_go(leaving)
+    assert not roster.has_work
+    roster.free(1)
+    assert roster.has_work
