@@ -1,6 +1,7 @@
 """One choice of one request, from the queue to its last token. Lives in the engine thread.
 
-Owns the choice's tokens, text and clock. Knows neither the other lanes nor how logits are made.
+Owns the choice's tokens, text and clock; here ids become text, by luceasync.text.detokenizer. Knows
+neither the other lanes nor how logits are made.
 """
 
 from __future__ import annotations
