@@ -38,7 +38,8 @@ class EventStream:
         # The answer and the keep-alive task write to one connection: start and body must not
         # overtake.
         self._lock = asyncio.Lock()
-        self._last_write_s = asyncio.get_running_loop().time()
+        self._now_s = asyncio.get_running_loop().time
+        self._last_write_s = self._now_s()
         self.started = False
 
     async def write(self, events: bytes) -> None:
@@ -47,7 +48,7 @@ class EventStream:
             if not self.started:
                 await self._start()
             await self._send({"type": "http.response.body", "body": events, "more_body": True})
-        self._last_write_s = asyncio.get_running_loop().time()
+        self._last_write_s = self._now_s()
 
     async def close(self, events: bytes = b"") -> None:
         """Send the last `events` and end the response."""
@@ -58,9 +59,8 @@ class EventStream:
 
     async def keep_alive(self, interval_s: float) -> None:
         """Write a comment after every `interval_s` of silence; runs until it is cancelled."""
-        loop = asyncio.get_running_loop()
         while True:
-            silence_s = loop.time() - self._last_write_s
+            silence_s = self._now_s() - self._last_write_s
             if silence_s < interval_s:
                 await asyncio.sleep(interval_s - silence_s)
             else:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, ClassVar, NoReturn
+from typing import Any, NoReturn
 
 import jinja2
 import jinja2.ext
@@ -182,11 +182,12 @@ def _compile(environment: jinja2.Environment, source: str) -> jinja2.Template:
 class _GenerationBlock(jinja2.ext.Extension):
     """`{% generation %}` marks an answer for training; here it is just its body."""
 
-    tags: ClassVar = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - the base declares it so
 
     def parse(self, parser: Any) -> list[Any]:
         next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        body: list[Any] = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return body
 
 
 def _environment() -> jinja2.Environment:

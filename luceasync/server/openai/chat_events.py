@@ -68,12 +68,11 @@ class ChatEvents:
     def _chunks_of(self, delta: Delta) -> Iterator[ChatChunk]:
         self._num_completion_tokens += len(delta.token_ids)
         logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
-        messages = [_message(piece) for piece in delta.pieces]
-        if logprobs is not None and not messages:
-            messages = [DeltaMessage(content="")]
-        for message in messages:
-            yield self._chunk([ChunkChoice(delta.index, message, logprobs)])
+        for piece in delta.pieces:
+            yield self._chunk([ChunkChoice(delta.index, _message(piece), logprobs)])
             logprobs = None  # the first chunk has told those of all tokens
+        if logprobs is not None:
+            yield self._chunk([ChunkChoice(delta.index, DeltaMessage(content=""), logprobs)])
         if delta.finish is not None:
             self._finishes[delta.index] = delta.finish
             all_finished = len(self._finishes) == self._call.request.num_choices
