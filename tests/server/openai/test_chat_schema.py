@@ -78,10 +78,6 @@ def test_a_salt_narrows_the_tenant():
     assert parse(cache_salt="a").request.tenant not in ("key", parse(cache_salt="b").request.tenant)
 
 
-def test_top_k_minus_one_is_off():
-    assert parse(top_k=-1).request.sampling.top_k == 0
-
-
 def test_logprobs_alone_ask_for_the_chosen_tokens():
     assert parse(logprobs=True).request.top_logprobs == 0
     assert parse(logprobs=False).request.top_logprobs is None
