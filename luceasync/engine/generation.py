@@ -173,16 +173,10 @@ class Generation:
         """
         self._spell()
         text, self._held_text = self._held_text, ""
-<<<<<<< HEAD
-        pieces = self.prepared.piece_maker.make(text, is_last=self.has_ended)
-        has_more = pieces or self._held_logprobs or self.has_ended
-        return self._delta(pieces, speculation) if has_more else None
-=======
         is_last = self.has_ended
         pieces = self.prepared.piece_maker.make(text, is_last=is_last)
         has_more = pieces or self._held_logprobs or is_last
-        return self._delta(pieces) if has_more else None
->>>>>>> 56679ec (Chunks are made piece by piece, and the event stream looks its clock up once)
+        return self._delta(pieces, speculation) if has_more else None
 
     def end(
         self,
