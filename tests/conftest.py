@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,28 @@ import uvloop
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
     os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--groups",
+        type=int,
+        default=1,
+        help="run engines over plans of that many groups, each with a CPU shard or more",
+    )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def groups(request: pytest.FixtureRequest) -> Iterator[int]:
+    """How many groups the plans of engines have: `pytest --groups 3 tests/engine`."""
+    num_groups = request.config.getoption("--groups")
+    if num_groups == 1:
+        yield 1
+        return
+    from tests.groups import in_groups
+
+    with in_groups(num_groups):
+        yield num_groups
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -1,0 +1,164 @@
+"""Two and three groups in one process give what one group gives, bit by bit.
+
+A part of what `pytest --groups 3` runs over, always on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.hoststore.nodes import Span
+from luceasync.models.loader import TensorSource, open_checkpoint
+from luceasync.models.spec import read_spec
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.group import LocalGroup
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import Plan, make_plan
+from tests import tiny
+from tests.engine.test_speculation import ask_all, started
+from tests.engines import ask, running
+from tests.groups import even_groups, in_groups
+
+NUM_PROMPT = 100
+SPAN = Span(0, NUM_PROMPT, with_state=True)
+LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
+
+
+@pytest.fixture(params=[2, 3])
+def num_groups(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+def planned(model_dir: Path, num_groups: int, num_shards: int) -> Plan:
+    with in_groups(num_groups):
+        return make_plan(
+            read_spec(model_dir),
+            [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
+            dtype="fp32",
+            weights=None,
+            parallel=4,
+            max_ctx_tokens=256,
+            prefill_chunk_tokens=None,
+            verify_rows=[6],
+        )
+
+
+@pytest.fixture
+def open_groups() -> Iterator:
+    opened = []
+
+    def open_backend(model_dir: Path, num_groups: int, num_shards: int = 3) -> LayerSplitBackend:
+        plan = planned(model_dir, num_groups, num_shards)
+        opened.append(LayerSplitBackend.open(model_dir, read_spec(model_dir), plan, taps=(0, 3)))
+        return opened[-1]
+
+    yield open_backend
+    for backend in opened:
+        backend.close()
+
+
+def life(backend: LayerSplitBackend, node: str | None = None) -> Tensor:
+    """Numbers of a prompt, of steps, of a verified and committed path, of taps and both ends; a
+    lane that takes up `node` stands after the prompt.
+    """
+    tokens = torch.randint(3, 512, (NUM_PROMPT,), generator=torch.Generator().manual_seed(1))
+    backend.reset(1)
+    if node is None:
+        seen = [backend.prefill(1, 0, tokens[:64].tolist(), project=True).clone()]
+        seen.append(backend.prefill(1, 64, tokens[64:].tolist(), project=True).clone())
+        backend.nodes.save(1, "n", SPAN)
+    else:
+        backend.nodes.restore(1, [node], NUM_PROMPT)
+        seen = []
+    seen.append(backend.decode([1], [NUM_PROMPT], [7])[0].clone())
+    seen += backend.verify([1], [NUM_PROMPT + 1], tokens[None, :6]).clone()[0]
+    backend.commit([[0, 1, 2]])
+    seen.append(backend.decode([1], [NUM_PROMPT + 4], [9])[0].clone())
+    ends = [tap.flatten() for tap in backend.taps()]
+    ends.append(backend.embed(torch.tensor([5])).flatten())
+    ends.append(backend.project_rows(ends[-1][None]).flatten())
+    return torch.cat([*seen, *ends])
+
+
+def test_the_numbers_are_those_of_one_group(tiny_dir: Path, open_groups, num_groups: int):
+    backend = open_groups(tiny_dir, num_groups)
+    assert torch.equal(life(backend), life(open_groups(tiny_dir, 1)))
+    assert backend.num_shards == (3, 0)
+    ends = even_groups(3, num_groups)
+    assert [group.num_shards for group in backend._groups] == [(e - b, 0) for b, e in ends]
+
+
+def test_a_tied_head_may_be_in_another_group_than_the_embedding(
+    family: str, tmp_path: Path, open_groups
+):
+    folder = tiny.save(tiny.build(family, tied=True), tmp_path)
+    assert torch.equal(life(open_groups(folder, 2, 2)), life(open_groups(folder, 1, 1)))
+
+
+def test_nodes_go_between_one_group_and_several(tiny_dir: Path, open_groups, num_groups: int):
+    one, several = open_groups(tiny_dir, 1, 1), open_groups(tiny_dir, num_groups)
+    life(one)
+    life(several)
+    for source, target in ((one, several), (several, one)):
+        target.nodes.adopt("other", SPAN, source.nodes.export("n"))
+        assert torch.equal(life(target, "other"), life(target, "n"))
+
+
+class NotingSource:
+    """Notes which tensors are read."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self.names: set[str] = set()
+        self._source = source
+
+    def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        self.names.add(name)
+        return self._source.read(name, shape)
+
+
+def test_a_group_reads_its_own_shards_only(tiny_dir: Path):
+    spec, plan = read_spec(tiny_dir), planned(tiny_dir, 3, 3)
+    read: list[set[str]] = []
+    for number in range(3):
+        with open_checkpoint(tiny_dir) as checkpoint:
+            source = NotingSource(checkpoint)
+            group = LocalGroup(spec, plan, source, number=number)
+        read.append(source.names)
+        [nodes] = group.nodes
+        assert all(name.startswith(f"ls{number}_") for name in nodes.shapes(SPAN))
+        group.close()
+    assert read[0].isdisjoint(read[1]) and read[2].isdisjoint(read[0] | read[1])
+
+
+def test_groups_are_even_and_none_is_empty():
+    assert even_groups(5, 2) == ((0, 2), (2, 5))
+    assert even_groups(2, 3) == ((0, 1), (1, 2))
+
+
+async def test_what_one_group_has_kept_is_taken_up_by_several(
+    tiny_dir: Path, tmp_path: Path, num_groups: int
+):
+    async with running(tiny_dir, tmp_path) as engine:
+        cold = await ask(engine, LONG, 24, keep_prefix=True)
+    with in_groups(num_groups):
+        async with running(tiny_dir, tmp_path) as engine:
+            from_disk = await ask(engine, LONG, 24)
+            again = await ask(engine, LONG, 24)
+    assert [a.finish.restore.tier for a in (cold, from_disk, again)] == [None, "disk", "memory"]
+    assert cold.ids == from_disk.ids == again.ids
+
+
+async def test_speculation_over_several_groups_says_the_same(
+    tiny_dir: Path, tmp_path: Path, num_groups: int
+):
+    async with started(tiny_dir) as engine:
+        plain = await ask_all(engine)
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    with in_groups(num_groups):
+        async with started(tiny_dir, draft_dir=draft_dir) as engine:
+            assert await ask_all(engine) == plain
