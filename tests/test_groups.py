@@ -13,8 +13,11 @@ import torch
 from torch import Tensor
 
 from luceasync.hoststore.nodes import Span
-from luceasync.models.loader import TensorSource, open_checkpoint
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.loader import TensorSource
+from luceasync.models.precision import Precision
+from luceasync.models.weights import Form
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
@@ -39,7 +42,7 @@ def planned(model_dir: Path, num_groups: int, num_shards: int) -> Plan:
         return make_plan(
             read_spec(model_dir),
             [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
-            dtype="fp32",
+            precision=Precision.of("fp32"),
             weights=None,
             parallel=4,
             max_ctx_tokens=256,
@@ -115,6 +118,9 @@ class NotingSource:
     def __init__(self, source: TensorSource) -> None:
         self.names: set[str] = set()
         self._source = source
+
+    def form(self, name: str) -> Form:
+        return self._source.form(name)
 
     def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
         self.names.add(name)
