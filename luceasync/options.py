@@ -26,7 +26,7 @@ class Option:
     name: str
     section: str
     field: str
-    parse: Parser
+    parse: Parser[object]
     allowed: str
     metavar: str
     help: str
