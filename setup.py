@@ -13,7 +13,7 @@ setup(
     package_data={
         "luceasync": ["py.typed", "assets/**"],
         "luceasync.server": ["web/**"],
-        "luceasync.cyext": ["*.pxd"],
+        "luceasync.cyext": ["*.pxd", "*.pyi"],
     },
     ext_modules=[
         Extension(f"luceasync.cyext.{path.stem}", [str(path)])

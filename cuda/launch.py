@@ -57,7 +57,7 @@ class Launcher:
             tensor.data_ptr(), tensor.shape, tensor.element_size(), typestr, self._device
         )
 
-    def launch(self, kernel: Callable[..., None], grid: Grid, block: int, *args: Any) -> None:
+    def launch(self, kernel: Any, grid: Grid, block: int, *args: Any) -> None:
         """Queue `kernel` with `block` threads in each block of `grid`; nobody waits."""
         if self._simulated:
             kernel[grid, block](*args)
@@ -95,4 +95,5 @@ def _configured(kernel: Any, grid: Grid, block: int, stream: int) -> Callable[..
 
     with warnings.catch_warnings():  # of small grids, as those of a decode step must be
         warnings.filterwarnings("ignore", ".*will likely result in GPU under-utilization")
-        return kernel[grid, block, cuda.external_stream(stream)]
+        configured: Callable[..., None] = kernel[grid, block, cuda.external_stream(stream)]
+    return configured

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from luceasync.errors import ConfigError
-from luceasync.options import OPTIONS, Option
+from luceasync.option import Option
+from luceasync.options import OPTIONS
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
 BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"

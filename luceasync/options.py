@@ -5,50 +5,10 @@ Owns names and ranges. Knows nothing of the command line's library, and of which
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from luceasync import parsers
-from luceasync.parsers import Parser
+from luceasync.option import Option
+from luceasync.server_options import SERVER_OPTIONS
 
-ENV_PREFIX = "LUCEASYNC_"
-CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
-
-
-@dataclass(frozen=True, slots=True)
-class Option:
-    """One setting and its names: flag `--a-b`, variable `LUCEASYNC_A_B`, TOML `section.a_b`.
-
-    `parse` takes text (flag, variable) or a TOML value and raises ValueError; `allowed` ends the
-    sentence "allowed: ..." of the ConfigError that follows. A `secret` value is never shown. A
-    `switch` is `--x` or `--no-x`. `needs` names the option without which this one means nothing.
-    """
-
-    name: str
-    section: str
-    field: str
-    parse: Parser
-    allowed: str
-    metavar: str
-    help: str
-    secret: bool = False
-    repeatable: bool = False
-    switch: bool = False
-    needs: str | None = None
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name}"
-
-    @property
-    def variable(self) -> str:
-        return ENV_PREFIX + self.name.replace("-", "_").upper()
-
-    @property
-    def key(self) -> str:
-        return self.name.replace("-", "_")
-
-
-LOG_LEVELS = ("debug", "info", "warning", "error")
 DTYPES = ("auto", "bf16", "fp32")
 PEER_ACCESS = ("auto", "on", "off")
 
@@ -274,78 +234,5 @@ OPTIONS: tuple[Option, ...] = (
         "Most nodes of a tree that is proposed; default: by measurement.",
         needs="ddtree",
     ),
-    Option(
-        "host",
-        "server",
-        "host",
-        parsers.text,
-        "an address or host name",
-        "ADDRESS",
-        "Address to listen on; 0.0.0.0 or :: for every interface.",
-    ),
-    Option(
-        "port",
-        "server",
-        "port",
-        parsers.whole(0, 65535),
-        "a whole number from 0 to 65535 (0: any free port)",
-        "PORT",
-        "Port to listen on.",
-    ),
-    Option(
-        "api-key",
-        "server",
-        "api_keys",
-        parsers.words,
-        "keys with commas, none empty",
-        "KEY",
-        "Key that clients must send as a Bearer token; may be repeated.",
-        secret=True,
-        repeatable=True,
-    ),
-    Option(
-        "api-key-file",
-        "server",
-        "api_keys",
-        parsers.keys_in_file,
-        "a readable file with one key a line ('#' starts a comment)",
-        "FILE",
-        "File with one API key a line, added to those of --api-key.",
-    ),
-    Option(
-        "max-body",
-        "server",
-        "max_body_bytes",
-        parsers.whole(1),
-        "a whole number of bytes, at least 1, such as 16M",
-        "BYTES",
-        "Largest request body; a larger one gets 413.",
-    ),
-    Option(
-        "keep-alive",
-        "server",
-        "keep_alive_s",
-        parsers.seconds(0.01),
-        "seconds from 0.01 to 86400",
-        "SECONDS",
-        "Silence after which a stream gets a comment, so that no proxy cuts it.",
-    ),
-    Option(
-        "graceful-timeout",
-        "server",
-        "graceful_timeout_s",
-        parsers.seconds(0.0),
-        "seconds from 0 to 86400",
-        "SECONDS",
-        "How long running requests may go on after SIGTERM.",
-    ),
-    Option(
-        "log-level",
-        "server",
-        "log_level",
-        parsers.one_of(*LOG_LEVELS),
-        " | ".join(LOG_LEVELS),
-        "|".join(LOG_LEVELS),
-        "What is written to stderr.",
-    ),
+    *SERVER_OPTIONS,
 )

@@ -10,9 +10,10 @@ import math
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
-Parser = Callable[[object], Any]
+T = TypeVar("T")
+Parser = Callable[[object], T]
 
 SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True}
 SWITCH_WORDS |= {"off": False, "false": False, "no": False, "0": False}
@@ -45,7 +46,7 @@ def switch(value: object) -> bool:
     return SWITCH_WORDS[word]
 
 
-def one_of(*choices: str) -> Parser:
+def one_of(*choices: str) -> Parser[str]:
     """One of these words."""
 
     def parse(value: object) -> str:
@@ -56,7 +57,7 @@ def one_of(*choices: str) -> Parser:
     return parse
 
 
-def whole(least: int, most: int = 2**48) -> Parser:
+def whole(least: int, most: int = 2**48) -> Parser[int]:
     """An integer; text may end in K, M or G (powers of 1024)."""
 
     def parse(value: object) -> int:
@@ -71,7 +72,7 @@ def whole(least: int, most: int = 2**48) -> Parser:
     return parse
 
 
-def seconds(least: float) -> Parser:
+def seconds(least: float) -> Parser[float]:
     """Seconds from `least` to a day."""
 
     def parse(value: object) -> float:

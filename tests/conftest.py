@@ -10,8 +10,12 @@ import pytest
 # Before torch is imported: tiny tensors gain nothing from threads that wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import hypothesis
 import torch
 import uvloop
+
+hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
+hypothesis.settings.load_profile("no deadline")
 
 # Before triton and numba are imported: where there is no GPU, kernels run in the interpreter of
 # the one and the simulator of the other.

@@ -16,7 +16,8 @@ from luceasync.config import (
     load_config,
 )
 from luceasync.errors import ConfigError
-from luceasync.options import OPTIONS, Option
+from luceasync.option import Option
+from luceasync.options import OPTIONS
 
 # A value other than the default for every setting, as text.
 TEXTS = {

@@ -1,4 +1,4 @@
-"""Imports run downwards only, and what answers --help or HTTP loads no torch.
+"""Imports run downwards only, in no circle, and what answers --help or HTTP loads no torch.
 
 The tables are the rules; a test at the end shows that the checker sees what breaks them.
 """
@@ -8,6 +8,7 @@ import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "luceasync"}
 
 # Open to all but the leaves; they import the standard library and each other.
-OPEN = {"config", "errors", "request", "options", "parsers"}
+OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
@@ -64,6 +65,7 @@ class Import:
 Tree = dict[str, list[Import]]
 
 
+@cache
 def read_tree(root: Path) -> Tree:
     """Every module of ours under `root` and what it imports."""
     paths = {}
@@ -132,6 +134,44 @@ def upward_imports(tree: Tree) -> list[str]:
     return found
 
 
+def circles(tree: Tree) -> list[str]:
+    """Modules that come to need themselves when imported, and packages that need each other, by
+    whatever import: each circle once, as a way.
+    """
+    rooms: dict[str, set[str]] = {}
+    for module, imports in tree.items():
+        ours = {entry.name for entry in imports if entry.name.startswith("luceasync.")}
+        rooms.setdefault(room(module), set()).update({room(name) for name in ours} - {room(module)})
+    loaded = {
+        module: {entry.name for entry in imports if not entry.lazy and entry.name in tree}
+        for module, imports in tree.items()
+    }
+    return [*circles_of(loaded), *circles_of(rooms)]
+
+
+def room(module: str) -> str:
+    """The package of ours in which the module lies: "luceasync.models"."""
+    return ".".join(module.split(".")[:2])
+
+
+def circles_of(graph: dict[str, set[str]]) -> list[str]:
+    """Follows every edge once; an edge to what is being followed closes a circle."""
+    found: list[str] = []
+    done: set[str] = set()
+
+    def follow(name: str, way: tuple[str, ...]) -> None:
+        if name in way:
+            found.append(" -> ".join((*way[way.index(name) :], name)))
+        elif name not in done:
+            for each in sorted(graph.get(name, ())):
+                follow(each, (*way, name))
+            done.add(name)
+
+    for name in sorted(graph):
+        follow(name, ())
+    return found
+
+
 def heavy_imports(tree: Tree) -> list[str]:
     """Modules of LIGHT that load something HEAVY when imported, with the way to it."""
     found = []
@@ -182,6 +222,10 @@ def test_imports_run_downwards() -> None:
     assert upward_imports(read_tree(ROOT)) == []
 
 
+def test_nothing_needs_itself() -> None:
+    assert circles(read_tree(ROOT)) == []
+
+
 def test_help_http_text_and_the_pure_decisions_load_no_torch() -> None:
     assert heavy_imports(read_tree(ROOT)) == []
 
@@ -208,6 +252,13 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
         ("engine/pump.py", "from luceasync.models import loader", upward_imports, "models"),
         ("keeping/lease.py", "import luceasync.engine.pump", upward_imports, "engine.pump"),
         ("server/app.py", "from ..engine import pump", upward_imports, "full name"),
+        (
+            "kv/pages.py",
+            "from luceasync.kv import state",
+            circles,
+            "-> luceasync.kv.state",
+        ),
+        ("text/words.py", "def f():\n  import luceasync.prefix.keys", circles, "prefix -> "),
         ("kernels/rows.py", "from luceasync import errors", upward_imports, "luceasync.errors"),
         ("junk/x.py", "", upward_imports, "luceasync.junk.x has no rule"),
         ("server/app.py", "import torch", heavy_imports, "luceasync.server.app -> torch"),
@@ -223,6 +274,10 @@ def test_a_tree_that_breaks_a_rule_is_caught(tmp_path: Path, module, line, check
         "engine/pump.py": "",
         "server/openai/chat.py": "",
         "server/app.py": "",
+        "kv/state.py": "from luceasync.kv import pages",
+        "prefix/keys.py": "from luceasync.text import words",
+        "text/words.py": "",
+        "kv/pages.py": "",
         module: line,
     }
     for name, source in {"errors.py": "", "models/loader.py": "", **tree}.items():

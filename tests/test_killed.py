@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
+pytestmark = pytest.mark.slow
+
 DEADLINE_S = 120.0
 SYSTEM = {"role": "system", "content": "You explain functions of Python's library. " * 12}
 QUESTIONS = ["What does json.dumps do?", "What does os.path.join do?"]

@@ -18,7 +18,10 @@ import luceasync
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("luceasync", "cuda", "cyext", "scripts", "tests")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-MAX_LINES = 500
+MAX_LINES = 300  # of a module of ours; kernels, tests and scripts may be longer
+MAX_LINES_ELSEWHERE = 500
+LONGER_YET = {"dflash/spec.py", "engine/engine.py", "engine/pump.py", "models/spec.py"}
+LONGER_YET |= {"pipeline/group.py", "keeping/prefixes.py", "request.py"}  # being parted
 DRAWN = {ROOT / "luceasync" / "errors.py", ROOT / "luceasync" / "__init__.py"}  # a tree, a map
 
 # Hosts of package registries: a checkout must install from whichever index pip is set to.
@@ -89,8 +92,19 @@ def test_a_module_says_in_a_few_lines_what_it_is() -> None:
     assert [path for path in SOURCES if not 1 <= num_docstring_lines(path) <= 5] == []
 
 
+def max_lines(path: Path) -> int:
+    name = path.relative_to(ROOT).as_posix()
+    inner = name.removeprefix("luceasync/")
+    is_module = name.startswith(("luceasync/", "cuda/", "cyext/"))
+    if is_module and not inner.startswith("kernels/") and inner not in LONGER_YET:
+        return MAX_LINES
+    return MAX_LINES_ELSEWHERE
+
+
 def test_a_file_stays_readable() -> None:
-    assert [path for path in SOURCES if path.read_bytes().count(b"\n") > MAX_LINES] == []
+    longer = {path: path.read_bytes().count(b"\n") for path in SOURCES}
+    longer = {path: count for path, count in longer.items() if count > max_lines(path)}
+    assert longer == {}
 
 
 def test_no_file_names_a_package_registry() -> None:

@@ -16,6 +16,8 @@ from luceasync.nodefiles.codec import decode_header, header_extent
 from tests import tiny
 from tests.engines import Answer, ask, running, written
 
+pytestmark = pytest.mark.slow
+
 PROMPT = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
 NUM_TOKENS = 24
 KEEP = {"keep_prefix": True}

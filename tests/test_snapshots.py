@@ -19,6 +19,8 @@ from luceasync.hoststore.nodes import Span
 from luceasync.request import Sampling
 from tests.engines import Answer, ask, running, user, written
 
+pytestmark = pytest.mark.slow
+
 NUM_TOKENS = 128
 LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
 KEEP = {"keep_prefix": True}

@@ -15,7 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from luceasync.config import Config, load_config
-from luceasync.options import CONFIG_VARIABLE, OPTIONS, Option
+from luceasync.option import CONFIG_VARIABLE, Option
+from luceasync.options import OPTIONS
 
 POSITIONAL = "model-dir"
 

@@ -38,11 +38,11 @@ def draft_rows(
     """
     num_entries, num_rings, half = len(lanes), len(capacities), len(inverse)
     shape = (num_entries, num_rows)
-    index = {"dtype": torch.int32, "device": inverse.device}
+    index = torch.int32
     rows = DraftRows(
-        torch.empty(num_entries, **index),
-        torch.empty(shape, **index),
-        torch.empty(num_rings, *shape, **index),
+        inverse.new_empty(num_entries, dtype=index),
+        inverse.new_empty(shape, dtype=index),
+        inverse.new_empty(num_rings, *shape, dtype=index),
         (inverse.new_empty(*shape, half), inverse.new_empty(*shape, half)),
     )
     _draft_rows_kernel[(triton.cdiv(num_rows, BLOCK_ROWS), num_entries)](

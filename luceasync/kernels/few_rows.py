@@ -126,7 +126,7 @@ def _tile(x: Tensor, weight: Tensor, num_outputs: int, *, paired: bool) -> Tile:
 
 
 def _padded(num_rows: int) -> int:
-    return max(16, triton.next_power_of_2(num_rows))
+    return max(16, int(triton.next_power_of_2(num_rows)))
 
 
 def _launch(

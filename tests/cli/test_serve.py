@@ -10,12 +10,14 @@ import sys
 import time
 
 import httpx
+import pytest
 
 from luceasync.cli.serve import freeze_heap
 
 DEADLINE_S = 60
 
 
+@pytest.mark.slow
 def test_serve_answers_and_ends_cleanly():
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", "--max-ctx", "512"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:

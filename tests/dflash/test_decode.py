@@ -65,6 +65,7 @@ def prepare_four(tokenizer: Tokenizer, **fields):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, *TREES], ids=str)
 @pytest.mark.parametrize("num_shards", [1, 3])
 def test_lanes_together_say_what_each_says_alone(open_backend, tokenizer, num_shards, shape):
@@ -146,6 +147,7 @@ def test_the_lane_stands_where_the_text_ends(open_backend, tokenizer, shape, max
     assert (found - truth).abs().max() < 1e-4
 
 
+@pytest.mark.slow
 def test_plain_steps_and_rounds_may_alternate(open_backend, tokenizer):
     backend = open_backend()
     plain = plain_answers(backend, prepare_four(tokenizer))

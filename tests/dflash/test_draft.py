@@ -17,7 +17,10 @@ from luceasync.kernels import draft_attention
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from tests import tiny
-from tests.kernels.conftest import scalars_of_new_numpy  # noqa: F401
+from tests.kernels.conftest import (  # noqa: F401
+    one_patch_for_each_launch,
+    scalars_of_new_numpy,
+)
 from tests.reference.dflash import Mistake, SlowDrafter, greedy_loop, residuals
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of numbers that fill up
@@ -46,7 +49,11 @@ IN_TORCH = pytest.mark.parametrize("target", [(f, "torch") for f in tiny.FAMILIE
 
 @pytest.fixture(
     scope="module",
-    params=[("qwen3", "torch"), ("qwen3_5", "torch"), ("qwen3", "triton")],
+    params=[
+        ("qwen3", "torch"),
+        ("qwen3_5", "torch"),
+        pytest.param(("qwen3", "triton"), marks=pytest.mark.slow),
+    ],
     ids="-".join,
 )
 def target(request, tmp_path_factory):
@@ -126,17 +133,18 @@ class Pair:
 @pytest.mark.parametrize("begin", [1, 20, 140])
 def test_hidden_rows_are_the_slow_truths(target, ids, tmp_path, fields, begin):
     pair = Pair(target, tmp_path, fields)
-    pair.write(ids, 1, 0, begin, num_rows=16)
+    pair.write(ids, 1, 0, begin, num_rows=48)
     torch.testing.assert_close(pair.hidden(ids, 1, begin), pair.truth(ids, begin), **TOLERANCE)
 
 
+@pytest.mark.slow
 def test_proposals_of_a_whole_greedy_answer_are_the_slow_truths(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
     slow = SlowDrafter(pair.folder, pair.model)
     num_tokens = 24 if target[2] == "torch" else 6
     answer, rounds = greedy_loop(slow, ids[:30], num_tokens, block=8)
     told, begin = ids[:30] + answer, 30
-    pair.write(told, 0, 0, begin, num_rows=16)
+    pair.write(told, 0, 0, begin, num_rows=48)
     for emitted in rounds:
         drafts = pair.model.get_output_embeddings()(pair.hidden(told, 0, begin)).argmax(-1)
         with torch.no_grad():
@@ -147,7 +155,7 @@ def test_proposals_of_a_whole_greedy_answer_are_the_slow_truths(target, ids, tmp
 
 def test_each_mistake_would_be_caught(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)
-    pair.write(ids, 0, 0, 100, num_rows=16)
+    pair.write(ids, 0, 0, 100, num_rows=48)
     hidden = pair.hidden(ids, 0, 100)
     for mistake in MISTAKES:
         wrong = pair.truth(ids, 100, mistake=mistake)
@@ -161,7 +169,7 @@ def test_a_ring_that_did_not_wrap_would_be_caught(target, ids, tmp_path, monkeyp
 
     monkeypatch.setattr(context, "places", clamped)
     pair = Pair(target, tmp_path, SLIDING)
-    pair.write(ids, 0, 0, 140, num_rows=16)
+    pair.write(ids, 0, 0, 140, num_rows=48)
     assert (pair.hidden(ids, 0, 140) - pair.truth(ids, 140)).abs().max() > 0.01
 
 
@@ -175,8 +183,8 @@ def test_one_write_may_bring_more_rows_than_a_ring_holds(target, ids, tmp_path):
 def test_lanes_do_not_mix_and_padding_does_nothing(target, ids, tmp_path):
     pair = Pair(target, tmp_path, {})
     other = ids[::-1]
-    pair.write(ids, 0, 0, 40, num_rows=16)
-    pair.write(other, 2, 0, 70, num_rows=16)
+    pair.write(ids, 0, 0, 40, num_rows=48)
+    pair.write(other, 2, 0, 70, num_rows=48)
     pair.write_rows(torch.full((1, 4, 192), 7.0), [-1], [0], [4])
     both = pair.propose([other[70], 0, ids[40]], [2, -1, 0], [70, 0, 40], 8)
     assert both.isfinite().all()
@@ -186,7 +194,7 @@ def test_lanes_do_not_mix_and_padding_does_nothing(target, ids, tmp_path):
 
 def test_rows_beyond_the_count_are_not_kept(target, ids, tmp_path):
     pair = Pair(target, tmp_path, {})
-    pair.write(ids, 0, 0, 40, num_rows=16)
+    pair.write(ids, 0, 0, 40, num_rows=48)
     before = pair.hidden(ids, 0, 40)
     pair.write_rows(torch.full((1, 8, 192), 7.0), [0], [38], [0])
     torch.testing.assert_close(pair.hidden(ids, 0, 40), before)
@@ -196,16 +204,16 @@ def test_rows_beyond_the_count_are_not_kept(target, ids, tmp_path):
 @pytest.mark.parametrize("fields", [{}, SLIDING])
 def test_reading_fewer_places_changes_nothing(target, ids, tmp_path, fields):
     pair = Pair(target, tmp_path, fields)
-    pair.write(ids, 0, 0, 100, num_rows=16)
+    pair.write(ids, 0, 0, 100, num_rows=48)
     torch.testing.assert_close(pair.hidden(ids, 0, 100, reach=128), pair.hidden(ids, 0, 100))
 
 
 def test_context_that_was_never_written_is_not_seen(target, ids, tmp_path):
     pair = Pair(target, tmp_path, {})
-    pair.write(ids, 0, 0, 90, num_rows=16)
+    pair.write(ids, 0, 0, 90, num_rows=48)
     pair.fast.set_valid_from(0, 60)
     limited = Pair(target, tmp_path, {}, {"ctx_max_tokens": 30})
-    limited.write(ids, 0, 0, 90, num_rows=16)
+    limited.write(ids, 0, 0, 90, num_rows=48)
     torch.testing.assert_close(pair.hidden(ids, 0, 90), limited.hidden(ids, 0, 90), **TOLERANCE)
     assert (pair.hidden(ids, 0, 90) - pair.truth(ids, 90)).abs().max() > 0.01
 
@@ -213,7 +221,7 @@ def test_context_that_was_never_written_is_not_seen(target, ids, tmp_path):
 @IN_TORCH
 def test_a_window_from_a_flag_is_that_of_a_drafter_with_it(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING, {"swa_window_tokens": 12})
-    pair.write(ids, 0, 0, 100, num_rows=16)
+    pair.write(ids, 0, 0, 100, num_rows=48)
     narrow = Mistake(window_shift=12 - SLIDING["sliding_window"])
     truth = pair.truth(ids, 100, mistake=narrow)
     torch.testing.assert_close(pair.hidden(ids, 0, 100), truth, **TOLERANCE)
@@ -221,11 +229,12 @@ def test_a_window_from_a_flag_is_that_of_a_drafter_with_it(target, ids, tmp_path
 
 def test_fewer_rows_see_fewer_masks(target, ids, tmp_path):
     pair = Pair(target, tmp_path, {}, {"block": 4})
-    pair.write(ids, 0, 0, 50, num_rows=16)
+    pair.write(ids, 0, 0, 50, num_rows=48)
     short = pair.hidden(ids, 0, 50, block=pair.spec.block)
     torch.testing.assert_close(short, pair.truth(ids, 50, block=4), **TOLERANCE)
 
 
+@pytest.mark.slow
 @IN_TORCH
 def test_no_pass_looks_at_a_value(target, ids, tmp_path):
     pair = Pair(target, tmp_path, SLIDING)

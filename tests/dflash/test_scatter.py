@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -49,6 +50,7 @@ def test_slots_past_the_count_may_hold_anything() -> None:
     assert store[:4].flatten().tolist() == [0, 0, 1, 0]
 
 
+@pytest.mark.slow
 def test_a_ring_on_the_cpu_loads_no_numba() -> None:
     code = """
 import sys

@@ -19,6 +19,8 @@ from luceasync.engine.start import DecodeWith, build_engine, speculate
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from tests import tiny
 
+pytestmark = pytest.mark.slow
+
 REQUESTS = [
     {},
     {"sampling": Sampling(temperature=1.0, seed=4)},

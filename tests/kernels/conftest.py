@@ -18,10 +18,45 @@ def scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang_tensor", patch_and_index)
 
 
+@pytest.fixture(autouse=True)
+def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter replaces the words of Triton's language at a launch, and again at every call
+    of a device function, which takes most of its time. What is replaced already stays.
+    """
+    import triton.language as tl
+    from triton.runtime import interpreter
+
+    replace, replaced = interpreter._patch_lang, set()
+
+    class Scope(interpreter._LangPatchScope):
+        """Forgets, with the words, that they were replaced; calls of functions restore nothing."""
+
+        languages = frozenset()
+
+        def restore(self) -> None:
+            super().restore()
+            replaced.difference_update(self.languages)
+
+    def replace_once(function) -> interpreter._LangPatchScope:
+        modules = function.__globals__.values()
+        languages = {word for word in (tl, tl.core) if any(word is each for each in modules)}
+        if languages <= replaced:
+            return Scope()
+        scope = replace(function)
+        scope.__class__, scope.languages = Scope, frozenset(languages - replaced)
+        replaced.update(languages)
+        return scope
+
+    monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The interpreter computes padding with numpy, which warns of what a GPU does silently."""
+    """The interpreter takes long, and computes padding with numpy, which warns of what a GPU does
+    silently.
+    """
     for item in items:
         if "tests/kernels/" in item.path.as_posix():
+            item.add_marker(pytest.mark.slow)
             item.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))
 
 

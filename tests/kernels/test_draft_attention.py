@@ -22,7 +22,7 @@ NUM_LANES, MAX_CTX = 3, 300
 LAYERS = (DraftLayerSpec(40, True), DraftLayerSpec(None, False), DraftLayerSpec(6, False))
 HEADS = {
     "plain": AttentionSpec(4, 2, 64, 64, 10000.0, False),
-    "three to one": AttentionSpec(6, 2, 32, 32, 1e6, False),
+    "three to one": AttentionSpec(3, 1, 32, 32, 1e6, False),
     "wide, one": AttentionSpec(1, 1, 128, 128, 1e6, False),
 }
 
@@ -124,6 +124,8 @@ def test_a_block_may_be_shorter_than_the_longest(dtype, device) -> None:
 
 @pytest.mark.parametrize("num_rows", [1, 70, 300])
 def test_the_same_context_is_written(num_rows, dtype, device) -> None:
+    if num_rows > 70 and dtype == torch.float16:
+        pytest.skip("in the interpreter fewer rows show what half does")
     twins = Twins.of(spec_of(HEADS["plain"]), dtype, device)
     twins.write([1], [50], [num_rows], num_rows)
     twins.write([0, -1, 1], [0, 3, 50 + num_rows], [4, 5, 0], 5)
@@ -133,9 +135,9 @@ def test_the_same_context_is_written(num_rows, dtype, device) -> None:
             assert torch.equal(places[:, :-1] == 0, expected[:, :-1] == 0)
 
 
-def test_context_below_a_limit_is_not_seen(dtype, device) -> None:
+def test_context_below_a_limit_is_not_seen(device) -> None:
     spec = spec_of(HEADS["plain"], LAYERS[1:2], ctx_max_tokens=70)
-    twins = Twins.of(spec, dtype, device)
+    twins = Twins.of(spec, torch.float32, device)
     twins.write([0, 1, 2], [0, 0, 0], [150, 150, 150], 150)
     for context in twins.contexts:
         context.valid_from[0] = 131

@@ -2,6 +2,8 @@
 written.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -55,6 +57,8 @@ def test_the_splits_are_those_that_the_plan_counts_with() -> None:
 
 @pytest.mark.parametrize("position", [0, 63, 64, 300])
 def test_rows_see_what_is_committed_and_their_ancestors(spec, position, dtype, device) -> None:
+    if spec != SPECS["plain"] and dtype == torch.float16:
+        pytest.skip("in the interpreter one shape shows what half does")
     case = attention_case(spec, [1, 0], [position, 5], 9, dtype, device)
     before, parents = case.copy(), random_parents(2, 9)
     expected, truth = run(TorchAttention, case, parents)
@@ -69,7 +73,8 @@ def test_rows_see_what_is_committed_and_their_ancestors(spec, position, dtype, d
 def test_trees_of_any_size_are_attended(num_rows, dtype, device) -> None:
     if num_rows > 16 and dtype == torch.float16:
         pytest.skip("in the interpreter small trees show what half does")
-    case = attention_case(SPECS["plain"], [0], [70], num_rows, dtype, device)
+    one_kv_head = replace(SPECS["plain"], num_heads=2, num_kv_heads=1)
+    case = attention_case(one_kv_head, [0], [70], num_rows, dtype, device)
     parents = random_parents(1, num_rows)
     expected, _ = run(TorchAttention, case, parents)
     assert distance(run(TritonAttention, case, parents)[0], expected) < TOLERANCE[dtype]

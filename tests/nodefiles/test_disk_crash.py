@@ -49,6 +49,7 @@ async def test_a_process_killed_at_any_step_leaves_a_whole_node_or_none(
     assert await expect_whole_nodes_or_none(tmp_path) == int(is_renamed)
 
 
+@pytest.mark.slow
 async def test_a_process_killed_at_any_time_leaves_whole_nodes_only(tmp_path: Path) -> None:
     source = random.Random(0)
     for _ in range(6):

@@ -47,6 +47,7 @@ def damages(draw: st.DrawFn) -> bytes:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(damages())
 async def test_damage_anywhere_is_a_miss_and_is_set_aside(content: bytes) -> None:
@@ -59,6 +60,7 @@ async def test_damage_anywhere_is_a_miss_and_is_set_aside(content: bytes) -> Non
             assert aside.read_bytes() == content
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(damages())
 async def test_without_the_end_damage_is_a_miss_or_lies_in_the_end(content: bytes) -> None:

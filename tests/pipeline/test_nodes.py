@@ -79,6 +79,7 @@ def test_a_prefix_of_the_chain_is_enough_to_go_on_from(deep_dir: Path, make_back
     assert torch.equal(decode(backend, 1, NUM_PROMPT), whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("saved", "restored"), [(1, 2), (1, 3), (3, 1), (2, 5), (5, 3)])
 def test_a_node_of_one_split_is_taken_up_under_another(
     deep_dir: Path, make_backend, saved: int, restored: int

@@ -128,6 +128,7 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
     group.close()
 
 
+@pytest.mark.slow
 def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
     shards: list[weakref.ref] = []
     spec, plan = read_spec(deep_dir), _plan(deep_dir, 3)

@@ -31,6 +31,7 @@ def trees(draw) -> Tree:
     return tree
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(trees(), st.data(), st.booleans(), st.integers(1, 4), TIER_SETS)
 def test_match_is_what_brute_force_finds(tree, data, recurrent, chunk_tokens, tiers):

@@ -117,6 +117,7 @@ def test_a_typing_mistake_changes_one_place():
     assert len(typed) > 20 and all(abs(len(word) - 8) <= 1 for word in typed)
 
 
+@pytest.mark.slow
 def test_smoke_run_writes_a_directory_that_transformers_loads(tmp_path):
     command = [sys.executable, str(SCRIPT), "--smoke", "--device", "cpu", "--out", str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)

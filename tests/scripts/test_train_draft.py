@@ -64,6 +64,7 @@ def test_taps_are_the_residual_stream_after_a_layer(models):
     assert torch.equal(target.choices(rows), truth.logits.argmax(-1))
 
 
+@pytest.mark.slow
 def test_own_answers_are_what_the_target_generates(models):
     model, target, _ = models
     for text in own_answers(target):
@@ -251,6 +252,7 @@ def test_a_run_goes_on_where_it_stood(models, tmp_path, optimizer):
     assert all(map(torch.equal, drafter.parameters(), other.parameters()))
 
 
+@pytest.mark.slow
 def test_smoke_run_writes_a_drafter_and_goes_on(tmp_path):
     folder = tiny.save(tiny.build("qwen3_5"), tmp_path / "target")
     lines = [{"messages": [{"role": "user", "content": "to be"}], "answer": "or not to be"}] * 12

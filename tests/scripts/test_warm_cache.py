@@ -225,6 +225,7 @@ def report(*flags: str) -> dict:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_what_was_written_without_a_server_a_server_finds(tmp_path, monkeypatch):
     monkeypatch.setenv("LUCEASYNC_KV_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("LUCEASYNC_API_KEY", "key")

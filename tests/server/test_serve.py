@@ -114,6 +114,7 @@ def test_an_idle_connection_does_not_delay_the_end(start):
         assert server.end() == (0, "clean True", "")
 
 
+@pytest.mark.slow
 def test_a_client_that_never_reads_cannot_keep_the_process(start):
     server = start(graceful_timeout_s=0.1, answer_bytes=64 * 2**20)
     host, port = server.url.removeprefix("http://").split(":")

@@ -170,6 +170,7 @@ def test_equal_logprobs_are_listed_by_id():
     assert [token for token, _ in found.top] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_candidates", [3, 1024])
 def test_draws_follow_the_distribution(num_candidates):
     num_draws, logits = 20_000, torch.tensor([[2.0, 1.0, 0.5, 0.0, -1.0, 1.5, -3.0, 0.2]])
@@ -245,6 +246,7 @@ def test_what_is_carried_comes_to_the_host_with_the_rows(temperature):
     assert ranked.carried.tolist() == carry.tolist()
 
 
+@pytest.mark.slow
 def test_rounding_of_the_logits_does_not_change_what_a_seed_draws():
     """A flat distribution, where neighbours in the ranking are as near as rounding is large."""
     generator = torch.Generator().manual_seed(5)
