@@ -33,7 +33,12 @@ def test_an_offer_can_be_sent(backend: str):
 @pytest.mark.parametrize("names", [["cpu:0", "cpu:1"], ["cuda:0", "cpu:0"], ["hip:0", "cuda:3"]])
 def test_a_plan_is_made_of_what_was_sent(names: list[str]):
     """Also of devices that this machine has not."""
-    asked = {"dtype": "bf16", "weights": None, "parallel": None, "max_ctx_tokens": None}
+    asked = {
+        "precision": Precision.of("bf16"),
+        "weights": None,
+        "parallel": None,
+        "max_ctx_tokens": None,
+    }
     devices = [offer_of(name, GIB) for name in names]
     plans = [
         make_plan(make_spec(), each, prefill_chunk_tokens=None, **asked)
