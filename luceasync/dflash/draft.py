@@ -60,7 +60,7 @@ class DraftNetwork:
         self.spec = spec
         self.device = weights.fc.device
         self.dtype = weights.fc.dtype
-        self._weights = weights
+        self._weights: DraftWeights | None = weights
         self._embed = embed
         self.context = DraftContext(
             spec,
@@ -95,7 +95,7 @@ class DraftNetwork:
         `lanes`, `begins`, `counts` int32 or int64, all [entries], on the drafter's device. An entry
         may bring more rows than a ring holds. No lane twice in one call.
         """
-        weights = self._weights
+        weights = self._held
         fused = F.linear(features.to(self.dtype), weights.fc)
         projected = weights.context_kv.linear(weights.hidden_norm(fused))
         self._draft_ops.write_context(projected, weights.key_norms, lanes, begins, counts)
@@ -118,20 +118,25 @@ class DraftNetwork:
         """
         rows = self._draft_ops.block(lanes, begins, block, reach)
         x = self._block_rows(anchors, block)
-        for layer, weights in enumerate(self._weights.layers):
+        for layer, weights in enumerate(self._held.layers):
             projected = weights.projection.linear(weights.norm(x))
             mixed = self._draft_ops.attend(layer, projected, weights, rows)
             x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
-        return self._draft_ops.norm(x[:, 1:], self._weights.norm, self.spec.norm_eps)
+        return self._draft_ops.norm(x[:, 1:], self._held.norm, self.spec.norm_eps)
 
     def _block_rows(self, anchors: Tensor, block: int) -> Tensor:
         """Embeddings [entries, block, hidden]: the anchor's, then the mask's."""
         masks = self._masks[:, : block - 1].expand(len(anchors), -1)
         x = self._embed(torch.cat([anchors[:, None], masks], 1)).to(self.dtype)
-        mask = self._weights.mask_embedding
+        mask = self._held.mask_embedding
         if mask is None:
             return x
         return torch.cat([x[:, :1], mask.expand(x.shape[0], block - 1, -1)], 1)
+
+    @property
+    def _held(self) -> DraftWeights:
+        assert self._weights is not None, "the network is closed"
+        return self._weights
 
     def close(self) -> None:
         """Let weights and context go. May be called twice."""

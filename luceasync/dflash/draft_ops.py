@@ -176,7 +176,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Tensor) -> Tensor:
         v.transpose(1, 2),
         attn_mask=sight,
     )
-    return out.unflatten(2, (group, q.shape[1])).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    rows: Tensor = out.unflatten(2, (group, q.shape[1])).permute(0, 3, 1, 2, 4)
+    return rows.flatten(2, 3)
 
 
 def inverse_frequencies(spec: DraftSpec, device: torch.device) -> Tensor:

@@ -67,8 +67,8 @@ class DraftWeights:
     @property
     def num_bytes(self) -> int:
         tensors = self.fc.nbytes + self.key_norms.nbytes + self.norm.nbytes
-        parts = (self.hidden_norm, self.context_kv, *self.layers)
-        return tensors + sum(part.num_bytes for part in parts)
+        ends = self.hidden_norm.num_bytes + self.context_kv.num_bytes
+        return tensors + ends + sum(layer.num_bytes for layer in self.layers)
 
 
 @contextmanager
@@ -186,7 +186,7 @@ class _Reader:
         return self._read(name).to(self._device, torch.float32)
 
     def _read(self, name: str) -> Tensor:
-        tensor = self._source.read(name, self._shapes[name])
+        tensor: Tensor = self._source.read(name, self._shapes[name])
         self._advance(tensor.nbytes)
         return tensor
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from luceasync.models.precision import Dtype
+
 # A short chunk of a prompt is filled up to one of these: then its pass is a captured graph too, one
 # launch where a GPU would wait for hundreds.
 SHORT_ROWS = (16, 64)
@@ -84,7 +86,7 @@ def offer_of(name: str, free_bytes: int, native_dtypes: Sequence[str] = ("bf16",
     return replace(of_kind, name=name, free_bytes=free_bytes, native_dtypes=tuple(native_dtypes))
 
 
-def default_dtype(offers: Sequence[Offer]) -> str:
+def default_dtype(offers: Sequence[Offer]) -> Dtype:
     """bf16 where every device computes in it natively, else fp32."""
     return "bf16" if all("bf16" in offer.native_dtypes for offer in offers) else "fp32"
 

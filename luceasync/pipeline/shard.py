@@ -152,8 +152,10 @@ class Shard:
         counts = [len(path) for path in paths]
         filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
         numbers = (batch.lanes, batch.begins, filled, counts)
-        tensors = (torch.tensor(n, dtype=torch.int32).to(self.device) for n in numbers)
-        return Paths(tuple(kept), *tensors, self.cache.tables)
+        lanes, begins, rows, lengths = (
+            torch.tensor(n, dtype=torch.int32).to(self.device) for n in numbers
+        )
+        return Paths(tuple(kept), lanes, begins, rows, lengths, self.cache.tables)
 
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
