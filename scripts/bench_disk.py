@@ -153,7 +153,7 @@ async def measure(root: Path, num_nodes: int, num_rounds: int) -> None:
     keys = [f"{number:08x}" for number in range(1, num_nodes + 1)]
     size = sum(map(len, tensors.values())) + MAX_HEADER_BYTES
     arena = Arena(size, num_nodes)
-    async with DiskTier(root, NAMESPACE, allocate=arena.allocate) as tier:
+    async with DiskTier(root, NAMESPACE, frozenset(), allocate=arena.allocate) as tier:
         results = [await tier.write(key, *node(key, tensors)) for key in keys]
         assert {result.outcome for result in results} == {WriteOutcome.WRITTEN}, results
         size = results[0].num_bytes

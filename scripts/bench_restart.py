@@ -133,7 +133,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
         return Loaded(pump, lambda: None)
 
     def open_disk() -> DiskTier:
-        return DiskTier(machine.root, "bench", allocate=memory.allocate)
+        return DiskTier(machine.root, "bench", machine.spec.end_kinds, allocate=memory.allocate)
 
     cabinet = Cabinet(open_disk, tuple(shard.begin for shard in plan.shards))
     async with LocalEngine(language, load, EngineConfig(), cabinet) as engine:

@@ -12,8 +12,17 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "luceasync"
 
-# The drafter is a network of its own: its layers are of one kind, which it shares.
-AT_HOME = ("models/mixers/", "models/feed_forward/", "models/families/", "kernels/", "dflash/")
+# The drafter is a network of its own: its layers are of one kind, which it shares. What the API
+# calls a delta is none of these.
+AT_HOME = (
+    "cli/",
+    "server/",
+    "models/mixers/",
+    "models/feed_forward/",
+    "models/families/",
+    "kernels/",
+    "dflash/",
+)
 MODULES = {
     f"luceasync.models.{room}.{kind}"
     for room, kinds in {

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.codec import decode_header, header_extent
 from tests import tiny
 from tests.engines import Answer, ask, running, written
@@ -67,7 +68,9 @@ def nodes(cache_dir: Path) -> list[Path]:
 
 def header_of(path: Path):
     content = path.read_bytes()
-    return decode_header(content, len(content), namespace=path.parent.name, key=path.stem)
+    return decode_header(
+        content, len(content), namespace=path.parent.name, key=path.stem, end_kinds=END_KINDS
+    )
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:

@@ -138,13 +138,14 @@ def clear(
 @contextmanager
 def _opened(config: Config) -> Iterator[Upkeep]:
     """The directory; a disk that cannot be read or written is one line."""
+    from luceasync.models.mixers import END_KINDS
     from luceasync.nodefiles.upkeep import Upkeep
 
     root = config.cache.cache_dir
     if root is None:
         raise ConfigError("--kv-cache-dir: not given; expected the directory that servers use")
     try:
-        yield Upkeep(root)
+        yield Upkeep(root, END_KINDS)
     except OSError as error:
         raise ConfigError(f"--kv-cache-dir {root}: {error}") from None
 

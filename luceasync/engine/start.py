@@ -131,7 +131,11 @@ def _cabinet(recipe: Recipe, cache_dir: Path | None) -> Cabinet | None:
             namespace_of, recipe.model_dir, recipe.spec, recipe.plan.precision, cache_dir
         )
         async with DiskTier(
-            cache_dir, namespace, min_free_bytes=MIN_FREE_BYTES, allocate=recipe.host.allocate
+            cache_dir,
+            namespace,
+            recipe.spec.end_kinds,
+            min_free_bytes=MIN_FREE_BYTES,
+            allocate=recipe.host.allocate,
         ) as disk:
             yield disk
 

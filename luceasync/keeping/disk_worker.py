@@ -163,7 +163,7 @@ class DiskWorker:
         outcome = WriteOutcome.IO_ERROR
         try:
             async with self._writing:
-                header, buffers = await asyncio.to_thread(self._encode, node, disk.namespace)
+                header, buffers = await asyncio.to_thread(self._encode, node, disk)
                 result = await disk.write(node.key.hex(), header, buffers)
             outcome = result.outcome
             if outcome is not WriteOutcome.WRITTEN:
@@ -172,15 +172,16 @@ class DiskWorker:
             is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
             self._tell(lambda prefixes: prefixes.written(node.key, is_there=is_there, again=again))
 
-    def _encode(self, node: KeptNode, namespace: str) -> tuple[bytes, list[memoryview]]:
+    def _encode(self, node: KeptNode, disk: DiskTier) -> tuple[bytes, list[memoryview]]:
         """The header of the node's file and its tensors' bytes, in order. Hashes all of them."""
         buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
-        entries = file_order(
+        entries = [
             TensorEntry(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
             for name, t in node.tensors.items()
-        )
+        ]
+        entries = file_order(entries, disk.end_kinds)
         metadata = NodeMetadata(
-            namespace=namespace,
+            namespace=disk.namespace,
             key=node.key.hex(),
             parent="" if node.parent is None else node.parent.hex(),
             begin=node.begin,

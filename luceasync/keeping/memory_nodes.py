@@ -154,7 +154,8 @@ class MemoryNodes:
         extras = self._extras[node]
         tensors = self._target.export(node)
         if not with_end:
-            tensors = {n: t for n, t in tensors.items() if "_attn_" in n}
+            rows = self._target.shapes(replace(extras.span, with_state=False))
+            tensors = {name: tensors[name] for name in rows}
         elif extras.logits is not None:
             tensors[LOGITS] = extras.logits
         ids = torch.frombuffer(tokens, dtype=torch.int32)

@@ -58,6 +58,11 @@ class ModelSpec:
         return any(mixer.end for mixer in self.mixers)
 
     @property
+    def end_kinds(self) -> frozenset[str]:
+        """What snapshots call the tensors that belong to the newest token alone."""
+        return frozenset(tensor.name for mixer in self.mixers for tensor in mixer.end)
+
+    @property
     def reach(self) -> int:
         """Of how many inputs a row's convolution sees the last one; 1 where there is none."""
         windows = (t.leans_on for mixer in set(self.mixers) for t in mixer.end)

@@ -21,6 +21,7 @@ from luceasync.nodefiles.layout import (
     ITEM_BYTES,
     TOKEN_DTYPE,
     TOKENS,
+    EndKinds,
     Part,
     TensorEntry,
     TensorSlot,
@@ -48,16 +49,21 @@ class Header:
     slots: tuple[TensorSlot, ...]
     data_begin: int
     file_bytes: int
+    end_kinds: EndKinds
+
+    def part_of(self, name: str) -> Part:
+        """What the tensor of that name belongs to."""
+        return part_of(name, self.end_kinds)
 
     @property
     def parts(self) -> frozenset[Part]:
         """What the file holds."""
-        return frozenset(part_of(slot.name) for slot in self.slots)
+        return frozenset(self.part_of(slot.name) for slot in self.slots)
 
     @property
     def end_bytes(self) -> int:
         """Size of the tensors that belong to the node's end alone."""
-        return sum(s.end - s.begin for s in self.slots if part_of(s.name) is not Part.SPAN)
+        return sum(s.end - s.begin for s in self.slots if self.part_of(s.name) is not Part.SPAN)
 
     @property
     def tokens_slot(self) -> TensorSlot:
@@ -68,7 +74,7 @@ class Header:
         """The slots of the whole node, or of its span alone."""
         if with_end:
             return self.slots
-        return tuple(slot for slot in self.slots if part_of(slot.name) is Part.SPAN)
+        return tuple(slot for slot in self.slots if self.part_of(slot.name) is Part.SPAN)
 
 
 def checksum(content: Buffer) -> str:
@@ -126,10 +132,13 @@ def header_extent(first_bytes: Buffer, file_bytes: int) -> int:
     return extent
 
 
-def decode_header(first_bytes: Buffer, file_bytes: int, *, namespace: str, key: str) -> Header:
+def decode_header(
+    first_bytes: Buffer, file_bytes: int, *, namespace: str, key: str, end_kinds: EndKinds
+) -> Header:
     """The header of a file of `file_bytes` bytes, all of it checked.
 
-    `first_bytes`: at least the first `header_extent` bytes; `key`: what the file is named after.
+    `first_bytes`: at least the first `header_extent` bytes; `key`: what the file is named after;
+    `end_kinds`: see luceasync.nodefiles.layout.
     Raises CorruptNode where it is damaged or another node's, ForeignNode where it is whole but of
     another schema or namespace, or no node at all.
     """
@@ -150,7 +159,7 @@ def decode_header(first_bytes: Buffer, file_bytes: int, *, namespace: str, key: 
     _expect_no_holes(slots, extent, file_bytes)
     metadata = node_metadata.from_strings(strings)
     _expect_tokens(slots, metadata)
-    return Header(metadata, tuple(slots), extent, file_bytes)
+    return Header(metadata, tuple(slots), extent, file_bytes, end_kinds)
 
 
 def verify(slot: TensorSlot, content: Buffer) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from luceasync.errors import CorruptNode
 from luceasync.nodefiles.files import FileSystem
+from luceasync.nodefiles.layout import EndKinds
 from luceasync.nodefiles.listing import (
     NAMESPACE,
     NOTHING,
@@ -46,12 +47,21 @@ def make_private(directory: Path) -> None:
 class NodeDirectory:
     """The files of one namespace, among those of others under the same root."""
 
-    def __init__(self, files: FileSystem, root: Path, namespace: str, min_free_bytes: int) -> None:
+    def __init__(
+        self,
+        files: FileSystem,
+        root: Path,
+        namespace: str,
+        min_free_bytes: int,
+        end_kinds: EndKinds,
+    ) -> None:
+        """`end_kinds`: see luceasync.nodefiles.layout."""
         assert NAMESPACE.fullmatch(namespace), namespace
         self._files = files
         self._root = root
         self._namespace = namespace
         self._min_free_bytes = min_free_bytes
+        self._end_kinds = end_kinds
 
     def path(self, key: str, namespace: str | None = None) -> Path:
         """Where a node is, of another namespace if one is named."""
@@ -86,8 +96,8 @@ class NodeDirectory:
         listings = {}
         for directory in namespaces(self._files, self._root):
             name = directory.name
-            is_own = name == self._namespace
-            seen = look_into(self._files, directory, known.get(name, NOTHING), opening=is_own)
+            opening = self._end_kinds if name == self._namespace else None
+            seen = look_into(self._files, directory, known.get(name, NOTHING), opening=opening)
             faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
             listings[name] = replace(seen, faults=(*seen.faults, *faults))
         own = listings.get(self._namespace, NOTHING)

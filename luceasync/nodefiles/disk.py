@@ -23,6 +23,7 @@ from luceasync.nodefiles.codec import Buffer, decode_header
 from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
 from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
 from luceasync.nodefiles.files import FileSystem, allocate
+from luceasync.nodefiles.layout import EndKinds
 from luceasync.nodefiles.listing import Listing, Scan, changes
 from luceasync.nodefiles.outcomes import DiskCounters, Miss, MissReason, WriteOutcome, WriteResult
 from luceasync.nodefiles.reader import Allocate, NodeFile, read_node
@@ -39,12 +40,14 @@ class DiskTier:
     Other processes may use the same directory. `max_pending_bytes` bounds what waits to be
     written; less than `min_free_bytes` of free space is never left by a write. Nodes are read into
     what `allocate(num_bytes)` gives, called from several threads; it may raise MemoryError.
+    `end_kinds`: see luceasync.nodefiles.layout.
     """
 
     def __init__(
         self,
         root: Path,
         namespace: str,
+        end_kinds: EndKinds,
         *,
         min_free_bytes: int = 1 << 30,
         max_pending_bytes: int = 2 << 30,
@@ -57,7 +60,8 @@ class DiskTier:
         self._root = root
         self._namespace = namespace
         self._files = files or FileSystem()
-        self._directory = NodeDirectory(self._files, root, namespace, min_free_bytes)
+        self.end_kinds = end_kinds
+        self._directory = NodeDirectory(self._files, root, namespace, min_free_bytes, end_kinds)
         self._max_pending_bytes = max_pending_bytes
         self._read_timeout_s = read_timeout_s
         self._scan_timeout_s = scan_timeout_s
@@ -129,7 +133,9 @@ class DiskTier:
         and buffers disagree; the disk's faults are outcomes.
         """
         num_bytes = len(header) + sum(memoryview(buffer).nbytes for buffer in buffers)
-        decode_header(header, num_bytes, namespace=self._namespace, key=key)
+        decode_header(
+            header, num_bytes, namespace=self._namespace, key=key, end_kinds=self.end_kinds
+        )
         if self._pending_bytes and self._pending_bytes + num_bytes > self._max_pending_bytes:
             detail = f"{self._pending_bytes} bytes wait, {self._max_pending_bytes} are allowed"
             self._outcomes[WriteOutcome.BUSY] += 1
@@ -248,6 +254,7 @@ class DiskTier:
             self._files,
             path,
             self._namespace,
+            end_kinds=self.end_kinds,
             with_end=with_end,
             allocate=self._allocate,
             is_given_up=given_up.is_set,

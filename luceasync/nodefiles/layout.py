@@ -14,7 +14,9 @@ from luceasync.cyext.names import parse_name
 
 TOKENS = "tokens"
 TOKEN_DTYPE = "I32"
-STATE_KINDS = ("conv", "delta")
+
+# Of a layer's tensors those kinds that belong to a node's end; the model's layers say which.
+EndKinds = frozenset[str]
 
 ITEM_BYTES = {  # the dtypes of safetensors whose items are whole bytes
     **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 1),
@@ -63,7 +65,7 @@ class TensorSlot:
     xxh3_128: str
 
 
-def part_of(name: str) -> Part:
+def part_of(name: str, end_kinds: EndKinds) -> Part:
     """What the tensor of that name belongs to; the span, where the name says nothing else."""
     if name == "snap_prefill_logits":
         return Part.LOGITS
@@ -73,10 +75,10 @@ def part_of(name: str) -> Part:
         _, kind, _ = parse_name(name)
     except ValueError:  # no tensor of a layer
         return Part.SPAN
-    return Part.STATE if kind in STATE_KINDS else Part.SPAN
+    return Part.STATE if kind in end_kinds else Part.SPAN
 
 
-def file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
+def file_order(entries: Iterable[TensorEntry], end_kinds: EndKinds) -> list[TensorEntry]:
     """The entries in the order of a file: the tokens, the rest of the span, and the end.
 
     safetensors allows no holes. Within the span and within the end, sizes fall by the power of two
@@ -85,7 +87,7 @@ def file_order(entries: Iterable[TensorEntry]) -> list[TensorEntry]:
     """
 
     def place(entry: TensorEntry) -> tuple[bool, bool, int]:
-        is_end = part_of(entry.name) is not Part.SPAN
+        is_end = part_of(entry.name, end_kinds) is not Part.SPAN
         return is_end, entry.name != TOKENS, -math.gcd(entry.num_bytes, 64)
 
     return sorted(entries, key=place)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.nodefiles.files import FileSystem
-from luceasync.nodefiles.layout import Part
+from luceasync.nodefiles.layout import EndKinds, Part
 from luceasync.nodefiles.metadata import KEY, NodeMetadata
 from luceasync.nodefiles.reader import read_tokens
 
@@ -103,9 +103,10 @@ def namespaces(files: FileSystem, root: Path) -> list[Path]:
 
 
 def look_into(
-    files: FileSystem, directory: Path, known: Listing = NOTHING, *, opening: bool
+    files: FileSystem, directory: Path, known: Listing = NOTHING, *, opening: EndKinds | None
 ) -> Listing:
-    """The nodes of one namespace; without `opening`, by name, size and age alone.
+    """The nodes of one namespace; of files that are opened `opening` says which kinds of tensors
+    belong to ends. None: by name, size and age alone.
 
     What is `known` and unchanged is not opened again, and what cannot be looked at now counts as it
     did then.
@@ -157,7 +158,12 @@ def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]
 
 
 def _look_at(
-    files: FileSystem, path: Path, entry: os.DirEntry[str], before: Found | None, *, opening: bool
+    files: FileSystem,
+    path: Path,
+    entry: os.DirEntry[str],
+    before: Found | None,
+    *,
+    opening: EndKinds | None,
 ) -> Found:
     """The file; raises OSError, and CorruptNode for what is damaged or no regular file."""
     status = entry.stat(follow_symlinks=False)
@@ -165,9 +171,9 @@ def _look_at(
         return before
     namespace = path.parent.name
     meta = NodeMeta(namespace, path.stem, status.st_size, status.st_mtime)
-    if opening:
+    if opening is not None:
         try:
-            header, tokens = read_tokens(files, path, namespace)
+            header, tokens = read_tokens(files, path, namespace, opening)
         except ForeignNode:
             return Found(meta, status.st_ino, status.st_mtime_ns)
         meta = replace(

@@ -15,7 +15,7 @@ from pathlib import Path
 from luceasync.errors import CorruptNode
 from luceasync.nodefiles.codec import PAGE_BYTES, Header, decode_header, verify
 from luceasync.nodefiles.files import FileSystem, read_head
-from luceasync.nodefiles.layout import TOKENS, Part, TensorSlot, part_of
+from luceasync.nodefiles.layout import TOKENS, EndKinds, Part, TensorSlot
 from luceasync.prefix.node import pack_tokens
 
 PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache
@@ -50,6 +50,7 @@ def read_node(
     path: Path,
     namespace: str,
     *,
+    end_kinds: EndKinds,
     with_end: bool,
     allocate: Allocate,
     is_given_up: Callable[[], bool],
@@ -61,25 +62,31 @@ def read_node(
     """
     with files.open(path) as raw:
         head, file_bytes = read_head(raw)
-        header = decode_header(head, file_bytes, namespace=namespace, key=path.stem)
+        header = decode_header(
+            head, file_bytes, namespace=namespace, key=path.stem, end_kinds=end_kinds
+        )
         slots = header.held(with_end=with_end)
-        ends = (i for i, slot in enumerate(slots) if part_of(slot.name) is not Part.SPAN)
+        ends = (i for i, slot in enumerate(slots) if header.part_of(slot.name) is not Part.SPAN)
         parted = next(ends, len(slots))
         tensors: dict[str, memoryview] = {}
         for run in filter(None, (slots[:parted], slots[parted:])):
             base = run[0].begin // PAGE_BYTES * PAGE_BYTES  # tensors are aligned as in the file
             content = allocate(max(1, run[-1].end - base))
             tensors |= _read_run(raw, head, run, base, content, is_given_up)
-    return NodeFile(header, tensors, frozenset(map(part_of, tensors)), slots[-1].end)
+    return NodeFile(header, tensors, frozenset(map(header.part_of, tensors)), slots[-1].end)
 
 
-def read_tokens(files: FileSystem, path: Path, namespace: str) -> tuple[Header, array[int]]:
+def read_tokens(
+    files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds
+) -> tuple[Header, array[int]]:
     """The header and the token ids, both checked, and nothing else of the file. Raises CorruptNode,
     ForeignNode, OSError.
     """
     with files.open(path) as raw:
         head, file_bytes = read_head(raw)
-        header = decode_header(head, file_bytes, namespace=namespace, key=path.stem)
+        header = decode_header(
+            head, file_bytes, namespace=namespace, key=path.stem, end_kinds=end_kinds
+        )
         slot = header.tokens_slot
         content = bytearray(slot.end)
         num_read = min(len(head), slot.end)

@@ -15,6 +15,7 @@ from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 from luceasync.nodefiles.codec import Header
 from luceasync.nodefiles.directory import QUARANTINE, NodeDirectory
 from luceasync.nodefiles.files import FileSystem, allocate
+from luceasync.nodefiles.layout import EndKinds
 from luceasync.nodefiles.listing import NodeMeta, look_into, namespaces
 from luceasync.nodefiles.reader import read_node, read_tokens
 
@@ -44,12 +45,15 @@ class Verdict:
 class Upkeep:
     """All namespaces under `root`. Its methods raise OSError where the disk fails as a whole."""
 
-    def __init__(self, root: Path) -> None:
-        """Raises ConfigError where there is no such directory."""
+    def __init__(self, root: Path, end_kinds: EndKinds = frozenset()) -> None:
+        """`end_kinds`: see luceasync.nodefiles.layout; of any model. Raises ConfigError where there
+        is no such directory.
+        """
         if not root.is_dir():
             raise ConfigError(f"--kv-cache-dir {root}: expected a directory that is there")
         self.root = root
         self._files = FileSystem()
+        self._end_kinds = end_kinds
 
     def namespaces(self) -> list[str]:
         """The names of the directories that may hold nodes."""
@@ -74,12 +78,13 @@ class Upkeep:
 
     def header(self, namespace: str, key: str) -> Header:
         """The node's header. Raises CorruptNode, ForeignNode and OSError."""
-        header, _ = read_tokens(self._files, self._directory(namespace).path(key), namespace)
+        path = self._directory(namespace).path(key)
+        header, _ = read_tokens(self._files, path, namespace, self._end_kinds)
         return header
 
     def keys(self, namespace: str) -> list[str]:
         """What is named as nodes are, whatever it holds."""
-        listing = look_into(self._files, self.root / namespace, opening=False)
+        listing = look_into(self._files, self.root / namespace, opening=None)
         return sorted([*listing.nodes, *(path.stem for path in listing.damaged)])
 
     def verify(self, namespace: str, key: str) -> Verdict:
@@ -91,6 +96,7 @@ class Upkeep:
                 self._files,
                 path,
                 namespace,
+                end_kinds=self._end_kinds,
                 with_end=True,
                 allocate=allocate,
                 is_given_up=lambda: False,
@@ -127,10 +133,11 @@ class Upkeep:
         return len(nodes), num_bytes
 
     def _look(self, namespace: str, *, opening: bool) -> list[NodeMeta]:
-        listing = look_into(self._files, self.root / namespace, opening=opening)
+        kinds = self._end_kinds if opening else None
+        listing = look_into(self._files, self.root / namespace, opening=kinds)
         if listing.faults:
             raise OSError(listing.faults[0])
         return [found.meta for found in listing.nodes.values()]
 
     def _directory(self, namespace: str) -> NodeDirectory:
-        return NodeDirectory(self._files, self.root, namespace, 0)
+        return NodeDirectory(self._files, self.root, namespace, 0, self._end_kinds)

@@ -27,7 +27,7 @@ def make(opening) -> CacheDirectory:
 
 
 async def test_it_tells_when_it_is_open_and_what_the_disk_says_from_then_on(tmp_path: Path):
-    directory = make(lambda: DiskTier(tmp_path, "test"))
+    directory = make(lambda: DiskTier(tmp_path, "test", frozenset()))
     status = CacheStatus(written_bytes_total=-1)
     assert directory.described(status) is status
     is_open = asyncio.Event()

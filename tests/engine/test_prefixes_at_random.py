@@ -23,6 +23,7 @@ from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Pump
 from luceasync.keeping import node_index as index_module
+from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.cost import Rates
 from luceasync.prefix.keys import tenant_key
@@ -149,7 +150,7 @@ class Server(RuleBasedStateMachine):
         if self.disk.files:
             key = sorted(self.disk.files)[which % len(self.disk.files)]
             node = self.disk.files[key]
-            span = {n: t for n, t in node.tensors.items() if part_of(n) is Part.SPAN}
+            span = {n: t for n, t in node.tensors.items() if part_of(n, END_KINDS) is Part.SPAN}
             self.disk.files[key] = replace(node, tensors=span)
             if is_told:
                 self.prefixes.found([n for n in self.disk.nodes() if n.key == key], [])

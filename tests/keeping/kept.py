@@ -23,6 +23,8 @@ from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
 from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import NO_TENANT
+from luceasync.kv.cache import Shape
+from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.node import NOWHERE, Node
 from tests.hoststore.late import LateTicket
@@ -126,6 +128,10 @@ class TokenTarget:
         if self.memory is not None and node in self._places:
             self.memory.give(*self._places.pop(node))
 
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        rows = {"ls0_attn_k.0": ((span.end - span.begin,), torch.int64)}
+        return rows | ({"ls0_delta.1": ((1,), torch.int64)} if span.with_state else {})
+
     def export(self, node: str) -> dict[str, Tensor]:
         _, rows, state = self.nodes[node]
         tensors = {"ls0_attn_k.0": torch.tensor(rows)}
@@ -209,13 +215,13 @@ class FakeDisk:
         tensors = {
             name: tensor
             for name, tensor in node.tensors.items()
-            if order.with_end or part_of(name) is Part.SPAN
+            if order.with_end or part_of(name, END_KINDS) is Part.SPAN
         }
         return Fetched(tensors, _parts(tensors), _parts(node.tensors), num_bytes=1)
 
 
 def _parts(names: Iterable[str]) -> frozenset[Part]:
-    return frozenset(map(part_of, names))
+    return frozenset(part_of(name, END_KINDS) for name in names)
 
 
 def _found(node: KeptNode) -> Node:

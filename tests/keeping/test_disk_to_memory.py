@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.keeping.disk_orders import Fetched, Lost, Order
+from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.layout import Part, part_of
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
@@ -33,7 +34,7 @@ def last(bench: Bench) -> bytes:
 def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Lost | None:
     """The last node comes, with these parts of it."""
     tensors = bench.disk.files[last(bench)].tensors
-    chosen = {name: t for name, t in tensors.items() if part_of(name) in parts}
+    chosen = {name: t for name, t in tensors.items() if part_of(name, END_KINDS) in parts}
     found = Fetched(chosen, frozenset(parts), file_parts, 1)
     return bench.prefixes._to_memory.fetched(last(bench), found)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.files import FileSystem
-from tests.nodefiles.node_files import NAMESPACE, TOKENS, contents_of, node
+from tests.nodefiles.node_files import END_KINDS, NAMESPACE, TOKENS, contents_of, node
 
 BIG = TOKENS | {"a": ("U8", (9 << 20,)), "b": ("F32", (1 << 18,)), "c": ("U8", (5,))}
 STEPS = "create write sync rename sync_directory".split()
@@ -109,7 +109,7 @@ def kill_this_process() -> None:
 async def write_until_killed(root: Path, when: str, step: str) -> None:
     """Write the nodes 0, 1, 2... each with content of its own number."""
     files = FaultyFiles(kill_this_process, **{when: step})
-    async with DiskTier(root, NAMESPACE, files=files, min_free_bytes=0) as tier:
+    async with DiskTier(root, NAMESPACE, END_KINDS, files=files, min_free_bytes=0) as tier:
         print("ready", flush=True)
         for number in range(1 << 20):
             key = f"{number % 4:08x}"

@@ -10,6 +10,7 @@ from luceasync.nodefiles.layout import TensorEntry, file_order
 from luceasync.nodefiles.metadata import NodeMetadata
 
 NAMESPACE = "feed0123"
+END_KINDS = frozenset(("conv", "delta"))
 KEY = "ab" * 32
 METADATA = NodeMetadata(
     namespace=NAMESPACE,
@@ -34,9 +35,10 @@ SHAPES = TOKENS | {
 
 def entries_of(contents: dict[str, bytes], shapes: dict = SHAPES) -> list[TensorEntry]:
     """The tensors' entries in the order of a file."""
-    return file_order(
+    entries = [
         TensorEntry(name, *shapes[name], checksum(content)) for name, content in contents.items()
-    )
+    ]
+    return file_order(entries, END_KINDS)
 
 
 def contents_of(seed: int = 0, shapes: dict = SHAPES) -> dict[str, bytes]:

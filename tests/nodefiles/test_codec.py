@@ -18,6 +18,7 @@ from luceasync.nodefiles import codec
 from luceasync.nodefiles.codec import decode_header, encode_header
 from luceasync.nodefiles.layout import ITEM_BYTES, TensorEntry, file_order
 from tests.nodefiles.node_files import (
+    END_KINDS,
     KEY,
     METADATA,
     NAMESPACE,
@@ -40,8 +41,15 @@ NAMES = {  # in the span, then at the end: dtype and items of a row; the span's 
 TOKENS_ROW = {"dtype": "I32", "shape": [17], "data_offsets": [2, 70]}
 
 
+OURS = {"namespace": NAMESPACE, "key": KEY, "end_kinds": END_KINDS}
+
+
 def decode(content: bytes, **expected: str) -> codec.Header:
-    return decode_header(content, len(content), **{"namespace": NAMESPACE, "key": KEY, **expected})
+    return decode_header(
+        content,
+        len(content),
+        **{"namespace": NAMESPACE, "key": KEY, "end_kinds": END_KINDS, **expected},
+    )
 
 
 def raw_file(text: str, content: bytes = b"") -> bytes:
@@ -114,7 +122,7 @@ def test_tensors_in_file_order_are_aligned_as_well_as_their_sizes_allow(num_toke
     named = {f"{prefix}{i}": (*NAMES[prefix], n) for i, (prefix, n) in enumerate(found)}
     entries = [TensorEntry(name, d, (n, i), "0" * 32) for name, (d, i, n) in named.items()]
     entries.append(TensorEntry("tokens", "I32", (num_tokens,), "0" * 32))
-    header = encode_header(file_order(entries), replace(METADATA, end=64 + num_tokens))
+    header = encode_header(file_order(entries, END_KINDS), replace(METADATA, end=64 + num_tokens))
     for slot in decode(header + bytes(sum(entry.num_bytes for entry in entries))).slots[1:]:
         size = slot.end - slot.begin
         assert slot.begin % (min(64, size & -size) if size else ITEM_BYTES[slot.dtype]) == 0
@@ -248,7 +256,9 @@ def test_no_room_for_a_header_is_damage(content: bytes) -> None:
 def test_a_header_that_was_not_read_whole_is_damage() -> None:
     content = file_of(contents_of())
     with pytest.raises(CorruptNode, match="found 100"):
-        decode_header(content[:100], len(content), namespace=NAMESPACE, key=KEY)
+        decode_header(
+            content[:100], len(content), namespace=NAMESPACE, key=KEY, end_kinds=END_KINDS
+        )
 
 
 def test_a_header_longer_than_allowed_is_not_read() -> None:

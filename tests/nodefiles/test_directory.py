@@ -13,7 +13,15 @@ from luceasync.nodefiles.directory import NUM_QUARANTINED
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.outcomes import MissReason, WriteOutcome
 from tests.nodefiles.faulty_files import FaultyFiles
-from tests.nodefiles.node_files import KEY, METADATA, NAMESPACE, contents_of, file_of, node
+from tests.nodefiles.node_files import (
+    END_KINDS,
+    KEY,
+    METADATA,
+    NAMESPACE,
+    contents_of,
+    file_of,
+    node,
+)
 from tests.nodefiles.tiers import quarantined, reason_of, temporaries, tier_of
 
 
@@ -36,7 +44,7 @@ async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path
 
 
 async def test_a_scan_lists_other_namespaces_for_the_budget(tmp_path: Path, tier: DiskTier) -> None:
-    async with DiskTier(tmp_path, "beef", min_free_bytes=0) as other:
+    async with DiskTier(tmp_path, "beef", END_KINDS, min_free_bytes=0) as other:
         result = await other.write(KEY, *node(contents_of(), namespace="beef"))
     (found,) = (await tier.scan()).nodes
     assert (found.namespace, found.metadata) == ("beef", None)

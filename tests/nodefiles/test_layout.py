@@ -3,6 +3,7 @@
 import pytest
 
 from luceasync.nodefiles.layout import Part, TensorEntry, file_order, part_of
+from tests.nodefiles.node_files import END_KINDS
 
 NAMES = {
     "tokens": "span",
@@ -20,11 +21,11 @@ NAMES = {
 
 @pytest.mark.parametrize(("name", "part"), NAMES.items())
 def test_the_name_of_a_tensor_tells_its_part(name: str, part: str) -> None:
-    assert part_of(name) is Part(part)
+    assert part_of(name, END_KINDS) is Part(part)
 
 
 def test_tokens_come_first_and_the_end_last() -> None:
     sizes = {"ls0_delta.0": 64, "ls0_attn_k.1": 2, "snap_prefill_logits": 128, "tokens": 1, "x": 64}
     entries = [TensorEntry(name, "U8", (size,), "") for name, size in sizes.items()]
-    names = [entry.name for entry in file_order(entries)]
+    names = [entry.name for entry in file_order(entries, END_KINDS)]
     assert names == ["tokens", "x", "ls0_attn_k.1", "ls0_delta.0", "snap_prefill_logits"]

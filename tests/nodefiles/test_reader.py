@@ -13,7 +13,7 @@ from luceasync.nodefiles.layout import ITEM_BYTES, Part
 from luceasync.nodefiles.reader import Allocate, GivenUp, NodeFile, read_node, read_tokens
 from luceasync.prefix.node import pack_tokens
 from tests.nodefiles.faulty_files import FaultyFiles
-from tests.nodefiles.node_files import NAMESPACE, SHAPES, TOKENS, contents_of, file_of
+from tests.nodefiles.node_files import END_KINDS, NAMESPACE, SHAPES, TOKENS, contents_of, file_of
 
 SPAN = {"tokens", "ls0_attn_k.0", "empty"}
 BIG_END = TOKENS | {"ls0_delta.0": ("F32", (3, 1 << 20))}
@@ -35,6 +35,7 @@ def read(
         files or FileSystem(),
         path,
         NAMESPACE,
+        end_kinds=END_KINDS,
         with_end=with_end,
         allocate=allocate,
         is_given_up=never,
@@ -93,7 +94,7 @@ def test_tokens_are_read_alone_wherever_the_header_ends(path: Path, tier: object
         contents = contents_of(0, shapes)
         num_tokens = shapes["tokens"][1][0]
         path.write_bytes(file_of(contents, shapes, end=64 + num_tokens))
-        header, tokens = read_tokens(FileSystem(), path, NAMESPACE)
+        header, tokens = read_tokens(FileSystem(), path, NAMESPACE, END_KINDS)
         assert tokens == pack_tokens(contents["tokens"])
         assert header.metadata.end == 64 + num_tokens
 
@@ -103,11 +104,11 @@ def test_damaged_tokens_are_seen_by_who_reads_them_alone(path: Path, tier, shape
     num_tokens = shapes["tokens"][1][0]
     content = bytearray(file_of(contents_of(0, shapes), shapes, end=64 + num_tokens))
     path.write_bytes(content)
-    slot = read_tokens(FileSystem(), path, NAMESPACE)[0].tokens_slot
+    slot = read_tokens(FileSystem(), path, NAMESPACE, END_KINDS)[0].tokens_slot
     content[slot.end - 1] ^= 1
     path.write_bytes(content)
     with pytest.raises(CorruptNode, match="tokens: expected checksum"):
-        read_tokens(FileSystem(), path, NAMESPACE)
+        read_tokens(FileSystem(), path, NAMESPACE, END_KINDS)
 
 
 def test_a_read_ends_soon_after_it_was_given_up(path: Path, tier: object) -> None:
@@ -118,6 +119,7 @@ def test_a_read_ends_soon_after_it_was_given_up(path: Path, tier: object) -> Non
             files,
             path,
             NAMESPACE,
+            end_kinds=END_KINDS,
             with_end=True,
             allocate=allocate,
             is_given_up=lambda: True,

@@ -8,11 +8,11 @@ from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.files import FileSystem
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.nodefiles.reader import NodeFile
-from tests.nodefiles.node_files import KEY, NAMESPACE
+from tests.nodefiles.node_files import END_KINDS, KEY, NAMESPACE
 
 
 def tier_of(root: Path, files: FileSystem | None = None, **settings: object) -> DiskTier:
-    return DiskTier(root, NAMESPACE, files=files, **{"min_free_bytes": 0, **settings})
+    return DiskTier(root, NAMESPACE, END_KINDS, files=files, **{"min_free_bytes": 0, **settings})
 
 
 def quarantined(directory: Path) -> list[Path]:

@@ -2,7 +2,7 @@
 
 import re
 
-NAME = re.compile(r"ls(0|[1-9][0-9]*)_(attn_k|attn_v|conv|delta)\.(0|[1-9][0-9]*)")
+NAME = re.compile(r"ls(0|[1-9][0-9]*)_([a-z][a-z0-9_]{0,63})\.(0|[1-9][0-9]*)")
 
 
 def parse_name(name: str) -> tuple[int, str, int] | None:

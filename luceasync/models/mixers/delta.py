@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from luceasync.models.weights import Weight
 
 
+END_KINDS = CONV, DELTA = "conv", "delta"  # what is kept of a lane's end, as snapshots name it
+
+
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
     """A Mixer. Key heads are shared by groups of value heads; a causal convolution over
@@ -50,8 +53,8 @@ class DeltaSpec:
         window = self.conv_kernel - 1
         heads = (self.num_value_heads, self.key_dim, self.value_dim)
         return (
-            StateTensor("conv", (window, self.conv_channels), "compute", leans_on=window),
-            StateTensor("delta", heads, "float32"),
+            StateTensor(CONV, (window, self.conv_channels), "compute", leans_on=window),
+            StateTensor(DELTA, heads, "float32"),
         )
 
     @property
