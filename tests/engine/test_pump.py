@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
-from luceasync.engine.failures import Fault
+from luceasync.engine.faults import Fault
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S, Pump
 from luceasync.hoststore.nodes import NodeSizes, Span
