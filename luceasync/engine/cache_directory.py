@@ -7,15 +7,22 @@ requests; what is written and read is decided in luceasync.keeping.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
+import errno
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
+from luceasync.errors import ConfigError
 from luceasync.keeping.disk_worker import DiskWorker
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
+from luceasync.nodefiles.directory import make_private
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.request import CacheStatus
+
+MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +33,30 @@ class Cabinet:
 
     open: Callable[[], AbstractAsyncContextManager[DiskTier]]
     split: tuple[int, ...]
+
+
+def cabinet_of(
+    cache_dir: Path,
+    split: tuple[int, ...],
+    end_kinds: frozenset[str],
+    find_namespace: Callable[[], str],
+    allocate: Callable[[int], memoryview],
+) -> Cabinet:
+    """The cabinet of `cache_dir`, which is made if need be. `find_namespace` may take long, for it
+    hashes weights; `allocate` gives the memory for what is read. `end_kinds`: of the model's
+    tensors those that belong to a node's end.
+    """
+
+    @asynccontextmanager
+    async def open_disk() -> AsyncIterator[DiskTier]:
+        await asyncio.to_thread(_check, cache_dir)
+        namespace = await asyncio.to_thread(find_namespace)
+        async with DiskTier(
+            cache_dir, namespace, end_kinds, min_free_bytes=MIN_FREE_BYTES, allocate=allocate
+        ) as disk:
+            yield disk
+
+    return Cabinet(open_disk, split)
 
 
 class CacheDirectory:
@@ -61,3 +92,15 @@ class CacheDirectory:
     def described(self, status: CacheStatus) -> CacheStatus:
         """The status, with what the disk says of itself once it is open."""
         return status if self._disk is None else self.orders.described(status, self._disk)
+
+
+def _check(cache_dir: Path) -> None:
+    """Raise ConfigError unless the directory, which is made, can be written to."""
+    try:
+        make_private(cache_dir)
+        if not os.access(cache_dir, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"--kv-cache-dir {cache_dir}: {error.strerror}; expected a directory to write to"
+        ) from None

@@ -53,12 +53,14 @@ class Leftovers:
     def _leave(self, generation: Generation, is_kept: bool) -> None:
         lane = generation.lane
         assert lane is not None
-        if not is_kept:
-            self._prefixes.disown(generation.lease)
-        elif not generation.is_restoring:
-            is_cut = generation.prepared.detokenizer.stopped
-            end = generation.num_committed
-            self._prefixes.finished(generation.lease, lane, end, is_cut=is_cut)
-        self._prefixes.release(generation.lease)
-        self._roster.free(lane)
-        generation.lane = None
+        try:
+            if not is_kept:
+                self._prefixes.disown(generation.lease)
+            elif not generation.is_restoring:
+                is_cut = generation.prepared.detokenizer.stopped
+                end = generation.num_committed
+                self._prefixes.finished(generation.lease, lane, end, is_cut=is_cut)
+        finally:  # a lane that could not be kept is free all the same
+            generation.lane = None
+            self._roster.free(lane)
+            self._prefixes.release(generation.lease)

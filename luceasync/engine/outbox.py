@@ -51,8 +51,10 @@ class Outbox:
             del self._advanced[0]
 
     def leave_unread(self) -> None:
-        """Whose text is not made out by now shows it no more: it may be what has failed."""
-        self._advanced.clear()
+        """Whose text is not made out by now shows it no more: it may be what has failed. Ends are
+        told all the same.
+        """
+        self._advanced = [g for g in self._advanced if g.has_ended]
 
     def take(self) -> list[Emitted]:
         """All of it, once; see `make_out`."""

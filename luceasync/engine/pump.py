@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from luceasync.engine.decoding import Decoding
-from luceasync.engine.failures import During, Fault
+from luceasync.engine.faults import During, Fault
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.outbox import Emitted, Outbox

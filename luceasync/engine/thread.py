@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from luceasync.engine.failures import Failures, Fault, fault_of
+from luceasync.engine.faults import Failures, Fault, fault_of
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.pump import IDLE_PAUSE_S, Command, Pump
 from luceasync.errors import LuceasyncError

@@ -24,7 +24,8 @@ from luceasync.dflash.adapt import Shape
 from luceasync.dflash.load import LoadedDraft
 from luceasync.engine.decoding import Decoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.start import build_engine, speculate
+from luceasync.engine.recipe import speculate
+from luceasync.engine.start import build_engine
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import ChatPrompt, Request, Sampling
 from scripts.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target

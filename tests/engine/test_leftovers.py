@@ -67,8 +67,8 @@ def test_prompts_are_kept_first_then_lanes_are_freed(leftovers, heard):
     assert heard.calls == [
         ("prefilled", "b", 1, 64),
         ("finished", "a", 9, False),
-        ("release", "a"),
         ("free", 2),
+        ("release", "a"),
     ]
     assert ending.lane is None
     assert not leftovers
@@ -83,7 +83,7 @@ def test_prompts_are_kept_first_then_lanes_are_freed(leftovers, heard):
 def test_a_lane_without_a_sound_end_is_freed_without_being_kept(leftovers, heard, state, first):
     leftovers.ended(choice("a", **state))
     leftovers.clear()
-    assert heard.calls == [*first, ("release", "a"), ("free", 0)]
+    assert heard.calls == [*first, ("free", 0), ("release", "a")]
 
 
 def test_after_a_failure_nothing_is_kept(leftovers, heard):
@@ -91,7 +91,7 @@ def test_after_a_failure_nothing_is_kept(leftovers, heard):
     leftovers.ended(choice("a"))
     leftovers.distrust()
     leftovers.clear()
-    assert heard.calls == [("disown", "a"), ("release", "a"), ("free", 0)]
+    assert heard.calls == [("disown", "a"), ("free", 0), ("release", "a")]
 
 
 def test_what_has_failed_once_is_not_tried_again(leftovers, heard):
@@ -101,4 +101,18 @@ def test_what_has_failed_once_is_not_tried_again(leftovers, heard):
     with pytest.raises(ZeroDivisionError):
         leftovers.clear()
     leftovers.clear()
-    assert [call[0] for call in heard.calls] == ["prefilled", "finished", "release", "free"]
+    assert [call[0] for call in heard.calls] == ["prefilled", "finished", "free", "release"]
+
+
+@pytest.mark.parametrize(("failing", "is_sound"), [("finished", True), ("disown", False)])
+def test_a_lane_that_could_not_be_kept_is_free_all_the_same(leftovers, heard, failing, is_sound):
+    leftovers.ended(choice("a", lane=2, is_sound=is_sound))
+    heard.failing = failing
+    with pytest.raises(ZeroDivisionError):
+        leftovers.clear()
+    assert heard.calls == [
+        (failing, "a", *((9, False) if is_sound else ())),
+        ("free", 2),
+        ("release", "a"),
+    ]
+    assert not leftovers

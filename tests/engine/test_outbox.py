@@ -16,6 +16,10 @@ class Talker:
         self.stream_id = stream_id
         self.texts = list(texts)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.texts == ["end"]
+
     def shown(self, speculation: Speculation | None = None) -> Delta | None:
         text = self.texts.pop(0)
         if text == "unreadable":
@@ -59,9 +63,9 @@ def test_an_end_says_what_was_not_shown_and_is_told_before_who_goes_on():
 
 def test_what_was_made_out_before_a_failure_is_told_after_it():
     outbox = Outbox()
-    for talker in (Talker(1, "a"), Talker(2, "unreadable"), Talker(3, "c")):
+    for talker in (Talker(1, "a"), Talker(2, "unreadable"), Talker(3, "c"), Talker(4, "end")):
         outbox.advanced(talker)
     with pytest.raises(ZeroDivisionError):
         outbox.take()
     outbox.leave_unread()
-    assert said(outbox.take()) == [(1, "a")]
+    assert said(outbox.take()) == [(1, "a"), (4, "end")]

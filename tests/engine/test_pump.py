@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
-from luceasync.engine.failures import Fault
+from luceasync.engine.faults import Fault
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S, Pump
 from luceasync.hoststore.nodes import NodeSizes, Span
@@ -560,6 +560,25 @@ def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_pr
         pump.recover(FAULT)
     target.reset = reset
     assert [(s, d.finish.reason) for s, d in pump.recover(FAULT)] == [(0, "error")]
+
+
+def test_ends_that_a_failed_command_had_made_are_told_by_the_recovery(make_prepared):
+    class Full(CountingTarget):
+        def save(self, lane: int, node: str, span: Span) -> Ticket:
+            raise ZeroDivisionError("the device is gone")
+
+    pump = make_pump(Full(), num_lanes=1, memory_bytes=10_000)
+    running, waiting = make_prepared(0, [0] * 70), make_prepared(0, [0])
+    pump.submit([running, replace(waiting, index=1)])
+    pump.step()
+    with pytest.raises(ZeroDivisionError):
+        pump.cancel(0)  # of the first chunk nothing was kept yet
+    told = pump.recover(Fault("broken", "failed", "command"))
+    assert sorted((d.index, d.finish.reason) for _, d in told if d.finish) == [
+        (0, "cancelled"),
+        (1, "cancelled"),
+    ]
+    assert repr(pump) == "Pump(0 waiting, 0 prefilling, 0 decoding, 1 lanes free)"
 
 
 def test_only_completed_passes_are_counted_by_their_kind(make_prepared):

@@ -15,7 +15,8 @@ from luceasync.dflash.decode import Speculator
 from luceasync.dflash.tally import StepCosts
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.start import DecodeWith, build_engine, speculate
+from luceasync.engine.recipe import DecodeWith, speculate
+from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from tests import tiny
 

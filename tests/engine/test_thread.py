@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from luceasync.engine.failures import MAX_IN_A_ROW, Fault
+from luceasync.engine.faults import MAX_IN_A_ROW, Fault
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import GroupFailed, ModelError
 

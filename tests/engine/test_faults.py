@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from luceasync.engine.failures import MAX_IN_A_ROW, Failures, fault_of
+from luceasync.engine.faults import MAX_IN_A_ROW, Failures, fault_of
 from luceasync.errors import GroupFailed, ModelError
 
 

@@ -1,0 +1,184 @@
+"""What the engine thread loads: weights, a drafter, the prefix cache, and the pump over them.
+
+Owns the order in which they are made and freed. Nothing is chosen here: a Recipe says it all.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from luceasync.dflash.adapt import Shape
+from luceasync.dflash.load import LoadedDraft, load_draft
+from luceasync.dflash.placement import Drafter
+from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
+from luceasync.engine.pump import Pump
+from luceasync.engine.rehearsal import in_turns, part_for, rehearse
+from luceasync.engine.thread import Loaded
+from luceasync.errors import PlacementError
+from luceasync.hoststore.memory import HostMemory
+from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.draft_features import DraftFeatures
+from luceasync.keeping.memory_nodes import Features, MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
+from luceasync.keeping.prefixes import Prefixes
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import open_platform
+from luceasync.text.tokenizer import Tokenizer
+
+Progress = Callable[[int, int], None]
+DecodeWith = Callable[[LayerSplitBackend, LoadedDraft], Decoding]
+
+
+def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> Decoding:
+    """How lanes decode where there is a drafter."""
+    return SpeculativeDecoding(backend, draft.speculator)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """What the engine thread loads."""
+
+    model_dir: Path
+    spec: ModelSpec
+    plan: Plan
+    tokenizer: Tokenizer
+    drafter: Drafter | None
+    limits: Limits
+    host: HostMemory
+    quiet: threading.Event  # set while there is no work
+    progress: Progress | None
+    decode_with: DecodeWith
+
+    @property
+    def computes_beside(self) -> bool:
+        """Whether all work is queued on devices, so that the host is free while they compute."""
+        drafter = self.drafter
+        return self.plan.computes_beside and (drafter is None or drafter.device.computes_beside)
+
+
+def load(recipe: Recipe, orders: DiskOrders) -> Loaded:
+    """Read the weights; runs in the engine thread. Raises ModelError, and PlacementError where a
+    device has less memory than it had when the plan was made.
+    """
+    try:
+        return _load(recipe, orders)
+    except torch.OutOfMemoryError as error:
+        told = ". ".join(str(error).split(". ")[:3])  # then come torch's hints for programs
+        raise PlacementError(
+            f"a device ran out of memory while the model was loaded: {told}. "
+            "Free some of it, or lower --max-ctx or --parallel"
+        ) from error
+
+
+def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
+    reading = _Reading(recipe)
+    if recipe.plan.suits_one_thread:
+        # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
+        torch.set_num_threads(1)  # of this thread, which is the engine's
+    with ExitStack() as closing:
+        closing.callback(recipe.host.close)
+        backend = LayerSplitBackend.open(
+            recipe.model_dir,
+            recipe.spec,
+            recipe.plan,
+            reading.advance,
+            memory=recipe.host,
+            taps=recipe.drafter.spec.taps if recipe.drafter else (),
+        )
+        closing.callback(backend.close)
+        ways = _ways(recipe, backend, reading, closing)
+        reading.end()
+        _rehearse(recipe, backend, ways)
+        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ways:
+    """How lanes decode, how they do so when they rehearse, and what is kept of a drafter."""
+
+    decoding: Decoding
+    rehearsed: Decoding
+    shapes: tuple[Shape, ...]
+    features: Features
+
+
+def _ways(
+    recipe: Recipe, backend: LayerSplitBackend, reading: _Reading, closing: ExitStack
+) -> _Ways:
+    if recipe.drafter is None:
+        plain = PlainDecoding(backend)
+        return _Ways(plain, plain, (), NoFeatures())
+    draft = load_draft(recipe.drafter, recipe.plan, backend, reading.advance)
+    closing.callback(draft.close)
+    speculator = draft.speculator
+    forced = in_turns(speculator.shapes)
+    return _Ways(
+        recipe.decode_with(backend, draft),
+        SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
+        speculator.shapes,
+        DraftFeatures(draft.ring, speculator, recipe.host),
+    )
+
+
+def _rehearse(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways) -> None:
+    """Run a step of each kind before anybody waits for one."""
+    plan = recipe.plan
+    part = part_for(
+        plan.prefill_chunk_tokens,
+        plan.max_ctx_tokens,
+        recipe.spec.vocab_size,
+        ways.shapes,
+        computes_beside=recipe.computes_beside,
+    )
+    rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
+
+
+def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskOrders) -> Pump:
+    spec, plan = recipe.spec, recipe.plan
+    prefixes = Prefixes(
+        MemoryNodes(backend.nodes, ways.features, spec.vocab_size),
+        orders,
+        recipe.limits,
+        recurrent=spec.has_end_state,
+        chunk_tokens=plan.prefill_chunk_tokens,
+        num_shards=backend.num_shards,
+    )
+    return Pump(
+        backend,
+        ways.decoding,
+        prefixes,
+        num_lanes=plan.parallel,
+        chunk_tokens=plan.prefill_chunk_tokens,
+        computes_beside=recipe.computes_beside,
+        synchronize=open_platform(plan.shards[-1].device).synchronize,
+        quiet=recipe.quiet,
+    )
+
+
+class _Reading:
+    """Tells how far the reading of weights has come."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self._progress = recipe.progress or (lambda done, total: None)
+        self._done = 0
+        self._total = sum(shard.weight_bytes for shard in recipe.plan.shards)
+        if recipe.drafter is not None:
+            size = recipe.plan.precision.weight_bytes
+            self._total += recipe.drafter.spec.num_parameters * size
+
+    def advance(self, num_bytes: int) -> None:
+        """So many bytes more are read."""
+        self._done += num_bytes
+        self._progress(min(self._done, self._total), self._total)
+
+    def end(self) -> None:
+        """All are."""
+        self._progress(self._total, self._total)
