@@ -140,7 +140,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
         await engine.load()
         yield engine
     for node in held[0]._index:
-        machine.backend.nodes.drop(node.key.hex())
+        machine.backend.nodes.drop(node.key)
 
 
 def memory_of(machine: Machine) -> HostMemory:

@@ -87,9 +87,9 @@ class DirectCopies:
             sources, begins = zip(*self._cache.row_blocks(lane, runs), strict=True)
             fill(row_region, [*begins], [source.numpy() for source in sources])
         if state_region is not None:
-            sources = [source.numpy() for source in self._cache.state_bytes(lane).values()]
-            ends = [*itertools.accumulate(source.nbytes for source in sources)]
-            fill(state_region, [0, *ends[:-1]], sources)
+            states = [source.numpy() for source in self._cache.state_bytes(lane).values()]
+            ends = [*itertools.accumulate(state.nbytes for state in states)]
+            fill(state_region, [0, *ends[:-1]], states)
         return _Saved()
 
     def put_in(

@@ -19,6 +19,7 @@ from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Ticket
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
+from luceasync.node_words import NodeKey
 
 
 class _Flat:
@@ -80,7 +81,7 @@ class NodeStore:
             token_bytes=total_bytes(cache.row_shapes(1).values()),
             state_bytes=total_bytes(cache.state_shapes().values()),
         )
-        self._nodes: dict[str, _Node] = {}
+        self._nodes: dict[NodeKey, _Node] = {}
 
     def __repr__(self) -> str:
         return f"NodeStore(shard {self._shard}, {len(self._nodes)} nodes)"
@@ -97,7 +98,7 @@ class NodeStore:
         return {self._name(key): shape for key, shape in shapes.items()}
 
     @torch.inference_mode()
-    def save(self, lane: int, node: str, span: Span) -> Ticket:
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
         """See Nodes. On a GPU the copies are queued: nobody waits here. Raises MemoryError; nothing
         has changed then.
         """
@@ -115,7 +116,7 @@ class NodeStore:
         return arrival
 
     @torch.inference_mode()
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """See Nodes; the lane's pages must be placed. On a GPU the copies are queued, and so is
         what uses the lane after them.
         """
@@ -147,7 +148,7 @@ class NodeStore:
         self._copies.rewrite(lane)
         self._cache.reset(lane)
 
-    def export(self, node: str) -> dict[str, Tensor]:
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
         """See Nodes."""
         held = self._nodes[node]
         if held.arrival is not None:
@@ -157,14 +158,14 @@ class NodeStore:
             for key, tensor in (held.rows.tensors() | held.state.tensors()).items()
         }
 
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """See Nodes."""
         rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
         kept = self._cache.state_shapes() if span.with_state else {}
         state = {key: tensors[self._name(key)] for key in kept}
         self._nodes[node] = _Node(span, _Given(rows), _Given(state), None)
 
-    def drop(self, node: str, *, state_only: bool = False) -> None:
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""
         held = self._nodes.get(node) if state_only else self._nodes.pop(node, None)
         if held is not None and state_only:

@@ -17,6 +17,7 @@ from luceasync.cyext.names import rename_table
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.cache import Shape
+from luceasync.node_words import NodeKey
 
 HOST = torch.device("cpu")
 
@@ -57,31 +58,31 @@ class Nodes(Protocol):
         """The tensors of a node of the span, by name: `ls<shard>_<kind>.<layer>`."""
         ...
 
-    def save(self, lane: int, node: str, span: Span) -> Ticket:
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
         """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now:
         `span.end` must be where the lane stands if it is wanted. The lane may go on at once; until
         the ticket is done `export` waits. Raises MemoryError.
         """
         ...
 
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
         lie in the last node; at its end, with its state, for a family that has recurrent layers.
         What runs on the lane next runs after it; once the ticket is done it holds up no other lane.
         """
         ...
 
-    def drop(self, node: str, *, state_only: bool = False) -> None:
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """Forget a node, if it is here, or the recurrent state at its end."""
         ...
 
-    def export(self, node: str) -> dict[str, Tensor]:
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
         """The node's tensors in host memory, by name, complete. They belong to the node and are
         not to be changed.
         """
         ...
 
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Own tensors of these `shapes`, in place of what `node` was. Nothing is copied."""
         ...
 
@@ -112,7 +113,7 @@ class NodesInParts:
         """See Nodes."""
         return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
 
-    def save(self, lane: int, node: str, span: Span) -> Ticket:
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
         """See Nodes. Raises MemoryError; then nothing of the node is held."""
         try:
             return together([part.save(lane, node, span) for part in self._parts])
@@ -120,21 +121,21 @@ class NodesInParts:
             self.drop(node)
             raise
 
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """See Nodes."""
         self._make_ready(lane, num_tokens)
         return together([part.restore(lane, nodes, num_tokens) for part in self._parts])
 
-    def drop(self, node: str, *, state_only: bool = False) -> None:
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""
         for part in self._parts:
             part.drop(node, state_only=state_only)
 
-    def export(self, node: str) -> dict[str, Tensor]:
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
         """See Nodes."""
         return {name: tensor for part in self._parts for name, tensor in part.export(node).items()}
 
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Own tensors that any split of this model has exported, in place of what `node` was: all
         of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then.
         """

@@ -40,7 +40,7 @@ class _Now:
         self._event.record(stream)
 
     def query(self) -> bool:
-        return self._event.query()
+        return bool(self._event.query())
 
     def synchronize(self) -> None:
         wait_for(self._event.query, "copies from a device to host memory")

@@ -11,16 +11,16 @@ from typing import Protocol
 
 from torch import Tensor
 
+from luceasync.node_words import NodeKey
 from luceasync.nodefiles.layout import Part
-from luceasync.prefix.node import MissReason
 
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
     """A node on its way to a file. `tensors` are in host memory and do not change any more."""
 
-    key: bytes
-    parent: bytes | None
+    key: NodeKey
+    parent: NodeKey | None
     begin: int
     end: int
     is_turn_end: bool
@@ -32,7 +32,7 @@ class KeptNode:
 class Order:
     """A node to be read, with what belongs to its end or without."""
 
-    key: bytes
+    key: NodeKey
     with_end: bool
 
 
@@ -48,14 +48,6 @@ class Fetched:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A node that the disk cannot give; `is_passing`: it may, another time."""
-
-    reason: MissReason
-    is_passing: bool
-
-
 class DiskOrders(Protocol):
     """Where nodes are kept beyond memory. Every call returns at once; Outcomes hears the rest."""
 
@@ -63,11 +55,11 @@ class DiskOrders(Protocol):
 
     def write(self, node: KeptNode) -> None: ...
 
-    def remove(self, keys: Sequence[bytes]) -> None: ...
+    def remove(self, keys: Sequence[NodeKey]) -> None: ...
 
-    def touch(self, keys: Sequence[bytes]) -> None: ...
+    def touch(self, keys: Sequence[NodeKey]) -> None: ...
 
-    def quarantine(self, key: bytes) -> None: ...
+    def quarantine(self, key: NodeKey) -> None: ...
 
 
 class NoDisk:
@@ -79,11 +71,11 @@ class NoDisk:
     def write(self, node: KeptNode) -> None:
         raise AssertionError("nodes are not queued for a disk that there is not")
 
-    def remove(self, keys: Sequence[bytes]) -> None:
+    def remove(self, keys: Sequence[NodeKey]) -> None:
         return None
 
-    def touch(self, keys: Sequence[bytes]) -> None:
+    def touch(self, keys: Sequence[NodeKey]) -> None:
         return None
 
-    def quarantine(self, key: bytes) -> None:
+    def quarantine(self, key: NodeKey) -> None:
         return None

@@ -12,10 +12,12 @@ from dataclasses import replace
 
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.nodes import Span
-from luceasync.keeping.disk_orders import DiskOrders, Fetched, Lost, Order
+from luceasync.keeping.disk_orders import DiskOrders, Fetched, Order
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.node_index import NodeIndex
+from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.layout import Part
+from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.node import NOWHERE, Match, Node, Tier
 
 log = logging.getLogger(__name__)
@@ -34,9 +36,9 @@ class DiskToMemory:
         self._memory = memory
         self._disk = disk
         self._recurrent = recurrent
-        self._coming: dict[bytes, int] = {}  # how much memory each will take
+        self._coming: dict[NodeKey, int] = {}  # how much memory each will take
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[NodeKey]:
         """Keys of the nodes that must stay."""
         return iter(self._coming)
 
@@ -70,10 +72,10 @@ class DiskToMemory:
         self._coming |= {order.key: self._size(order) for order in new}
         self._disk.read(new)
 
-    def fetched(self, key: bytes, result: Fetched | Lost) -> Lost | None:
+    def fetched(self, key: NodeKey, result: Fetched | Miss) -> Miss | None:
         """A node has come, or it cannot. None, or why it is no use."""
         self._coming.pop(key, None)
-        return result if isinstance(result, Lost) else self._adopt(key, result)
+        return result if isinstance(result, Miss) else self._adopt(key, result)
 
     def _size(self, order: Order) -> int:
         """How much memory the node will take when it has come."""
@@ -81,22 +83,22 @@ class DiskToMemory:
         assert node is not None, "what is ordered is in the tree"
         return node.num_bytes + (node.state_bytes if order.with_end else 0)
 
-    def _adopt(self, key: bytes, fetched: Fetched) -> Lost | None:
+    def _adopt(self, key: NodeKey, fetched: Fetched) -> Miss | None:
         """Own what came from the disk; None, or why it is no use."""
         node = self._index.node(key)
         if node is None:
-            return Lost("gone", is_passing=False)  # meanwhile, with the parent that it continues
+            return Miss(MissReason.GONE, "forgotten meanwhile, with what it continues")
         self._index.hold(_held(node, DISK, fetched.file_parts))
         if not _gains(node, fetched.parts):
             return None  # a prefill has kept it meanwhile
         with_state = Part.STATE in fetched.parts
         span = Span(node.begin, node.end, with_state=with_state)
         try:
-            self._memory.adopt(key.hex(), span, node.tokens, fetched.tensors)
+            self._memory.adopt(key, span, node.tokens, fetched.tensors)
         except SnapshotMismatch as error:
             log.warning("node %s is set aside: %s", key.hex()[:16], error)
             self._disk.quarantine(key)
-            return Lost("corrupt", is_passing=False)
+            return Miss(MissReason.CORRUPT, str(error))
         self._index.hold(_held(node, MEMORY, fetched.parts))
         return None
 

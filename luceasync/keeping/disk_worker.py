@@ -11,19 +11,20 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Order
 from luceasync.keeping.prefixes import Prefixes
+from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.codec import checksum, encode_header
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.layout import Part, TensorEntry, file_order
 from luceasync.nodefiles.listing import NodeMeta
 from luceasync.nodefiles.metadata import NodeMetadata
 from luceasync.nodefiles.outcomes import Miss, WriteOutcome
-from luceasync.nodefiles.outcomes import MissReason as DiskMiss
 from luceasync.nodefiles.reader import NodeFile
 from luceasync.prefix.keys import KEY_BYTES
 from luceasync.prefix.node import NOWHERE, Node, Tier
@@ -41,15 +42,6 @@ DTYPES = {
     torch.int64: "I64",
 }
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
-LOST: dict[DiskMiss, Lost] = {
-    DiskMiss.ABSENT: Lost("gone", is_passing=False),
-    DiskMiss.CORRUPT: Lost("corrupt", is_passing=False),
-    DiskMiss.FOREIGN: Lost("corrupt", is_passing=False),
-    DiskMiss.IO_ERROR: Lost("io_error", is_passing=True),
-    DiskMiss.TIMEOUT: Lost("io_error", is_passing=True),
-    DiskMiss.NO_MEMORY: Lost("no_memory", is_passing=True),
-}
-
 Tell = Callable[[Callable[[Prefixes], None]], None]
 Job = Callable[[DiskTier], Awaitable[object]]
 
@@ -71,19 +63,19 @@ class DiskWorker:
 
     def read(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            self._post(lambda disk, order=order: self._read(disk, order))
+            self._post(partial(self._read, order=order))
 
     def write(self, node: KeptNode) -> None:
         self._post(lambda disk: self._write(disk, node))
 
-    def remove(self, keys: Sequence[bytes]) -> None:
+    def remove(self, keys: Sequence[NodeKey]) -> None:
         self._post(lambda disk: _each(disk.remove, keys))
 
-    def touch(self, keys: Sequence[bytes]) -> None:
+    def touch(self, keys: Sequence[NodeKey]) -> None:
         if keys:
             self._post(lambda disk: _each(disk.touch, keys))
 
-    def quarantine(self, key: bytes) -> None:
+    def quarantine(self, key: NodeKey) -> None:
         self._post(lambda disk: _each(disk.quarantine, [key]))
 
     def _post(self, job: Job) -> None:
@@ -100,7 +92,8 @@ class DiskWorker:
         """
         scan = await disk.scan()
         added = [node for meta in scan.added if (node := _node(meta)) is not None]
-        removed = [bytes.fromhex(m.key) for m in scan.removed if m.namespace == disk.namespace]
+        gone = (meta.key for meta in scan.removed if meta.namespace == disk.namespace)
+        removed = [NodeKey(bytes.fromhex(key)) for key in gone]
         if added or removed:
             self._tell(lambda prefixes: prefixes.found(added, removed, is_whole=scan.is_whole))
         return added
@@ -147,12 +140,12 @@ class DiskWorker:
             self._jobs.task_done()
 
     async def _read(self, disk: DiskTier, order: Order) -> None:
-        result: Fetched | Lost = LOST[DiskMiss.IO_ERROR]
+        result: Fetched | Miss = Miss(MissReason.IO_ERROR, "it was not looked for")
         try:
             found = await disk.read(order.key.hex(), with_end=order.with_end)
             if isinstance(found, Miss):
                 log.info("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
-                result = LOST[found.reason]
+                result = found
             else:
                 parts = found.header.parts
                 result = Fetched(_tensors(found), found.parts, parts, found.num_bytes)
@@ -194,13 +187,13 @@ class DiskWorker:
         return encode_header(entries, metadata), [buffers[entry.name] for entry in entries]
 
 
-async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[bytes]) -> None:
+async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[NodeKey]) -> None:
     for key in keys:
         await call(key.hex())
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def _tensors(file: NodeFile) -> dict[str, Tensor]:
@@ -222,8 +215,8 @@ def _node(meta: NodeMeta) -> Node | None:
     if len(parent) not in (0, 2 * KEY_BYTES):
         return None
     return Node(
-        key=bytes.fromhex(meta.key),
-        parent=bytes.fromhex(parent) if parent else None,
+        key=NodeKey(bytes.fromhex(meta.key)),
+        parent=NodeKey(bytes.fromhex(parent)) if parent else None,
         begin=meta.metadata.begin,
         tokens=meta.tokens,
         tiers=DISK,

@@ -20,6 +20,7 @@ from luceasync.keeping.lease import Lease
 from luceasync.keeping.leases import Leases
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.node_index import NodeIndex
+from luceasync.node_words import NodeKey
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import NOWHERE, Node, Tier
 
@@ -51,7 +52,7 @@ class LaneToMemory:
         self._leases = leases
         self._recurrent = recurrent
 
-    def keep(self, lease: Lease, lane: int, kept: Kept) -> bytes | None:
+    def keep(self, lease: Lease, lane: int, kept: Kept) -> NodeKey | None:
         """Make a node of what was added since the path's end; None where it cannot be kept."""
         self._shorten(lease)
         begin, end = lease.path_end, kept.end
@@ -66,7 +67,7 @@ class LaneToMemory:
         self._index.thin(lease.path, self._leases.ends)
         return key
 
-    def _is_held(self, key: bytes, kept: Kept) -> bool:
+    def _is_held(self, key: NodeKey, kept: Kept) -> bool:
         """Whether memory has the node, and of its end all that there is to keep."""
         node = self._index.node(key)
         if node is None or "memory" not in node.tiers:
@@ -74,7 +75,7 @@ class LaneToMemory:
         has_state = not self._recurrent or "memory" in node.state_tiers
         return has_state and (kept.logits is None or "memory" in node.logits_tiers)
 
-    def _save(self, lease: Lease, lane: int, kept: Kept, key: bytes, tokens: array[int]) -> bool:
+    def _save(self, lease: Lease, lane: int, kept: Kept, key: NodeKey, tokens: array[int]) -> bool:
         """Keep `tokens`, which end at `kept.end`, under `key`; whether there was room for them."""
         span = Span(lease.path_end, kept.end, with_state=self._recurrent)
         # Far before the prompt's end they would be of use only to who parts from it there.
@@ -82,9 +83,7 @@ class LaneToMemory:
         size = self._memory.size(
             span, with_logits=kept.logits is not None, with_features=with_features
         )
-        save = partial(
-            self._memory.save, lane, key.hex(), span, kept.logits, with_features=with_features
-        )
+        save = partial(self._memory.save, lane, key, span, kept.logits, with_features=with_features)
         if not self._has_copied(save, size.span_bytes + size.end_bytes):
             log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
             self._index.forget(key, "memory")

@@ -15,7 +15,8 @@ from torch import Tensor
 from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.prefix.node import Match, MissReason, common_prefix
+from luceasync.node_words import MissReason, NodeKey
+from luceasync.prefix.node import Match, common_prefix
 from luceasync.prefix.policy import Cut, plan_cuts
 from luceasync.request import Restore
 
@@ -37,17 +38,17 @@ class Lease:
     keep_prompt: bool
     match: Match | None = None
     logits: Tensor | None = None
-    path: list[bytes] = field(default_factory=list)
+    path: list[NodeKey] = field(default_factory=list)
     path_end: int = 0
     splits: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
-    kept: list[bytes] = field(default_factory=list)  # the nodes that its own run has made
-    awaited: set[bytes] = field(default_factory=set)
-    fetched: set[bytes] = field(default_factory=set)  # nodes that have come from there
+    kept: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
+    awaited: set[NodeKey] = field(default_factory=set)
+    fetched: set[NodeKey] = field(default_factory=set)  # nodes that have come from there
     num_fetched_bytes: int = 0
     without_disk: bool = False  # it could not give a node just now
     used_disk: bool = False
-    prompt_node: bytes | None = None  # its end is written only if no turn's end follows
+    prompt_node: NodeKey | None = None  # its end is written only if no turn's end follows
     decision: str | None = None
     fault: MissReason | None = None
     started_s: float | None = None  # when the first node was asked for

@@ -11,6 +11,7 @@ from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import NodeIndex
+from luceasync.node_words import NodeKey
 
 
 class Leases:
@@ -37,7 +38,7 @@ class Leases:
         if lease in self._leases:
             self._leases.remove(lease)
 
-    def waiting_for(self, key: bytes) -> list[Lease]:
+    def waiting_for(self, key: NodeKey) -> list[Lease]:
         """Those that wait for the node to come from the disk."""
         return [lease for lease in self._leases if key in lease.awaited]
 
@@ -56,13 +57,13 @@ class Leases:
         self._index.shrink(self._in_use())
 
     @property
-    def ends(self) -> set[bytes]:
+    def ends(self) -> set[NodeKey]:
         """Keys of the nodes that must keep what belongs to their end."""
         ends = {*self._to_disk.ends, *self._to_memory}
         ends.update(c.match.nodes[-1].key for c in self._leases if c.match and c.match.nodes)
         return ends
 
-    def _in_use(self) -> set[bytes]:
+    def _in_use(self) -> set[NodeKey]:
         """Nodes that must stay, with all that they continue."""
         keys = {*self._to_disk, *self._to_memory}
         for lease in self._leases:

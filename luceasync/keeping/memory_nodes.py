@@ -16,6 +16,7 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.nodes import Nodes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.node_words import NodeKey
 
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
@@ -98,7 +99,7 @@ class MemoryNodes:
         self._target = target
         self._features = features
         self._vocab_size = vocab_size
-        self._extras: dict[str, _Extras] = {}
+        self._extras: dict[NodeKey, _Extras] = {}
 
     @property
     def num_feature_tokens(self) -> int:
@@ -113,7 +114,7 @@ class MemoryNodes:
         return NodeSize(span_bytes + self._features.num_bytes(num_rows), state_bytes + logits_bytes)
 
     def save(
-        self, lane: int, node: str, span: Span, logits: Tensor | None, *, with_features: bool
+        self, lane: int, node: NodeKey, span: Span, logits: Tensor | None, *, with_features: bool
     ) -> None:
         """Keep what the span left in the lane, and the logits after it, float32 [vocab]. Raises
         MemoryError; nothing is kept then.
@@ -127,11 +128,11 @@ class MemoryNodes:
         kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
         self._extras[node] = _Extras(span, ticket, features, kept)
 
-    def ticket(self, node: str) -> Ticket:
+    def ticket(self, node: NodeKey) -> Ticket:
         """When all of it has arrived in host memory: until then an export waits."""
         return self._extras[node].ticket
 
-    def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0; they
         have arrived when the ticket is done.
         """
@@ -141,13 +142,13 @@ class MemoryNodes:
         self._features.take_up(lane, spans, num_tokens)
         return ticket
 
-    def logits(self, node: str) -> Tensor:
+    def logits(self, node: NodeKey) -> Tensor:
         """The logits after the node's last token, float32 [vocab]."""
         logits = self._extras[node].logits
-        assert logits is not None, f"node {node} was taken for an exact hit without its logits"
+        assert logits is not None, f"node {node.hex()}: an exact hit without its logits"
         return logits
 
-    def export(self, node: str, tokens: array[int], *, with_end: bool) -> dict[str, Tensor]:
+    def export(self, node: NodeKey, tokens: array[int], *, with_end: bool) -> dict[str, Tensor]:
         """Everything that the node holds, by name, in host memory; without its end only what its
         tokens left. Nothing is to be changed.
         """
@@ -162,7 +163,7 @@ class MemoryNodes:
         return tensors | extras.features | {TOKENS: ids}
 
     def adopt(
-        self, node: str, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
+        self, node: NodeKey, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
     ) -> None:
         """Own what `export` gave, under whatever split, in place of what is held.
 
@@ -172,7 +173,7 @@ class MemoryNodes:
         found = tensors.get(TOKENS)
         expected = torch.frombuffer(tokens, dtype=torch.int32)
         if found is None or found.dtype != torch.int32 or not torch.equal(found, expected):
-            raise SnapshotMismatch(f"node {node}: its tokens are not those that were asked for")
+            raise SnapshotMismatch(f"node {node.hex()}: its tokens are not those asked for")
         logits = tensors.get(LOGITS)
         if logits is not None and (
             logits.dtype != torch.float32 or tuple(logits.shape) != (self._vocab_size,)
@@ -185,7 +186,7 @@ class MemoryNodes:
         features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
         self._extras[node] = _Extras(span, Arrived(), features, logits)
 
-    def drop(self, node: str, *, state_only: bool = False) -> None:
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """Forget the node, if it is here, or what belongs to its end alone."""
         self._target.drop(node, state_only=state_only)
         extras = self._extras.get(node) if state_only else self._extras.pop(node, None)

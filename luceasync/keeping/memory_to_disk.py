@@ -14,10 +14,12 @@ from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping.disk_orders import DiskOrders, KeptNode
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.node_index import Limits, NodeIndex
+from luceasync.node_words import NodeKey
+from luceasync.nodefiles.layout import Part
 from luceasync.prefix.node import NOWHERE, Node, Tier
 
 DISK: frozenset[Tier] = frozenset(("disk",))
-NOTHING: frozenset[str] = frozenset()
+NOTHING: frozenset[Part] = frozenset()
 MAX_WRITING = 2  # nodes that are handed to the disk at a time; the others wait by key
 
 Hear = Callable[[Ticket, Call], None]  # call in the engine's thread once the ticket is done
@@ -29,9 +31,9 @@ class _Write:
     node was forgotten meanwhile; what is kept under its key later is not what the file holds.
     """
 
-    key: bytes
+    key: NodeKey
     with_end: bool
-    ends: frozenset[str]
+    ends: frozenset[Part]
     is_void: bool = False
 
 
@@ -51,11 +53,11 @@ class MemoryToDisk:
         self._disk = disk
         self._hear = hear
         self._limits = limits
-        self._waiting: dict[bytes, bool] = {}  # with what belongs to the node's end, or without
+        self._waiting: dict[NodeKey, bool] = {}  # with what belongs to the node's end, or without
         self._under_way: list[_Write] = []
-        self._arriving: bytes | None = None  # a node whose copies out of its lane are heard of
+        self._arriving: NodeKey | None = None  # a node whose copies out of its lane are heard of
 
-    def __iter__(self) -> Iterator[bytes]:
+    def __iter__(self) -> Iterator[NodeKey]:
         """Keys of the nodes that must stay in memory."""
         yield from self._waiting
         yield from (write.key for write in self._under_way)
@@ -65,7 +67,7 @@ class MemoryToDisk:
         return len(self._waiting) + len(self._under_way)
 
     @property
-    def ends(self) -> set[bytes]:
+    def ends(self) -> set[NodeKey]:
         """Keys of those that must keep what belongs to their end."""
         return {key for key, with_end in self._waiting.items() if with_end}
 
@@ -102,7 +104,7 @@ class MemoryToDisk:
             key, with_end = next(iter(self._waiting.items()))
             node = self._index.node(key)
             if node is not None and "memory" in node.tiers and self._has_parent(node):
-                ticket = self._memory.ticket(key.hex())
+                ticket = self._memory.ticket(key)
                 if not (wait or ticket.is_done):
                     self._arriving = key
                     self._hear(ticket, partial(self._arrived, key))
@@ -110,13 +112,13 @@ class MemoryToDisk:
                 self._hand_over(node, with_end)
             del self._waiting[key]
 
-    def _arrived(self, key: bytes) -> None:
+    def _arrived(self, key: NodeKey) -> None:
         """The copies are over that were heard of; those of another node may not be."""
         if self._arriving == key:
             self._arriving = None
         self.hand_over()
 
-    def written(self, key: bytes, *, is_there: bool, again: bool) -> None:
+    def written(self, key: NodeKey, *, is_there: bool, again: bool) -> None:
         """What became of the first write of the node that is under way; `again`: the disk was too
         busy.
         """
@@ -134,8 +136,8 @@ class MemoryToDisk:
                 replace(
                     node,
                     tiers=DISK,
-                    state_tiers=DISK if "state" in write.ends else NOWHERE,
-                    logits_tiers=DISK if "logits" in write.ends else NOWHERE,
+                    state_tiers=DISK if Part.STATE in write.ends else NOWHERE,
+                    logits_tiers=DISK if Part.LOGITS in write.ends else NOWHERE,
                 )
             )
             self._index.saved["disk"] += 1
@@ -147,13 +149,13 @@ class MemoryToDisk:
             for write in self._under_way
         ]
 
-    def mend(self, key: bytes) -> None:
+    def mend(self, key: NodeKey) -> None:
         """The disk has lost the node. Others there that continue it need it again."""
         node = self._index.node(key)
         if node is not None and any("disk" in n.tiers for n in self._index.children(key)):
             self._put_first(key, with_end=True)
 
-    def _put_first(self, key: bytes, *, with_end: bool) -> None:
+    def _put_first(self, key: NodeKey, *, with_end: bool) -> None:
         """Write the node before what waits already, which may continue it."""
         with_end |= self._waiting.pop(key, False)
         self._waiting = {key: with_end, **self._waiting}
@@ -183,12 +185,12 @@ class MemoryToDisk:
                 end=node.end,
                 is_turn_end=node.is_turn_end,
                 is_generated=node.is_generated,
-                tensors=self._memory.export(node.key.hex(), node.tokens, with_end=with_end),
+                tensors=self._memory.export(node.key, node.tokens, with_end=with_end),
             )
         )
 
 
-def _ends(node: Node, tier: Tier) -> frozenset[str]:
+def _ends(node: Node, tier: Tier) -> frozenset[Part]:
     """What of the node's end the tier holds."""
-    tiers = {"state": node.state_tiers, "logits": node.logits_tiers}
+    tiers = {Part.STATE: node.state_tiers, Part.LOGITS: node.logits_tiers}
     return frozenset(part for part, held in tiers.items() if tier in held)

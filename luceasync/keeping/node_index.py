@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import get_args
 
 from luceasync.keeping.disk_orders import DiskOrders
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.ownerless_files import OwnerlessFiles
+from luceasync.node_words import MissReason, NodeKey
 from luceasync.prefix.keys import node_key
-from luceasync.prefix.node import TIERS, MissReason, Node, Tier
+from luceasync.prefix.node import TIERS, Node, Tier
 from luceasync.prefix.policy import MIN_AGE_S, thin_states, victims
 from luceasync.prefix.tree import Tree, parents_first
 from luceasync.request import CacheStatus
@@ -53,22 +53,22 @@ class NodeIndex:
         self._limits = limits
         self._recurrent = recurrent
         self._trees: dict[bytes, Tree] = {}
-        self._tenants: dict[bytes, bytes] = {}  # of each node in a tree
+        self._tenants: dict[NodeKey, bytes] = {}  # of each node in a tree
         self._ownerless = OwnerlessFiles()
-        self._strange: set[bytes] = set()  # those of them that no tenant so far can have named
+        self._strange: set[NodeKey] = set()  # those of them that no tenant so far can have named
         # With every key from the start: other threads read while they are counted up.
-        self.saved = dict.fromkeys(sorted(TIERS), 0)
-        self.evicted = dict.fromkeys(sorted(TIERS), 0)
-        self.restored = dict.fromkeys(sorted(TIERS), 0)
-        self.restored_tokens = dict.fromkeys(sorted(TIERS), 0)
-        self.missed = dict.fromkeys(get_args(MissReason), 0)
+        self.saved = _none_yet()
+        self.evicted = _none_yet()
+        self.restored = _none_yet()
+        self.restored_tokens = _none_yet()
+        self.missed = {reason.value: 0 for reason in MissReason}
         self._status = CacheStatus()
 
     def __iter__(self) -> Iterator[Node]:
         for tree in self._trees.values():
             yield from tree
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: NodeKey) -> bool:
         return key in self._tenants
 
     def __repr__(self) -> str:
@@ -81,16 +81,16 @@ class NodeIndex:
             self._strange.difference_update(self._own_files(tenant, self._ownerless))
         return self._trees[tenant]
 
-    def node(self, key: bytes) -> Node | None:
+    def node(self, key: NodeKey) -> Node | None:
         """The node as it is now; None where it is gone."""
         tenant = self._tenants.get(key)
         return None if tenant is None else self._trees[tenant][key]
 
-    def chain(self, key: bytes) -> list[bytes]:
+    def chain(self, key: NodeKey) -> list[NodeKey]:
         """Keys from the root to `key`, it included."""
         return [node.key for node in self._trees[self._tenants[key]].chain(key)]
 
-    def children(self, key: bytes) -> list[Node]:
+    def children(self, key: NodeKey) -> list[Node]:
         """The nodes that continue `key`."""
         return self._trees[self._tenants[key]].children(key)
 
@@ -120,7 +120,7 @@ class NodeIndex:
         """How many nodes of tenants that have come `tier` holds."""
         return sum(tree.num_nodes(tier) for tree in self._trees.values())
 
-    def forget(self, key: bytes, tier: Tier) -> None:
+    def forget(self, key: NodeKey, tier: Tier) -> None:
         """The tier holds the node no longer. What cannot be reached without it goes too."""
         self._ownerless.discard(key)
         node = self.node(key)
@@ -128,16 +128,16 @@ class NodeIndex:
             return
         gone = self._trees[self._tenants[key]].remove(key, tier)
         if tier == "memory":
-            self._memory.drop(key.hex())
+            self._memory.drop(key)
         for node in gone:
             del self._tenants[node.key]
-            self._memory.drop(node.key.hex())
+            self._memory.drop(node.key)
         files = [n.key for n in gone if "disk" in n.tiers and (n.key != key or tier != "disk")]
         if files:
             self._disk.remove(files)
 
     def found(
-        self, added: Iterable[Node], removed: Iterable[bytes], *, is_whole: bool = True
+        self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True
     ) -> None:
         """Files that are on the disk now, and keys of files that are no longer; `is_whole`: there
         are no others that could not be looked at.
@@ -158,7 +158,7 @@ class NodeIndex:
         if is_whole:
             self._collect_orphans(time.time())
 
-    def thin(self, path: Sequence[bytes], keep: AbstractSet[bytes]) -> None:
+    def thin(self, path: Sequence[NodeKey], keep: AbstractSet[NodeKey]) -> None:
         """Let go of recurrent states on the way to the last node of `path`; where branches part
         they stay.
         """
@@ -167,14 +167,14 @@ class NodeIndex:
         for key in thin_states([tree[key] for key in path], branches | keep):
             if "memory" in tree[key].state_tiers:
                 tree.drop_state(key, "memory")
-                self._memory.drop(key.hex(), state_only=True)
+                self._memory.drop(key, state_only=True)
 
-    def make_room(self, num_bytes: int, keep: AbstractSet[bytes]) -> bool:
+    def make_room(self, num_bytes: int, keep: AbstractSet[NodeKey]) -> bool:
         """Whether `num_bytes` fit into memory, after evicting what is worth least."""
         most = self._limits.memory_bytes + self._limits.transit_bytes
         return num_bytes <= most and self._evict("memory", most - num_bytes, keep)
 
-    def make_hole(self, num_bytes: int, keep: AbstractSet[bytes]) -> bool:
+    def make_hole(self, num_bytes: int, keep: AbstractSet[NodeKey]) -> bool:
         """Evict that much more from memory, whose free bytes lie in pieces; whether it could be
         done. Where less than a quarter is in use, the want of room has other reasons.
         """
@@ -183,13 +183,13 @@ class NodeIndex:
             return False
         return self._evict("memory", max(0, held - num_bytes), keep)
 
-    def shrink(self, keep: AbstractSet[bytes]) -> None:
+    def shrink(self, keep: AbstractSet[NodeKey]) -> None:
         """Evict what is beyond the budgets."""
         self._evict("memory", self._limits.memory_bytes, keep)
         if self._limits.disk_bytes is not None:
             self._evict("disk", self._limits.disk_bytes, keep)
 
-    def _evict(self, tier: Tier, most_bytes: int, keep: AbstractSet[bytes]) -> bool:
+    def _evict(self, tier: Tier, most_bytes: int, keep: AbstractSet[NodeKey]) -> bool:
         """Whether `tier` holds at most `most_bytes`, after an eviction if it has to be."""
         over_bytes = self.num_bytes(tier) - most_bytes
         if over_bytes <= 0:
@@ -210,7 +210,7 @@ class NodeIndex:
         self.evicted[tier] += len(eviction.keys)
         return eviction.freed_bytes >= over_bytes
 
-    def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[bytes]:
+    def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[NodeKey]:
         """Take in those of `nodes` that only this tenant's key can have named; the keys of all
         these, also of such as have no chain to the root yet.
         """
@@ -251,3 +251,7 @@ class NodeIndex:
     def status(self) -> CacheStatus:
         """How things were when a generation ended last; may be read from any thread."""
         return self._status
+
+
+def _none_yet() -> dict[str, int]:
+    return dict.fromkeys(sorted(TIERS), 0)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 
+from luceasync.node_words import NodeKey
 from luceasync.prefix.node import Node
 
 
@@ -14,7 +15,7 @@ class OwnerlessFiles:
     """Nodes by key, all on the disk."""
 
     def __init__(self) -> None:
-        self._nodes: dict[bytes, Node] = {}
+        self._nodes: dict[NodeKey, Node] = {}
         self.num_bytes = 0
 
     def __len__(self) -> int:
@@ -23,7 +24,7 @@ class OwnerlessFiles:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: NodeKey) -> bool:
         return key in self._nodes
 
     def add(self, node: Node) -> None:
@@ -32,13 +33,13 @@ class OwnerlessFiles:
         self._nodes[node.key] = node
         self.num_bytes += node.bytes_in("disk")
 
-    def discard(self, key: bytes) -> None:
+    def discard(self, key: NodeKey) -> None:
         """Forget the node, if it is here."""
         node = self._nodes.pop(key, None)
         if node is not None:
             self.num_bytes -= node.bytes_in("disk")
 
-    def orphans(self, owned: Container[bytes], saved_before_s: float) -> list[bytes]:
+    def orphans(self, owned: Container[NodeKey], saved_before_s: float) -> list[NodeKey]:
         """Keys of old nodes whose parent is neither here nor owned: nobody can reach them."""
         return [
             node.key

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
-from luceasync.keeping.disk_orders import DiskOrders, Fetched, Lost
+from luceasync.keeping.disk_orders import DiskOrders, Fetched
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
 from luceasync.keeping.lease import Lease, plan_prefill, tokens_to_come
@@ -24,6 +24,8 @@ from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import Limits, NodeIndex
 from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.node_words import MissReason, NodeKey
+from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
 from luceasync.prefix.node import TIERS, Match, Node, Tier
 from luceasync.request import CacheStatus, Restore
@@ -114,12 +116,12 @@ class Prefixes:
         lease.started_s = lease.started_s or time.perf_counter()
         lease.used_disk = any(node.key in lease.fetched for node in nodes)
         if nodes:
-            names = [node.key.hex() for node in nodes]
+            names = [node.key for node in nodes]
             self._await(lease, self._memory.restore(lane, names, match.num_tokens))
             self._index.tree(lease.tenant).touch([node.key for node in nodes], time.time())
             self._disk.touch([node.key for node in nodes if "disk" in node.tiers])
             if match.exact:  # taken now: the node may be disowned before the copies arrive
-                lease.logits = self._memory.logits(match.nodes[-1].key.hex())
+                lease.logits = self._memory.logits(match.nodes[-1].key)
             if match.nodes and match.part is None and (self._recurrent or lease.keep_prompt):
                 self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
         known = self._known_nodes(lease, match)
@@ -148,7 +150,7 @@ class Prefixes:
         missed = lease.fault or match.miss_reason
         if match.num_tokens == 0:
             lease.restore = Restore(decision=lease.decision, miss_reason=missed)
-            self._index.missed[missed or "prefill_is_faster"] += 1
+            self._index.missed[missed or MissReason.PREFILL_IS_FASTER] += 1
             return True
         tier: Tier = "disk" if lease.used_disk else "memory"
         if not lease.used_disk:
@@ -225,7 +227,7 @@ class Prefixes:
         self._to_disk.hand_over(wait=wait)
 
     def found(
-        self, added: Iterable[Node], removed: Iterable[bytes], *, is_whole: bool = True
+        self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True
     ) -> None:
         """Files that are on the disk now, and keys of files that are no longer; `is_whole`: there
         are no others that could not be looked at.
@@ -236,13 +238,13 @@ class Prefixes:
             self._to_disk.mend(key)
         self._index.refresh_status()
 
-    def written(self, key: bytes, *, is_there: bool, again: bool = False) -> None:
+    def written(self, key: NodeKey, *, is_there: bool, again: bool = False) -> None:
         """What became of a write; `again`: the disk was too busy."""
         self._to_disk.written(key, is_there=is_there, again=again)
         self._leases.shrink()
         self._index.refresh_status()
 
-    def fetched(self, key: bytes, result: Fetched | Lost) -> None:
+    def fetched(self, key: NodeKey, result: Fetched | Miss) -> None:
         """A node has come from the disk, or it cannot."""
         lost = self._to_memory.fetched(key, result)
         for lease in self._leases.waiting_for(key):
@@ -251,12 +253,12 @@ class Prefixes:
                 self._arrived(lease, key, result.num_bytes)
             elif lost is not None:
                 lease.fault = lost.reason
-                lease.without_disk |= lost.is_passing
-        if lost is not None and not lost.is_passing:
+                lease.without_disk |= lost.reason.is_passing
+        if lost is not None and not lost.reason.is_passing:
             self._index.forget(key, "disk")
             self._to_disk.mend(key)
 
-    def _arrived(self, lease: Lease, key: bytes, num_bytes: int) -> None:
+    def _arrived(self, lease: Lease, key: NodeKey, num_bytes: int) -> None:
         """A node is here that the lease waits for; the last one tells how fast the disk was."""
         lease.fetched.add(key)
         lease.num_fetched_bytes += num_bytes
@@ -298,7 +300,7 @@ class Prefixes:
         fits = self._leases.make_room(self._to_memory.num_bytes_of(self._to_memory.orders(match)))
         if decision.restore and fits:
             return match
-        lease.fault = "no_memory" if decision.restore else "prefill_is_faster"
+        lease.fault = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
         self._rates = self._rates if decision.restore else self._rates.after_refusal()
         return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
 
@@ -308,7 +310,7 @@ class Prefixes:
         """
         return match.nodes or self._match(lease).nodes
 
-    def _write_later(self, key: bytes, *, with_end: bool) -> None:
+    def _write_later(self, key: NodeKey, *, with_end: bool) -> None:
         node = self._index.node(key)
         assert node is not None, "a node that was just kept or used is here"
         self._to_disk.add(node, with_end=with_end)

@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from luceasync.node_words import NodeKey
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node
 from luceasync.text.history import History
@@ -39,7 +40,7 @@ class Tenants:
     def __init__(self, new_history: Callable[[], History]) -> None:
         self._new_history = new_history
         self._tenants: OrderedDict[str, Tenant] = OrderedDict()
-        self._nodes: dict[bytes, Node] = {}  # on disk when the server started
+        self._nodes: dict[NodeKey, Node] = {}  # on disk when the server started
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:

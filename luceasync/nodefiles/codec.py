@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -206,7 +206,7 @@ def _checked_strings(strings: object, table: dict[str, object]) -> dict[str, str
     return strings
 
 
-def _seal(strings: dict[str, str], table: dict[str, object]) -> str:
+def _seal(strings: dict[str, str], table: Mapping[str, object]) -> str:
     """Checksum of the header's meaning: it outlives another writer's order and padding."""
     return checksum(json.dumps([strings, table], sort_keys=True, separators=(",", ":")).encode())
 

@@ -19,13 +19,14 @@ from pathlib import Path
 from typing import Self, TypeVar
 
 from luceasync.errors import ConfigError, CorruptNode, ForeignNode
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.codec import Buffer, decode_header
 from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
 from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
 from luceasync.nodefiles.files import FileSystem, allocate
 from luceasync.nodefiles.layout import EndKinds
 from luceasync.nodefiles.listing import Listing, Scan, changes
-from luceasync.nodefiles.outcomes import DiskCounters, Miss, MissReason, WriteOutcome, WriteResult
+from luceasync.nodefiles.outcomes import DiskCounters, Miss, WriteOutcome, WriteResult
 from luceasync.nodefiles.reader import Allocate, NodeFile, read_node
 
 CLOSE_TIMEOUT_S = 30.0
@@ -162,11 +163,11 @@ class DiskTier:
                 node = await self._read_or_set_aside(key, with_end)
         except TimeoutError:
             self._degraded = f"node {key} was not read within {self._read_timeout_s} s"
-            return self._miss(MissReason.TIMEOUT, self._degraded)
+            return self._miss(MissReason.IO_ERROR, self._degraded)
         except FileNotFoundError:
-            return self._miss(MissReason.ABSENT, "no such file")
+            return self._miss(MissReason.GONE, "no such file")
         except ForeignNode as error:
-            return self._miss(MissReason.FOREIGN, str(error))
+            return self._miss(MissReason.CORRUPT, str(error))
         except CorruptNode as error:
             return self._miss(MissReason.CORRUPT, str(error))
         except MemoryError as error:
@@ -203,7 +204,7 @@ class DiskTier:
     async def touch(self, key: str) -> bool:
         """The node was used now, also for other processes; False where there is none."""
         path = self._directory.path(key)
-        return await self._try(lambda: os.utime(path, follow_symlinks=False) is None, False)
+        return await self._try(partial(_touch, path), False)
 
     async def remove(self, key: str, namespace: str | None = None) -> int:
         """Remove a node, of another namespace if it is named; the bytes that are free now, 0 where
@@ -280,3 +281,8 @@ class DiskTier:
         except OSError as error:
             self._degraded = str(error) or f"the disk did not answer in {self._read_timeout_s} s"
             return otherwise
+
+
+def _touch(path: Path) -> bool:
+    os.utime(path, follow_symlinks=False)
+    return True

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from aiofiles.threadpool import wrap
 
@@ -72,7 +72,7 @@ class ThreadedFile:
         self._opener = opener
         self._discard = discard
         self._raw: FileIO | None = None
-        self._call: asyncio.Future[object] | None = None
+        self._call: asyncio.Future[Any] | None = None
 
     async def __aenter__(self) -> Self:
         try:
@@ -106,7 +106,7 @@ class ThreadedFile:
 
     async def write(self, pieces: Iterator[Buffer]) -> None:
         """Write all the pieces. Raises OSError."""
-        file = wrap(self.raw, executor=self._threads.executor)
+        file: Any = wrap(self.raw, executor=self._threads.executor)
         for piece in pieces:
             view, written = memoryview(piece), 0
             while written < len(view):  # a call may take less than it was given
@@ -121,7 +121,8 @@ class ThreadedFile:
         self._raw = self._opener()
 
     def _release(self) -> None:
-        for last in (self._raw and self._raw.close, self._discard):
+        close = None if self._raw is None else self._raw.close
+        for last in (close, self._discard):
             with contextlib.suppress(OSError):  # what had to be on the disk was synced before
                 if last is not None:
                     last()

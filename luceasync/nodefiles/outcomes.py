@@ -6,16 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-
-class MissReason(StrEnum):
-    """Why a node could not be read."""
-
-    ABSENT = "absent"
-    CORRUPT = "corrupt"
-    FOREIGN = "foreign"
-    IO_ERROR = "io_error"
-    NO_MEMORY = "no_memory"
-    TIMEOUT = "timeout"
+from luceasync.node_words import MissReason
 
 
 class WriteOutcome(StrEnum):

@@ -16,7 +16,6 @@ from luceasync.errors import CorruptNode
 from luceasync.nodefiles.codec import PAGE_BYTES, Header, decode_header, verify
 from luceasync.nodefiles.files import FileSystem, read_head
 from luceasync.nodefiles.layout import TOKENS, EndKinds, Part, TensorSlot
-from luceasync.prefix.node import pack_tokens
 
 PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache
 
@@ -38,7 +37,7 @@ class NodeFile:
     @property
     def tokens(self) -> array[int]:
         """The node's own token ids."""
-        return pack_tokens(bytes(self.tensors[TOKENS]))
+        return array("i", bytes(self.tensors[TOKENS]))
 
 
 class GivenUp(Exception):
@@ -99,7 +98,7 @@ def read_tokens(
         raise CorruptNode(f"{num_read} bytes: expected {slot.end}")
     tokens = bytes(content[slot.begin : slot.end])
     verify(slot, tokens)
-    return header, pack_tokens(tokens)
+    return header, array("i", tokens)
 
 
 def _read_run(

@@ -8,6 +8,7 @@ from array import array
 
 from luceasync.cyext.chunk_hash import ROOT, span_key
 from luceasync.cyext.chunk_hash import tenant_key as _tenant_key
+from luceasync.node_words import NodeKey
 
 KEY_BYTES = 32
 
@@ -17,8 +18,8 @@ def tenant_key(name: str) -> bytes:
     return _tenant_key(name.encode())
 
 
-def node_key(tokens: array[int], tenant: bytes, parent: bytes | None) -> bytes:
+def node_key(tokens: array[int], tenant: bytes, parent: NodeKey | None) -> NodeKey:
     """The 32-byte key of the node that adds `tokens`, one or more int32, to the node `parent`
     (None: to nothing), for the tenant with the hash key `tenant`.
     """
-    return span_key(tokens, tenant, parent or ROOT)
+    return NodeKey(span_key(tokens, tenant, parent or ROOT))

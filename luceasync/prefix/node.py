@@ -10,21 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from luceasync.node_words import MissReason, NodeKey
+
 Tier = Literal["memory", "disk"]
 TIERS: frozenset[Tier] = frozenset(("memory", "disk"))
 NOWHERE: frozenset[Tier] = frozenset()
-
-MissReason = Literal[
-    "empty",  # nothing has been saved
-    "no_common_prefix",  # not even the first token is shared
-    "no_state",  # tokens are shared, but no recurrent state within them is held
-    "too_short",  # less than a chunk is shared
-    "prefill_is_faster",  # the cost model says so
-    "corrupt",  # a file that was damaged, and is now in quarantine
-    "gone",  # a file that another process has removed
-    "io_error",  # a passing fault; the file is kept
-    "no_memory",  # no room to restore into
-]
 
 
 def pack_tokens(tokens: Iterable[int]) -> array[int]:
@@ -58,8 +48,8 @@ class Node:
     seconds of one clock.
     """
 
-    key: bytes
-    parent: bytes | None
+    key: NodeKey
+    parent: NodeKey | None
     begin: int
     tokens: array[int]
     tiers: frozenset[Tier]

@@ -12,11 +12,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
+from luceasync.node_words import NodeKey
 from luceasync.prefix.node import Node, Tier
 
 HALF_LIFE_S = 6 * 3600.0
 MIN_AGE_S = 60.0
-NONE: frozenset[bytes] = frozenset()
+NONE: frozenset[NodeKey] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,7 @@ def _last_stop(stops: Sequence[int], position: int) -> int:
     return stops[after - 1] if after else 0
 
 
-def thin_states(path: Sequence[Node], keep: AbstractSet[bytes] = NONE) -> list[bytes]:
+def thin_states(path: Sequence[Node], keep: AbstractSet[NodeKey] = NONE) -> list[NodeKey]:
     """Keys of those nodes of `path`, a chain from the root, whose recurrent state should go.
 
     Turn ends, the newest state and the keys in `keep` stay. Of the others the i-th, counted from 1,
@@ -117,7 +118,7 @@ class Eviction:
     rest is protected.
     """
 
-    keys: tuple[bytes, ...]
+    keys: tuple[NodeKey, ...]
     freed_bytes: int
     missing_bytes: int
 
@@ -129,7 +130,7 @@ def victims(
     now_s: float,
     *,
     recurrent: bool,
-    protected: AbstractSet[bytes] = NONE,
+    protected: AbstractSet[NodeKey] = NONE,
     half_life_s: float = HALF_LIFE_S,
     min_age_s: float = MIN_AGE_S,
 ) -> Eviction:
@@ -142,7 +143,7 @@ def victims(
     kept = _with_ancestors(protected, by_key)
     crown = _Crown(by_key, tier)
 
-    def entry(node: Node) -> tuple[float, float, bytes]:
+    def entry(node: Node) -> tuple[float, float, NodeKey]:
         return (
             value_per_byte(node, by_key, tier, now_s, recurrent=recurrent, half_life_s=half_life_s),
             node.last_used_s,
@@ -155,7 +156,7 @@ def victims(
 
     heap = [entry(node) for node in by_key.values() if may_go(node)]
     heapify(heap)
-    keys: list[bytes] = []
+    keys: list[NodeKey] = []
     freed_bytes = 0
     while heap and freed_bytes < over_bytes:
         node = by_key[heappop(heap)[2]]
@@ -169,7 +170,7 @@ def victims(
 
 def value_per_byte(
     node: Node,
-    by_key: dict[bytes, Node],
+    by_key: dict[NodeKey, Node],
     tier: Tier,
     now_s: float,
     *,
@@ -178,11 +179,11 @@ def value_per_byte(
 ) -> float:
     """Tokens that the node saves, by how often and how lately it was used, for each byte."""
     saved = _saved_tokens(node, by_key, tier) if recurrent else len(node.tokens)
-    recency = 0.5 ** (max(0.0, now_s - node.last_used_s) / half_life_s)
+    recency: float = 0.5 ** (max(0.0, now_s - node.last_used_s) / half_life_s)
     return saved * recency * (node.hits + 1) / max(1, node.bytes_in(tier))
 
 
-def _saved_tokens(node: Node, by_key: dict[bytes, Node], tier: Tier) -> int:
+def _saved_tokens(node: Node, by_key: dict[NodeKey, Node], tier: Tier) -> int:
     """Tokens that a recurrent model would run again without the state that `tier` holds of the
     node: none if it holds none, else those since the state before it.
     """
@@ -194,11 +195,11 @@ def _saved_tokens(node: Node, by_key: dict[bytes, Node], tier: Tier) -> int:
     return node.end - (0 if before is None else before.end)
 
 
-def _with_ancestors(keys: AbstractSet[bytes], by_key: dict[bytes, Node]) -> set[bytes]:
-    kept: set[bytes] = set()
+def _with_ancestors(keys: AbstractSet[NodeKey], by_key: dict[NodeKey, Node]) -> set[NodeKey]:
+    kept: set[NodeKey] = set()
     for key in keys:
-        above: bytes | None = key
-        while above in by_key and above not in kept:
+        above: NodeKey | None = key
+        while above is not None and above in by_key and above not in kept:
             kept.add(above)
             above = by_key[above].parent
     return kept
@@ -207,10 +208,10 @@ def _with_ancestors(keys: AbstractSet[bytes], by_key: dict[bytes, Node]) -> set[
 class _Crown:
     """How many nodes still need their parent in one tier, while leaves are dropped from it."""
 
-    def __init__(self, by_key: dict[bytes, Node], tier: Tier) -> None:
+    def __init__(self, by_key: dict[NodeKey, Node], tier: Tier) -> None:
         self._by_key = by_key
         self._tier: Tier = tier
-        self._gone: set[bytes] = set()
+        self._gone: set[NodeKey] = set()
         self._below = Counter(node.parent for node in by_key.values())
         self._below_here = Counter(n.parent for n in by_key.values() if tier in n.tiers)
 

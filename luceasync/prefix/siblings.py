@@ -9,6 +9,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 
+from luceasync.node_words import NodeKey
 from luceasync.prefix.node import common_prefix
 
 
@@ -22,10 +23,10 @@ class Siblings:
 
     def __init__(self) -> None:
         self._spans: list[array[int]] = []
-        self.keys: list[bytes] = []
+        self.keys: list[NodeKey] = []
         self.longest = 0
 
-    def add(self, span: array[int], key: bytes) -> None:
+    def add(self, span: array[int], key: NodeKey) -> None:
         """Raises ValueError where the tokens are here under another key."""
         index = bisect_left(self._spans, span)
         if index < len(self._spans) and self._spans[index] == span:
@@ -40,7 +41,7 @@ class Siblings:
         if len(span) == self.longest:
             self.longest = max(map(len, self._spans), default=0)
 
-    def whole(self, rest: array[int]) -> list[bytes]:
+    def whole(self, rest: array[int]) -> list[NodeKey]:
         """Those of which every token is in `rest`, longest first."""
         keys = []
         while rest:
@@ -55,11 +56,11 @@ class Siblings:
         return keys
 
     def longest_part(
-        self, rest: array[int], is_usable: Callable[[bytes], bool]
-    ) -> tuple[bytes | None, int]:
+        self, rest: array[int], is_usable: Callable[[NodeKey], bool]
+    ) -> tuple[NodeKey | None, int]:
         """The usable one that shares most tokens with `rest`, and how many; (None, 0) for none."""
         index = bisect_right(self._spans, rest)
-        best: tuple[bytes | None, int] = (None, 0)
+        best: tuple[NodeKey | None, int] = (None, 0)
         for side in (range(index - 1, -1, -1), range(index, len(self.keys))):
             near = next((i for i in side if is_usable(self.keys[i])), None)
             shared = 0 if near is None else common_prefix(self._spans[near], rest)

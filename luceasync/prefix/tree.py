@@ -11,7 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
-from luceasync.prefix.node import TIERS, Match, MissReason, Node, Tier, pack_tokens
+from luceasync.node_words import MissReason, NodeKey
+from luceasync.prefix.node import TIERS, Match, Node, Tier, pack_tokens
 from luceasync.prefix.siblings import Siblings
 
 
@@ -21,8 +22,8 @@ class Tree:
     """
 
     def __init__(self) -> None:
-        self._nodes: dict[bytes, Node] = {}
-        self._children: dict[bytes | None, Siblings] = {}
+        self._nodes: dict[NodeKey, Node] = {}
+        self._children: dict[NodeKey | None, Siblings] = {}
         self._num_bytes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._num_nodes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
 
@@ -40,10 +41,10 @@ class Tree:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._nodes.values())
 
-    def __contains__(self, key: bytes) -> bool:
+    def __contains__(self, key: NodeKey) -> bool:
         return key in self._nodes
 
-    def __getitem__(self, key: bytes) -> Node:
+    def __getitem__(self, key: NodeKey) -> Node:
         return self._nodes[key]
 
     def num_bytes(self, tier: Tier) -> int:
@@ -54,7 +55,7 @@ class Tree:
         """How many nodes `tier` holds."""
         return self._num_nodes[tier]
 
-    def chain(self, key: bytes | None) -> tuple[Node, ...]:
+    def chain(self, key: NodeKey | None) -> tuple[Node, ...]:
         """The nodes from the root to `key`, it included."""
         nodes = []
         while key is not None:
@@ -62,7 +63,7 @@ class Tree:
             key = nodes[-1].parent
         return tuple(reversed(nodes))
 
-    def children(self, key: bytes | None) -> list[Node]:
+    def children(self, key: NodeKey | None) -> list[Node]:
         """The nodes that continue `key` (None: those that begin at the first token)."""
         return [self._nodes[child] for child in self._keys_below(key)]
 
@@ -108,14 +109,14 @@ class Tree:
             self._children[node.parent] = siblings
         return self._put(node)
 
-    def touch(self, keys: Iterable[bytes], now_s: float) -> None:
+    def touch(self, keys: Iterable[NodeKey], now_s: float) -> None:
         """Count a hit on each of the nodes."""
         for key in keys:
             node = self._nodes[key]
             used_s = max(node.last_used_s, now_s)
             self._put(replace(node, hits=node.hits + 1, last_used_s=used_s))
 
-    def drop_state(self, key: bytes, tier: Tier) -> Node:
+    def drop_state(self, key: NodeKey, tier: Tier) -> Node:
         """Forget what `tier` holds for the end of the node: the state, and the logits with it."""
         node = self._nodes[key]
         gone = frozenset((tier,))
@@ -125,7 +126,7 @@ class Tree:
             )
         )
 
-    def remove(self, key: bytes, tier: Tier) -> list[Node]:
+    def remove(self, key: NodeKey, tier: Tier) -> list[Node]:
         """Forget that `tier` holds the node. Once no tier does, the node goes, and with it all that
         continues it, in any tier: no prompt could reach that again.
 
@@ -147,7 +148,7 @@ class Tree:
     def _search(self, need: _Need, tiers: AbstractSet[Tier]) -> tuple[_Candidate, int]:
         """The best candidate, and how many tokens any node shares with the prompt."""
         best, num_shared = _Candidate(), 0
-        walk: list[tuple[bytes | None, int, int]] = [(None, 0, 0)]
+        walk: list[tuple[NodeKey | None, int, int]] = [(None, 0, 0)]
         while walk:
             parent, begin, in_memory = walk.pop()
             siblings = self._children.get(parent)
@@ -168,12 +169,12 @@ class Tree:
 
     def _why_nothing(self, num_shared: int, recurrent: bool) -> MissReason:
         if not self._nodes:
-            return "empty"
+            return MissReason.EMPTY
         if num_shared == 0:
-            return "no_common_prefix"
-        return "no_state" if recurrent else "too_short"
+            return MissReason.NO_COMMON_PREFIX
+        return MissReason.NO_STATE if recurrent else MissReason.TOO_SHORT
 
-    def _keys_below(self, key: bytes | None) -> list[bytes]:
+    def _keys_below(self, key: NodeKey | None) -> list[NodeKey]:
         siblings = self._children.get(key)
         return [] if siblings is None else siblings.keys
 
@@ -216,7 +217,7 @@ def parents_first(nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
     root.
     """
     rooted, orphans = [], []
-    ends: dict[bytes | None, int] = {None: 0}
+    ends: dict[NodeKey | None, int] = {None: 0}
     for node in sorted(nodes, key=lambda node: node.begin):
         if ends.get(node.parent) == node.begin:
             ends[node.key] = node.end
@@ -232,8 +233,8 @@ class _Candidate:
 
     num_tokens: int = 0
     in_memory: int = 0
-    last: bytes | None = None
-    part: bytes | None = None
+    last: NodeKey | None = None
+    part: NodeKey | None = None
 
     def rank(self) -> tuple[int, int]:
         return self.num_tokens, self.in_memory

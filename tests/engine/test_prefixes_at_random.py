@@ -209,7 +209,7 @@ class Server(RuleBasedStateMachine):
     @invariant()
     def memory_and_tree_agree(self) -> None:
         target, held = self.bench.target, self.bench.index
-        in_memory = {node.key.hex(): node for node in held if "memory" in node.tiers}
+        in_memory = {node.key: node for node in held if "memory" in node.tiers}
         assert target.nodes.keys() == in_memory.keys() == self.bench.memory._extras.keys()
         for name, (span, _, _) in target.nodes.items():
             assert span.with_state == ("memory" in in_memory[name].state_tiers)

@@ -17,7 +17,7 @@ from luceasync.hoststore.holes import Holes
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping.chunks import chunk_end
-from luceasync.keeping.disk_orders import Fetched, KeptNode, Lost, Order
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Order
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
 from luceasync.keeping.node_index import Limits
@@ -25,7 +25,9 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.kv.cache import Shape
 from luceasync.models.mixers import END_KINDS
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.layout import Part, part_of
+from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.node import NOWHERE, Node
 from tests.hoststore.late import LateTicket
 
@@ -33,8 +35,8 @@ VOCAB_SIZE = 8
 TOKEN_BYTES, STATE_BYTES = 4, 8
 MEMORY, DISK = frozenset({"memory"}), frozenset({"disk"})
 CHUNK = 64
-GONE = Lost("gone", is_passing=False)
-FAULT = Lost("io_error", is_passing=True)
+GONE = Miss(MissReason.GONE, "no such file")
+FAULT = Miss(MissReason.IO_ERROR, "the disk is slow")
 
 
 def digest(tokens: Sequence[int]) -> int:
@@ -163,7 +165,7 @@ class FakeDisk:
 
     def __init__(self) -> None:
         self.files: dict[bytes, KeptNode] = {}
-        self.jobs: list[Callable[[Prefixes, Lost | None], None]] = []
+        self.jobs: list[Callable[[Prefixes, Miss | None], None]] = []
         self.reads: list[bytes] = []
         self.written: list[bytes] = []
         self.quarantined: list[bytes] = []
@@ -174,11 +176,11 @@ class FakeDisk:
             self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
 
     def write(self, node: KeptNode) -> None:
-        def job(prefixes: Prefixes, fault: Lost | None) -> None:
+        def job(prefixes: Prefixes, fault: Miss | None) -> None:
             if fault is None:
                 self.written.append(node.key)
                 self.files[node.key] = node
-            busy = fault is not None and fault.is_passing
+            busy = fault is not None and fault.reason.is_passing
             prefixes.written(node.key, is_there=fault is None, again=busy)
 
         self.jobs.append(job)
@@ -193,7 +195,7 @@ class FakeDisk:
         self.quarantined.append(key)
         self.files.pop(key, None)
 
-    def deliver(self, prefixes: Prefixes, fault: Lost | None = None, index: int = 0) -> None:
+    def deliver(self, prefixes: Prefixes, fault: Miss | None = None, index: int = 0) -> None:
         """Carry out one order; with a fault it fails."""
         self.jobs.pop(index)(prefixes, fault)
 
@@ -208,7 +210,7 @@ class FakeDisk:
         """What a scan would find."""
         return [_found(node) for node in self.files.values()]
 
-    def _fetch(self, order: Order) -> Fetched | Lost:
+    def _fetch(self, order: Order) -> Fetched | Miss:
         node = self.files.get(order.key)
         if node is None:
             return GONE

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.keeping.disk_orders import Fetched, Lost, Order
+from luceasync.keeping.disk_orders import Fetched, Order
 from luceasync.models.mixers import END_KINDS
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.layout import Part, part_of
+from luceasync.nodefiles.outcomes import Miss
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3] * 40
@@ -31,7 +33,7 @@ def last(bench: Bench) -> bytes:
     return max(bench.index, key=lambda n: n.end).key
 
 
-def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Lost | None:
+def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Miss | None:
     """The last node comes, with these parts of it."""
     tensors = bench.disk.files[last(bench)].tensors
     chosen = {name: t for name, t in tensors.items() if part_of(name, END_KINDS) in parts}
@@ -79,7 +81,7 @@ def test_a_file_that_has_lost_its_end_is_known_to_have_none(bench):
 
 def test_a_node_that_is_none_of_this_model_is_set_aside(bench):
     key = last(bench)
-    assert come(bench, Part.STATE) == Lost("corrupt", is_passing=False)
+    assert come(bench, Part.STATE).reason is MissReason.CORRUPT
     assert bench.disk.quarantined == [key]
     assert bench.serve(PROMPT) == 64
 
@@ -88,7 +90,7 @@ def test_a_node_that_went_meanwhile_is_not_taken(bench):
     key, node = last(bench), bench.disk.files[last(bench)]
     bench.prefixes.found([], [key])
     result = Fetched(node.tensors, WHOLE, WHOLE, 1)
-    assert bench.prefixes._to_memory.fetched(key, result) == Lost("gone", is_passing=False)
+    assert bench.prefixes._to_memory.fetched(key, result).reason is MissReason.GONE
     assert not bench.ends("memory")
 
 

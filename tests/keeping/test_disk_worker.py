@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.keeping.disk_orders import KeptNode, Lost, Order
+from luceasync.keeping.disk_orders import KeptNode, Order
 from luceasync.keeping.disk_worker import DiskWorker
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.layout import Part
 from luceasync.prefix.keys import node_key, tenant_key
 from tests.nodefiles.faulty_files import FaultyFiles, failing
@@ -152,7 +153,8 @@ async def test_a_fault_is_told_and_does_not_end_the_work(tmp_path):
         worker.read([Order(node.key, with_end=True)])
         await until(lambda: heard.writes and heard.fetches)
     assert heard.writes == [(node.key, False, False)]
-    assert heard.fetches == [(node.key, Lost("gone", is_passing=False))]
+    [(key, miss)] = heard.fetches
+    assert (key, miss.reason) == (node.key, MissReason.GONE)
 
 
 async def test_a_look_that_fails_does_not_end_the_work(tmp_path, monkeypatch):
@@ -180,7 +182,7 @@ async def test_a_disk_that_fails_for_now_is_a_passing_loss(tmp_path):
     async with serving(tmp_path, FaultyFiles(failing(5), before="readinto")) as (worker, heard):
         worker.read([Order(node.key, with_end=True)])
         await until(lambda: heard.fetches)
-    assert heard.fetches[0][1] == Lost("io_error", is_passing=True)
+    assert heard.fetches[0][1].reason is MissReason.IO_ERROR
     assert len(list(tmp_path.glob("*/*.safetensors"))) == 1
 
 
@@ -212,4 +214,5 @@ async def test_a_node_that_is_not_there_is_gone(tmp_path):
         worker.touch([kept(1).key])
         worker.read([Order(kept(1).key, with_end=True)])
         await until(lambda: heard.fetches)
-    assert heard.fetches == [(kept(1).key, Lost("gone", is_passing=False))]
+    [(key, miss)] = heard.fetches
+    assert (key, miss.reason) == (kept(1).key, MissReason.GONE)

@@ -53,7 +53,7 @@ def memory(features: RowFeatures) -> MemoryNodes:
     target = TokenTarget(2, recurrent=True)
     target.lanes[0] = list(TOKEN_IDS)
     memory = MemoryNodes(target, features, VOCAB_SIZE)
-    memory.save(0, "n", SPAN, torch.arange(8.0), with_features=True)
+    memory.save(0, b"n", SPAN, torch.arange(8.0), with_features=True)
     return memory
 
 
@@ -64,30 +64,30 @@ def test_the_size_of_a_node_is_told_apart_by_what_goes_with_its_end(memory):
 
 def test_kept_logits_are_a_copy(memory):
     logits = torch.arange(8.0)
-    memory.save(0, "m", SPAN, logits, with_features=False)
+    memory.save(0, b"m", SPAN, logits, with_features=False)
     logits += 1
-    assert memory.logits("m").tolist() == list(range(8))
+    assert memory.logits(b"m").tolist() == list(range(8))
 
 
 def test_what_is_exported_can_be_adopted_elsewhere(memory, features):
-    tensors = memory.export("n", TOKEN_IDS, with_end=True)
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
     assert {TOKENS, LOGITS, FEATURE_DATA} < tensors.keys()
     other = MemoryNodes(TokenTarget(1, recurrent=True), features, VOCAB_SIZE)
-    other.adopt("n", SPAN, TOKEN_IDS, tensors)
-    other.restore(0, ["n"], 5)
+    other.adopt(b"n", SPAN, TOKEN_IDS, tensors)
+    other.restore(0, [b"n"], 5)
     assert other._target.lanes[0] == list(TOKEN_IDS)
-    assert other.logits("n").tolist() == list(range(8))
+    assert other.logits(b"n").tolist() == list(range(8))
     assert features.restored == [(0, 5, [FEATURE_DATA])]
 
 
 def test_without_its_end_a_node_has_neither_state_nor_logits(memory):
-    tensors = memory.export("n", TOKEN_IDS, with_end=False)
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=False)
     assert tensors.keys() == {"ls0_attn_k.0", TOKENS, FEATURE_DATA}
 
 
 def test_a_dropped_state_takes_the_logits_with_it(memory):
-    memory.drop("n", state_only=True)
-    assert memory.export("n", TOKEN_IDS, with_end=True).keys() == {
+    memory.drop(b"n", state_only=True)
+    assert memory.export(b"n", TOKEN_IDS, with_end=True).keys() == {
         "ls0_attn_k.0",
         TOKENS,
         FEATURE_DATA,
@@ -106,10 +106,10 @@ def test_a_dropped_state_takes_the_logits_with_it(memory):
     ],
 )
 def test_what_is_not_the_nodes_is_refused_and_the_old_stays(memory, name, tensor, words):
-    tensors = memory.export("n", TOKEN_IDS, with_end=True)
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
     with pytest.raises(SnapshotMismatch, match=words):
-        memory.adopt("n", SPAN, TOKEN_IDS, tensors | {name: tensor})
-    assert memory.export("n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
+        memory.adopt(b"n", SPAN, TOKEN_IDS, tensors | {name: tensor})
+    assert memory.export(b"n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
 
 
 def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypatch):
@@ -118,15 +118,15 @@ def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypat
 
     monkeypatch.setattr(features, "rows_of", refuse)
     with pytest.raises(MemoryError):
-        memory.save(0, "m", SPAN, None, with_features=True)
+        memory.save(0, b"m", SPAN, None, with_features=True)
     with pytest.raises(KeyError):
-        memory._target.export("m")
+        memory._target.export(b"m")
 
 
 def test_refused_memory_keeps_nothing(memory):
     memory._target.is_full = True
     with pytest.raises(MemoryError):
-        memory.save(0, "m", SPAN, None, with_features=True)
-    memory.drop("m")
+        memory.save(0, b"m", SPAN, None, with_features=True)
+    memory.drop(b"m")
     with pytest.raises(KeyError):
-        memory.export("m", TOKEN_IDS, with_end=True)
+        memory.export(b"m", TOKEN_IDS, with_end=True)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.keeping.disk_orders import Lost
 from luceasync.keeping.memory_to_disk import MAX_WRITING
 from luceasync.kv.pages import CHUNK_TOKENS
 from tests.keeping.kept import FAULT, GONE, Bench
 
 PROMPT = [1] * 300
-DISK_IS_FULL = Lost("io_error", is_passing=False)
+DISK_IS_FULL = GONE
 
 
 def bench_with_turns(num_turns: int = 3, *, is_late: bool = False, **limits) -> Bench:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from luceasync.keeping.disk_orders import Lost
+from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.keys import tenant_key
 from tests.keeping.kept import FAULT, GONE, TOKEN_BYTES, Bench
 
@@ -185,7 +185,7 @@ def test_two_that_want_the_same_node_read_it_once():
 
 
 @pytest.mark.parametrize(("fault", "stays"), [(FAULT, True), (GONE, False)])
-def test_a_node_that_does_not_come_is_run_again(fault: Lost, stays: bool):
+def test_a_node_that_does_not_come_is_run_again(fault: Miss, stays: bool):
     after = restarted(served(Bench(), num_generated=0))
     num_files = len(after.disk.files)
     lease = after.lease(PROMPT)

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.directory import NUM_QUARANTINED
 from luceasync.nodefiles.disk import DiskTier
-from luceasync.nodefiles.outcomes import MissReason, WriteOutcome
+from luceasync.nodefiles.outcomes import WriteOutcome
 from tests.nodefiles.faulty_files import FaultyFiles
 from tests.nodefiles.node_files import (
     END_KINDS,

@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import ConfigError, CorruptNode
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
-from luceasync.nodefiles.outcomes import MissReason, WriteOutcome
+from luceasync.nodefiles.outcomes import WriteOutcome
 from tests.nodefiles.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
 from tests.nodefiles.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
 from tests.nodefiles.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of
@@ -52,7 +53,7 @@ async def test_nobody_else_may_look(tmp_path: Path, path: Path) -> None:
 
 
 async def test_what_was_never_written_is_absent(tier: DiskTier) -> None:
-    assert await reason_of(tier) == MissReason.ABSENT
+    assert await reason_of(tier) == MissReason.GONE
     assert not await tier.touch(KEY)
     assert await tier.remove(KEY) == 0
 
@@ -62,7 +63,7 @@ async def test_a_directory_removed_under_the_server_is_made_again(
 ) -> None:
     (directory / "quarantine").rmdir()
     directory.rmdir()
-    assert await reason_of(tier) == MissReason.ABSENT
+    assert await reason_of(tier) == MissReason.GONE
     assert (await tier.write(KEY, *node(contents_of()))).outcome == WriteOutcome.WRITTEN
 
 
@@ -113,7 +114,7 @@ async def test_a_disk_that_hangs_is_a_miss_that_keeps_the_file(
     files = FaultyFiles(hanging(until), before="open")
     async with tier_of(tmp_path, files, read_timeout_s=0.01) as tier:
         path.write_bytes(file_of(contents_of()))
-        assert await reason_of(tier) == MissReason.TIMEOUT
+        assert await reason_of(tier) == MissReason.IO_ERROR
         until.set()
     assert path.exists()
 
@@ -283,5 +284,5 @@ async def test_counters_say_what_was_done(tier: DiskTier, path: Path) -> None:
     counters = tier.counters()
     assert (counters.writes, counters.bytes_written) == ({"written": 1}, size)
     assert (counters.reads, counters.hits, counters.bytes_read) == (3, 1, size)
-    assert counters.misses == {"absent": 1, "corrupt": 1}
+    assert counters.misses == {"gone": 1, "corrupt": 1}
     assert counters.quarantined == 1

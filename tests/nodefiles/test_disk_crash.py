@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.nodefiles.outcomes import Miss, MissReason
+from luceasync.node_words import MissReason
+from luceasync.nodefiles.outcomes import Miss
 from tests.nodefiles.faulty_files import BIG, STEPS
 from tests.nodefiles.node_files import NAMESPACE, contents_of
 from tests.nodefiles.tiers import as_bytes, quarantined, temporaries, tier_of
@@ -32,7 +33,7 @@ async def expect_whole_nodes_or_none(root: Path) -> int:
             if f"{number:08x}" in keys:
                 assert as_bytes(found) == contents_of(number, BIG)
             else:
-                assert found.reason == MissReason.ABSENT
+                assert found.reason == MissReason.GONE
     assert not temporaries(root / NAMESPACE)
     assert not quarantined(root / NAMESPACE)
     return len(keys)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.codec import encode_header
 from luceasync.nodefiles.disk import DiskTier
-from luceasync.nodefiles.outcomes import Miss, MissReason
+from luceasync.nodefiles.outcomes import Miss
 from tests.nodefiles.node_files import (
     KEY,
     METADATA,
@@ -55,7 +56,7 @@ async def test_damage_anywhere_is_a_miss_and_is_set_aside(content: bytes) -> Non
         async with tier_of(Path(root)) as tier:
             (Path(root) / NAMESPACE / f"{KEY}.safetensors").write_bytes(content)
             assert await reason_of(tier) == MissReason.CORRUPT
-            assert await reason_of(tier) == MissReason.ABSENT
+            assert await reason_of(tier) == MissReason.GONE
             (aside,) = quarantined(Path(root) / NAMESPACE)
             assert aside.read_bytes() == content
 
@@ -106,7 +107,7 @@ async def test_two_files_that_changed_places_are_both_damaged(tier: DiskTier, pa
 
 async def test_another_models_node_is_a_miss_and_stays(tier: DiskTier, path: Path) -> None:
     path.write_bytes(file_of(contents_of(), namespace="beef"))
-    assert await reason_of(tier) == MissReason.FOREIGN
+    assert await reason_of(tier) == MissReason.CORRUPT
     assert path.exists()
 
 
@@ -116,7 +117,7 @@ async def test_another_schema_is_a_miss_and_stays(
     with monkeypatch.context() as older:
         older.setattr("luceasync.nodefiles.codec.SCHEMA", "luceasync.node.0")
         path.write_bytes(file_of(contents_of()))
-    assert await reason_of(tier) == MissReason.FOREIGN
+    assert await reason_of(tier) == MissReason.CORRUPT
     assert path.exists()
 
 

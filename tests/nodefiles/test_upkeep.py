@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from luceasync.errors import ConfigError
+from luceasync.node_words import MissReason
 from luceasync.nodefiles.disk import DiskTier
-from luceasync.nodefiles.outcomes import MissReason
 from luceasync.nodefiles.upkeep import Upkeep
 from tests.nodefiles.faulty_files import FaultyFiles, failing
 from tests.nodefiles.node_files import KEY, NAMESPACE, contents_of, file_of, node
@@ -22,7 +22,7 @@ async def test_a_server_goes_on_after_its_directory_was_cleared(tmp_path: Path, 
     await tier.scan()
     assert Upkeep(tmp_path).clear(NAMESPACE)[0] == 1
     assert list(tmp_path.iterdir()) == []
-    assert await reason_of(tier) == MissReason.ABSENT
+    assert await reason_of(tier) == MissReason.GONE
     assert [meta.key for meta in (await tier.scan()).removed] == [KEY]
     assert (await tier.write(KEY, *node(contents_of()))).outcome == "written"
 
