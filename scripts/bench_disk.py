@@ -145,7 +145,7 @@ def show(report: Report, title: str, runs: dict[str, Run], num_bytes: int, round
     """The rates of the runs and their part of the first one's."""
     seconds = medians(measure(runs, rounds))
     first = next(iter(seconds.values()))
-    table = report.table((title, "GB/s", "time", "of the first"), title)
+    table = report.table(("what", "GB/s", "time", "of the first"), title)
     for name, spent in seconds.items():
         rate = figure(num_bytes / spent / 1e9, digits=1)
         table.add(name, rate, ms(spent, 0), share(first / spent))
@@ -160,7 +160,7 @@ def compare(report: Report, root: Path, num_nodes: int, num_rounds: int) -> None
         tier = DiskTier(root, NAMESPACE, allocate=arena.allocate)
         runner.run(tier.__aenter__())
         nodes = Nodes(root, tier, runner)
-        size = [nodes.write(key, *node(key, tensors)) for key in keys][0]
+        size = max(nodes.write(key, *node(key, tensors)) for key in keys)
         title = f"{num_nodes} nodes of {size / 1e6:.0f} MB, read"
         runs = reads(nodes, keys, arena.allocate)
         show(report, title, runs, num_nodes * size, num_rounds)
