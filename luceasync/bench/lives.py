@@ -42,6 +42,7 @@ NAMESPACE = "bench"
 MEMORY_BYTES = 12 << 30
 LIMITS = Limits(MEMORY_BYTES, disk_bytes=1 << 40)
 WRITE_DEADLINE_S = 120.0
+NUM_QUIET = 20  # looks at an engine that find it idle
 SENTENCE = "The prefix of this conversation has been read before and need not be read again. "
 
 
@@ -179,10 +180,14 @@ async def ask(
 
 
 async def written(engine: LocalEngine) -> None:
-    """Wait until the disk has what it is to have."""
+    """Wait until the disk has what it is to have, and nothing else is ordered for a moment."""
+    num_quiet = 0
     async with asyncio.timeout(WRITE_DEADLINE_S):
-        while (cache := engine.status().cache) is None or cache.num_unwritten:
+        while num_quiet < NUM_QUIET:
             await asyncio.sleep(0.005)
+            status = engine.status()
+            is_busy = status.num_running or status.cache is None or status.cache.num_unwritten
+            num_quiet = 0 if is_busy else num_quiet + 1
 
 
 def user(text: str) -> list[dict[str, Any]]:
