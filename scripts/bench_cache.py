@@ -118,7 +118,9 @@ async def branch(report: Report, machine: Machine, num_tokens: int) -> None:
 
 
 def tell_written(report: Report, machine: Machine, num_tokens: int, num_states: int) -> None:
-    """What lies in the directory when an engine has ended, beside what is needed for that many tokens and states."""
+    """What lies in the directory when an engine has ended, beside what so many tokens and states
+    need.
+    """
     files = machine.files
     num_bytes = sum(file.stat().st_size for file in files)
     rows, _ = machine.backend.nodes.sizes.of(Span(0, num_tokens, with_state=False))

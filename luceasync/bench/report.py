@@ -39,6 +39,7 @@ class Table:
     """
 
     def __init__(self, report: Report, columns: Sequence[str], title: str) -> None:
+        assert len(set(columns)) == len(columns), f"two columns of one name: {columns}"
         self._report = report
         self._columns = tuple(columns)
         self._title = title
