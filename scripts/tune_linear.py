@@ -128,6 +128,8 @@ def tune(case: Case, num_rows: int, copy_bytes_per_s: float) -> list[tuple[float
 def main() -> None:
     """Compile in parallel, then measure one by one."""
     options = command.parser(__doc__).parse_args()
+    if not torch.backends.cuda.is_built():  # asking for the GPU itself would touch it
+        raise SystemExit("tune_linear.py: a GPU is needed; this torch build knows none")
     kinds = {(c.normed, c.paired): c for c in CASES}
     work = [(case, tile) for case in kinds.values() for tile in candidates(case)]
     workers = min(12, os.cpu_count() or 1)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -32,7 +33,7 @@ def plain_read(files: Sequence[Path], device: str, num_readers: int, state: str)
     """Seconds to read the files into memory that is there, and then copy it to the device."""
     place = torch_device(device)
     sizes = [file.stat().st_size for file in files]
-    on_gpu = place.index is not None
+    on_gpu = place.index is not None  # the CPU has no index
     hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu) for size in sizes]
     targets = [torch.zeros(size, dtype=torch.uint8, device=place) for size in sizes]
     synchronize()
@@ -52,7 +53,13 @@ def plain_read(files: Sequence[Path], device: str, num_readers: int, state: str)
 
 def fill_from(file: Path, host: torch.Tensor) -> None:
     """Fill the tensor with the file."""
-    region, done = memoryview(host.numpy()), 0
+    region, done = bytes_of(host), 0
     with file.open("rb", buffering=0) as raw:
         while done < len(region):
             done += raw.readinto(region[done:]) or 0
+
+
+def bytes_of(host: torch.Tensor) -> memoryview:
+    """The tensor's own memory, as whoever fills it sees it."""
+    memory: Any = host.numpy()
+    return memoryview(memory)

@@ -88,6 +88,7 @@ def server(flags: Sequence[str]) -> Iterator[Client]:
                 yield client
         except http.client.HTTPException:
             process.terminate()
+            assert process.stdout is not None
             print(process.stdout.read().decode(errors="replace"), file=sys.stderr)
             raise
         finally:

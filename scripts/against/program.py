@@ -80,9 +80,12 @@ def load_backend(order: dict[str, Any]) -> Any:
         return backend.open(Path(order["dir"]), spec, plan_for(spec, order), memory=memory)
     spec = either("models.spec:parse_spec")(order["config"])
     source = either("models.loader:RandomSource", "models.formats.random:RandomSource")
-    place = torch.device(order["device"].replace("hip", "cuda").replace("cpu:0", "cpu"))
-    weights = source(DTYPES[order["dtype"]], place)
+    weights = source(DTYPES[order["dtype"]], place_of(order["device"]))
     return backend.load(spec, plan_for(spec, order), weights, memory=memory)
+
+
+def place_of(device: str) -> torch.device:
+    return torch.device(device.replace("hip", "cuda").replace("cpu:0", "cpu"))
 
 
 def synchronize() -> None:
@@ -96,6 +99,7 @@ class Passes:
     def __init__(self, order: dict[str, Any]) -> None:
         torch.set_num_threads(order["threads"] or torch.get_num_threads())
         self._backend = load_backend(order)
+        self._place = place_of(order["device"])
         self._context = order["context"]
         tokens = torch.randint(
             10, 400, (self._context,), generator=torch.Generator().manual_seed(0)
@@ -142,7 +146,7 @@ class Passes:
 
     def _rounds(self) -> tuple[float, object]:
         self._restore()
-        rows = torch.arange(NUM_PROPOSED)[None] + 10
+        rows = torch.arange(NUM_PROPOSED, device=self._place)[None] + 10
         said = []
         synchronize()
         started = time.perf_counter()
@@ -205,6 +209,7 @@ class Answers:
             placement=config.PlacementConfig(devices=(device,)),
             draft=config.DraftConfig(draft_dir=draft),
             engine=config.EngineConfig(parallel=4),
+            cache=config.CacheConfig(memory_bytes=1 << 30),
         )
         engine = either("engine.start:build_engine")(asked)
         await engine.__aenter__()
