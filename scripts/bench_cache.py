@@ -21,12 +21,11 @@ from typing import Any
 
 from luceasync.bench import command
 from luceasync.bench.figures import percentile
-from luceasync.bench.lives import Machine, ask, life, make_machine, text_of, user, written
+from luceasync.bench.lives import Machine, ask, forget, life, make_machine, text_of, user, written
 from luceasync.bench.report import Report, Table, figure, ms
 from luceasync.bench.restarts import compare_restarts
 from luceasync.bench.small import SMALL, WIDE
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.hoststore.node_store import Span
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
 
@@ -123,8 +122,8 @@ def tell_written(report: Report, machine: Machine, num_tokens: int, num_states: 
     """
     files = machine.files
     num_bytes = sum(file.stat().st_size for file in files)
-    rows, _ = machine.backend.nodes.sizes.of(Span(0, num_tokens, with_state=False))
-    _, state = machine.backend.nodes.sizes.of(Span(0, 1, with_state=True))
+    sizes = machine.backend.nodes.sizes
+    rows, state = num_tokens * sizes.token_bytes, sizes.state_bytes
     needed = rows + num_states * state
     report.say(
         f"\n{len(files)} files, {num_bytes / 2**20:.1f} MiB; keys and values {rows / 2**20:.1f} "
@@ -149,7 +148,7 @@ async def stall(report: Report, machine: Machine, num_tokens: int) -> None:
             async with watched(table, "the node is written"):
                 await written(engine)
     async with watched(table, "the nodes are forgotten"):
-        await asyncio.to_thread(machine.backend.drop_all)
+        await asyncio.to_thread(forget, machine)
     async with life(machine) as engine, watched(table, "one is read again"):
         await ask(engine, user(texts[0]), 1)
 

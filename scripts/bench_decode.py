@@ -25,7 +25,8 @@ from luceasync.bench.model import DTYPES, Decoding, plan_for, prefill, random_pr
 from luceasync.bench.report import NOTHING, figure, share
 from luceasync.bench.rounds import interleave, wall
 from luceasync.bench.shapes import SHAPES, step_bytes
-from luceasync.models.spec import read_spec
+from luceasync.models.config import read_spec
+from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 
 SHAPE = dict(SHAPES["qwen3-0.6b"]) | {"max_position_embeddings": 131072 + 64}
@@ -42,13 +43,13 @@ BASES = {ONE: PEER, ONE_LARGE: ONE, FOUR: ONE, f"prefill, {LARGE}": f"prefill, {
 def main() -> None:
     """Measure and print."""
     parser = command.parser(__doc__, rounds=5, device="cpu:0")
-    parser.add_argument("--dtype", default="bf16", choices=list(DTYPES))
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--context", type=int, default=1024)
     options = parser.parse_args()
     report = command.begin(options, [options.device])
     context = options.context
     with tempfile.TemporaryDirectory() as folder:
-        peer = save_random_model(Path(folder), DTYPES[options.dtype])
+        peer = save_random_model(Path(folder), torch_dtype(options.dtype))
         small = load(Path(folder), options.device, options.dtype, 2048)
         large = load(Path(folder), options.device, options.dtype, 128 * 1024)
     prompt = random_prompt(context)

@@ -21,7 +21,7 @@ from luceasync.bench.model import Decoding, load_random, plan_for, prefill, rand
 from luceasync.bench.report import NOTHING, Table, figure, ms, share
 from luceasync.bench.rounds import measure, wall
 from luceasync.bench.shapes import SHAPES, Shape, prefill_flops, step_bytes
-from luceasync.models.spec import parse_spec
+from luceasync.models.config import parse_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 
 NUM_STEPS = 55

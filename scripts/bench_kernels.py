@@ -21,7 +21,7 @@ from luceasync.bench.report import Report, figure, ms, share
 from luceasync.bench.rounds import measure
 from luceasync.bench.shapes import SHAPES, prefill_flops, state_bytes, step_bytes
 from luceasync.kernels import overlap
-from luceasync.models.spec import parse_spec
+from luceasync.models.config import parse_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 
 NUM_LANES = 16

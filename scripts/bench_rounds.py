@@ -26,7 +26,8 @@ from luceasync.bench.shapes import Shape as Config
 from luceasync.dflash.adapt import Plan as StepPlan
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
-from luceasync.dflash.draft import DraftNetwork
+from luceasync.dflash.draft import DraftNetwork, draft_ops_on
+from luceasync.dflash.draft_config import parse_draft_spec
 from luceasync.dflash.load import LoadedDraft, join
 from luceasync.dflash.placement import guest_of
 from luceasync.dflash.weights import read_weights
@@ -35,13 +36,12 @@ from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec
+from luceasync.models.precision import ITEM_BYTES, Dtype, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices, torch_device
-from luceasync.pipeline.shard import ops_for
-from luceasync.pipeline.shard_plan import DTYPE_BYTES
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.platform import open_platform
 from luceasync.request import Sampling
-from luceasync.text.detokenizer import Piece
+from luceasync.text.detokenizer import SafeText
 
 NUM_WARMUPS = 6  # until graphs are captured
 ACCEPTED = (5, 6)  # rows, in turn: 6.5 tokens a round
@@ -90,7 +90,7 @@ def main() -> None:
     """Measure and print."""
     parser = command.parser(__doc__, rounds=34, device="cuda:0")
     parser.add_argument("--shape", default="qwen3-4b", choices=sorted(SHAPES))
-    parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES))
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
     parser.add_argument("--contexts", type=command.numbers, default="1024,32768")
     parser.add_argument("--lanes", type=command.numbers, default="1,4")
     options = parser.parse_args()
@@ -112,16 +112,15 @@ def main() -> None:
     pair.backend.close()
 
 
-def draft_config(target: ModelSpec) -> dict[str, object]:
+def draft_config(target: Config) -> dict[str, object]:
     """A drafter such as those that are published for targets of this size."""
-    attention = target.attention
     return {
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
+        "hidden_size": target["hidden_size"],
+        "intermediate_size": target["intermediate_size"],
         "num_hidden_layers": DRAFT_LAYERS,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
+        "num_attention_heads": target["num_attention_heads"],
+        "num_key_value_heads": target["num_key_value_heads"],
+        "head_dim": target["head_dim"],
         "rope_theta": 1e6,
         "block_size": max(shape.block for shape in SHAPES_OF_ROUNDS),
         "dflash_config": {"mask_token_id": 9},
@@ -136,10 +135,10 @@ class Pair:
     draft: LoadedDraft
 
 
-def load(config: Config, device: str, dtype: str, num_lanes: int, max_ctx_tokens: int) -> Pair:
+def load(config: Config, device: str, dtype: Dtype, num_lanes: int, max_ctx_tokens: int) -> Pair:
     """Random weights of both."""
     spec = parse_spec(dict(config))
-    draft_spec = parse_draft_spec(draft_config(spec), spec)
+    draft_spec = parse_draft_spec(draft_config(config), spec)
     [found] = find_devices([device])
     plan = plan_for(
         config,
@@ -148,22 +147,21 @@ def load(config: Config, device: str, dtype: str, num_lanes: int, max_ctx_tokens
         max_ctx_tokens=max_ctx_tokens,
         dtype=dtype,
         verify_rows=[shape.num_rows for shape in SHAPES_OF_ROUNDS],
-        guest=guest_of(draft_spec, found, spec, DTYPE_BYTES[dtype]),
+        guest=guest_of(draft_spec, found, spec, ITEM_BYTES[dtype]),
     )
     backend = load_random(config, plan, taps=draft_spec.taps)
-    place = torch_device(device)
-    source, ops = RandomSource(DTYPES[dtype], place, seed=1), ops_for(place)[0]
+    platform = open_platform(device)
+    source = RandomSource(torch_dtype(dtype), platform.device, seed=1)
     with torch.inference_mode():
         network = DraftNetwork(
             draft_spec,
-            read_weights(draft_spec, source, ops, DTYPES[dtype], place),
-            ops,
+            read_weights(draft_spec, source, platform.ops, torch_dtype(dtype), platform.device),
             backend.embed,
             num_lanes=plan.parallel,
             max_ctx_tokens=plan.max_ctx_tokens,
             choose=draft_ops_on(platform),
         )
-    return Pair(backend, join(network, SHAPES_OF_ROUNDS, plan, backend))
+    return Pair(backend, join(network, found, SHAPES_OF_ROUNDS, plan, backend))
 
 
 def started(

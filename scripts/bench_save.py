@@ -23,9 +23,11 @@ from luceasync.bench.rounds import Run, interleave
 from luceasync.bench.shapes import SHAPES
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.node_store import Span
+from luceasync.hoststore.nodes import Span
+from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import host_memory, torch_device
+from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.platform import open_platform
 
 STREAM, SOURCE, TARGET = range(3)  # lanes: one decodes, one is saved, one is restored into
 STREAM_TOKENS = 1024
@@ -83,9 +85,8 @@ class Traffic:
 
     def wait(self) -> None:
         """Wait for what is under way."""
-        while not self._backend.saved(self._names[-1]):
-            time.sleep(0)
-        self._backend.settle(TARGET)
+        self._saved.wait()
+        self._restored.wait()
         synchronize()
 
     def restore(self) -> None:
@@ -169,7 +170,7 @@ def measure_gaps(
 def measure_rates(report: Report, device: str, node: Traffic, turns: Traffic) -> None:
     """Nodes beside one copy of as many bytes of torch's own pinned memory, with nothing else."""
     host = torch.zeros(node.num_bytes, dtype=torch.uint8, pin_memory=True)
-    there = torch.zeros(node.num_bytes, dtype=torch.uint8, device=torch_device(device))
+    there = torch.zeros(node.num_bytes, dtype=torch.uint8, device=open_platform(device).device)
     runs: dict[str, Run] = {
         "one copy out": lambda: host.copy_(there, non_blocking=True),
         "save of a node": node.save,

@@ -24,7 +24,7 @@ from luceasync.bench.rounds import Run, measure
 from luceasync.bench.shapes import SHAPES, step_bytes
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import torch_device
+from luceasync.pipeline.platform import open_platform
 
 NUM_ACCEPTED = 6  # rows of a path, where the proposal is that deep
 DECODE = "decode"
@@ -104,7 +104,7 @@ def main() -> None:
 def passes(backend: LayerSplitBackend, device: str, num_lanes: int, context: int) -> dict[str, Run]:
     """A decode step, and a round of every proposal; each brings its best tokens to the host."""
     lanes, begins = list(range(num_lanes)), [context] * num_lanes
-    place = torch_device(device)
+    place = open_platform(device).device
 
     def round_of(proposal: Proposal) -> Run:
         shape = (num_lanes, len(proposal.parents))

@@ -10,7 +10,7 @@ import torch
 
 from luceasync.bench.figures import median
 from luceasync.bench.rounds import Run
-from luceasync.pipeline.devices import torch_device
+from luceasync.pipeline.platform import open_platform
 
 COPY_BYTES = 4 << 30  # a copy that no cache of a GPU holds
 MATMUL_SIZE = 8192
@@ -69,7 +69,7 @@ def num_copies(weight_bytes: int, chain_bytes: int = 400_000_000) -> int:
 
 def copy_bandwidth(device: str, num_bytes: int = COPY_BYTES) -> float:
     """Bytes read and written per second by a plain copy of `num_bytes`, on the device."""
-    place = torch_device(device)
+    place = open_platform(device).device
     source = torch.ones(num_bytes, dtype=torch.uint8, device=place)
     target = torch.zeros_like(source)
     return 2 * num_bytes / _median_seconds(lambda: target.copy_(source), 10)
@@ -77,7 +77,7 @@ def copy_bandwidth(device: str, num_bytes: int = COPY_BYTES) -> float:
 
 def matmul_rate(device: str, size: int = MATMUL_SIZE) -> float:
     """bf16 operations per second of a large square product, on the device."""
-    place = torch_device(device)
+    place = open_platform(device).device
     a, b = (torch.randn(size, size, device=place, dtype=torch.bfloat16) for _ in range(2))
     return 2 * size**3 / _median_seconds(lambda: a @ b, 20)
 

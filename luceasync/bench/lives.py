@@ -13,28 +13,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
 from luceasync.bench.model import load_random, plan_for
 from luceasync.bench.shapes import Shape
 from luceasync.config import BUNDLED_MODEL_DIR, EngineConfig
+from luceasync.engine.cache_directory import Cabinet
 from luceasync.engine.decoding import PlainDecoding
-from luceasync.engine.engine import Cabinet, Language, LocalEngine
+from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, warm_bytes_of
+from luceasync.engine.prompts import Language
 from luceasync.engine.pump import Pump
 from luceasync.engine.thread import Loaded
 from luceasync.hoststore.arena import Arena, WarmMemory
 from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.node_store import Span
-from luceasync.keeping.holdings import Limits
+from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
+from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.shelf import Shelf
-from luceasync.keeping.state import NoFeatures, StateMover
-from luceasync.models.spec import ModelSpec, parse_spec
+from luceasync.models.config import parse_spec
+from luceasync.models.precision import Dtype
+from luceasync.models.spec import ModelSpec
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
-from luceasync.request import Finish, ModelCard, Request, Sampling
+from luceasync.pipeline.platform import open_platform
+from luceasync.request import ChatPrompt, Finish, ModelCard, Request, Sampling
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -46,34 +48,12 @@ NUM_QUIET = 20  # looks at an engine that find it idle
 SENTENCE = "The prefix of this conversation has been read before and need not be read again. "
 
 
-class NotingBackend(LayerSplitBackend):
-    """Notes which nodes it holds, so that they can be dropped when an engine's life is over."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self._held: set[str] = set()
-
-    def save(self, lane: int, node: str, span: Span) -> None:
-        self._held.add(node)
-        super().save(lane, node, span)
-
-    def adopt(self, node: str, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        self._held.add(node)
-        super().adopt(node, span, tensors)
-
-    def drop_all(self) -> None:
-        """Hold no nodes."""
-        for node in self._held:
-            self.drop(node)
-        self._held.clear()
-
-
 @dataclass(frozen=True)
 class Machine:
     """What outlives a restart here: the weights, lanes and pinned memory. The rest starts anew."""
 
     spec: ModelSpec
-    backend: NotingBackend
+    backend: LayerSplitBackend
     memory: HostMemory
     root: Path
 
@@ -84,13 +64,12 @@ class Machine:
 
 
 def make_machine(
-    shape: Shape, device: str, num_tokens: int, root: Path, *, dtype: str, parallel: int
+    shape: Shape, device: str, num_tokens: int, root: Path, *, dtype: Dtype, parallel: int
 ) -> Machine:
     """Random weights of the shape, and a directory that is empty yet."""
     plan = plan_for(shape, [device], parallel=parallel, max_ctx_tokens=num_tokens, dtype=dtype)
     memory = host_memory([device], MEMORY_BYTES)
-    backend = load_random(shape, plan, memory=memory, kind=NotingBackend)
-    assert isinstance(backend, NotingBackend)
+    backend = load_random(shape, plan, memory=memory)
     return Machine(parse_spec(dict(shape)), backend, memory, root)
 
 
@@ -105,12 +84,12 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
     memory = memory_of(machine)
     chunk_tokens = plan.prefill_chunk_tokens
 
-    def load(shelf: Shelf) -> Loaded:
+    def load(disk: DiskOrders) -> Loaded:
         prefixes = Prefixes(
-            StateMover(backend, NoFeatures(), machine.spec.vocab_size),
-            shelf,
+            MemoryNodes(backend.nodes, NoFeatures(), machine.spec.vocab_size),
+            disk,
             LIMITS,
-            recurrent=machine.spec.delta is not None,
+            recurrent=machine.spec.has_end_state,
             chunk_tokens=chunk_tokens,
         )
         pump = Pump(
@@ -119,6 +98,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
             prefixes,
             num_lanes=plan.parallel,
             chunk_tokens=chunk_tokens,
+            synchronize=open_platform(plan.shards[-1].device).synchronize,
         )
         return Loaded(pump, lambda: None)
 
@@ -129,7 +109,13 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
     async with LocalEngine(language, load, EngineConfig(), cabinet) as engine:
         await engine.load()
         yield engine
-    backend.drop_all()
+    forget(machine)
+
+
+def forget(machine: Machine) -> None:
+    """Let memory hold none of the nodes that the disk has."""
+    for file in machine.files:
+        machine.backend.nodes.drop(file.stem)
 
 
 def memory_of(machine: Machine) -> HostMemory:
@@ -164,7 +150,7 @@ async def ask(
     started, first_s, text = time.perf_counter(), 0.0, ""
     stream = await engine.open(
         Request(
-            [dict(message) for message in messages],
+            ChatPrompt([dict(message) for message in messages]),
             sampling=sampling or Sampling(),
             max_tokens=max_tokens,
             ignore_eos=True,

@@ -9,14 +9,16 @@ import torch
 from luceasync.bench.device import synchronize
 from luceasync.bench.shapes import Shape
 from luceasync.hoststore.memory import HostMemory
+from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import parse_spec
+from luceasync.models.precision import Dtype, Precision, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices, torch_device
+from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.platform import open_platform
 
-DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
 
 
 def plan_for(
@@ -25,7 +27,7 @@ def plan_for(
     *,
     parallel: int,
     max_ctx_tokens: int,
-    dtype: str = "bf16",
+    dtype: Dtype = "bf16",
     verify_rows: Sequence[int] = (),
     guest: Guest | None = None,
 ) -> Plan:
@@ -33,7 +35,7 @@ def plan_for(
     return make_plan(
         parse_spec(dict(shape)),
         find_devices(devices),
-        dtype=dtype,
+        precision=Precision.of(dtype),
         weights=[1.0] * len(devices),
         parallel=parallel,
         max_ctx_tokens=max_ctx_tokens,
@@ -49,12 +51,11 @@ def load_random(
     *,
     taps: Sequence[int] = (),
     memory: HostMemory | None = None,
-    kind: type[LayerSplitBackend] = LayerSplitBackend,
 ) -> LayerSplitBackend:
-    """A `kind` of backend with random weights of the shape, as planned."""
-    place = torch_device(plan.shards[0].device)
-    source = RandomSource(DTYPES[plan.dtype], place)
-    return kind.load(parse_spec(dict(shape)), plan, source, taps=taps, memory=memory)
+    """A backend with random weights of the shape, as planned."""
+    place = open_platform(plan.shards[0].device).device
+    source = RandomSource(torch_dtype(plan.precision.weights), place)
+    return LayerSplitBackend.load(parse_spec(dict(shape)), plan, source, taps=taps, memory=memory)
 
 
 def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:

@@ -13,7 +13,7 @@ import torch
 
 from luceasync.bench.device import synchronize
 from luceasync.cyext.flatten import fill
-from luceasync.pipeline.devices import torch_device
+from luceasync.pipeline.platform import open_platform
 
 
 def prepare(files: Sequence[Path], state: str) -> None:
@@ -31,7 +31,7 @@ def prepare(files: Sequence[Path], state: str) -> None:
 
 def plain_read(files: Sequence[Path], device: str, num_readers: int, state: str) -> float:
     """Seconds to read the files into memory that is there, and then copy it to the device."""
-    place = torch_device(device)
+    place = open_platform(device).device
     sizes = [file.stat().st_size for file in files]
     on_gpu = place.index is not None  # the CPU has no index
     hosts = [torch.zeros(size, dtype=torch.uint8, pin_memory=on_gpu) for size in sizes]

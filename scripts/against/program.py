@@ -63,8 +63,8 @@ def plan_for(spec: Any, order: dict[str, Any]) -> Any:
     }
     if "dtype" not in inspect.signature(make_plan).parameters:
         dtype = asked.pop("dtype")
-        precision = either("models.precision:Precision", "pipeline.plan:Precision")
-        asked["precision"] = precision(weights=dtype, compute=dtype, kv=dtype)
+        precision = either("models.precision:Precision")
+        asked["precision"] = precision.of(dtype)
     return make_plan(spec, find_devices([order["device"]]), **asked)
 
 
@@ -76,10 +76,10 @@ def load_backend(order: dict[str, Any]) -> Any:
     if hasattr(memory, "wait"):
         memory.wait(DEADLINE_S)  # pinned while nothing is measured
     if "dir" in order:
-        spec = either("models.spec:read_spec")(Path(order["dir"]))
+        spec = either("models.config:read_spec", "models.spec:read_spec")(Path(order["dir"]))
         return backend.open(Path(order["dir"]), spec, plan_for(spec, order), memory=memory)
-    spec = either("models.spec:parse_spec")(order["config"])
-    source = either("models.loader:RandomSource", "models.formats.random:RandomSource")
+    spec = either("models.config:parse_spec", "models.spec:parse_spec")(order["config"])
+    source = either("models.loader:RandomSource")
     weights = source(DTYPES[order["dtype"]], place_of(order["device"]))
     return backend.load(spec, plan_for(spec, order), weights, memory=memory)
 
@@ -99,13 +99,14 @@ class Passes:
     def __init__(self, order: dict[str, Any]) -> None:
         torch.set_num_threads(order["threads"] or torch.get_num_threads())
         self._backend = load_backend(order)
+        self._nodes = getattr(self._backend, "nodes", self._backend)
         self._place = place_of(order["device"])
         self._context = order["context"]
         tokens = torch.randint(
             10, 400, (self._context,), generator=torch.Generator().manual_seed(0)
         )
         self._prompt = tokens.tolist()
-        self._span = either("hoststore.node_store:Span", "hoststore.nodes:Span", "kv.node:Span")
+        self._span = either("hoststore.nodes:Span", "kv.node:Span")
         for lane in range(NUM_LANES):
             self._prefill(lane)
         self._save()
@@ -160,10 +161,10 @@ class Passes:
 
     def _save(self) -> tuple[float, object]:
         backend = self._backend
-        backend.drop("node")
+        self._nodes.drop("node")
         synchronize()
         started = time.perf_counter()
-        ticket = backend.save(SOURCE, "node", self._span(0, self._context, True))
+        ticket = self._nodes.save(SOURCE, "node", self._span(0, self._context, True))
         wait(ticket, lambda: backend.saved("node"))
         return time.perf_counter() - started, None
 
@@ -171,7 +172,7 @@ class Passes:
         backend = self._backend
         synchronize()
         started = time.perf_counter()
-        ticket = backend.restore(0, ["node"], self._context)
+        ticket = self._nodes.restore(0, ["node"], self._context)
         wait(ticket, lambda: backend.settled(0))
         synchronize()
         return time.perf_counter() - started, None

@@ -5,7 +5,7 @@ import pytest
 from luceasync.bench.model import plan_for
 from luceasync.bench.shapes import SHAPES, prefill_flops, state_bytes, step_bytes
 from luceasync.bench.small import SMALL
-from luceasync.models.spec import parse_spec
+from luceasync.models.config import parse_spec
 
 
 @pytest.mark.parametrize("name", SHAPES)
