@@ -7,18 +7,20 @@ Prints a markdown table of medians over interleaved rounds; a node is 2048 token
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import os
-import statistics
 import tempfile
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from io import FileIO
 from pathlib import Path
+from typing import Any
 
+from luceasync.bench import command
+from luceasync.bench.figures import medians
+from luceasync.bench.report import Report, figure, ms, share
+from luceasync.bench.rounds import Run, measure
 from luceasync.nodefiles.codec import MAX_HEADER_BYTES, checksum, encode_header
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
 from luceasync.nodefiles.layout import TensorEntry, file_order
@@ -30,8 +32,6 @@ NAMESPACE = "bench"
 NUM_TOKENS = 2048
 LAYERS = range(3, 64, 4)
 ROW_SHAPE = (4, 256)  # [kv_heads, head_dim], bf16
-
-Run = Callable[[], Awaitable[object]]
 
 
 class Arena:
@@ -54,12 +54,13 @@ def contents() -> dict[str, bytes]:
 
 def node(key: str, tensors: dict[str, bytes]) -> tuple[bytes, list[bytes]]:
     """(header, buffers) of a node."""
-    entries = file_order(
+    entries = [
         TensorEntry("tokens", "I32", (NUM_TOKENS,), checksum(content))
         if name == "tokens"
         else TensorEntry(name, "BF16", (NUM_TOKENS, *ROW_SHAPE), checksum(content))
         for name, content in tensors.items()
-    )
+    ]
+    entries = file_order(entries, frozenset())
     metadata = NodeMetadata(NAMESPACE, key, "", 0, NUM_TOKENS, (0,), 0, False, False)
     return encode_header(entries, metadata), [tensors[entry.name] for entry in entries]
 
@@ -84,93 +85,98 @@ def plain_write(path: Path, buffers: list[bytes]) -> None:
         os.fsync(raw)
 
 
-def reads(tier: DiskTier, keys: list[str], give: Callable[[int], memoryview]) -> dict[str, Run]:
+class Nodes:
+    """A directory of nodes, and what is done with them; `runner` has the tier's event loop."""
+
+    def __init__(self, root: Path, tier: DiskTier, runner: asyncio.Runner) -> None:
+        self._tier = tier
+        self._runner = runner
+        self._folder = root / NAMESPACE
+
+    def path(self, key: str) -> Path:
+        """Where a node lies."""
+        return self._folder / f"{key}.safetensors"
+
+    def write(self, key: str, header: bytes, buffers: list[bytes]) -> int:
+        """Bytes of the file."""
+        result = self._runner.run(self._tier.write(key, header, buffers))
+        assert result.outcome is WriteOutcome.WRITTEN, result
+        return result.num_bytes
+
+    def read(self, keys: list[str], *, at_once: bool) -> list[Any]:
+        """All of the nodes, checked."""
+        found = self._runner.run(self._together(keys) if at_once else self._in_turn(keys))
+        assert all(isinstance(each, NodeFile) for each in found), found
+        return found
+
+    async def _together(self, keys: list[str]) -> list[Any]:
+        return await asyncio.gather(*map(self._tier.read, keys))
+
+    async def _in_turn(self, keys: list[str]) -> list[Any]:
+        return [await self._tier.read(key) for key in keys]
+
+
+def reads(nodes: Nodes, keys: list[str], give: Callable[[int], memoryview]) -> dict[str, Run]:
     """Ways to read all nodes into the same memory, the plain one first."""
-    paths = [tier._directory.path(key) for key in keys]
+    paths = [nodes.path(key) for key in keys]
     pool = ThreadPoolExecutor(NUM_READERS)
 
-    async def plain() -> object:
-        return [plain_read(path, give) for path in paths]
-
-    async def plain_threads() -> object:
-        return list(pool.map(lambda path: plain_read(path, give), paths))
-
-    async def one_by_one() -> object:
-        found = [await tier.read(key) for key in keys]
-        assert all(isinstance(each, NodeFile) for each in found), found
-        return found
-
-    async def together() -> object:
-        found = await asyncio.gather(*map(tier.read, keys))
-        assert all(isinstance(each, NodeFile) for each in found), found
-        return found
+    def plain(path: Path) -> memoryview:
+        return plain_read(path, give)
 
     return {
-        "readinto, one thread": plain,
-        f"readinto, {NUM_READERS} threads": plain_threads,
-        "DiskTier.read, one by one": one_by_one,
-        "DiskTier.read, all at once": together,
+        "readinto, one thread": lambda: [plain(path) for path in paths],
+        f"readinto, {NUM_READERS} threads": lambda: list(pool.map(plain, paths)),
+        "DiskTier.read, one by one": lambda: nodes.read(keys, at_once=False),
+        "DiskTier.read, all at once": lambda: nodes.read(keys, at_once=True),
     }
 
 
-def writes(tier: DiskTier, tensors: dict[str, bytes]) -> dict[str, Run]:
+def writes(nodes: Nodes, tensors: dict[str, bytes]) -> dict[str, Run]:
     """Ways to write one node, the plain one first."""
     header, buffers = node("0" * 8, tensors)
-    path = tier._directory.path("0" * 8).with_name("plain")
-
-    async def plain() -> object:
-        return plain_write(path, [header, *buffers])
-
-    async def whole() -> object:
-        result = await tier.write("0" * 8, header, buffers)
-        assert result.outcome is WriteOutcome.WRITTEN, result
-        return result
-
-    return {"write and fsync": plain, "DiskTier.write": whole}
+    path = nodes.path("0" * 8).with_name("plain")
+    return {
+        "write and fsync": lambda: plain_write(path, [header, *buffers]),
+        "DiskTier.write": lambda: nodes.write("0" * 8, header, buffers),
+    }
 
 
-async def table(title: str, runs: dict[str, Run], num_bytes: int, num_rounds: int) -> None:
-    """Print the rates of the runs and their part of the first one's. The first round is not
-    counted.
-    """
-    spent: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(num_rounds + 1):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            await run()
-            spent[name].append(time.perf_counter() - begin)
-    medians = {name: statistics.median(values[1:]) for name, values in spent.items()}
-    first = next(iter(medians.values()))
-    print(f"\n| {title} | GB/s | ms | of the first |\n|---|---|---|---|")
-    for name, seconds in medians.items():
-        rate = num_bytes / seconds / 1e9
-        print(f"| {name} | {rate:.1f} | {seconds * 1e3:.0f} | {first / seconds:.0%} |", flush=True)
+def show(report: Report, title: str, runs: dict[str, Run], num_bytes: int, rounds: int) -> None:
+    """The rates of the runs and their part of the first one's."""
+    seconds = medians(measure(runs, rounds))
+    first = next(iter(seconds.values()))
+    table = report.table(("what", "GB/s", "time", "of the first"), title)
+    for name, spent in seconds.items():
+        rate = figure(num_bytes / spent / 1e9, digits=1)
+        table.add(name, rate, ms(spent, 0), share(first / spent))
 
 
-async def measure(root: Path, num_nodes: int, num_rounds: int) -> None:
+def compare(report: Report, root: Path, num_nodes: int, num_rounds: int) -> None:
     """Write the nodes, then read and write them in each way."""
     tensors = contents()
     keys = [f"{number:08x}" for number in range(1, num_nodes + 1)]
-    size = sum(map(len, tensors.values())) + MAX_HEADER_BYTES
-    arena = Arena(size, num_nodes)
-    async with DiskTier(root, NAMESPACE, frozenset(), allocate=arena.allocate) as tier:
-        results = [await tier.write(key, *node(key, tensors)) for key in keys]
-        assert {result.outcome for result in results} == {WriteOutcome.WRITTEN}, results
-        size = results[0].num_bytes
+    arena = Arena(sum(map(len, tensors.values())) + MAX_HEADER_BYTES, num_nodes)
+    with asyncio.Runner() as runner:
+        tier = DiskTier(root, NAMESPACE, frozenset(), allocate=arena.allocate)
+        runner.run(tier.__aenter__())
+        nodes = Nodes(root, tier, runner)
+        size = max(nodes.write(key, *node(key, tensors)) for key in keys)
         title = f"{num_nodes} nodes of {size / 1e6:.0f} MB, read"
-        await table(title, reads(tier, keys, arena.allocate), num_nodes * size, num_rounds)
-        await table("one of them, written", writes(tier, tensors), size, num_rounds)
+        runs = reads(nodes, keys, arena.allocate)
+        show(report, title, runs, num_nodes * size, num_rounds)
+        show(report, "one of them, written", writes(nodes, tensors), size, num_rounds)
+        runner.run(tier.__aexit__(None, None, None))
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = command.parser(__doc__, rounds=5)
     parser.add_argument("--nodes", type=int, default=16)
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--directory", type=Path, help="where to write; default: a temporary one")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.directory) as root:
-        asyncio.run(measure(Path(root), options.nodes, options.rounds))
+        compare(command.begin(options), Path(root), options.nodes, options.rounds)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,6 @@ Each product runs as a chain of launches in a CUDA graph, over more weights than
 
 from __future__ import annotations
 
-import argparse
-import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,11 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.bench import command
+from luceasync.bench.device import by_events, captured, num_copies
+from luceasync.bench.figures import medians
+from luceasync.bench.report import Cell
+from luceasync.bench.rounds import measure
 from luceasync.kernels import few_rows
 from luceasync.kernels import rows as row_kernels
-
-CHAIN_BYTES = 400_000_000  # of the weights of one chain, at least
-NUM_REPLAYS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,21 +58,21 @@ PRODUCTS = (
 
 
 def main() -> None:
-    """Measure and print a table in Markdown: microseconds, the library's and ours."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default="9,16,22,32,48,64")
-    row_counts = [int(text) for text in parser.parse_args().rows.split(",")]
-    print("| product | " + " | ".join(f"{count} rows" for count in row_counts) + " |")
-    print("|---" * (1 + len(row_counts)) + "|")
+    """Measure and print: microseconds of one launch, the library's and ours."""
+    parser = command.parser(__doc__, rounds=7)
+    parser.add_argument("--rows", type=command.numbers, default="9,16,22,32,48,64")
+    options = parser.parse_args()
+    report = command.begin(options, ["cuda:0"])
+    table = report.table(["product", *(f"{count} rows" for count in options.rows)])
     for product in PRODUCTS:
-        print(f"| {product.name} {product.outputs} x {product.dim} | ", end="")
-        print(" | ".join(measure(product, count) for count in row_counts) + " |", flush=True)
+        cells = [compare(product, count, options.rounds) for count in options.rows]
+        table.add(f"{product.name} {product.outputs} x {product.dim}", *cells)
 
 
 @torch.inference_mode()
-def measure(product: Product, num_rows: int) -> str:
-    """'library, ours' in us."""
-    copies = max(3, -(-CHAIN_BYTES // (2 * product.outputs * product.dim)))
+def compare(product: Product, num_rows: int, num_rounds: int) -> Cell:
+    """'library, ours' in us; the figure is their ratio."""
+    copies = num_copies(2 * product.outputs * product.dim)
     kind = {"dtype": torch.bfloat16, "device": "cuda"}
     weights = [
         torch.randn(product.outputs, product.dim, **kind).mul_(product.dim**-0.5)
@@ -86,27 +86,12 @@ def measure(product: Product, num_rows: int) -> str:
             for weight in weights:
                 multiply(x, weight, residual)
 
-        return run
+        return captured(run)
 
-    times = [graph_us(chain(each)) / copies for each in (product.library, product.ours)]
-    return ", ".join(f"{us:.1f}" for us in times)
-
-
-def graph_us(run: Callable[[], None]) -> float:
-    """Median of the replays of `run` as a CUDA graph."""
-    run()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
-    times = []
-    for _ in range(NUM_REPLAYS):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3)
-    return statistics.median(times[2:])
+    chains = {"library": chain(product.library), "ours": chain(product.ours)}
+    seconds = medians(measure(chains, num_rounds, num_warmups=2, clock=by_events))
+    text = ", ".join(f"{each / copies * 1e6:.1f}" for each in seconds.values())
+    return Cell(seconds["library"] / seconds["ours"], text)
 
 
 if __name__ == "__main__":

@@ -7,17 +7,16 @@ Prints medians over interleaved rounds: a node shaped as a 27B model's, and chun
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
+from luceasync.bench import command
+from luceasync.bench.figures import medians
+from luceasync.bench.report import Report, figure, ms, share
+from luceasync.bench.rounds import measure
 from luceasync.cyext.chunk_hash import ROOT, chain, span_key, tenant_key
 from luceasync.cyext.flatten import checksums, fill, fill_with_checksums, layout, views
 from luceasync.cyext.names import format_name
@@ -33,13 +32,12 @@ NUM_TOKENS = 32 * 1024
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser = command.parser(__doc__, rounds=15)
     parser.add_argument("--span", type=int, default=2048, help="tokens of K/V in the node")
     options = parser.parse_args()
-    console = Console()
-    console.print(node_table(node_tensors(options.span), options.rounds))
-    console.print(token_table(options.rounds))
+    report = command.begin(options)
+    copy_node(report, node_tensors(options.span), options.rounds)
+    hash_tokens(report, options.rounds)
 
 
 def node_tensors(span_tokens: int) -> dict[str, np.ndarray]:
@@ -56,7 +54,7 @@ def node_tensors(span_tokens: int) -> dict[str, np.ndarray]:
     return {name: rng.integers(0, 256, size, dtype=np.uint8) for name, size in sizes.items()}
 
 
-def node_table(tensors: dict[str, np.ndarray], num_rounds: int) -> Table:
+def copy_node(report: Report, tensors: dict[str, np.ndarray], num_rounds: int) -> None:
     """Rates of each way to fill one buffer with `tensors`, and their part of a plain copy."""
     sources = list(tensors.values())
     specs = [(name, tensor.nbytes) for name, tensor in tensors.items()]
@@ -77,19 +75,18 @@ def node_table(tensors: dict[str, np.ndarray], num_rounds: int) -> Table:
         "fill, then checksums": fill_then_hash,
         "checksums alone": lambda: checksums(sources),
     }
-    seconds = medians(runs, num_rounds)
+    seconds = medians(measure(runs, num_rounds))
+    busy = "fill_with_checksums, Python busy in a thread"
     with busy_thread():
-        seconds["fill_with_checksums, Python busy in a thread"] = medians(
-            {"busy": runs["fill_with_checksums"]}, num_rounds
-        )["busy"]
-    shown = Table("what", "GB/s", "ms", "of a plain copy", title=f"{total / 1e6:.0f} MB a node")
+        seconds |= medians(measure({busy: runs["fill_with_checksums"]}, num_rounds))
+    columns = ("what", "GB/s", "time", "of a plain copy")
+    shown = report.table(columns, f"{total / 1e6:.0f} MB a node")
     for name, spent in seconds.items():
-        part = f"{seconds[base] / spent:.0%}"
-        shown.add_row(name, f"{total / spent / 1e9:.1f}", f"{spent * 1e3:.1f}", part)
-    return shown
+        rate = figure(total / spent / 1e9, digits=1)
+        shown.add(name, rate, ms(spent), share(seconds[base] / spent))
 
 
-def token_table(num_rounds: int) -> Table:
+def hash_tokens(report: Report, num_rounds: int) -> None:
     """Rates of chunk hashes and span keys."""
     tokens = np.random.default_rng(0).integers(0, 150_000, NUM_TOKENS, dtype=np.int32)
     key = tenant_key(b"")
@@ -97,21 +94,9 @@ def token_table(num_rounds: int) -> Table:
         f"chain, {CHUNK_TOKENS} tokens a chunk": lambda: chain(tokens, key, ROOT, CHUNK_TOKENS),
         "span_key of them all": lambda: span_key(tokens, key, ROOT),
     }
-    shown = Table("what", "M tokens/s", "ms", title=f"{NUM_TOKENS} tokens")
-    for name, spent in medians(runs, num_rounds).items():
-        shown.add_row(name, f"{NUM_TOKENS / spent / 1e6:.0f}", f"{spent * 1e3:.2f}")
-    return shown
-
-
-def medians(runs: dict[str, Callable[[], object]], num_rounds: int) -> dict[str, float]:
-    """Seconds of each run, interleaved; the first round only warms the memory."""
-    spent: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(num_rounds + 1):
-        for name, run in runs.items():
-            begin = time.perf_counter()
-            run()
-            spent[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values[1:]) for name, values in spent.items()}
+    shown = report.table(("what", "M tokens/s", "time"), f"{NUM_TOKENS} tokens")
+    for name, spent in medians(measure(runs, num_rounds)).items():
+        shown.add(name, figure(NUM_TOKENS / spent / 1e6, digits=0), ms(spent, 2))
 
 
 @contextmanager

@@ -1,203 +1,119 @@
 """Decode steps and prefill of two random 4B models on one GPU, against what the memory allows.
 
-    python scripts/bench_kernels.py [--models qwen3 qwen3_5] [--profile] [--no-overlap]
+    python scripts/bench_kernels.py [--shapes qwen3-4b,qwen3.5-4b] [--profile] [--no-overlap]
 
 Limit of a decode step = (bytes of the weights + bytes of the lanes' state) / copy bandwidth.
+`queued`: steps none of which is waited for, so that the host is no part of their time.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
-from luceasync.hoststore.memory import PlainMemory
+from luceasync.bench import command
+from luceasync.bench.device import by_events, copy_bandwidth, matmul_rate
+from luceasync.bench.figures import median
+from luceasync.bench.model import load_random, plan_for, prefill, random_prompt
+from luceasync.bench.report import Report, figure, ms, share
+from luceasync.bench.rounds import measure
+from luceasync.bench.shapes import SHAPES, prefill_flops, state_bytes, step_bytes
 from luceasync.kernels import overlap
-from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.config import parse_spec
-from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.offer import offer_of
-from luceasync.pipeline.passes import Batch
-from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.shard import Shard
+from luceasync.pipeline.backend import LayerSplitBackend
 
-COPY_BYTES_PER_S = 4.24e12
-MATMUL_FLOPS = 790e12
 NUM_LANES = 16
 CONTEXT_TOKENS = 33 * 1024
 PROMPT_TOKENS = 8192
-CHUNK = 2048  # prompt rows of one forward pass
-
-QWEN3_4B = {
-    "model_type": "qwen3",
-    "vocab_size": 151936,
-    "hidden_size": 2560,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 9728,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1e6,
-}
-QWEN35_4B = {
-    "model_type": "qwen3_5_text",
-    "vocab_size": 248320,
-    "hidden_size": 2560,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "intermediate_size": 9216,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 262144,
-    "rope_parameters": {"rope_theta": 1e7, "partial_rotary_factor": 0.25},
-}
-MODELS = {"qwen3": QWEN3_4B, "qwen3_5": QWEN35_4B}
+DECODES = ((1, 1024), (4, 1024), (16, 1024), (1, 32768))  # lanes, context
+NUM_STEPS, NUM_QUEUED, NUM_PREFILLS = 50, 10, 5
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser = command.parser(__doc__, device="cuda:0")
+    parser.add_argument("--shapes", type=command.names, default="qwen3-4b,qwen3.5-4b")
     parser.add_argument("--profile", action="store_true", help="also list the kernels")
     parser.add_argument("--no-overlap", action="store_true", help="launch kernel after kernel")
     options = parser.parse_args()
+    report = command.begin(options, [options.device])
     if options.no_overlap:
-        overlap._can_overlap = lambda device_index: False
-    for name in options.models:
-        bench_model(name, parse_spec(MODELS[name]), options.profile)
+        overlap.can_overlap = lambda device_index: False
+    for name in options.shapes:
+        bench_model(report, name, options)
         torch.cuda.empty_cache()
 
 
 @torch.inference_mode()
-def bench_model(name: str, spec: ModelSpec, profile: bool) -> None:
-    """Print one model's figures."""
-    device = torch.device("cuda", 0)
-    plan = make_plan(
-        spec,
-        [offer_of("cuda:0", 130 * 2**30)],
-        dtype="bf16",
-        weights=None,
-        parallel=NUM_LANES,
-        max_ctx_tokens=CONTEXT_TOKENS,
-        prefill_chunk_tokens=CHUNK,
+def bench_model(report: Report, name: str, options: argparse.Namespace) -> None:
+    """One model's figures."""
+    shape = SHAPES[name]
+    num_parameters = parse_spec(dict(shape)).num_parameters
+    plan = plan_for(shape, [options.device], parallel=NUM_LANES, max_ctx_tokens=CONTEXT_TOKENS)
+    copy_bytes_per_s = copy_bandwidth(options.device)
+    backend = load_random(shape, plan)
+    report.say(f"\n{name}: {num_parameters / 1e9:.2f}G parameters")
+    table = report.table(
+        ("decode", "step", "queued", "limit", "limit / step", "limit / queued", "same bits alone"),
+        name,
     )
-    source = RandomSource(torch.bfloat16, device)
-    [shard_plan], platform = plan.shards, open_platform("cuda:0")
-    shard = Shard(spec, plan, shard_plan, platform, source, lambda num_bytes: None, PlainMemory())
-    for kind, (first, second) in zip(spec.layer_types, shard.cache.layers, strict=True):
-        if kind == "attention":
-            first.normal_()
-            second.normal_()
-    graphs = GraphedShard(shard, Capture(shard.device), plan, spec)
-    print(f"\n{name}: {spec.num_parameters / 1e9:.2f}G parameters")
-    for num_lanes, position in ((1, 1024), (4, 1024), (16, 1024), (1, 32768)):
-        bench_decode(spec, shard, graphs, num_lanes, position, profile and num_lanes == 1)
-    bench_prefill(spec, shard, profile)
-    graphs.close()
-    shard.close()
+    prompt = random_prompt(CONTEXT_TOKENS)
+    for num_lanes, context in DECODES:
+        fill(backend, num_lanes, prompt[:context])
+        step = step_of(backend, num_lanes, context)
+        step_s = median(measure({"": step}, NUM_STEPS, num_warmups=3, clock=by_events)[""])
+        many = measure({"": queued(step)}, NUM_STEPS // NUM_QUEUED, clock=by_events)
+        queued_s = median(many[""]) / NUM_QUEUED
+        num_bytes = step_bytes(shape, plan, num_lanes, context) + state_bytes(plan, num_lanes)
+        limit_s = num_bytes / copy_bytes_per_s
+        times = ms(step_s, 3), ms(queued_s, 3), ms(limit_s, 3)
+        shares = share(limit_s / step_s), share(limit_s / queued_s)
+        same = str(is_same_alone(backend, num_lanes, prompt[:context]))
+        table.add(f"{num_lanes} lanes at {context}", *times, *shares, same)
+        if options.profile and num_lanes == 1:
+            print_kernels(step, 5)
+    runs = {"": lambda: prefill(backend, 0, prompt[:PROMPT_TOKENS])}
+    seconds = median(measure(runs, NUM_PREFILLS)[""])
+    rate = prefill_flops(shape, num_parameters, PROMPT_TOKENS) / seconds
+    flops = figure(rate / 1e12, "TFLOP/s", 0), share(rate / matmul_rate(options.device))
+    speed = figure(PROMPT_TOKENS / seconds, "tokens/s", 0)
+    table = report.table(("prefill", "time", "rate", "operations", "of the matmul rate"), name)
+    table.add(f"{PROMPT_TOKENS} tokens", ms(seconds), speed, *flops)
+    if options.profile:
+        print_kernels(runs[""], 1)
+    backend.close()
 
 
-def bench_decode(
-    spec: ModelSpec,
-    shard: Shard,
-    graphs: GraphedShard,
-    num_lanes: int,
-    position: int,
-    profile: bool,
-) -> None:
-    """One step of `num_lanes` lanes at `position`, as the engine takes it."""
-    batch = Batch(tuple(range(num_lanes)), (position,) * num_lanes, 1)
-    tokens = torch.ones(num_lanes, 1, dtype=torch.int64, device=shard.device)
-
-    def step() -> None:
-        graphs.decode(batch, tokens)
-
-    seconds = median_seconds(step, 50)
-    replay = median_seconds(graphs._steps[num_lanes, 0].captured.replay, 50)
-    limit = step_bytes(spec, num_lanes, position) / COPY_BYTES_PER_S
-    clear_states(spec, shard)
-    together = graphs.decode(batch, tokens)[:1].clone()
-    clear_states(spec, shard)
-    alone = graphs.decode(Batch((0,), (position,), 1), tokens[:1])
-    print(
-        f"decode {num_lanes:2d} lanes at {position:5d}: {seconds * 1e3:6.3f} ms, graph alone "
-        f"{replay * 1e3:6.3f}, limit {limit * 1e3:6.3f}: {limit / seconds:6.1%}, "
-        f"graph {limit / replay:6.1%}; same bits alone: {torch.equal(together, alone)}",
-        flush=True,
-    )
-    if profile:
-        print_kernels(step, 5)
+def fill(backend: LayerSplitBackend, num_lanes: int, prompt: Sequence[int]) -> None:
+    """Make the lanes stand after the prompt."""
+    for lane in range(num_lanes):
+        prefill(backend, lane, prompt)
 
 
-def clear_states(spec: ModelSpec, shard: Shard) -> None:
-    """Recurrent states move with every step; the same step twice needs them back."""
-    for kind, pair in zip(spec.layer_types, shard.cache.layers, strict=True):
-        if kind == "delta":
-            for state in pair:
-                state.zero_()
+def step_of(backend: LayerSplitBackend, num_lanes: int, context: int) -> Callable[[], torch.Tensor]:
+    """A decode step whose tokens stay on the device."""
+    lanes = list(range(num_lanes))
+    return lambda: backend.decode(lanes, [context] * num_lanes, [1] * num_lanes)
 
 
-def bench_prefill(spec: ModelSpec, shard: Shard, profile: bool) -> None:
-    """A prompt, chunk by chunk, on one lane."""
-    tokens = torch.ones(1, CHUNK, dtype=torch.int64, device=shard.device)
+def queued(step: Callable[[], object]) -> Callable[[], None]:
+    """Steps one after the other, none waited for."""
 
-    def prompt() -> None:
-        for begin in range(0, PROMPT_TOKENS, CHUNK):
-            shard.forward(shard.embed(tokens), shard.rows(Batch((0,), (begin,), CHUNK)))
+    def run() -> None:
+        for _ in range(NUM_QUEUED):
+            step()
 
-    seconds = median_seconds(prompt, 5)
-    rate = prefill_flops(spec) / seconds
-    print(
-        f"prefill {PROMPT_TOKENS} tokens: {seconds * 1e3:.1f} ms, "
-        f"{PROMPT_TOKENS / seconds:.0f} tokens/s, {rate / 1e12:.0f} TFLOP/s, "
-        f"{rate / MATMUL_FLOPS:.1%} of the matmul rate",
-        flush=True,
-    )
-    if profile:
-        print_kernels(prompt, 1)
+    return run
 
 
-def step_bytes(spec: ModelSpec, num_lanes: int, position: int) -> float:
-    """Weights once, keys and values of each lane, recurrent state in and out."""
-    attention, delta = spec.attention, spec.delta
-    num_attention = spec.layer_types.count("attention")
-    cache = num_attention * position * 2 * attention.kv_dim * 2
-    if delta is not None:
-        state = delta.num_value_heads * delta.key_dim * delta.value_dim * 4 * 2
-        cache += (spec.num_layers - num_attention) * state
-    return spec.num_parameters * 2 + num_lanes * cache
-
-
-def prefill_flops(spec: ModelSpec) -> float:
-    """Of the weight matrices and of causal attention; the delta rule itself is not counted."""
-    embeddings = spec.vocab_size * spec.hidden_size * (1 if spec.tied_embeddings else 2)
-    weights = 2 * (spec.num_parameters - embeddings) * PROMPT_TOKENS
-    pairs = PROMPT_TOKENS * PROMPT_TOKENS / 2
-    return weights + spec.layer_types.count("attention") * 4 * pairs * spec.attention.query_dim
-
-
-def median_seconds(run: Callable[[], object], repeats: int) -> float:
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeats):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        begin.record()
-        run()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3)
-    return statistics.median(times)
+def is_same_alone(backend: LayerSplitBackend, num_lanes: int, prompt: Sequence[int]) -> bool:
+    """Whether the first lane's logits do not depend on the other lanes."""
+    fill(backend, num_lanes, prompt)  # recurrent states move with every step
+    together = step_of(backend, num_lanes, len(prompt))()[:1].clone()
+    fill(backend, 1, prompt)
+    return torch.equal(together, step_of(backend, 1, len(prompt))())
 
 
 def print_kernels(run: Callable[[], object], repeats: int) -> None:
@@ -214,5 +130,4 @@ def print_kernels(run: Callable[[], object], repeats: int) -> None:
 
 
 if __name__ == "__main__":
-    assert CHUNK % CHUNK_TOKENS == 0
     main()

@@ -12,10 +12,8 @@ import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does, before torch
 
-import argparse
 import asyncio
 import json
-import statistics
 import sys
 import time
 from collections.abc import AsyncIterator, Callable
@@ -23,9 +21,10 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
+from luceasync.bench import command
+from luceasync.bench.figures import percentile
+from luceasync.bench.report import figure, ms
 from luceasync.config import Config, EngineConfig, ServerConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
@@ -52,10 +51,11 @@ print(asyncio.run(main()))
 
 async def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command.parser(__doc__)
     parser.add_argument("--streams", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=200)
     options = parser.parse_args()
+    report = command.begin(options)
     async with live_server() as (engine, url):
         await measure_lag(url, 2, 8)  # warm up
         lags, num_events, seconds = await measure_lag(url, options.streams, options.tokens)
@@ -64,16 +64,12 @@ async def main() -> None:
             for stage in ("queue", "prefill", "decode")
             for stream in (True, False)
         ]
-    console = Console(width=100)
-    lag = Table("streams", "events/s", "lag p50 ms", "lag p99 ms", "lag max ms")
-    p50, p99 = statistics.median(lags), statistics.quantiles(lags, n=100)[98]
-    figures = (num_events / seconds, p50 * 1e3, p99 * 1e3, max(lags) * 1e3)
-    lag.add_row(str(options.streams), *(f"{figure:.1f}" for figure in figures))
-    console.print(lag)
-    table = Table("leaves in", "stream", "place free after ms")
+    lag = report.table(("streams", "events/s", "lag p50", "lag p99", "lag max"))
+    shown = [ms(percentile(lags, percent)) for percent in (50, 99, 100)]
+    lag.add(options.streams, figure(num_events / seconds, digits=1), *shown)
+    table = report.table(("leaves in", "stream", "place free after"))
     for stage, stream, seconds in leaving:
-        table.add_row(stage, str(stream), f"{seconds * 1e3:.0f}")
-    console.print(table)
+        table.add(stage, str(stream), ms(seconds, 0))
 
 
 @asynccontextmanager

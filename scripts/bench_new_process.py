@@ -8,31 +8,34 @@ The files are in the page cache. Prints a markdown table of medians; see bench_r
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from bench_cache import SHAPES, build
-from bench_restart import SENTENCE, decode_step, first_token, life, prepare, read
 
-from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.bench import command
+from luceasync.bench.figures import median
+from luceasync.bench.lives import NAMESPACE, ask, life, make_machine, text_of, user
+from luceasync.bench.model import Decoding
+from luceasync.bench.reading import fill_from, prepare
+from luceasync.bench.report import Table, figure, ms
+from luceasync.bench.rounds import interleave, measure
+from luceasync.bench.small import SMALL
 from luceasync.cyext.flatten import fill
-from luceasync.text.tokenizer import Tokenizer
 
-NUM_RUNS = 5
+NUM_STEPS = 20
 DEADLINE_S = 300.0
 
 
 def main() -> None:
     """Measure and print; with --part do one part, as a process of its own."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command.parser(__doc__, rounds=5)
     parser.add_argument("--tokens", type=int, default=32768)
     parser.add_argument("--part", nargs=3, metavar=("WHAT", "SHAPE", "ROOT"), help="internal")
     options = parser.parse_args()
@@ -40,25 +43,30 @@ def main() -> None:
         what, shape, root = options.part
         print(json.dumps(part(what, shape, Path(root), options.tokens)))
         return
-    print("| shape | first token | touched: read + copy + step | ratio | new: the same | ratio |")
-    print("|---|---|---|---|---|---|")
-    for shape in SHAPES:
+    limits = ("touched: read + copy + step", "ratio", "new: the same", "its ratio")
+    table = command.begin(options).table(("shape", "first token", *limits))
+    for shape in SMALL:
         with tempfile.TemporaryDirectory() as root:
-            report(shape, root, options.tokens)
+            compare(table, shape, root, options.tokens, options.rounds)
 
 
-def report(shape: str, root: str, num_tokens: int) -> None:
+def compare(table: Table, shape: str, root: str, num_tokens: int, num_rounds: int) -> None:
     """A row: the parts in turns, each in a new process."""
-    in_new_process("keep", shape, root, num_tokens)
-    rows = []
-    for _ in range(NUM_RUNS):
-        ours_s, step_s = in_new_process("ours", shape, root, num_tokens)
-        [touched_s] = in_new_process("touched", shape, root, num_tokens)
-        [new_s] = in_new_process("new", shape, root, num_tokens)
-        rows.append((ours_s, touched_s + step_s, new_s + step_s))
-    ours, *limits = (statistics.median(column) * 1e3 for column in zip(*rows, strict=True))
-    cells = " | ".join(f"{limit:.0f} ms | {ours / limit:.2f}" for limit in limits)
-    print(f"| {shape} | {ours:.0f} ms | {cells} |", flush=True)
+
+    def run(what: str) -> Callable[[], list[float]]:
+        return lambda: in_new_process(what, shape, root, num_tokens)
+
+    run("keep")()
+    runs = {what: run(what) for what in ("ours", "touched", "new")}
+    samples = interleave(runs, num_rounds, num_warmups=0)
+    steps_s = [step_s for _, step_s in samples["ours"]]
+    ours_s = median([first_s for first_s, _ in samples["ours"]])
+    cells = [ms(ours_s, 0)]
+    for what in ("touched", "new"):
+        pairs = zip(samples[what], steps_s, strict=True)
+        limit_s = median([seconds + step_s for [seconds], step_s in pairs])
+        cells += [ms(limit_s, 0), figure(ours_s / limit_s)]
+    table.add(shape, *cells)
 
 
 def in_new_process(what: str, shape: str, root: str, num_tokens: int) -> list[float]:
@@ -70,24 +78,27 @@ def in_new_process(what: str, shape: str, root: str, num_tokens: int) -> list[fl
 
 def part(what: str, shape: str, root: Path, num_tokens: int) -> list[float]:
     """Keep a prompt; or take it up, and a decode step; or read its files."""
-    files = sorted(root.glob("bench/*.safetensors"))
+    files = sorted(root.glob(f"{NAMESPACE}/*.safetensors"))
     if what in ("touched", "new"):
         return [plain(files, is_touched=what == "touched")]
-    return asyncio.run(ask(what, shape, root, files, num_tokens))
+    return asyncio.run(first(what, shape, root, files, num_tokens))
 
 
-async def ask(what: str, shape: str, root: Path, files: list[Path], num_tokens: int) -> list[float]:
+async def first(
+    what: str, shape: str, root: Path, files: list[Path], num_tokens: int
+) -> list[float]:
     """The first request of an engine that has just started; then a decode step."""
-    machine = build(SHAPES[shape], num_tokens, root)
-    encode = Tokenizer.load(BUNDLED_MODEL_DIR).encode
-    text = SENTENCE * int((num_tokens - 64) * 64 / len(encode(SENTENCE * 64)))
+    machine = make_machine(SMALL[shape], "cpu:0", num_tokens + 2048, root, dtype="fp32", parallel=1)
+    text = text_of(num_tokens - 64)
     async with life(machine) as engine:
         prepare(files, "page cache")
-        seconds, finish = await first_token(engine, text, 1 if what == "keep" else 2)
+        asked = await ask(engine, user(text), 1 if what == "keep" else 2)
     if what == "keep":
-        return [seconds]
-    assert finish.usage.cached_tokens > finish.usage.prompt_tokens - 8, finish
-    return [seconds, decode_step(machine, finish.usage.prompt_tokens)]
+        return [asked.first_s]
+    usage = asked.finish.usage
+    assert usage.cached_tokens > usage.prompt_tokens - 8, asked.finish
+    step = Decoding(machine.backend, 1, usage.prompt_tokens)
+    return [asked.first_s, median(measure({"": step}, NUM_STEPS, num_warmups=0)[""])]
 
 
 def plain(files: list[Path], *, is_touched: bool) -> float:
@@ -99,7 +110,7 @@ def plain(files: list[Path], *, is_touched: bool) -> float:
     prepare(files, "page cache")
     started = time.perf_counter()
     for file, host in zip(files, hosts, strict=True):
-        read(file, host)
+        fill_from(file, host)
     for target, host in zip(targets, hosts, strict=True):
         fill(target.numpy(), [0], [host.numpy()])
     return time.perf_counter() - started

@@ -9,21 +9,26 @@ plain steps alternate in one run; ratios are of their medians.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
+from luceasync.bench import command
+from luceasync.bench.device import at_rest
+from luceasync.bench.figures import medians
+from luceasync.bench.model import DTYPES, load_random, plan_for, random_prompt
+from luceasync.bench.report import Cell, ms
+from luceasync.bench.rounds import interleave
+from luceasync.bench.shapes import SHAPES
+from luceasync.bench.shapes import Shape as Config
 from luceasync.dflash.adapt import Plan as StepPlan
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on
 from luceasync.dflash.draft_config import parse_draft_spec
-from luceasync.dflash.load import join
+from luceasync.dflash.load import LoadedDraft, join
 from luceasync.dflash.placement import guest_of
 from luceasync.dflash.weights import read_weights
 from luceasync.engine.acceptance import Acceptance
@@ -31,19 +36,18 @@ from luceasync.engine.decoding import anchors_of, choose_next
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.models.spec import ModelSpec
+from luceasync.models.precision import ITEM_BYTES, Dtype, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
-from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.platform import open_platform
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import SafeText
-from scripts.bench_gpu import SHAPES
 
-NUM_ROUNDS = 40
-NUM_DROPPED = 6  # until graphs are captured
+NUM_WARMUPS = 6  # until graphs are captured
 ACCEPTED = (5, 6)  # rows, in turn: 6.5 tokens a round
 SHAPES_OF_ROUNDS = (Shape(16), Shape(8), Shape(16, 22), Shape(16, 60))
+NAMES = [f"block {s.block}" + (f", tree {s.budget}" if s.budget else "") for s in SHAPES_OF_ROUNDS]
+PLAIN = "plain step"
 DRAFT_LAYERS = 5
 MAX_TOKENS = 4096
 
@@ -83,95 +87,90 @@ class Forced:
 
 
 def main() -> None:
-    """Measure and print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Measure and print."""
+    parser = command.parser(__doc__, rounds=34, device="cuda:0")
     parser.add_argument("--shape", default="qwen3-4b", choices=sorted(SHAPES))
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--dtype", default="bf16", choices=sorted(DTYPES))
-    parser.add_argument("--contexts", default="1024,32768")
-    parser.add_argument("--lanes", default="1,4")
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--dtype", default="bf16", choices=DTYPES)
+    parser.add_argument("--contexts", type=command.numbers, default="1024,32768")
+    parser.add_argument("--lanes", type=command.numbers, default="1,4")
     options = parser.parse_args()
-    text = "\n".join(measure(parse_spec(SHAPES[options.shape]), options))
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    report = command.begin(options, [options.device])
+    table = report.table(["lanes, context", PLAIN, *NAMES])
+    contexts = sorted(options.contexts)
+    room = contexts[-1] + MAX_TOKENS
+    pair = load(SHAPES[options.shape], options.device, options.dtype, max(options.lanes), room)
+    for context, num_lanes in itertools.product(contexts, options.lanes):
+        choices = started(pair.backend, pair.draft.speculator, num_lanes, context)
+        runs = steps(pair.backend, pair.draft.speculator, choices)
+        seconds = medians(interleave(runs, options.rounds, num_warmups=NUM_WARMUPS))
+        plain_s = seconds.pop(PLAIN)
+        cells = [
+            Cell(s / plain_s, f"{s * 1e3:.2f} ms, {s / plain_s:.2f}") for s in seconds.values()
+        ]
+        table.add(f"{num_lanes} at {context}", ms(plain_s, 2), *cells)
+    pair.draft.close()
+    pair.backend.close()
 
 
-def draft_config(target: ModelSpec) -> dict[str, object]:
+def draft_config(target: Config) -> dict[str, object]:
     """A drafter such as those that are published for targets of this size."""
-    attention = target.attention
     return {
-        "hidden_size": target.hidden_size,
-        "intermediate_size": target.intermediate_size,
+        "hidden_size": target["hidden_size"],
+        "intermediate_size": target["intermediate_size"],
         "num_hidden_layers": DRAFT_LAYERS,
-        "num_attention_heads": attention.num_heads,
-        "num_key_value_heads": attention.num_kv_heads,
-        "head_dim": attention.head_dim,
+        "num_attention_heads": target["num_attention_heads"],
+        "num_key_value_heads": target["num_key_value_heads"],
+        "head_dim": target["head_dim"],
         "rope_theta": 1e6,
         "block_size": max(shape.block for shape in SHAPES_OF_ROUNDS),
         "dflash_config": {"mask_token_id": 9},
     }
 
 
-def measure(spec: ModelSpec, options: argparse.Namespace) -> list[str]:
-    """The table."""
-    contexts = sorted(int(text) for text in options.contexts.split(","))
-    lanes = [int(text) for text in options.lanes.split(",")]
-    draft_spec = parse_draft_spec(draft_config(spec), spec)
-    [device] = find_devices([options.device])
-    plan = make_plan(
-        spec,
+@dataclass(frozen=True)
+class Pair:
+    """A target and its drafter."""
+
+    backend: LayerSplitBackend
+    draft: LoadedDraft
+
+
+def load(config: Config, device: str, dtype: Dtype, num_lanes: int, max_ctx_tokens: int) -> Pair:
+    """Random weights of both."""
+    spec = parse_spec(dict(config))
+    draft_spec = parse_draft_spec(draft_config(config), spec)
+    [found] = find_devices([device])
+    plan = plan_for(
+        config,
         [device],
-        dtype=options.dtype,
-        weights=None,
-        parallel=max(lanes),
-        max_ctx_tokens=contexts[-1] + MAX_TOKENS,
-        prefill_chunk_tokens=None,
+        parallel=num_lanes,
+        max_ctx_tokens=max_ctx_tokens,
+        dtype=dtype,
         verify_rows=[shape.num_rows for shape in SHAPES_OF_ROUNDS],
-        guest=guest_of(draft_spec, device, spec, DTYPE_BYTES[options.dtype]),
+        guest=guest_of(draft_spec, found, spec, ITEM_BYTES[dtype]),
     )
-    platform, dtype = open_platform(device.name), DTYPES[options.dtype]
-    place = platform.device
-    source = RandomSource(dtype, place)
-    backend = LayerSplitBackend.load(spec, plan, source, taps=draft_spec.taps)
-    ops = platform.ops
+    backend = load_random(config, plan, taps=draft_spec.taps)
+    platform = open_platform(device)
+    source = RandomSource(torch_dtype(dtype), platform.device, seed=1)
     with torch.inference_mode():
         network = DraftNetwork(
             draft_spec,
-            read_weights(draft_spec, source, ops, dtype, place),
-            ops,
+            read_weights(draft_spec, source, platform.ops, torch_dtype(dtype), platform.device),
             backend.embed,
             num_lanes=plan.parallel,
             max_ctx_tokens=plan.max_ctx_tokens,
             choose=draft_ops_on(platform),
         )
-    draft = join(network, device, SHAPES_OF_ROUNDS, plan, backend)
-    names = [
-        f"block {s.block}" + (f", tree {s.budget}" if s.budget else "") for s in SHAPES_OF_ROUNDS
-    ]
-    table = [
-        "| lanes, context | plain step | " + " | ".join(names) + " |",
-        "|---" * (2 + len(names)) + "|",
-    ]
-    for context, num_lanes in itertools.product(contexts, lanes):
-        choices = begin(backend, draft.speculator, num_lanes, context)
-        plain_s, *rounds_s = medians(steps(backend, draft.speculator, choices))
-        ratios = " | ".join(f"{s * 1e3:.2f} ms, {s / plain_s:.2f}" for s in rounds_s)
-        table.append(f"| {num_lanes} at {context} | {plain_s * 1e3:.2f} ms | {ratios} |")
-        print(table[-1], flush=True)
-    draft.close()
-    backend.close()
-    return table
+    return Pair(backend, join(network, found, SHAPES_OF_ROUNDS, plan, backend))
 
 
-def begin(
+def started(
     backend: LayerSplitBackend, speculator: Speculator, num_lanes: int, context: int
 ) -> list[Generation]:
     """Greedy choices with a random prompt each, prefilled."""
     choices = []
     for lane in range(num_lanes):
-        prompt = torch.randint(10, 500, (context,)).tolist()
+        prompt = random_prompt(context, lane)
         prepared = Prepared(
             lane, 0, tuple(prompt), 2**30, frozenset(), Sampling(), 0, None, None, None, NoText()
         )
@@ -192,46 +191,32 @@ def begin(
 
 def steps(
     backend: LayerSplitBackend, speculator: Speculator, choices: Sequence[Generation]
-) -> list[Callable[[], Callable[[], object] | None]]:
-    """A plain step, then a round of each shape, for all. What a step returns is to be done after
-    it and takes no time of it: the drafter takes up what was decoded plainly, or it would find a
-    gap, and have no context.
+) -> dict[str, Callable[[], float]]:
+    """Seconds of a plain step, and of a round of each shape, for all.
+
+    After a plain step, and in no time of it, the drafter takes up what was decoded: or it would
+    find a gap, and have no context.
     """
     everyone = tuple(range(len(choices)))
 
-    def plain() -> Callable[[], object]:
+    def plain() -> float:
         anchors = anchors_of(choices)
         columns = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
-        choose_next(choices, backend.decode(*map(list, columns)))
-        return lambda: speculator.decoded(anchors, StepPlan(None, (), False))
+        seconds = at_rest(lambda: choose_next(choices, backend.decode(*map(list, columns))))
+        speculator.decoded(anchors, StepPlan(None, (), False))
+        return seconds
 
-    def round_of(shape: Shape) -> Callable[[], None]:
+    def round_of(shape: Shape) -> Callable[[], float]:
         forced, plan = Forced(ACCEPTED), StepPlan(shape, everyone, False)
 
         def run() -> None:
             forced.next_round()
             speculator.round(anchors_of(choices), plan, Acceptance(choices, forced))
 
-        return run
+        return lambda: at_rest(run)
 
-    return [plain, *map(round_of, SHAPES_OF_ROUNDS)]
-
-
-def medians(runs: Sequence[Callable[[], Callable[[], object] | None]]) -> list[float]:
-    """Median seconds of each, taken in turns, each until its device has come to rest; see
-    `steps`.
-    """
-    seconds: list[list[float]] = [[] for _ in runs]
-    for _ in range(NUM_ROUNDS):
-        for run, times in zip(runs, seconds, strict=True):
-            started = time.perf_counter()
-            after = run()
-            if torch.cuda.is_available():
-                torch.cuda.synchronize()
-            times.append(time.perf_counter() - started)
-            if after is not None:
-                after()
-    return [statistics.median(times[NUM_DROPPED:]) for times in seconds]
+    rounds = zip(NAMES, map(round_of, SHAPES_OF_ROUNDS), strict=True)
+    return {PLAIN: plain, **dict(rounds)}
 
 
 if __name__ == "__main__":

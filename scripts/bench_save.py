@@ -9,22 +9,25 @@ without, and the bytes per second of nodes beside those of one plain copy of pin
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
-from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
-from bench_gpu import SHAPES
 
+from luceasync.bench import command
+from luceasync.bench.device import synchronize
+from luceasync.bench.figures import median, percentile
+from luceasync.bench.model import load_random, plan_for, prefill, random_prompt
+from luceasync.bench.report import NOTHING, Cell, Report, figure, ms
+from luceasync.bench.rounds import Run, interleave
+from luceasync.bench.shapes import SHAPES
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import Span
 from luceasync.hoststore.tickets import Arrived, Ticket
-from luceasync.models.config import parse_spec
-from luceasync.models.loader import RandomSource
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices, host_memory
-from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.platform import open_platform
 
 STREAM, SOURCE, TARGET = range(3)  # lanes: one decodes, one is saved, one is restored into
 STREAM_TOKENS = 1024
@@ -32,7 +35,7 @@ TURN_TOKENS = 256
 NUM_STEPS = 150  # of one phase
 NUM_RUNS = 7
 CAPACITY_BYTES = 8 << 30
-Row = tuple[str, float, str, float | None]  # what, figure, unit, ratio to what it is held against
+COLUMNS = ("what", "figure", "ratio")
 
 
 class Stream:
@@ -42,7 +45,7 @@ class Stream:
         self._backend = backend
         self._token = 1
 
-    def gaps(self, beside: Callable[[], object]) -> list[float]:
+    def gaps(self, beside: Run) -> list[float]:
         """Seconds between tokens, with `beside` called before each step."""
         seconds = []
         for position in range(STREAM_TOKENS, STREAM_TOKENS + NUM_STEPS):
@@ -84,7 +87,7 @@ class Traffic:
         """Wait for what is under way."""
         self._saved.wait()
         self._restored.wait()
-        torch.cuda.synchronize()
+        synchronize()
 
     def restore(self) -> None:
         """Begin to put the chain into the target lane if that is not under way."""
@@ -95,112 +98,108 @@ class Traffic:
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command.parser(__doc__, rounds=2, device="cuda:0")
     parser.add_argument("--shape", default="qwen3.5-27b", choices=sorted(SHAPES))
-    parser.add_argument("--device", default="cuda:0")
     parser.add_argument("--tokens", type=int, default=16384)
-    parser.add_argument("--rounds", type=int, default=2)
     options = parser.parse_args()
-    started = time.perf_counter()
-    memory = host_memory([options.device], CAPACITY_BYTES)
-    rows: list[Row] = [("first pinned slab", time.perf_counter() - started, "s", None)]
-    assert isinstance(memory, Arena) and memory.wait(600)
-    rate = CAPACITY_BYTES / (time.perf_counter() - started)
-    rows.append((f"pinning {CAPACITY_BYTES >> 30} GiB", rate / 1e9, "GB/s", None))
+    report = command.begin(options, [options.device])
+    memory = pinned(report, options.device)
     backend = load(options, memory)
     node = Traffic(backend, options.tokens, 1)
     turns = Traffic(backend, options.tokens, options.tokens // TURN_TOKENS)
     node.save()
     turns.save()
-    rows += measure_gaps(backend, node, turns, options.rounds)
-    rows += measure_rates(node, turns)
+    measure_gaps(report, Stream(backend), node, turns, options.rounds)
+    measure_rates(report, options.device, node, turns)
     backend.close()
     memory.close()
-    print("| what | figure | ratio |\n|---|---|---|")
-    for what, figure, unit, ratio in rows:
-        print(f"| {what} | {figure:.2f} {unit} | {'' if ratio is None else f'{ratio:.2f}'} |")
+
+
+def pinned(report: Report, device: str) -> HostMemory:
+    """All of the memory for nodes, pinned."""
+    started = time.perf_counter()
+    memory = host_memory([device], CAPACITY_BYTES)
+    table = report.table(COLUMNS, "memory")
+    table.add("first pinned slab", figure(time.perf_counter() - started, "s"), NOTHING)
+    assert isinstance(memory, Arena) and memory.wait(600)
+    rate = CAPACITY_BYTES / (time.perf_counter() - started)
+    table.add(f"pinning {CAPACITY_BYTES >> 30} GiB", figure(rate / 1e9, "GB/s"), NOTHING)
+    return memory
 
 
 def load(options: argparse.Namespace, memory: HostMemory) -> LayerSplitBackend:
     """The model with its lanes filled."""
-    spec = parse_spec(SHAPES[options.shape])
-    plan = make_plan(
-        spec,
-        find_devices([options.device]),
-        dtype="bf16",
-        weights=None,
-        parallel=3,
-        max_ctx_tokens=options.tokens + STREAM_TOKENS,
-        prefill_chunk_tokens=None,
-    )
-    source = RandomSource(torch.bfloat16, torch.device(options.device))
-    backend = LayerSplitBackend.load(spec, plan, source, memory=memory)
-    for lane, num_tokens in ((STREAM, STREAM_TOKENS), (SOURCE, options.tokens)):
-        for begin in range(0, num_tokens, plan.prefill_chunk_tokens):
-            num_rows = min(plan.prefill_chunk_tokens, num_tokens - begin)
-            tokens = torch.randint(10, 9999, (num_rows,)).tolist()
-            backend.prefill(lane, begin, tokens, project=False)
-    torch.cuda.synchronize()
+    shape, room = SHAPES[options.shape], options.tokens + STREAM_TOKENS
+    plan = plan_for(shape, [options.device], parallel=3, max_ctx_tokens=room)
+    backend = load_random(shape, plan, memory=memory)
+    prefill(backend, STREAM, random_prompt(STREAM_TOKENS))
+    prefill(backend, SOURCE, random_prompt(options.tokens))
     return backend
 
 
 def measure_gaps(
-    backend: LayerSplitBackend, node: Traffic, turns: Traffic, num_rounds: int
-) -> Iterator[Row]:
+    report: Report, stream: Stream, node: Traffic, turns: Traffic, num_rounds: int
+) -> None:
     """Gaps of a stream alone, beside saves and beside restores, in turns."""
-    stream = Stream(backend)
-    phases: dict[str, Callable[[], object]] = {
-        "alone": lambda: None,
-        "beside saves": node.save,
-        "beside restores": node.restore,
-        "beside restores of turns": turns.restore,
-    }
-    gaps: dict[str, list[float]] = {name: [] for name in phases}
-    stream.gaps(phases["alone"])  # to warm up
-    for name, beside in [*phases.items()] * num_rounds:
-        gaps[name] += stream.gaps(beside)
+
+    def gaps(beside: Run) -> list[float]:
+        seconds = stream.gaps(beside)
         node.wait()
         turns.wait()
-    for name, seconds in gaps.items():
-        for percentile in (50, 99):
-            figure, alone = (
-                statistics.quantiles(s, n=100)[percentile - 1] for s in (seconds, gaps["alone"])
-            )
-            yield f"gap p{percentile}, {name}", figure * 1e3, "ms", figure / alone
-        yield f"gap max, {name}", max(seconds) * 1e3, "ms", max(seconds) / max(gaps["alone"])
-    yield "nodes saved meanwhile", node.num_saves, "", None
-    yield "nodes restored meanwhile", node.num_restores, "", None
-    yield "chains of turns restored meanwhile", turns.num_restores, "", None
+        return seconds
+
+    phases = {
+        "alone": lambda: gaps(lambda: None),
+        "beside saves": lambda: gaps(node.save),
+        "beside restores": lambda: gaps(node.restore),
+        "beside restores of turns": lambda: gaps(turns.restore),
+    }
+    phases["alone"]()  # to warm up
+    found = interleave(phases, num_rounds, num_warmups=0)
+    samples = {name: [gap for part in parts for gap in part] for name, parts in found.items()}
+    table = report.table(COLUMNS, "gaps between the tokens of a stream")
+    for name, seconds in samples.items():
+        for percent, what in ((50, "p50"), (99, "p99"), (100, "max")):
+            gap, alone = (percentile(each, percent) for each in (seconds, samples["alone"]))
+            table.add(f"gap {what}, {name}", ms(gap, 2), figure(gap / alone))
+    table.add("nodes saved meanwhile", node.num_saves, NOTHING)
+    table.add("nodes restored meanwhile", node.num_restores, NOTHING)
+    table.add("chains of turns restored meanwhile", turns.num_restores, NOTHING)
 
 
-def measure_rates(node: Traffic, turns: Traffic) -> Iterator[Row]:
+def measure_rates(report: Report, device: str, node: Traffic, turns: Traffic) -> None:
     """Nodes beside one copy of as many bytes of torch's own pinned memory, with nothing else."""
     host = torch.zeros(node.num_bytes, dtype=torch.uint8, pin_memory=True)
-    device = torch.zeros(node.num_bytes, dtype=torch.uint8, device="cuda")
-    runs: dict[str, Callable[[], object]] = {
-        "one copy out": lambda: host.copy_(device, non_blocking=True),
+    there = torch.zeros(node.num_bytes, dtype=torch.uint8, device=open_platform(device).device)
+    runs: dict[str, Run] = {
+        "one copy out": lambda: host.copy_(there, non_blocking=True),
         "save of a node": node.save,
-        "one copy in": lambda: device.copy_(host, non_blocking=True),
+        "one copy in": lambda: there.copy_(host, non_blocking=True),
         "restore of a node": node.restore,
         "restore of turns": turns.restore,
     }
-    queued: dict[str, list[float]] = {name: [] for name in runs}
-    arrived: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(NUM_RUNS):
-        for name, run in runs.items():
-            started = time.perf_counter()
-            run()
-            queued[name].append(time.perf_counter() - started)
-            node.wait()
-            turns.wait()
-            arrived[name].append(time.perf_counter() - started)
-    plain_s = 0.0
-    for name in runs:
-        seconds = statistics.median(arrived[name])
-        plain_s = seconds if name.startswith("one copy") else plain_s
-        rate = node.num_bytes / seconds / 1e9
-        yield f"{name}, {node.num_bytes / 1e6:.0f} MB", rate, "GB/s", plain_s / seconds
-        yield f"{name}: time to queue", statistics.median(queued[name]) * 1e3, "ms", None
+    bases = {"save of a node": "one copy out"} | dict.fromkeys(
+        ("restore of a node", "restore of turns"), "one copy in"
+    )
+
+    def timed(run: Run) -> tuple[float, float]:
+        """Seconds until it is queued, and until it has arrived."""
+        started = time.perf_counter()
+        run()
+        queued_s = time.perf_counter() - started
+        node.wait()
+        turns.wait()
+        return queued_s, time.perf_counter() - started
+
+    found = interleave({name: partial(timed, run) for name, run in runs.items()}, NUM_RUNS)
+    seconds = {name: median([arrived for _, arrived in parts]) for name, parts in found.items()}
+    table = report.table(COLUMNS, "nothing else under way")
+    for name, parts in found.items():
+        rate = figure(node.num_bytes / seconds[name] / 1e9, "GB/s")
+        ratio: Cell = figure(seconds[bases.get(name, name)] / seconds[name])
+        table.add(f"{name}, {node.num_bytes / 1e6:.0f} MB", rate, ratio)
+        queued_s = median([queued for queued, _ in parts])
+        table.add(f"{name}: time to queue", ms(queued_s, 2), NOTHING)
 
 
 if __name__ == "__main__":

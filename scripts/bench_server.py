@@ -6,20 +6,19 @@ step to the event loop with call_soon_threadsafe; the clients are another proces
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import multiprocessing
-import statistics
 import threading
 import time
 from collections.abc import AsyncIterator
 from multiprocessing.connection import Connection
 
 import uvloop
-from rich.console import Console
-from rich.table import Table
 
+from luceasync.bench import command
+from luceasync.bench.figures import median, percentile
+from luceasync.bench.report import NOTHING, figure
 from luceasync.config import ServerConfig
 from luceasync.request import (
     Delta,
@@ -156,35 +155,33 @@ async def measure(num_streams: int, num_tokens: int, period_s: float) -> tuple[f
         app = create_app(engine, ServerConfig())
         tasks.create_task(run_hypercorn(app, listener, closed))
         clients.start()
-        latencies_s = sorted(await asyncio.to_thread(ours.recv))
+        latencies_s = await asyncio.to_thread(ours.recv)
         closed.set()
     clients.join(10)
     num_sent = num_streams * num_tokens
     if len(latencies_s) != num_sent:
         raise SystemExit(f"{len(latencies_s)} tokens arrived, {num_sent} were made")
-    p99_s = latencies_s[int(0.99 * num_sent)]
     seconds = (engine.loop_cpu_s / num_sent, engine.wall_s / num_sent)
-    return tuple(1e6 * s for s in (*seconds, statistics.median(latencies_s), p99_s))
+    return tuple(1e6 * s for s in (*seconds, median(latencies_s), percentile(latencies_s, 99)))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = command.parser(__doc__)
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--tokens", type=int, default=500, help="per stream")
     parser.add_argument("--rate", type=float, default=50.0, help="steps per second when paced")
     options = parser.parse_args()
-    table = Table(title="Server overhead per streamed token, microseconds")
-    for column in ("streams", "steps", "loop CPU", "wall", "latency p50", "latency p99"):
-        table.add_column(column, justify="right")
+    columns = ("streams", "steps", "loop CPU", "wall", "latency p50", "latency p99")
+    title = "Server overhead per streamed token, microseconds"
+    table = command.begin(options).table(columns, title)
     for num_streams in options.streams:
         for period_s in (0.0, 1 / options.rate):
             pace = f"{options.rate:g}/s" if period_s else "as fast as sent"
-            cpu, wall, p50, p99 = uvloop.run(measure(num_streams, options.tokens, period_s))
-            shown_wall = "" if period_s else f"{wall:.0f}"
-            table.add_row(
-                str(num_streams), pace, f"{cpu:.0f}", shown_wall, f"{p50:.0f}", f"{p99:.0f}"
-            )
-    Console().print(table)
+            found = uvloop.run(measure(num_streams, options.tokens, period_s))
+            cells = [figure(us, digits=0) for us in found]
+            if period_s:
+                cells[1] = NOTHING  # mostly waiting
+            table.add(num_streams, pace, *cells)
 
 
 if __name__ == "__main__":

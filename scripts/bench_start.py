@@ -9,7 +9,6 @@ lengths, one after the other, each of other words. Every start is a process of i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import os
@@ -20,10 +19,11 @@ import tempfile
 import time
 from pathlib import Path
 
+from luceasync.bench import command
+from luceasync.bench.lives import ask, user
+from luceasync.bench.report import figure, ms
 from luceasync.config import BUNDLED_MODEL_DIR, Config, ModelConfig, PlacementConfig
-from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import ChatPrompt, Request
 
 NUM_WORDS = (1500, 1501, 800, 130, 2600, 20)
 WORDS = ("list", "return", "the", "string", "of", "module", "x")
@@ -33,30 +33,28 @@ DEADLINE_S = 900.0
 
 def main() -> None:
     """Measure and print a row for each start; with --once be one of them."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = command.parser(__doc__, device="cpu:0")
     parser.add_argument("--target", type=Path, default=BUNDLED_MODEL_DIR)
-    parser.add_argument("--device", default="cpu:0")
     parser.add_argument("--once", action="store_true", help="internal")
     options = parser.parse_args()
     if options.once:
         print(json.dumps(asyncio.run(start(options.target, options.device))))
         return
-    header = ("start", "ready after", *(f"prompt of {n} words" for n in NUM_WORDS))
-    print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
+    report = command.begin(options, [options.device])
+    table = report.table(("start", "ready after", *(f"prompt of {n} words" for n in NUM_WORDS)))
     with tempfile.TemporaryDirectory() as root:
         kept = {name: f"{root}/{name}" for name in COMPILED}
-        command = [sys.executable, *sys.argv, "--once"]
+        command_line = [sys.executable, *sys.argv, "--once"]
         for name in ("first", "second"):
             done = subprocess.run(
-                command,
+                command_line,
                 env=os.environ | kept,
                 stdout=subprocess.PIPE,
                 timeout=DEADLINE_S,
                 check=True,
             )
             ready_s, *first_tokens = json.loads(done.stdout.splitlines()[-1])
-            cells = (f"{seconds * 1e3:.0f} ms" for seconds in first_tokens)
-            print(f"| {name} | {ready_s:.1f} s | {' | '.join(cells)} |", flush=True)
+            table.add(name, figure(ready_s, "s", 1), *(ms(each, 0) for each in first_tokens))
 
 
 async def start(model_dir: Path, device: str) -> list[float]:
@@ -66,18 +64,13 @@ async def start(model_dir: Path, device: str) -> list[float]:
     async with build_engine(config) as engine:
         await engine.load()
         ready_s = time.perf_counter() - begun
-        return [ready_s, *[await first_token(engine, count) for count in NUM_WORDS]]
+        asked = [await ask(engine, user(words(count)), 4) for count in NUM_WORDS]
+        return [ready_s, *(each.first_s for each in asked)]
 
 
-async def first_token(engine: LocalEngine, num_words: int) -> float:
-    """Seconds."""
-    text = " ".join(random.Random(num_words).choices(WORDS, k=num_words))
-    begun = time.perf_counter()
-    deltas = await engine.open(
-        Request(ChatPrompt([{"role": "user", "content": text}]), max_tokens=4)
-    )
-    seconds = [time.perf_counter() - begun async for _ in deltas]
-    return seconds[0]
+def words(num_words: int) -> str:
+    """So many, each time others."""
+    return " ".join(random.Random(num_words).choices(WORDS, k=num_words))
 
 
 if __name__ == "__main__":

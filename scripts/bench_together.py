@@ -8,14 +8,14 @@ the seconds from the first question to the last answer.
 
 from __future__ import annotations
 
-import argparse
-import json
 import queue
-import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
-from bench_speculation import QUESTIONS, Asked, Client, ask, server, tau_of
+from luceasync.bench import command
+from luceasync.bench.report import figure
+from luceasync.bench.rounds import wall
+from luceasync.bench.servers import Asked, Client, Messages, ask, read_questions, server, tau_of
 
 SERVERS = {
     "plain": ["--draft", "none"],
@@ -26,37 +26,36 @@ SERVERS = {
 
 def main() -> None:
     """Measure and print a row for each server."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cpu:0")
+    parser = command.parser(__doc__, device="cpu:0")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--clients", type=int, default=4)
     parser.add_argument("--questions", type=int, default=60)
     parser.add_argument("--max-tokens", type=int, default=128)
     options = parser.parse_args()
-    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
-    messages = [json.loads(line)["messages"] for line in lines]
+    table = command.begin(options, [options.device]).table(("server", "tokens/s", "ratio", "tau"))
+    messages = read_questions()
     asked, others = messages[: options.questions], messages[-options.questions :]
-    print("| server | tokens/s | ratio | tau |\n|---|---|---|---|")
     plain_rate = 0.0
     for name, flags in SERVERS.items():
         common = ["--target-device", options.device, "--dtype", options.dtype, *flags]
+        answers: list[Asked] = []
         with server(common) as first:
-            for questions in (others, asked):
-                begun = time.perf_counter()
-                answers = ask_together(first, questions, options.clients, options.max_tokens)
-                seconds = time.perf_counter() - begun
+            ask_together(first, others, options.clients, options.max_tokens)
+            seconds = wall(
+                lambda first=first, answers=answers: answers.extend(
+                    ask_together(first, asked, options.clients, options.max_tokens)
+                )
+            )
         rate = sum(answer.num_tokens for answer in answers) / seconds
         plain_rate = plain_rate or rate
-        print(
-            f"| {name} | {rate:.0f} | {rate / plain_rate:.2f} | {tau_of(answers)[1]} |", flush=True
-        )
+        table.add(name, figure(rate, digits=0), figure(rate / plain_rate), tau_of(answers)[1])
 
 
 def ask_together(
-    first: Client, questions: list[list[dict]], num_clients: int, max_tokens: int
+    first: Client, questions: list[Messages], num_clients: int, max_tokens: int
 ) -> list[Asked]:
     """All questions, by as many clients of the server of `first`; each takes the next one."""
-    waiting: queue.SimpleQueue[list[dict]] = queue.SimpleQueue()
+    waiting: queue.SimpleQueue[Messages] = queue.SimpleQueue()
     for question in questions:
         waiting.put(question)
 

@@ -8,27 +8,26 @@ commit a path. Rounds and decode steps alternate in one run; ratios are of their
 
 from __future__ import annotations
 
-import argparse
 import random
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from luceasync.models.config import parse_spec
-from luceasync.models.loader import RandomSource
+from luceasync.bench import command
+from luceasync.bench.device import copy_bandwidth, synchronize
+from luceasync.bench.figures import medians
+from luceasync.bench.model import Decoding, load_random, plan_for, prefill, random_prompt
+from luceasync.bench.report import Cell, ms
+from luceasync.bench.rounds import Run, measure
+from luceasync.bench.shapes import SHAPES, step_bytes
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices
-from luceasync.pipeline.plan import make_plan
-from scripts.bench_gpu import SHAPES, bytes_read, measure_rates, prefill
+from luceasync.pipeline.platform import open_platform
 
-NUM_ROUNDS = 40
 NUM_ACCEPTED = 6  # rows of a path, where the proposal is that deep
+DECODE = "decode"
 
 
 @dataclass(frozen=True)
@@ -62,82 +61,61 @@ PROPOSALS = (chain_of(8), chain_of(16), tree_of(22), tree_of(60))
 
 
 def main() -> None:
-    """Measure and print a table in Markdown."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shapes", default="qwen3-4b,qwen3.5-4b")
-    parser.add_argument("--device", default="cuda:0")
-    parser.add_argument("--contexts", default="1024,32768")
-    parser.add_argument("--lanes", default="1,4")
-    parser.add_argument("--out", type=Path)
+    """Measure and print."""
+    parser = command.parser(__doc__, rounds=37, device="cuda:0")
+    parser.add_argument("--shapes", type=command.names, default="qwen3-4b,qwen3.5-4b")
+    parser.add_argument("--contexts", type=command.numbers, default="1024,32768")
+    parser.add_argument("--lanes", type=command.numbers, default="1,4")
     options = parser.parse_args()
-    copy_bytes_per_s = measure_rates().copy_bytes_per_s
-    lines = [
-        f"Copy bandwidth {copy_bytes_per_s / 1e9:.0f} GB/s.",
-        "",
-        "| shape | lanes, context | decode | limit | "
-        + " | ".join(proposal.name for proposal in PROPOSALS)
-        + " |",
-        "|---" * (4 + len(PROPOSALS)) + "|",
-    ]
-    for shape in options.shapes.split(","):
-        for line in measure(shape, options, copy_bytes_per_s):
-            lines.append(line)
-            print(line, flush=True)
-    text = "\n".join(lines)
-    print(text)
-    if options.out:
-        options.out.write_text(text + "\n")
+    report = command.begin(options, [options.device])
+    copy_bytes_per_s = copy_bandwidth(options.device)
+    report.say(f"Copy bandwidth {copy_bytes_per_s / 1e9:.0f} GB/s.")
+    names = [proposal.name for proposal in PROPOSALS]
+    table = report.table(["shape", "lanes, context", DECODE, "limit", *names])
+    contexts, lanes = sorted(options.contexts), options.lanes
+    for name in options.shapes:
+        shape = SHAPES[name]
+        plan = plan_for(
+            shape,
+            [options.device],
+            parallel=max(lanes),
+            max_ctx_tokens=contexts[-1] + 256,
+            verify_rows=[len(proposal.parents) for proposal in PROPOSALS],
+        )
+        backend = load_random(shape, plan)
+        prompt = random_prompt(contexts[-1])
+        for context in contexts:
+            for lane in range(max(lanes)):
+                prefill(backend, lane, prompt[:context])
+            for num_lanes in lanes:
+                limit_s = step_bytes(shape, plan, num_lanes, context) / copy_bytes_per_s
+                runs = passes(backend, options.device, num_lanes, context)
+                seconds = medians(measure(runs, options.rounds, num_warmups=3))
+                decode_s = seconds.pop(DECODE)
+                cells = [
+                    Cell(s / decode_s, f"{s * 1e3:.2f} ms, {s / decode_s:.2f}")
+                    for s in seconds.values()
+                ]
+                place = f"{num_lanes} at {context}"
+                table.add(name, place, ms(decode_s, 2), ms(limit_s, 2), *cells)
+        backend.close()
 
 
-def measure(shape: str, options: argparse.Namespace, copy_bytes_per_s: float) -> list[str]:
-    """A row of the table for each number of lanes and context."""
-    spec = parse_spec(SHAPES[shape])
-    contexts = sorted(int(text) for text in options.contexts.split(","))
-    lanes = [int(text) for text in options.lanes.split(",")]
-    plan = make_plan(
-        spec,
-        find_devices([options.device]),
-        dtype="bf16",
-        weights=None,
-        parallel=max(lanes),
-        max_ctx_tokens=contexts[-1] + 256,
-        prefill_chunk_tokens=None,
-        verify_rows=[len(proposal.parents) for proposal in PROPOSALS],
-    )
-    started = time.perf_counter()
-    backend = LayerSplitBackend.load(spec, plan, RandomSource(torch.bfloat16, torch.device("cuda")))
-    print(f"{shape}: loaded and captured in {time.perf_counter() - started:.1f} s", flush=True)
-    prompt = torch.randint(10, spec.vocab_size - 10, (contexts[-1],)).tolist()
-    lines = []
-    for context in contexts:
-        for lane in range(max(lanes)):
-            prefill(backend, lane, prompt[:context])
-        for num_lanes in lanes:
-            limit_s = bytes_read(spec, plan.shards, num_lanes, context) / copy_bytes_per_s
-            decode_s, *rounds_s = medians(passes(backend, num_lanes, context))
-            ratios = " | ".join(f"{s * 1e3:.2f} ms, {s / decode_s:.2f}" for s in rounds_s)
-            times = f"{decode_s * 1e3:.2f} ms | {limit_s * 1e3:.2f} ms"
-            lines.append(f"| {shape} | {num_lanes} at {context} | {times} | {ratios} |")
-    backend.close()
-    return lines
-
-
-def passes(backend: LayerSplitBackend, num_lanes: int, context: int) -> list[Callable[[], object]]:
+def passes(backend: LayerSplitBackend, device: str, num_lanes: int, context: int) -> dict[str, Run]:
     """A decode step, and a round of every proposal; each brings its best tokens to the host."""
     lanes, begins = list(range(num_lanes)), [context] * num_lanes
+    place = open_platform(device).device
 
-    def decode() -> object:
-        return backend.decode(lanes, begins, [7] * num_lanes).argmax(-1).tolist()
-
-    def round_of(proposal: Proposal) -> Callable[[], object]:
+    def round_of(proposal: Proposal) -> Run:
         shape = (num_lanes, len(proposal.parents))
-        tokens = torch.randint(10, 1000, shape, device="cuda")
-        parents = torch.tensor(proposal.parents, dtype=torch.int32, device="cuda")
+        tokens = torch.randint(10, 1000, shape, device=place)
+        parents = torch.tensor(proposal.parents, dtype=torch.int32, device=place)
         parents = parents.expand(shape).contiguous()
         paths = [proposal.path] * num_lanes
         return lambda: run_round(backend, lanes, begins, tokens, parents, paths)
 
-    return [decode, *map(round_of, PROPOSALS)]
+    rounds = {proposal.name: round_of(proposal) for proposal in PROPOSALS}
+    return {DECODE: Decoding(backend, num_lanes, context), **rounds}
 
 
 def run_round(
@@ -150,19 +128,8 @@ def run_round(
 ) -> object:
     best = backend.verify(lanes, begins, tokens, parents).argmax(-1).tolist()
     backend.commit(paths)
-    torch.cuda.synchronize()
+    synchronize()
     return best
-
-
-def medians(runs: Sequence[Callable[[], object]]) -> list[float]:
-    """Median seconds of each, taken in turns."""
-    seconds: list[list[float]] = [[] for _ in runs]
-    for _ in range(NUM_ROUNDS):
-        for run, times in zip(runs, seconds, strict=True):
-            started = time.perf_counter()
-            run()
-            times.append(time.perf_counter() - started)
-    return [statistics.median(times[3:]) for times in seconds]
 
 
 if __name__ == "__main__":

@@ -1,15 +1,13 @@
 """Find the tiles of luceasync.kernels.linear on this GPU: for every shape the best few.
 
-    python scripts/tune_linear.py [--out FILE]
+    python scripts/tune_linear.py [--json FILE]
 
 A candidate runs as a chain of launches in a CUDA graph, over more weights than the L2 cache holds.
 """
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import json
 import multiprocessing
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -17,10 +15,16 @@ from dataclasses import asdict, dataclass, replace
 
 import torch
 
+from luceasync.bench import command
+from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copies
+from luceasync.bench.figures import median
+from luceasync.bench.report import share
+from luceasync.bench.rounds import measure
 from luceasync.kernels.linear import Tile, linear, swiglu
 from luceasync.kernels.rows import rms_norm
 
-COPY_BYTES_PER_S = 4.24e12
+NUM_REPLAYS = 7
+NUM_SHOWN = 6  # of the candidates, for people
 SHARED_BYTES = 200 * 1024  # of one program
 
 
@@ -95,34 +99,26 @@ def compile_one(work: tuple[Case, Tile]) -> None:
 def seconds_each(case: Case, tile: Tile, num_rows: int) -> float:
     """Of one launch in a chain."""
     weight_bytes = case.weight_rows * case.dim * 2
-    copies = max(3, -(-400_000_000 // weight_bytes))
+    copies = num_copies(weight_bytes)
     weights = torch.randn(copies, case.weight_rows, case.dim, device="cuda", dtype=torch.bfloat16)
     x = torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
     norm = torch.ones(case.dim, device="cuda")
     residual = x.new_zeros(num_rows, case.outputs)
 
-    run(case, tile, x, weights[0], norm, residual)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    def chain() -> None:
         for weight in weights:
             run(case, tile, x, weight, norm, residual)
-    times = []
-    for _ in range(8):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) / 1e3 / copies)
-    return sorted(times)[len(times) // 2]
+
+    replays = measure({"": captured(chain)}, NUM_REPLAYS, clock=by_events)
+    return median(replays[""]) / copies
 
 
-def tune(case: Case, num_rows: int) -> list[tuple[float, Tile]]:
+def tune(case: Case, num_rows: int, copy_bytes_per_s: float) -> list[tuple[float, Tile]]:
     """(share of the copy bandwidth, tile), best first."""
     weight_bytes = case.weight_rows * case.dim * 2
 
     def share(tile: Tile) -> float:
-        return weight_bytes / seconds_each(case, tile, num_rows) / COPY_BYTES_PER_S
+        return weight_bytes / seconds_each(case, tile, num_rows) / copy_bytes_per_s
 
     ranked = sorted(((share(t), t) for t in candidates(case)), key=lambda r: -r[0])
     preloading = [replace(t, preload=True) for _, t in ranked[:8]]
@@ -131,26 +127,25 @@ def tune(case: Case, num_rows: int) -> list[tuple[float, Tile]]:
 
 def main() -> None:
     """Compile in parallel, then measure one by one."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", default=None)
-    options = parser.parse_args()
+    options = command.parser(__doc__).parse_args()
+    if not torch.backends.cuda.is_built():  # asking for the GPU itself would touch it
+        raise SystemExit("tune_linear.py: a GPU is needed; this torch build knows none")
     kinds = {(c.normed, c.paired): c for c in CASES}
     work = [(case, tile) for case in kinds.values() for tile in candidates(case)]
     workers = min(12, os.cpu_count() or 1)
     # Forked before this process touches the GPU: the children import nothing again.
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("fork")) as pool:
         list(pool.map(compile_one, work, chunksize=2))
-    results = {}
+    report = command.begin(options, ["cuda:0"])
+    copy_bytes_per_s = copy_bandwidth("cuda:0")
     for case, num_rows in itertools.product(CASES, (1, 16)):
-        ranked = tune(case, num_rows)
+        ranked = tune(case, num_rows, copy_bytes_per_s)
         name = f"{case.name} [{case.weight_rows}, {case.dim}], {num_rows} rows"
-        results[name] = [(share, asdict(tile)) for share, tile in ranked]
-        print(name, flush=True)
-        for share, tile in ranked[:6]:
-            print(f"  {share:6.1%}  {tile}", flush=True)
-    if options.out:
-        with open(options.out, "w", encoding="utf-8") as file:
-            json.dump(results, file)
+        table = report.table(("tile", "of the copy bandwidth"), name)
+        for part, tile in ranked[:NUM_SHOWN]:
+            table.add(str(tile), share(part))
+        for part, tile in ranked:
+            report.keep({"case": name, "share": part, "tile": asdict(tile)})
 
 
 if __name__ == "__main__":

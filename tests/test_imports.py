@@ -32,6 +32,8 @@ MAY_IMPORT = {
     | {"models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "dflash", "hoststore", "kv"},
     "dflash": {"pipeline", "models", "kv", "ipc", "cuda", "kernels"},
+    "bench": {"engine", "keeping", "text", "nodefiles", "hoststore", "dflash", "pipeline"}
+    | {"models", "kv", "cyext"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
     "pipeline": {"models", "hoststore", "kv", "ipc", "cuda.launch"},

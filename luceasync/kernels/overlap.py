@@ -37,7 +37,7 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
 
 def overlap_options(tensor: Tensor) -> dict[str, Any]:
     """Launch options of a decode kernel that works on `tensor`'s device."""
-    if tensor.is_cuda and _can_overlap(tensor.device.index or 0):
+    if tensor.is_cuda and can_overlap(tensor.device.index or 0):
         return {"OVERLAP": True, "launch_pdl": True}
     return {"OVERLAP": False}
 
@@ -69,5 +69,6 @@ def _num_multiprocessors(device_index: int) -> int:
 
 
 @functools.cache
-def _can_overlap(device_index: int) -> bool:
+def can_overlap(device_index: int) -> bool:
+    """Whether kernels of the device may begin before the one in front of them has ended."""
     return torch.version.hip is None and torch.cuda.get_device_capability(device_index) >= (9, 0)

@@ -1,0 +1,101 @@
+"""Models of random weights, and the passes over one that are measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from luceasync.bench.device import synchronize
+from luceasync.bench.shapes import Shape
+from luceasync.hoststore.memory import HostMemory
+from luceasync.models.config import parse_spec
+from luceasync.models.loader import RandomSource
+from luceasync.models.precision import Dtype, Precision, torch_dtype
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.platform import open_platform
+
+DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
+
+
+def plan_for(
+    shape: Shape,
+    devices: Sequence[str],
+    *,
+    parallel: int,
+    max_ctx_tokens: int,
+    dtype: Dtype = "bf16",
+    verify_rows: Sequence[int] = (),
+    guest: Guest | None = None,
+) -> Plan:
+    """Layers in even shares on the devices."""
+    return make_plan(
+        parse_spec(dict(shape)),
+        find_devices(devices),
+        precision=Precision.of(dtype),
+        weights=[1.0] * len(devices),
+        parallel=parallel,
+        max_ctx_tokens=max_ctx_tokens,
+        prefill_chunk_tokens=None,
+        verify_rows=verify_rows,
+        guest=guest,
+    )
+
+
+def load_random(
+    shape: Shape,
+    plan: Plan,
+    *,
+    taps: Sequence[int] = (),
+    memory: HostMemory | None = None,
+) -> LayerSplitBackend:
+    """A backend with random weights of the shape, as planned."""
+    place = open_platform(plan.shards[0].device).device
+    source = RandomSource(torch_dtype(plan.precision.weights), place)
+    return LayerSplitBackend.load(parse_spec(dict(shape)), plan, source, taps=taps, memory=memory)
+
+
+def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:
+    """Token ids that every vocabulary has."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(10, 500, (num_tokens,), generator=generator).tolist()
+
+
+def prefill(backend: LayerSplitBackend, lane: int, prompt: Sequence[int]) -> torch.Tensor:
+    """Run the prompt on the lane, chunk by chunk. Returns its logits float32 [vocab], when they
+    are there.
+    """
+    backend.reset(lane)
+    chunk, logits = backend.plan.prefill_chunk_tokens, None
+    for begin in range(0, len(prompt), chunk):
+        end = min(begin + chunk, len(prompt))
+        logits = backend.prefill(lane, begin, prompt[begin:end], project=end == len(prompt))
+    assert logits is not None, "a prompt has tokens"
+    synchronize()
+    return logits
+
+
+class Decoding:
+    """Greedy decoding on the first `num_lanes` lanes as the engine runs it: the chosen tokens come
+    to the host. Each call is one step, at the same position: keys and values are written again.
+    """
+
+    def __init__(self, backend: LayerSplitBackend, num_lanes: int, position: int) -> None:
+        self._backend = backend
+        self._lanes = list(range(num_lanes))
+        self.position = position
+        self._tokens = [1] * num_lanes
+
+    def __call__(self) -> None:
+        logits = self._backend.decode(self._lanes, [self.position] * len(self._lanes), self._tokens)
+        self._tokens = logits.argmax(-1).tolist()
+
+    def steps(self, num_steps: int) -> None:
+        """Steps at one position after the other."""
+        first = self.position
+        for self.position in range(first, first + num_steps):
+            self()
+        self.position = first

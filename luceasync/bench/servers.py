@@ -1,0 +1,123 @@
+"""Whole servers in processes of their own, asked over HTTP, greedily.
+
+Owns the processes and connections. Knows no modes: which flags a server is given is for scripts.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from luceasync.config import BUNDLED_MODEL_DIR
+
+QUESTIONS = BUNDLED_MODEL_DIR / "eval.jsonl"
+DEADLINE_S = 300.0
+Messages = list[dict[str, Any]]
+
+
+def read_questions() -> list[Messages]:
+    """The bundled model's evaluation questions."""
+    lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
+    return [json.loads(line)["messages"] for line in lines]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One answer: `seconds` from the request to its end, of which the server says `prompt_s` went
+    into reading the prompt and `decode_s` from the first token to the last.
+    """
+
+    text: str
+    num_tokens: int
+    seconds: float
+    prompt_s: float
+    decode_s: float
+    speculation: dict[str, Any]
+    restore: dict[str, Any]
+
+
+class Client:
+    """One connection to a server. Of the standard library, whose share of a request is small."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=DEADLINE_S)
+
+    def close(self) -> None:
+        """The connection ends."""
+        self._connection.close()
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        """The JSON that a POST gives. Raises HTTPException unless that is a 200."""
+        headers = {"content-type": "application/json"}
+        self._connection.request("POST", path, json.dumps(body).encode(), headers)
+        response = self._connection.getresponse()
+        content = response.read()
+        if response.status != 200:
+            raise http.client.HTTPException(f"{response.status}: {content!r}")
+        found: dict[str, Any] = json.loads(content)
+        return found
+
+
+@contextmanager
+def server(flags: Sequence[str]) -> Iterator[Client]:
+    """A server in a process of its own, ready."""
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            assert process.stdout is not None
+            url = ""
+            for line in iter(process.stdout.readline, b""):
+                text = line.decode(errors="replace")
+                found = re.search(r"http://[\d.]+:\d+", text)
+                url = url or (found[0] if found else "")
+                if text.startswith("Ready"):
+                    break
+            else:
+                raise SystemExit(f"the server did not start: {' '.join(command)}")
+            with closing(Client(url)) as client:
+                yield client
+        except http.client.HTTPException:
+            process.terminate()
+            assert process.stdout is not None
+            print(process.stdout.read().decode(errors="replace"), file=sys.stderr)
+            raise
+        finally:
+            process.terminate()
+            try:
+                process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+
+
+def ask(client: Client, messages: Messages, max_tokens: int) -> Asked:
+    """One question, greedily."""
+    body = {"messages": messages, "temperature": 0, "max_tokens": max_tokens}
+    started = time.perf_counter()
+    answer = client.post("/v1/chat/completions", body)
+    seconds = time.perf_counter() - started
+    return Asked(
+        text=answer["choices"][0]["message"]["content"],
+        num_tokens=answer["usage"]["completion_tokens"],
+        seconds=seconds,
+        prompt_s=answer["timings"]["prompt_ms"] / 1000,
+        decode_s=answer["timings"]["predicted_ms"] / 1000,
+        speculation=answer["luceasync"].get("speculation", {}),
+        restore=answer["luceasync"],
+    )
+
+
+def tau_of(answers: Sequence[Asked]) -> tuple[int, str]:
+    """Rounds, and tokens for each."""
+    rounds = sum(a.speculation.get("rounds", 0) for a in answers)
+    accepted = sum(a.speculation.get("accepted", 0) for a in answers)
+    return rounds, f"{(accepted + rounds) / rounds:.2f}" if rounds else ""

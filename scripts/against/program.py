@@ -1,0 +1,289 @@
+"""What is measured of one checkout, in a process of its own: orders come in, seconds go out.
+
+Runs under the code of either checkout, so it imports nothing of ours but the luceasync it is given,
+and only surfaces that last; what has two names or forms is looked up in "either" and below it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import luceasync
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+NUM_LANES, SOURCE = 5, 4  # nothing runs on the lane that is saved but its prompt
+NUM_STEPS = 8  # of decoding, in one sample
+NUM_PROPOSED, NUM_ACCEPTED = 16, 6  # rows of a round
+NUM_ROUNDS = 4
+NUM_ANSWER_TOKENS = 96
+HOST_BYTES = 3 << 30
+WORDS = "list return the string of module x and dictionary what does json dumps do".split()
+DEADLINE_S = 600.0
+
+Case = Callable[[], tuple[float, object]]  # seconds, and what must be the same in both checkouts
+
+
+def either(*places: str) -> Any:
+    """The first of "module:name" that there is."""
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            return getattr(importlib.import_module(f"luceasync.{module}"), name)
+        except (ImportError, AttributeError):
+            continue
+    raise ImportError(f"none of {', '.join(places)} in {luceasync.__file__}")
+
+
+def pipeline(name: str, module: str) -> Any:
+    return either(f"pipeline.{module}:{name}", f"target.{module}:{name}")
+
+
+def plan_for(spec: Any, order: dict[str, Any]) -> Any:
+    """All lanes on one device."""
+    make_plan, find_devices = pipeline("make_plan", "plan"), pipeline("find_devices", "devices")
+    asked = {
+        "dtype": order["dtype"],
+        "weights": None,
+        "parallel": NUM_LANES,
+        "max_ctx_tokens": order["context"] + 256,
+        "prefill_chunk_tokens": None,
+        "verify_rows": [NUM_PROPOSED],
+    }
+    if "dtype" not in inspect.signature(make_plan).parameters:
+        dtype = asked.pop("dtype")
+        precision = either("models.precision:Precision")
+        asked["precision"] = precision.of(dtype)
+    return make_plan(spec, find_devices([order["device"]]), **asked)
+
+
+def load_backend(order: dict[str, Any]) -> Any:
+    """The model in `dir`, or random weights of `config`."""
+    backend = pipeline("LayerSplitBackend", "backend")
+    host_memory = pipeline("host_memory", "devices")
+    memory = host_memory([order["device"]], HOST_BYTES)
+    if hasattr(memory, "wait"):
+        memory.wait(DEADLINE_S)  # pinned while nothing is measured
+    if "dir" in order:
+        spec = either("models.config:read_spec", "models.spec:read_spec")(Path(order["dir"]))
+        return backend.open(Path(order["dir"]), spec, plan_for(spec, order), memory=memory)
+    spec = either("models.config:parse_spec", "models.spec:parse_spec")(order["config"])
+    source = either("models.loader:RandomSource")
+    weights = source(DTYPES[order["dtype"]], place_of(order["device"]))
+    return backend.load(spec, plan_for(spec, order), weights, memory=memory)
+
+
+def place_of(device: str) -> torch.device:
+    return torch.device(device.replace("hip", "cuda").replace("cpu:0", "cpu"))
+
+
+def synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+class Passes:
+    """Samples of a backend: each brings its best tokens to the host, as an engine does."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        torch.set_num_threads(order["threads"] or torch.get_num_threads())
+        self._backend = load_backend(order)
+        self._nodes = getattr(self._backend, "nodes", self._backend)
+        self._place = place_of(order["device"])
+        self._context = order["context"]
+        tokens = torch.randint(
+            10, 400, (self._context,), generator=torch.Generator().manual_seed(0)
+        )
+        self._prompt = tokens.tolist()
+        self._span = either("hoststore.nodes:Span", "kv.node:Span")
+        for lane in range(NUM_LANES):
+            self._prefill(lane)
+        self._save()
+        self.cases: dict[str, Case] = {
+            "decode, 1 lane": lambda: self._decode(1),
+            "decode, 4 lanes": lambda: self._decode(4),
+            f"round: verify {NUM_PROPOSED}, commit {NUM_ACCEPTED}": self._rounds,
+            f"prefill of {self._context}": lambda: self._prefill(0),
+            "save": self._save,
+            "restore": self._restore,
+        }
+
+    def close(self) -> None:
+        self._backend.close()
+
+    def _prefill(self, lane: int) -> tuple[float, object]:
+        backend, prompt = self._backend, self._prompt
+        synchronize()
+        started = time.perf_counter()
+        backend.reset(lane)
+        chunk = backend.plan.prefill_chunk_tokens
+        for begin in range(0, len(prompt), chunk):
+            end = min(begin + chunk, len(prompt))
+            logits = backend.prefill(lane, begin, prompt[begin:end], project=end == len(prompt))
+        int(logits.argmax())
+        return time.perf_counter() - started, digest(logits)
+
+    def _decode(self, num_lanes: int) -> tuple[float, object]:
+        self._restore()  # steps move the state of recurrent layers
+        lanes, tokens, said = list(range(num_lanes)), [1] * num_lanes, []
+        synchronize()
+        started = time.perf_counter()
+        for position in range(self._context, self._context + NUM_STEPS):
+            logits = self._backend.decode(lanes, [position] * num_lanes, tokens)
+            tokens = logits.argmax(-1).tolist()
+            said.append(tokens[0])
+        return (time.perf_counter() - started) / NUM_STEPS, said
+
+    def _rounds(self) -> tuple[float, object]:
+        self._restore()
+        rows = torch.arange(NUM_PROPOSED, device=self._place)[None] + 10
+        said = []
+        synchronize()
+        started = time.perf_counter()
+        for i in range(NUM_ROUNDS):
+            begin = self._context + i * NUM_ACCEPTED
+            logits = self._backend.verify([0], [begin], rows)
+            said.append(logits.argmax(-1).tolist())
+            self._backend.commit([list(range(NUM_ACCEPTED))])
+            synchronize()
+        return (time.perf_counter() - started) / NUM_ROUNDS, said
+
+    def _save(self) -> tuple[float, object]:
+        backend = self._backend
+        self._nodes.drop("node")
+        synchronize()
+        started = time.perf_counter()
+        ticket = self._nodes.save(SOURCE, "node", self._span(0, self._context, True))
+        wait(ticket, lambda: backend.saved("node"))
+        return time.perf_counter() - started, None
+
+    def _restore(self) -> tuple[float, object]:
+        backend = self._backend
+        synchronize()
+        started = time.perf_counter()
+        ticket = self._nodes.restore(0, ["node"], self._context)
+        wait(ticket, lambda: backend.settled(0))
+        synchronize()
+        return time.perf_counter() - started, None
+
+
+def wait(ticket: Any, has_arrived: Callable[[], bool]) -> None:
+    """Until what was queued has arrived: by its ticket, or where there is none by asking."""
+    if ticket is not None:
+        ticket.wait()
+        return
+    while not has_arrived():
+        time.sleep(0)
+
+
+class Answers:
+    """Samples of the bundled model's whole engine, with and without its drafter."""
+
+    def __init__(self, order: dict[str, Any]) -> None:
+        self._runner = asyncio.Runner()
+        self._engines = {
+            name: self._runner.run(self._open(order["device"], draft))
+            for name, draft in (("plain", "none"), ("drafter", None))
+        }
+        self._number = 0
+        self.cases: dict[str, Case] = {
+            "engine: a plain token": lambda: self._answer("plain"),
+            "engine: a token with the drafter": lambda: self._answer("drafter"),
+            "engine: first token, new prompt": self._new,
+            "engine: first token, kept prompt": self._kept,
+        }
+
+    async def _open(self, device: str, draft: str | None) -> Any:
+        config = importlib.import_module("luceasync.config")
+        asked = config.Config(
+            placement=config.PlacementConfig(devices=(device,)),
+            draft=config.DraftConfig(draft_dir=draft),
+            engine=config.EngineConfig(parallel=4),
+            cache=config.CacheConfig(memory_bytes=1 << 30),
+        )
+        engine = either("engine.start:build_engine")(asked)
+        await engine.__aenter__()
+        await engine.load()
+        return engine
+
+    def close(self) -> None:
+        for engine in self._engines.values():
+            self._runner.run(engine.__aexit__(None, None, None))
+        self._runner.close()
+
+    def _answer(self, name: str) -> tuple[float, object]:
+        times, said = self._ask(name, "What does json.dumps do?", NUM_ANSWER_TOKENS)
+        return (times[-1] - times[1]) / (NUM_ANSWER_TOKENS - 1), said
+
+    def _new(self) -> tuple[float, object]:
+        self._number += 1
+        times, said = self._ask("plain", self._text(), 1)
+        return times[1] - times[0], said
+
+    def _kept(self) -> tuple[float, object]:
+        self._ask("plain", self._text(), 1)
+        times, said = self._ask("plain", self._text(), 1)
+        return times[1] - times[0], said
+
+    def _text(self) -> str:
+        """Of about 1000 tokens; its beginning is its own."""
+        return f"{self._number} " + " ".join(WORDS[(i * 7) % len(WORDS)] for i in range(600))
+
+    def _ask(self, name: str, text: str, num_tokens: int) -> tuple[list[float], list[int]]:
+        return self._runner.run(self._asked(name, text, num_tokens))
+
+    async def _asked(self, name: str, text: str, num_tokens: int) -> tuple[list[float], list[int]]:
+        """When it was asked, when each part of the answer came, and its tokens."""
+        request = importlib.import_module("luceasync.request")
+        prompt: Any = [{"role": "user", "content": text}]
+        if hasattr(request, "ChatPrompt"):
+            prompt = request.ChatPrompt(prompt)
+        sampling = request.Sampling(temperature=0.0)
+        times, said = [time.perf_counter()], []
+        asked = request.Request(prompt, sampling=sampling, max_tokens=num_tokens, ignore_eos=True)
+        async for delta in await self._engines[name].open(asked):
+            times.append(time.perf_counter())
+            said += delta.token_ids
+        return times, said
+
+
+def digest(tensor: torch.Tensor) -> str:
+    return hashlib.blake2b(tensor.float().cpu().numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def serve(orders: Any, replies: Any) -> None:
+    """Answer each line with a line."""
+    opened: Passes | Answers | None = None
+    for line in orders:
+        order = json.loads(line)
+        if order["what"] == "open":
+            opened = Answers(order) if order["kind"] == "engine" else Passes(order)
+            reply: object = list(opened.cases)
+        elif order["what"] == "sample":
+            assert opened is not None
+            reply = opened.cases[order["case"]]()
+        else:
+            assert opened is not None
+            opened.close()
+            opened, reply = None, None
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    with os.fdopen(os.dup(1), "w") as replies:
+        os.dup2(2, 1)  # whatever else prints does not answer
+        serve(sys.stdin, replies)
