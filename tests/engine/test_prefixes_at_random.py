@@ -20,8 +20,10 @@ from hypothesis.stateful import (
 )
 
 from luceasync.engine.decoding import PlainDecoding
+from luceasync.engine.faults import Fault, fault_of
 from luceasync.engine.generation import Prepared
 from luceasync.engine.pump import Pump
+from luceasync.errors import GroupFailed
 from luceasync.keeping import node_index as index_module
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.layout import Part, part_of
@@ -167,6 +169,32 @@ class Server(RuleBasedStateMachine):
         self.bench.target.is_sick = True
         self.go_on(num_steps)
         self.bench.target.is_sick = False
+
+    @rule(
+        verb=st.sampled_from(["prefill", "decode", "save", "restore", "reset"]),
+        num_steps=st.integers(1, 4),
+    )
+    def a_group_fails(self, verb: str, num_steps: int) -> None:
+        """What it has computed by then is there; nothing is saved or restored."""
+        real = getattr(self.bench.target, verb)
+
+        def failing(*args, **fields):
+            if verb in ("prefill", "decode"):
+                real(*args, **fields)
+            raise GroupFailed(0, "its process is gone")
+
+        setattr(self.bench.target, verb, failing)
+        fault: Fault | None = None
+        for _ in range(num_steps):
+            try:
+                self.hear(self.pump.step())
+            except GroupFailed as error:
+                fault = fault_of(error, self.pump.doing)
+                break
+        delattr(self.bench.target, verb)
+        if fault is not None:
+            self.hear(self.pump.recover(fault))
+            assert self.pump.num_running == 0
 
     @rule(is_slow=st.booleans())
     def reading_is_slower_than_running(self, is_slow: bool) -> None:
