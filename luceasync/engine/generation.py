@@ -174,7 +174,8 @@ class Generation:
         self._spell()
         text, self._held_text = self._held_text, ""
         is_last = self.has_ended
-        pieces = self.prepared.piece_maker.make(text, is_last=is_last)
+        maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
+        pieces = maker.make(text, is_last=is_last)
         has_more = pieces or self._held_logprobs or is_last
         return self._delta(pieces, speculation) if has_more else None
 

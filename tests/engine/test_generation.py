@@ -189,6 +189,18 @@ def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer, reas
     assert (delta.finish.reason, delta.finish.error) == (reason, "words")
 
 
+def test_a_maker_of_pieces_that_has_failed_cannot_keep_the_end_from_being_told(tokenizer):
+    class Broken:
+        def make(self, text: str, *, is_last: bool):
+            raise ZeroDivisionError("no pieces")
+
+    choice = make(tokenizer, piece_maker=Broken())
+    choice.append(letters(tokenizer, "a")[0], None)
+    with pytest.raises(ZeroDivisionError):
+        choice.shown()
+    assert ended(choice, "error", "words").finish.error == "words"
+
+
 # --- log-probabilities --------------------------------------------------------------------------
 
 
