@@ -54,7 +54,8 @@ class RandomSource:
             shape, generator=self._generator, dtype=torch.float32, device=self._device
         )
         if len(shape) > 1:
-            return (random * shape[-1] ** -0.5).to(self._dtype)
+            scale: float = shape[-1] ** -0.5
+            return (random * scale).to(self._dtype)
         return (random * 0.1).to(self._dtype)
 
 

@@ -44,4 +44,4 @@ class PackedTable(TorchTable):
 
 def can_pack() -> bool:
     """Whether this build of torch has oneDNN."""
-    return torch.backends.mkldnn.is_available()
+    return bool(torch.backends.mkldnn.is_available())

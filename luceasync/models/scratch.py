@@ -82,4 +82,5 @@ class VerifyScratch:
 def _view(rows: Tensor, shape: tuple[int, int]) -> Tensor:
     """[layers, all rows, ...] -> [layers, entries, rows, ...]."""
     num_entries, num_rows = shape
-    return rows[:, : num_entries * num_rows].unflatten(1, shape)
+    view: Tensor = rows[:, : num_entries * num_rows].unflatten(1, shape)
+    return view

@@ -89,7 +89,7 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     return ends_architecture(spec) | {
         "attention": asdict(attention),
         "delta": asdict(delta),
-        "layer_types": [names[mixer] for mixer in spec.mixers],  # type: ignore[index]
+        "layer_types": [names[mixer] for mixer in spec.mixers],
     }
 
 

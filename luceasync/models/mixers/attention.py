@@ -116,7 +116,7 @@ class AttentionSpec:
         """Selects the query (0) or the gate (1) rows of every head."""
 
         def select(stored: Tensor) -> Tensor:
-            by_head = stored.unflatten(0, (self.num_heads, 2, -1))
+            by_head: Tensor = stored.unflatten(0, (self.num_heads, 2, -1))
             return by_head[:, which].flatten(0, 1)
 
         return select

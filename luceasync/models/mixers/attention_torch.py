@@ -137,7 +137,8 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         v.transpose(0, 1)[None],
         attn_mask=mask.repeat(group, 1),
     )[0]
-    return out.unflatten(1, (group, num_rows)).permute(2, 0, 1, 3).flatten(1, 2)
+    by_head: Tensor = out.unflatten(1, (group, num_rows))
+    return by_head.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def attend_one(q: Tensor, k: Tensor, v: Tensor, num_seen: int) -> Tensor:
@@ -193,7 +194,8 @@ def attend_tree(
     shares = [*weights[..., :span].split(BLOCK_ROWS, -1), weights[..., span:]]
     pairs = zip(shares, (*values.split(BLOCK_ROWS), new[1]), strict=True)
     out = _sum([share @ v.transpose(0, 1) for share, v in pairs])
-    return out.unflatten(1, (-1, num_rows)).permute(2, 0, 1, 3).flatten(1, 2)
+    by_head: Tensor = out.unflatten(1, (-1, num_rows))
+    return by_head.permute(2, 0, 1, 3).flatten(1, 2)
 
 
 def attention_widths(spec: AttentionSpec) -> list[int]:

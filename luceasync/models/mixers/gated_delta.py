@@ -114,4 +114,5 @@ def _chunked(x: Tensor, chunk: int) -> Tensor:
     """[batch, rows, heads, dim] -> [batch, heads, chunks, chunk, dim], filled up with zeros."""
     missing = -x.shape[1] % chunk
     x = F.pad(x, (0, 0, 0, 0, 0, missing)).transpose(1, 2)
-    return x.unflatten(2, (-1, chunk)).contiguous()
+    chunked: Tensor = x.unflatten(2, (-1, chunk))
+    return chunked.contiguous()
