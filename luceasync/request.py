@@ -251,9 +251,8 @@ class SpeculationStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start.
-
-    `cache`, `speculation` None: there is none.
+    """A look at the engine from outside; counts are of this moment, totals since the start. `cache`,
+    `speculation` None: there is none.
     """
 
     ready: bool
@@ -272,8 +271,7 @@ class Stream(Protocol):
     """The answer to one admitted request: an async iterator of the deltas of all its choices.
 
     It ends after the last choice has finished. `aclose` frees the lanes at the engine's next step,
-    wherever the request is (queued, in prefill, decoding), and may be called at any time, twice
-    too.
+    wherever the request is, and may be called at any time, twice too.
     """
 
     @property

@@ -110,6 +110,7 @@ def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, 
     assert plain[0].num_tokens == max_tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("index", [1, 4, 6, 9])
 def test_stop_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, index):

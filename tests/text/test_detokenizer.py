@@ -26,6 +26,7 @@ def pieces_of(tokenizer, ids, stop=()) -> tuple[list[str], bool]:
     return [*texts, detokenizer.flush()], detokenizer.stopped
 
 
+@pytest.mark.slow
 @relaxed
 @given(st.lists(st.integers(0, 380), max_size=40))
 def test_any_tokens_give_the_text_of_decoding_them_at_once(any_tokenizer, ids):
@@ -41,6 +42,7 @@ def test_any_text_comes_back(byte_level, text):
     assert "".join(pieces) == text
 
 
+@pytest.mark.slow
 @relaxed
 @given(runs=st.lists(st.binary(max_size=6), max_size=6))
 def test_broken_utf8_is_replaced_as_the_tokenizer_does(byte_level, fallback, runs):

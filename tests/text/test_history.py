@@ -51,6 +51,7 @@ def asked(tokenizer: Tokenizer, answer: Sequence[int]) -> tuple[History, list[in
     return history, [*prompt_ids, *answer]
 
 
+@pytest.mark.slow
 @relaxed
 @given(TEXT, st.lists(st.tuples(IDS, REST), max_size=4))
 def test_what_is_recalled_is_the_text(any_tokenizer, text, turns):
