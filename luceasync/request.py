@@ -251,8 +251,8 @@ class SpeculationStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start. `cache`,
-    `speculation` None: there is none.
+    """A look at the engine from outside; counts are of this moment, totals since the start.
+    `cache`, `speculation` None: there is none.
     """
 
     ready: bool
