@@ -31,6 +31,7 @@ from luceasync.nodefiles.reader import NodeFile
 NAMESPACE = "bench"
 NUM_TOKENS = 2048
 LAYERS = range(3, 64, 4)
+END_KINDS: frozenset[str] = frozenset()  # these nodes have no end
 ROW_SHAPE = (4, 256)  # [kv_heads, head_dim], bf16
 
 
@@ -60,9 +61,9 @@ def node(key: str, tensors: dict[str, bytes]) -> tuple[bytes, list[bytes]]:
         else TensorEntry(name, "BF16", (NUM_TOKENS, *ROW_SHAPE), checksum(content))
         for name, content in tensors.items()
     ]
-    entries = file_order(entries, frozenset())
+    ordered = file_order(entries, END_KINDS)
     metadata = NodeMetadata(NAMESPACE, key, "", 0, NUM_TOKENS, (0,), 0, False, False)
-    return encode_header(entries, metadata), [tensors[entry.name] for entry in entries]
+    return encode_header(ordered, metadata), [tensors[entry.name] for entry in ordered]
 
 
 def plain_read(path: Path, give: Callable[[int], memoryview]) -> memoryview:
@@ -158,7 +159,7 @@ def compare(report: Report, root: Path, num_nodes: int, num_rounds: int) -> None
     keys = [f"{number:08x}" for number in range(1, num_nodes + 1)]
     arena = Arena(sum(map(len, tensors.values())) + MAX_HEADER_BYTES, num_nodes)
     with asyncio.Runner() as runner:
-        tier = DiskTier(root, NAMESPACE, frozenset(), allocate=arena.allocate)
+        tier = DiskTier(root, NAMESPACE, END_KINDS, allocate=arena.allocate)
         runner.run(tier.__aenter__())
         nodes = Nodes(root, tier, runner)
         size = max(nodes.write(key, *node(key, tensors)) for key in keys)

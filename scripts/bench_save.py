@@ -25,6 +25,7 @@ from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import Span
 from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.node_words import NodeKey
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import open_platform
@@ -67,7 +68,7 @@ class Traffic:
             Span(begin, end, end == num_tokens)
             for begin, end in zip([0, *ends], ends, strict=False)
         ]
-        self._names = [f"{num_nodes}-{end}" for end in ends]
+        self._names = [NodeKey(f"{num_nodes}-{end}".encode()) for end in ends]
         sizes = [backend.nodes.sizes.of(span) for span in self._spans]
         self.num_bytes = sum(rows + state for rows, state in sizes)
         self.num_saves = self.num_restores = 0

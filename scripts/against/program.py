@@ -29,6 +29,7 @@ NUM_PROPOSED, NUM_ACCEPTED = 16, 6  # rows of a round
 NUM_ROUNDS = 4
 NUM_ANSWER_TOKENS = 96
 HOST_BYTES = 3 << 30
+NODE = b"node"  # its key
 WORDS = "list return the string of module x and dictionary what does json dumps do".split()
 DEADLINE_S = 600.0
 
@@ -161,18 +162,18 @@ class Passes:
 
     def _save(self) -> tuple[float, object]:
         backend = self._backend
-        self._nodes.drop("node")
+        self._nodes.drop(NODE)
         synchronize()
         started = time.perf_counter()
-        ticket = self._nodes.save(SOURCE, "node", self._span(0, self._context, True))
-        wait(ticket, lambda: backend.saved("node"))
+        ticket = self._nodes.save(SOURCE, NODE, self._span(0, self._context, True))
+        wait(ticket, lambda: backend.saved(NODE))
         return time.perf_counter() - started, None
 
     def _restore(self) -> tuple[float, object]:
         backend = self._backend
         synchronize()
         started = time.perf_counter()
-        ticket = self._nodes.restore(0, ["node"], self._context)
+        ticket = self._nodes.restore(0, [NODE], self._context)
         wait(ticket, lambda: backend.settled(0))
         synchronize()
         return time.perf_counter() - started, None
