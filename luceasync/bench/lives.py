@@ -32,6 +32,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.models.config import parse_spec
 from luceasync.models.precision import Dtype
 from luceasync.models.spec import ModelSpec
+from luceasync.node_words import NodeKey
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
@@ -115,7 +116,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
 def forget(machine: Machine) -> None:
     """Let memory hold none of the nodes that the disk has."""
     for file in machine.files:
-        machine.backend.nodes.drop(file.stem)
+        machine.backend.nodes.drop(NodeKey(bytes.fromhex(file.stem)))
 
 
 def memory_of(machine: Machine) -> HostMemory:

@@ -72,7 +72,7 @@ def test_nobody_waits_for_a_prompt_that_is_through():
 
 
 def writes_to_leases(source: str) -> list[str]:
-    """Where a field of something named lease or claim is assigned, or changed in place."""
+    """Where a field of something named lease is assigned, or changed in place."""
     found = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
@@ -84,7 +84,7 @@ def writes_to_leases(source: str) -> list[str]:
         for target in targets:
             owner = target.value if isinstance(target, ast.Attribute) else None
             name = getattr(owner, "id", getattr(owner, "attr", ""))
-            if name in ("lease", "claim"):
+            if name == "lease":
                 found.append(ast.unparse(target))
     return found
 
@@ -93,9 +93,9 @@ def test_a_lease_has_one_owner():
     """Its tokens grow with the generation; all else is for the lease to write."""
     for path in sorted(PACKAGE.rglob("*.py")):
         found = writes_to_leases(path.read_text(encoding="utf-8"))
-        assert set(found) <= {"self.claim.sequence", "self.lease.sequence"}, path
+        assert set(found) <= {"self.lease.sequence"}, path
 
 
-@pytest.mark.parametrize("line", ["lease.path = []", "lease.awaited.discard(k)", "g.claim.x += 1"])
+@pytest.mark.parametrize("line", ["lease.path = []", "lease.awaited.discard(k)", "g.lease.x += 1"])
 def test_who_writes_into_a_lease_is_found(line: str):
     assert len(writes_to_leases(line)) == 1
