@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "luceasync"
-ROOMS = ("hoststore", "keeping", "pipeline", "backend", "ipc", "engine")  # where nodes are
+ROOMS = ("hoststore", "keeping", "pipeline", "backend", "ipc")  # where nodes are
 VERBS = {"save", "restore", "drop", "drop_state", "export", "check", "adopt", "node_bytes"}
 VERBS |= {"saved", "settled", "settle"}  # nobody is asked again and again
 MOST = 20

@@ -54,7 +54,7 @@ class Delivery:
         wrong with them, and TimeoutError where they are not even queued.
         """
         self._wait_until_queued()
-        self._end().synchronize()
+        sleep_until(self._end())
 
     def synchronize(self) -> None:
         """Wait until they have arrived. Raises what went wrong with them, and TimeoutError."""
@@ -169,6 +169,12 @@ def copy_beside(pairs: Iterable[Pair]) -> None:
 def _queue_all(pairs: Iterable[Pair]) -> None:
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
+
+
+def sleep_until(event: torch.cuda.Event) -> None:
+    """Wait asleep for an event that blocks, in a thread that has no device of its own yet."""
+    with torch.cuda.device(event.device):
+        event.synchronize()
 
 
 def wait_for(is_over: Callable[[], bool], what: str) -> None:

@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 
 from luceasync.hoststore.arrivals import Arrivals
-from luceasync.hoststore.copy_stream import CopyStream, Delivery, Pair, copy_beside, wait_for
+from luceasync.hoststore.copy_stream import (
+    CopyStream,
+    Delivery,
+    Pair,
+    copy_beside,
+    sleep_until,
+    wait_for,
+)
 from luceasync.hoststore.lane_copies import Arrival
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.kv.cache import Block, LaneCache
@@ -46,7 +53,7 @@ class _Now:
         wait_for(self._event.query, "copies from a device to host memory")
 
     def sleep(self) -> None:
-        self._event.synchronize()
+        sleep_until(self._event)
 
     def precede(self, stream: torch.cuda.Stream) -> None:
         stream.wait_event(self._event)

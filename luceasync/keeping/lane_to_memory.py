@@ -54,7 +54,7 @@ class LaneToMemory:
 
     def keep(self, lease: Lease, lane: int, kept: Kept) -> NodeKey | None:
         """Make a node of what was added since the path's end; None where it cannot be kept."""
-        self._shorten(lease)
+        lease.shorten(self._index.node)
         begin, end = lease.path_end, kept.end
         if end <= begin:
             return None
@@ -62,8 +62,7 @@ class LaneToMemory:
         key = node_key(tokens, lease.tenant, lease.path[-1] if lease.path else None)
         if not self._is_held(key, kept) and not self._save(lease, lane, kept, key, tokens):
             return None
-        lease.path.append(key)
-        lease.path_end = end
+        lease.kept_until(end, key)
         self._index.thin(lease.path, self._leases.ends)
         return key
 
@@ -105,7 +104,7 @@ class LaneToMemory:
         )
         self._index.insert(lease.tenant, node)
         self._index.saved["memory"] += 1
-        lease.kept.append(key)
+        lease.made(key)
         return True
 
     def _has_copied(self, save: Callable[[], None], num_bytes: int) -> bool:
@@ -122,12 +121,3 @@ class LaneToMemory:
             except MemoryError:
                 has_room = self._leases.make_hole(num_bytes)
         return False
-
-    def _shorten(self, lease: Lease) -> None:
-        """Files that nobody has read yet may go at any time, and with them the path's end: what
-        they held is kept again, the lane has it all.
-        """
-        while lease.path and lease.path[-1] not in self._index:
-            lease.path.pop()
-        last = self._index.node(lease.path[-1]) if lease.path else None
-        lease.path_end = 0 if last is None else last.end

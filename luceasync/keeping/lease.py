@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,14 +16,14 @@ from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
-from luceasync.prefix.node import Match, common_prefix
+from luceasync.prefix.node import Match, Node, common_prefix
 from luceasync.prefix.policy import Cut, plan_cuts
 from luceasync.request import Restore
 
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """A generation's side of the prefix cache.
+    """A generation's side of the prefix cache. Others read it and call what has happened.
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
@@ -52,41 +52,115 @@ class Lease:
     decision: str | None = None
     fault: MissReason | None = None
     started_s: float | None = None  # when the first node was asked for
+    lane_s: float | None = None  # when it had its lane
     ticket: Ticket | None = None  # of what is put into the lane
     has_arrived: bool = False  # it is there, and the engine's thread was told
     restore: Restore = field(default_factory=Restore)
-
-    def arrived(self) -> None:
-        """What is put into the lane is there."""
-        self.has_arrived = True
 
     @property
     def prompt(self) -> array[int]:
         """The prompt's token ids."""
         return self.sequence[: self.num_prompt_tokens]
 
+    # --- what becomes of it: nobody else writes its fields ----------------------------------------
 
-def plan_prefill(
-    lease: Lease, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
-) -> None:
-    """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
-    family is cut where its state can be saved, at the ends of chunks; attention anywhere.
-    """
-    num_tokens = lease.num_prompt_tokens
-    stops: Sequence[int] = range(num_tokens + 1)
-    if recurrent:
-        lease.splits = split_points(lease.boundaries, num_tokens, chunk_tokens)
-        stops = chunk_ends(begin, num_tokens, chunk_tokens, lease.splits)
-    lease.cuts = deque(
-        plan_cuts(
-            max(begin, lease.path_end),
-            num_tokens,
-            lease.boundaries,
-            interval_tokens=interval_tokens,
-            stops=stops,
-            min_tokens=MIN_LAST_TOKENS,
+    def found(self, match: Match) -> None:
+        """The most that could be taken up now, or what is to be."""
+        self.match = match
+
+    def decided(self, decision: str, refused: MissReason | None = None) -> None:
+        """Why the match is restored, or run again: then `refused` says so in one word."""
+        self.decision = decision
+        self.fault = refused or self.fault
+
+    def waits_for(self, keys: Iterable[NodeKey], now_s: float) -> None:
+        """Nodes were ordered from the disk."""
+        self.awaited = set(keys)
+        self.started_s = self.started_s or now_s
+
+    def came(self, key: NodeKey, num_bytes: int) -> None:
+        """A node has come from the disk, which took so many bytes of a file."""
+        self.awaited.discard(key)
+        self.fetched.add(key)
+        self.num_fetched_bytes += num_bytes
+
+    def missed(self, key: NodeKey, reason: MissReason) -> None:
+        """A node does not come."""
+        self.awaited.discard(key)
+        self.fault = reason
+        self.without_disk |= reason.is_passing
+
+    def begins(self, nodes: Sequence[Node], now_s: float) -> None:
+        """It has a lane, which takes up these nodes."""
+        self.started_s = self.started_s or now_s
+        self.lane_s = now_s
+        self.used_disk = any(node.key in self.fetched for node in nodes)
+
+    def restores(self, ticket: Ticket, logits: Tensor | None) -> None:
+        """Copies into the lane are queued; `logits`: those after the prompt, if they are held."""
+        self.ticket, self.has_arrived = ticket, ticket.is_done
+        self.logits = logits
+
+    def arrived(self) -> None:
+        """What is put into the lane is there."""
+        self.has_arrived = True
+
+    def restored(self, restore: Restore) -> None:
+        """What came of it, for the answer to tell."""
+        self.restore = restore
+
+    def holds(self, known: Sequence[Node]) -> None:
+        """These nodes, root first, hold its first tokens."""
+        self.path = [node.key for node in known]
+        self.path_end = known[-1].end if known else 0
+
+    def plan_prefill(
+        self, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
+    ) -> None:
+        """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
+        family is cut where its state can be saved, at the ends of chunks; attention anywhere.
+        """
+        num_tokens = self.num_prompt_tokens
+        stops: Sequence[int] = range(num_tokens + 1)
+        if recurrent:
+            self.splits = split_points(self.boundaries, num_tokens, chunk_tokens)
+            stops = chunk_ends(begin, num_tokens, chunk_tokens, self.splits)
+        self.cuts = deque(
+            plan_cuts(
+                max(begin, self.path_end),
+                num_tokens,
+                self.boundaries,
+                interval_tokens=interval_tokens,
+                stops=stops,
+                min_tokens=MIN_LAST_TOKENS,
+            )
         )
-    )
+
+    def next_cut(self, end: int) -> Cut | None:
+        """What is to be kept of a lane that stands after `end` tokens; each of them once."""
+        return self.cuts.popleft() if self.cuts and self.cuts[0].end <= end else None
+
+    def kept_until(self, end: int, key: NodeKey) -> None:
+        """The node `key` holds its tokens from the path's end to `end`."""
+        self.path.append(key)
+        self.path_end = end
+
+    def made(self, key: NodeKey) -> None:
+        """Its own run has made the node."""
+        self.kept.append(key)
+
+    def prompt_ends_with(self, key: NodeKey) -> None:
+        """The node is worth a file with its state only if no turn's end follows."""
+        self.prompt_node = key
+
+    def shorten(self, node_of: Callable[[NodeKey], Node | None]) -> None:
+        """Files that nobody has read yet may go at any time, and with them the path's end: what
+        they held is kept again, the lane has it all.
+        """
+        while self.path and node_of(self.path[-1]) is None:
+            self.path.pop()
+        last = node_of(self.path[-1]) if self.path else None
+        self.path_end = 0 if last is None else last.end
 
 
 def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:

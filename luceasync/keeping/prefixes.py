@@ -1,7 +1,7 @@
-"""What a prompt can take up, and what is kept of a generation: the prefix cache's decisions.
+"""The prefix cache as a generation sees it: what it takes up, and what is kept of it.
 
-Owns the rates that were seen. Which nodes there are is known by NodeIndex, their tensors are with
-MemoryNodes; LaneToMemory, MemoryToDisk and DiskToMemory move them, Leases says which must stay.
+Which nodes there are is known by NodeIndex, their tensors are with MemoryNodes. RestoreDecision
+says what is taken up, Leases what must stay; LaneToMemory, MemoryToDisk and DiskToMemory move it.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping.disk_orders import DiskOrders, Fetched
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
-from luceasync.keeping.lease import Lease, plan_prefill, tokens_to_come
+from luceasync.keeping.lease import Lease, tokens_to_come
 from luceasync.keeping.leases import Leases
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import Limits, NodeIndex
+from luceasync.keeping.restore_decision import RestoreDecision
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
-from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
-from luceasync.prefix.node import TIERS, Match, Node, Tier
+from luceasync.prefix.cost import RateName
+from luceasync.prefix.node import Match, Node, Tier
 from luceasync.request import CacheStatus, Restore
 
 log = logging.getLogger(__name__)
-
-MEMORY: frozenset[Tier] = frozenset(("memory",))
 
 Post = Callable[[Call], None]
 
@@ -60,11 +59,13 @@ class Prefixes:
         self._recurrent = recurrent
         self._chunk_tokens = chunk_tokens
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
-        self._rates = Rates()
         self._post: Post | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear)
         self._leases = Leases(self._index, self._to_memory, self._to_disk)
+        self._decision = RestoreDecision(
+            self._index, self._to_memory, self._leases, recurrent=recurrent
+        )
         self._from_lanes = LaneToMemory(self._index, memory, self._leases, recurrent=recurrent)
 
     def __repr__(self) -> str:
@@ -86,7 +87,7 @@ class Prefixes:
     def admit(self, lease: Lease) -> None:
         """Look after a generation: what it could take up is not evicted from now on."""
         self._leases.add(lease)
-        lease.match = self._match(lease)
+        lease.found(self._decision.longest(lease))
 
     def prepare(self, lease: Lease, prefilling: Iterable[Lease]) -> bool:
         """Whether the lease can have a lane now; False while what it needs is on its way, from the
@@ -94,15 +95,16 @@ class Prefixes:
         """
         if lease.awaited:
             return False
-        lease.match = self._match(lease)
+        match = self._decision.longest(lease)
+        lease.found(match)
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in prefilling)
-        if max(coming, default=0) >= lease.match.num_tokens + CHUNK_TOKENS:
+        if max(coming, default=0) >= match.num_tokens + CHUNK_TOKENS:
             return False
-        lease.match = self._decide(lease, lease.match)
-        orders = self._to_memory.orders(lease.match)
+        match = self._decision.chosen(lease, match)
+        lease.found(match)
+        orders = self._to_memory.orders(match)
         if orders:
-            lease.started_s = lease.started_s or time.perf_counter()
-            lease.awaited = {order.key for order in orders}
+            lease.waits_for((order.key for order in orders), time.perf_counter())
             self._to_memory.begin(orders)
         return not orders
 
@@ -113,22 +115,14 @@ class Prefixes:
         match = lease.match
         assert match is not None, "prepare comes first"
         nodes = nodes_of(match)
-        lease.started_s = lease.started_s or time.perf_counter()
-        lease.used_disk = any(node.key in lease.fetched for node in nodes)
+        lease.begins(nodes, time.perf_counter())
         if nodes:
-            names = [node.key for node in nodes]
-            self._await(lease, self._memory.restore(lane, names, match.num_tokens))
-            self._index.tree(lease.tenant).touch([node.key for node in nodes], time.time())
+            self._restore(lease, lane, match, [node.key for node in nodes])
             self._disk.touch([node.key for node in nodes if "disk" in node.tiers])
-            if match.exact:  # taken now: the node may be disowned before the copies arrive
-                lease.logits = self._memory.logits(match.nodes[-1].key)
             if match.nodes and match.part is None and (self._recurrent or lease.keep_prompt):
                 self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
-        known = self._known_nodes(lease, match)
-        lease.path = [node.key for node in known]
-        lease.path_end = known[-1].end if known else 0
-        plan_prefill(
-            lease,
+        lease.holds(self._decision.known(lease, match))
+        lease.plan_prefill(
             match.num_tokens,
             recurrent=self._recurrent,
             chunk_tokens=self._chunk_tokens,
@@ -136,26 +130,38 @@ class Prefixes:
         )
         return match.num_tokens
 
+    def _restore(self, lease: Lease, lane: int, match: Match, keys: list[NodeKey]) -> None:
+        ticket = self._memory.restore(lane, keys, match.num_tokens)
+        # Taken now: the node may be disowned before the copies arrive.
+        logits = self._memory.logits(match.nodes[-1].key) if match.exact else None
+        lease.restores(ticket, logits)
+        if not lease.has_arrived:
+            self._hear(ticket, lease.arrived)
+        self._index.tree(lease.tenant).touch(keys, time.time())
+
     def is_taken_up(self, lease: Lease) -> bool:
         """Whether what was taken up has arrived in the lane; `lease.restore` then tells of it.
         Raises what went wrong with the copies, and TimeoutError.
         """
         match = lease.match
-        assert match is not None and lease.started_s is not None
-        elapsed_s = time.perf_counter() - lease.started_s
+        assert match is not None and lease.started_s is not None and lease.lane_s is not None
+        now_s = time.perf_counter()
         if lease.ticket is not None:
-            if not lease.has_arrived and elapsed_s < COPY_TIMEOUT_S:
+            if not lease.has_arrived and now_s - lease.lane_s < COPY_TIMEOUT_S:
                 return False
+            if not lease.ticket.is_done:
+                raise TimeoutError(f"copies into a lane: not over within {COPY_TIMEOUT_S:g} s")
             lease.ticket.wait()
+        elapsed_s = now_s - lease.started_s
         missed = lease.fault or match.miss_reason
         if match.num_tokens == 0:
-            lease.restore = Restore(decision=lease.decision, miss_reason=missed)
+            lease.restored(Restore(decision=lease.decision, miss_reason=missed))
             self._index.missed[missed or MissReason.PREFILL_IS_FASTER] += 1
             return True
         tier: Tier = "disk" if lease.used_disk else "memory"
         if not lease.used_disk:
             self.observed("bus_bytes_per_s", match.read_bytes("memory"), elapsed_s)
-        lease.restore = Restore(tier, match.num_tokens, elapsed_s, lease.decision, missed)
+        lease.restored(Restore(tier, match.num_tokens, elapsed_s, lease.decision, missed))
         self._index.restored[tier] += 1
         self._index.restored_tokens[tier] += match.num_tokens
         log.info(
@@ -168,8 +174,7 @@ class Prefixes:
 
     def prefilled(self, lease: Lease, lane: int, end: int, logits: Tensor | None) -> None:
         """The lane stands after the prompt's first `end` tokens; `logits` after its last one."""
-        while lease.cuts and lease.cuts[0].end <= end:
-            cut = lease.cuts.popleft()
+        while cut := lease.next_cut(end):
             is_last = cut.end == lease.num_prompt_tokens
             node = Kept(cut.end, is_turn_end=cut.is_turn_end, logits=logits if is_last else None)
             key = self._from_lanes.keep(lease, lane, node)
@@ -177,7 +182,7 @@ class Prefixes:
             if key is None:
                 continue
             if is_last and self._recurrent and not lease.keep_prompt:
-                lease.prompt_node = key  # its state is not needed if a turn's end follows
+                lease.prompt_ends_with(key)
             else:
                 self._write_later(key, with_end=not self._recurrent or is_last or is_first_turn)
 
@@ -213,7 +218,7 @@ class Prefixes:
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
         """How long something took."""
-        self._rates = self._rates.observed(rate, amount, elapsed_s)
+        self._decision.observed(rate, amount, elapsed_s)
 
     # --- to and from the disk --------------------------------------------------------------------
 
@@ -248,29 +253,21 @@ class Prefixes:
         """A node has come from the disk, or it cannot."""
         lost = self._to_memory.fetched(key, result)
         for lease in self._leases.waiting_for(key):
-            lease.awaited.discard(key)
-            if lost is None and isinstance(result, Fetched):
-                self._arrived(lease, key, result.num_bytes)
-            elif lost is not None:
-                lease.fault = lost.reason
-                lease.without_disk |= lost.reason.is_passing
+            if lost is not None:
+                lease.missed(key, lost.reason)
+            elif isinstance(result, Fetched):
+                self._came(lease, key, result.num_bytes)
         if lost is not None and not lost.reason.is_passing:
             self._index.forget(key, "disk")
             self._to_disk.mend(key)
 
-    def _arrived(self, lease: Lease, key: NodeKey, num_bytes: int) -> None:
+    def _came(self, lease: Lease, key: NodeKey, num_bytes: int) -> None:
         """A node is here that the lease waits for; the last one tells how fast the disk was."""
-        lease.fetched.add(key)
-        lease.num_fetched_bytes += num_bytes
+        lease.came(key, num_bytes)
         if not lease.awaited:
             assert lease.started_s is not None
             elapsed_s = time.perf_counter() - lease.started_s
             self.observed("disk_bytes_per_s", lease.num_fetched_bytes, elapsed_s)
-
-    def _await(self, lease: Lease, ticket: Ticket) -> None:
-        lease.ticket, lease.has_arrived = ticket, ticket.is_done
-        if not lease.has_arrived:
-            self._hear(ticket, lease.arrived)
 
     def _hear(self, ticket: Ticket, call: Call) -> None:
         """Have it called in this thread once the ticket is done."""
@@ -279,36 +276,6 @@ class Prefixes:
         ticket.when_done(lambda: post(call))
 
     # --- inside ----------------------------------------------------------------------------------
-
-    def _match(self, lease: Lease) -> Match:
-        tiers = MEMORY if lease.without_disk else TIERS
-        return self._index.tree(lease.tenant).match(
-            lease.prompt, recurrent=self._recurrent, chunk_tokens=CHUNK_TOKENS, tiers=tiers
-        )
-
-    def _decide(self, lease: Lease, match: Match) -> Match:
-        """What of the match to take up: all of it, or nothing where running it again is faster."""
-        if match.num_tokens == 0:
-            return match
-        decision = restore_or_prefill(
-            match.num_tokens,
-            memory_bytes=match.read_bytes("memory"),
-            disk_bytes=match.read_bytes("disk"),
-            rates=self._rates,
-        )
-        lease.decision = decision.reason
-        fits = self._leases.make_room(self._to_memory.num_bytes_of(self._to_memory.orders(match)))
-        if decision.restore and fits:
-            return match
-        lease.fault = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
-        self._rates = self._rates if decision.restore else self._rates.after_refusal()
-        return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
-
-    def _known_nodes(self, lease: Lease, match: Match) -> tuple[Node, ...]:
-        """The nodes, root first, that hold the prompt's first tokens already: also where they were
-        not taken up there is no need to keep them again.
-        """
-        return match.nodes or self._match(lease).nodes
 
     def _write_later(self, key: NodeKey, *, with_end: bool) -> None:
         node = self._index.node(key)

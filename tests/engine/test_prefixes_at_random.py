@@ -198,7 +198,7 @@ class Server(RuleBasedStateMachine):
 
     @rule(is_slow=st.booleans())
     def reading_is_slower_than_running(self, is_slow: bool) -> None:
-        self.prefixes._rates = SLOW_DISK if is_slow else Rates()
+        self.prefixes._decision.rates = SLOW_DISK if is_slow else Rates()
 
     @rule()
     def restart(self) -> None:

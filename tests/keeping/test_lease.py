@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ast
 from array import array
+from pathlib import Path
 
 import pytest
 
-from luceasync.keeping.lease import Lease, plan_prefill, tokens_to_come
+from luceasync.keeping.lease import Lease, tokens_to_come
 from luceasync.prefix.policy import Cut
 
+PACKAGE = Path(__file__).parents[2] / "luceasync"
+CHANGES = {"append", "extend", "add", "discard", "remove", "update", "clear", "pop", "popleft"}
 TENANT, OTHER = b"t" * 32, b"o" * 32
 
 
@@ -17,8 +21,8 @@ def lease_of(prompt, *boundaries: int, tenant=TENANT) -> Lease:
 
 
 def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=2048) -> Lease:
-    plan_prefill(
-        lease, begin, recurrent=recurrent, chunk_tokens=256, interval_tokens=interval_tokens
+    lease.plan_prefill(
+        begin, recurrent=recurrent, chunk_tokens=256, interval_tokens=interval_tokens
     )
     return lease
 
@@ -65,3 +69,33 @@ def test_nobody_waits_for_a_prompt_that_is_through():
     running = planned(lease_of(range(1000)), recurrent=True)
     running.cuts.clear()
     assert tokens_to_come(lease_of(range(1000)), running, recurrent=True) == 0
+
+
+def writes_to_leases(source: str) -> list[str]:
+    """Where a field of something named lease is assigned, or changed in place."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            targets = [node.func.value] if node.func.attr in CHANGES else []
+        else:
+            continue
+        for target in targets:
+            owner = target.value if isinstance(target, ast.Attribute) else None
+            name = getattr(owner, "id", getattr(owner, "attr", ""))
+            if name == "lease":
+                found.append(ast.unparse(target))
+    return found
+
+
+def test_a_lease_has_one_owner():
+    """Its tokens grow with the generation; all else is for the lease to write."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found = writes_to_leases(path.read_text(encoding="utf-8"))
+        assert set(found) <= {"self.lease.sequence"}, path
+
+
+@pytest.mark.parametrize("line", ["lease.path = []", "lease.awaited.discard(k)", "g.lease.x += 1"])
+def test_who_writes_into_a_lease_is_found(line: str):
+    assert len(writes_to_leases(line)) == 1

@@ -1,0 +1,73 @@
+"""Where it is decided what of a prompt is restored, from memory or from the disk, or run again.
+
+Owns the rates that were seen. Reads nothing itself: what has to come from the disk is ordered by
+DiskToMemory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from luceasync.keeping.disk_to_memory import DiskToMemory
+from luceasync.keeping.lease import Lease
+from luceasync.keeping.leases import Leases
+from luceasync.keeping.node_index import NodeIndex
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.node_words import MissReason
+from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
+from luceasync.prefix.node import TIERS, Match, Node, Tier
+
+MEMORY: frozenset[Tier] = frozenset(("memory",))
+
+
+class RestoreDecision:
+    """What a lease takes up. Engine thread only."""
+
+    def __init__(
+        self, index: NodeIndex, to_memory: DiskToMemory, leases: Leases, *, recurrent: bool
+    ) -> None:
+        self._index = index
+        self._to_memory = to_memory
+        self._leases = leases
+        self._recurrent = recurrent
+        self.rates = Rates()
+
+    def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
+        """How long something took."""
+        self.rates = self.rates.observed(rate, amount, elapsed_s)
+
+    def longest(self, lease: Lease) -> Match:
+        """The most of the prompt that could be taken up now: from the disk too, unless that could
+        not give what this lease has asked for.
+        """
+        tiers = MEMORY if lease.without_disk else TIERS
+        return self._index.tree(lease.tenant).match(
+            lease.prompt, recurrent=self._recurrent, chunk_tokens=CHUNK_TOKENS, tiers=tiers
+        )
+
+    def chosen(self, lease: Lease, match: Match) -> Match:
+        """What of the match to take up: all of it, or nothing where running it again is faster, or
+        where memory has no room for what would come from the disk.
+        """
+        if match.num_tokens == 0:
+            return match
+        decision = restore_or_prefill(
+            match.num_tokens,
+            memory_bytes=match.read_bytes("memory"),
+            disk_bytes=match.read_bytes("disk"),
+            rates=self.rates,
+        )
+        fits = self._leases.make_room(self._to_memory.num_bytes_of(self._to_memory.orders(match)))
+        if decision.restore and fits:
+            lease.decided(decision.reason)
+            return match
+        refused = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
+        lease.decided(decision.reason, refused)
+        self.rates = self.rates if decision.restore else self.rates.after_refusal()
+        return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
+
+    def known(self, lease: Lease, match: Match) -> tuple[Node, ...]:
+        """The nodes, root first, that hold the prompt's first tokens already: also where they were
+        not taken up there is no need to keep them again.
+        """
+        return match.nodes or self.longest(lease).nodes
