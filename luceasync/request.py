@@ -251,7 +251,7 @@ class SpeculationStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start. `cache`,
+    """A look at the engine from outside; counts are of now, totals since the start. `cache`,
     `speculation` None: there is none.
     """
 
