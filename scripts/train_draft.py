@@ -40,7 +40,7 @@ def main() -> None:
     store = _store(args, target, spec, texts, args.keep_tokens)
     asked_store = _store(args, target, spec, asked)
     asked_store.fill(asked)
-    drafter = Drafter(spec, target.norm).to(device)
+    drafter = Drafter(spec, target.norm.weight).to(device)
     print(
         f"{len(texts)} texts, {len(asked)} held out, {spec.num_parameters} parameters", flush=True
     )

@@ -150,7 +150,7 @@ def test_a_share_of_the_blocks_is_drawn_shorter(models):
 def randomised(spec, target):
     """A drafter that bfloat16 can hold."""
     torch.manual_seed(4)
-    drafter = Drafter(spec, target.norm)
+    drafter = Drafter(spec, target.norm.weight)
     for parameter in drafter.parameters():
         fresh = torch.randn_like(parameter) * (
             parameter.shape[-1] ** -0.5 if parameter.dim() == 2 else 0.1
@@ -236,7 +236,7 @@ def test_learning_rate_warms_up_and_falls():
 def test_a_run_goes_on_where_it_stood(models, tmp_path, optimizer):
     _, target, _ = models
     spec = parse_draft_spec(tiny.draft_config(), target.spec)
-    drafter, other = (Drafter(spec, target.norm) for _ in range(2))
+    drafter, other = (Drafter(spec, target.norm.weight) for _ in range(2))
     optimizers, others = (make_optimizers(d, Recipe(optimizer=optimizer)) for d in (drafter, other))
     for parameter in drafter.parameters():
         parameter.grad = torch.ones_like(parameter)
