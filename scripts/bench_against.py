@@ -35,10 +35,12 @@ class Checkout:
     """A process that runs the program under a checkout's code."""
 
     def __init__(self, root: Path) -> None:
+        # The checkout first, then what this process was given besides.
+        path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM)],
             cwd=root,
-            env=os.environ | {"PYTHONPATH": str(root), "GOMP_SPINCOUNT": "20000"},
+            env=os.environ | {"PYTHONPATH": path, "GOMP_SPINCOUNT": "20000"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
