@@ -81,15 +81,15 @@ def main() -> None:
     is_cpu = options.device.partition(":")[0] == "cpu"
     models = options.models or (CPU_MODELS if is_cpu else GPU_MODELS).split(",")
     context = options.context or (512 if is_cpu else 4096)
-    with ExitStack() as stack:
-        checkouts = {}
-        for name, root in ((OTHER, options.other.resolve()), (OURS, ROOT)):
-            checkouts[name] = Checkout(root)
-            stack.callback(checkouts[name].close)
-        for model in models:
-            is_small = is_cpu and model == "bundled"
-            dtype = options.dtype or ("fp32" if is_small else "bf16")
-            order = order_for(model, options.device, dtype, context)
+    for model in models:
+        is_small = is_cpu and model == "bundled"
+        dtype = options.dtype or ("fp32" if is_small else "bf16")
+        order = order_for(model, options.device, dtype, context)
+        with ExitStack() as stack:  # new processes: what the last model pinned is gone with them
+            checkouts = {}
+            for name, root in ((OTHER, options.other.resolve()), (OURS, ROOT)):
+                checkouts[name] = Checkout(root)
+                stack.callback(checkouts[name].close)
             compare(report, model, checkouts, order, options.rounds)
 
 

@@ -89,14 +89,11 @@ def lane_tensors(backend: LayerSplitBackend, lane: int, num_tokens: int) -> dict
     torch.cuda.synchronize()
     cache = backend._groups[0]._shards[0].cache
     found = {}
-    for layer, (kind, pair) in enumerate(zip(cache._kinds, cache.layers, strict=True)):
-        for name, tensor in zip(
-            {"attention": ("attn_k", "attn_v"), "delta": ("conv", "delta")}[kind],
-            pair,
-            strict=True,
-        ):
-            whole = tensor[lane, :num_tokens] if kind == "attention" else tensor[lane]
-            found[f"ls0_{name}.{layer}"] = whole.cpu()
+    of_layers = zip(backend._spec.mixers, cache.layers, strict=True)
+    for layer, (mixer, state) in enumerate(of_layers):
+        for declared, tensor in zip((*mixer.rows, *mixer.end), state, strict=True):
+            whole = tensor[lane, :num_tokens] if declared in mixer.rows else tensor[lane]
+            found[f"ls0_{declared.name}.{layer}"] = whole.cpu()
     return found
 
 
