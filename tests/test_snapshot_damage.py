@@ -127,7 +127,7 @@ DAMAGE: dict[str, Damage] = {
     "length": lambda path: flip(path, 0),
     "length, by far": lambda path: flip(path, 7, bit=6),
     "first byte of the header": lambda path: flip(path, 8),
-    "a name": lambda path: flip(path, header_byte(path, b"ls0_attn_k")),
+    "a name": lambda path: flip(path, header_byte(path, b"_attn_k")),
     "a shape": lambda path: flip(path, header_byte(path, b'"shape":[') + 1),
     "an offset": lambda path: flip(path, header_byte(path, b'"data_offsets":[') + 1),
     "the parent": lambda path: flip(path, header_byte(path, b'"end":"') + 1),
