@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
@@ -10,7 +10,11 @@ import pytest
 
 from luceasync.config import Config, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
+from luceasync.engine.generation import Prepared
 from luceasync.engine.start import build_engine
+from luceasync.request import Sampling
+from luceasync.text.detokenizer import Detokenizer
+from tests.engine.pumps import letters
 
 StartEngine = Callable[..., AbstractAsyncContextManager[LocalEngine]]
 
@@ -32,3 +36,26 @@ def start_engine(tiny_dir: Path) -> StartEngine:
             yield engine
 
     return start
+
+
+@pytest.fixture
+def make_prepared() -> Callable[..., Prepared]:
+    """`make_prepared(stream_id, prompt, max_tokens, stop)`: a choice for a pump."""
+    tokenizer = letters()
+
+    def make(stream_id: int, prompt: Sequence[int], max_tokens: int = 3, stop: int | None = None):
+        return Prepared(
+            stream_id=stream_id,
+            index=0,
+            prompt_ids=tuple(prompt),
+            max_tokens=max_tokens,
+            stop_ids=frozenset() if stop is None else frozenset({stop}),
+            sampling=Sampling(),
+            seed=0,
+            counts=None,
+            top_logprobs=None,
+            tokenizer=tokenizer,
+            detokenizer=Detokenizer(tokenizer),
+        )
+
+    return make
