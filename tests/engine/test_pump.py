@@ -12,7 +12,7 @@ from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S
 from luceasync.hoststore.nodes import Span
 from luceasync.keeping import prefixes as prefixes_module
 from luceasync.text.detokenizer import Detokenizer
-from tests.engine.pumps import CountingTarget, make_pump, run
+from tests.engine.pumps import CountingTarget, letters, make_pump, run
 from tests.hoststore.late import LateTicket
 
 
@@ -93,13 +93,11 @@ class NoSpeller(Detokenizer):
 
 
 @pytest.mark.parametrize("computes_beside", [False, True])
-def test_tokens_without_a_text_keep_nobody_from_being_told(
-    make_prepared, tokenizer, computes_beside
-):
+def test_tokens_without_a_text_keep_nobody_from_being_told(make_prepared, computes_beside):
     pump = make_pump(CountingTarget(), num_lanes=3, computes_beside=computes_beside)
     pump.submit([make_prepared(0, [0, 1], max_tokens=50)])
     told = pump.step()
-    spellers = [replace(make_prepared(i, [3]), detokenizer=NoSpeller(tokenizer)) for i in (1, 2)]
+    spellers = [replace(make_prepared(i, [3]), detokenizer=NoSpeller(letters())) for i in (1, 2)]
     pump.submit(spellers)
     with pytest.raises(ZeroDivisionError):
         for _ in range(10):
