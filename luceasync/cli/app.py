@@ -65,6 +65,9 @@ def _root(
 @with_config("model", "placement", "engine", "cache", "draft", "server")
 def serve(config: Config) -> None:
     """Serve a model over HTTP with OpenAI's API."""
+    from luceasync.cli.early import check_serve
+
+    check_serve(config)
     from luceasync.cli.serve import run_server
 
     run_server(config)
@@ -89,6 +92,10 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
 ) -> None:
     """Chat in the terminal. /clear forgets, /quit ends, Ctrl-C stops an answer."""
+    from luceasync.cli.early import check_load
+
+    if url is None:
+        check_load(config)
     from luceasync.cli.chat import run_chat
     from luceasync.cli.talk import Manner, open_local, open_remote
 
@@ -113,6 +120,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show bytes per device and lane, and what fits, without loading anything."""
+    from luceasync.cli.early import check_plan
+
+    check_plan(config)
     from luceasync.cli.plan import run_plan
 
     run_plan(config, as_json)
