@@ -12,6 +12,16 @@ from luceasync.server_options import SERVER_OPTIONS
 DTYPES = ("auto", "bf16", "fp32")
 PEER_ACCESS = ("auto", "on", "off")
 
+# The sections, as a person reads of them in --help, in this order.
+SECTIONS = {
+    "model": "Model",
+    "placement": "Devices",
+    "engine": "Lanes and queue",
+    "cache": "Prefix cache",
+    "draft": "Speculation",
+    "server": "Server",
+}
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         "model-dir",
