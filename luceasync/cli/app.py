@@ -6,6 +6,7 @@ Imports neither torch nor the engine, so that --help is quick; commands import w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -45,6 +46,13 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
+def die_on_ctrl_c() -> None:
+    """Let Ctrl-C end the process at once, until somebody listens to it: importing torch and reading
+    weights are long calls of other people's code, which no exception of ours interrupts.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"luceasync {__version__}")
@@ -68,6 +76,7 @@ def serve(config: Config) -> None:
     from luceasync.cli.early import check_serve
 
     check_serve(config)
+    die_on_ctrl_c()
     from luceasync.cli.serve import run_server
 
     run_server(config)
@@ -96,6 +105,7 @@ def chat(
 
     if url is None:
         check_load(config)
+        die_on_ctrl_c()
     from luceasync.cli.chat import run_chat
     from luceasync.cli.talk import Manner, open_local, open_remote
 

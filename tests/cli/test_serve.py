@@ -37,6 +37,20 @@ def test_serve_answers_and_ends_cleanly():
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 0)])
+def test_a_signal_while_the_model_loads_ends_the_process(number, code):
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr.readline().startswith("Listening")
+            process.send_signal(number)
+            assert process.wait(DEADLINE_S) == code
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
 def test_a_frozen_heap_is_left_out_of_collections():
     kept = [[]]
     freeze_heap()
