@@ -31,11 +31,13 @@ DtypeName = Literal["auto", "bf16", "fp32"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model and in which precision. `name` None: the directory's name is served."""
+    """Which model and in which precision. `names`: it is served under each, the first is its own;
+    none, or "*" for all first: its own is the directory's.
+    """
 
     model_dir: Path = BUNDLED_MODEL_DIR
     dtype: DtypeName = "auto"
-    name: str | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

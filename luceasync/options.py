@@ -35,11 +35,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "model-name",
         "model",
-        "name",
-        parsers.text,
-        "a name",
+        "names",
+        parsers.words,
+        "names with commas, none empty; * for every name",
         "NAME",
-        "Name under which the model is served; default: the directory's name.",
+        "Name under which the model is served; may be repeated, and * is every name; default: the "
+        "directory's name.",
+        repeatable=True,
     ),
     Option(
         "dtype",

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
 from luceasync.server.openai.checks import decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
@@ -86,15 +87,15 @@ class ChatCall:
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
+def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
     """Check a JSON body and turn it into a ChatCall of the tenant that `caller` is.
 
     Raises RequestError with the field's path as `param`: status 400, or 404 for a model that is not
     the one served.
     """
     chat = decode(_decoder, body)
-    if chat.model is not None and chat.model != model_name:
-        raise unknown_model(chat.model)
+    if chat.model is not None and not card.serves(chat.model):
+        raise unknown_model(chat.model, card)
     options = chat.stream_options or StreamOptions()
     _refuse_unserved(chat)
     return ChatCall(
