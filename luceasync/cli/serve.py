@@ -22,6 +22,7 @@ from luceasync.cli.log import BesideHandler
 from luceasync.config import Config
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.model_card import ModelCard
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
 
@@ -44,7 +45,8 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
         loaded.set()
         freeze_heap()
         bar.stop()
-        console.print(f"Ready: {engine.card.name}, {engine.card.max_ctx_tokens} tokens of context")
+        for line in ready_lines(engine.card, engine.status().num_lanes):
+            console.print(line, markup=False, soft_wrap=True)
 
     def on_bound(url: str) -> None:
         console.print(f"Listening on {url} (OpenAI API: {url}/v1)")
@@ -66,6 +68,16 @@ def _leave(bar: LoadingBar) -> NoReturn:
     logging.shutdown()
     sys.stdout.flush()
     os._exit(0)
+
+
+def ready_lines(card: ModelCard, num_lanes: int) -> list[str]:
+    """What is served, and why its context is what it is."""
+    names = " or ".join(card.names)
+    lanes = "1 lane" if num_lanes == 1 else f"{num_lanes} lanes"
+    return [
+        f"Ready: {names}, {lanes} of {card.max_ctx_tokens} tokens of context",
+        *(f"- {reason}" for reason in card.reasons),
+    ]
 
 
 def freeze_heap() -> None:

@@ -85,6 +85,7 @@ def _language(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             num_parameters=spec.num_parameters,
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
+            reasons=plan.reasons,
         ),
         tokenizer=Tokenizer.load(model_dir),
         template=ChatTemplate.load(model_dir),

@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 from starlette.applications import Starlette
@@ -44,16 +44,18 @@ async def serve(
     drain: Drain = app.state.drain
     stop, closed = asyncio.Event(), asyncio.Event()
     listener = listen(config)
+    signals = ExitStack()
+    signals.enter_context(_signals(stop))
     on_bound(url_of(listener))
     # Not in a task group: on a client that never reads hypercorn hangs even when it is cancelled,
     # and the end of this process must not wait for that.
     serving = asyncio.create_task(run_hypercorn(app, listener, closed), name="hypercorn")
     try:
-        with _signals(stop):
-            await race(_load(load, stop), _stopped(stop), _crashed(serving))
+        await race(_load(load, stop), _stopped(stop), _crashed(serving))
     except _Stopped:
         pass
     finally:
+        signals.close()
         await _drain(drain, config.graceful_timeout_s)
         closed.set()
         await asyncio.wait({serving}, timeout=LINGER_S)
