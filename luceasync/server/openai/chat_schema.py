@@ -20,6 +20,7 @@ from luceasync.server.openai.sampling import (
     sampling_of,
     stops_of,
 )
+from luceasync.server.openai.tools import check_tools
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.tenant import Caller
 
@@ -124,6 +125,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
 def _refuse_unserved(chat: ChatBody) -> None:
     """Options that change the answer are refused rather than dropped when nobody honours them."""
     refuse_unserved(chat)
+    check_tools(chat.tools or ())
     if chat.tool_choice not in (None, "none", "auto"):
         refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
     if chat.response_format is not None and chat.response_format.type != "text":
