@@ -20,7 +20,10 @@ extra = project["optional-dependencies"].get(sys.argv[1], []); \
 print(*project["dependencies"], *extra, sep="\n")' "${VARIANT}" > /tmp/requirements.txt \
     && /opt/luceasync/bin/pip install --no-cache-dir --disable-pip-version-check \
         --constraint constraints.txt --requirement /tmp/requirements.txt \
-        ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"}
+        ${TORCH_INDEX:+--extra-index-url "${TORCH_INDEX}"} \
+    && /opt/luceasync/bin/python -c 'import sys, torch; \
+sys.argv[1] == "cpu" and torch.version.cuda and print("luceasync: this torch is built for CUDA, \
+several GB that a CPU does not need: name the index of CPU builds, --build-arg TORCH_INDEX=...")' "${VARIANT}"
 
 COPY setup.py LICENSE ./
 COPY cuda cuda
@@ -55,7 +58,7 @@ USER 10001:10001
 WORKDIR /cache
 VOLUME /cache
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --retries=3 \
-    CMD ["python", "-I", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['LUCEASYNC_PORT'] + '/health', timeout=4)"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
+    CMD ["python", "-I", "-c", "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ['LUCEASYNC_PORT'] + '/ready', timeout=4)"]
 ENTRYPOINT ["luceasync"]
 CMD ["serve"]

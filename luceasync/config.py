@@ -6,29 +6,38 @@ that is well-formed but cannot be honoured is refused by the part that would hav
 
 from __future__ import annotations
 
+import logging
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
 from luceasync.errors import ConfigError
-from luceasync.option import Option
+from luceasync.option import CONFIG_VARIABLE, ENV_PREFIX, Option
 from luceasync.options import OPTIONS
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
 BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"
+
+# Read by the scripts that install: they are no settings of a server, and may be set beside it.
+INSTALL_VARIABLES = ("LUCEASYNC_EXTRAS", "LUCEASYNC_TORCH_INDEX")
+
+log = logging.getLogger(__name__)
 
 DtypeName = Literal["auto", "bf16", "fp32"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model and in which precision. `name` None: the directory's name is served."""
+    """Which model and in which precision. `names`: it is served under each, the first is its own;
+    none, or "*" for all first: its own is the directory's.
+    """
 
     model_dir: Path = BUNDLED_MODEL_DIR
     dtype: DtypeName = "auto"
-    name: str | None = None
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +139,10 @@ def load_config(
 
     `flags` maps option names ("max-ctx") to what was typed; None counts as not given. Reads the
     TOML file and the key file, nothing else. Raises ConfigError: one line naming where, the value,
-    what is allowed.
+    what is allowed. Warns of variables that set nothing.
     """
+    for words in unknown_variables(environ):
+        log.warning("%s", words)
     settings: dict[str, Setting] = {}
     for source in (_from_toml(toml_path), _from_environ(environ), _from_flags(flags)):
         settings.update({setting.option.name: setting for setting in source})
@@ -187,6 +198,17 @@ def _from_environ(environ: Mapping[str, str]) -> Iterable[Setting]:
     for option in OPTIONS:
         if environ.get(option.variable):
             yield Setting(option, option.variable, environ[option.variable])
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
+    """A sentence for each LUCEASYNC_* variable that is none: its name, which may be misspelt, and
+    the nearest one that there is. No value: it may be a secret.
+    """
+    known = [CONFIG_VARIABLE, *INSTALL_VARIABLES, *(option.variable for option in OPTIONS)]
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.0)
+            yield f"{name} is not a setting and sets nothing; the nearest one is {near[0]}"
 
 
 def _from_toml(path: Path | None) -> Iterable[Setting]:

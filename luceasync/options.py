@@ -12,6 +12,16 @@ from luceasync.server_options import SERVER_OPTIONS
 DTYPES = ("auto", "bf16", "fp32")
 PEER_ACCESS = ("auto", "on", "off")
 
+# The sections, as a person reads of them in --help, in this order.
+SECTIONS = {
+    "model": "Model",
+    "placement": "Devices",
+    "engine": "Lanes and queue",
+    "cache": "Prefix cache",
+    "draft": "Speculation",
+    "server": "Server",
+}
+
 OPTIONS: tuple[Option, ...] = (
     Option(
         "model-dir",
@@ -25,11 +35,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "model-name",
         "model",
-        "name",
-        parsers.text,
-        "a name",
+        "names",
+        parsers.words,
+        "names with commas, none empty; * for every name",
         "NAME",
-        "Name under which the model is served; default: the directory's name.",
+        "Name under which the model is served; may be repeated, and * is every name; default: the "
+        "directory's name.",
+        repeatable=True,
     ),
     Option(
         "dtype",

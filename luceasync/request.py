@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from luceasync.model_card import ModelCard
+
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 ErrorKind = Literal["failed", "unavailable"]
 
@@ -198,17 +200,6 @@ class Delta:
     def text(self) -> str:
         """The answer's text in it."""
         return "".join([piece.text for piece in self.pieces])
-
-
-@dataclass(frozen=True, slots=True)
-class ModelCard:
-    """What `/v1/models` tells about the served model. `created` is a Unix time in seconds."""
-
-    name: str
-    created: int
-    max_ctx_tokens: int
-    num_parameters: int
-    family: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "log_level",
         parsers.one_of(*LOG_LEVELS),
         " | ".join(LOG_LEVELS),
-        "|".join(LOG_LEVELS),
-        "What is written to stderr.",
+        "LEVEL",
+        "What is written to stderr: debug, info, warning or error.",
     ),
 )

@@ -20,16 +20,8 @@ from luceasync.bench import command
 from luceasync.bench.figures import median, percentile
 from luceasync.bench.report import NOTHING, figure
 from luceasync.config import ServerConfig
-from luceasync.request import (
-    Delta,
-    EngineStatus,
-    Finish,
-    ModelCard,
-    Request,
-    TextPiece,
-    Timings,
-    Usage,
-)
+from luceasync.model_card import ModelCard
+from luceasync.request import Delta, EngineStatus, Finish, Request, TextPiece, Timings, Usage
 from luceasync.server.app import create_app
 from luceasync.server.listener import listen, run_hypercorn
 

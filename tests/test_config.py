@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from luceasync.config import (
 from luceasync.errors import ConfigError
 from luceasync.option import Option
 from luceasync.options import OPTIONS
+
+EXAMPLE = Path(__file__).parents[1] / "docs" / "luceasync.toml"
 
 # A value other than the default for every setting, as text.
 TEXTS = {
@@ -51,7 +55,7 @@ def refusal(flags=None, environ=None, toml: Path | None = None) -> str:
 
 
 def test_nothing_given_is_the_default():
-    config = load_config({}, {"PATH": "/bin", "LUCEASYNC_UNKNOWN": "x"}, None)
+    config = load_config({}, {"PATH": "/bin", "LUCEASYNC_EXTRAS": "cuda"}, None)
     assert config == Config()
     assert config.model.model_dir == BUNDLED_MODEL_DIR
 
@@ -173,6 +177,33 @@ def test_keys_are_never_shown(tmp_path):
     misspelt = write(tmp_path / "c.toml", '[server]\napi_kye = "sesame"\n')
     shown = [repr(config), refusal({"api-key": ["sesame", ""]}), refusal(toml=misspelt)]
     assert not any("sesame" in words for words in shown)
+
+
+def test_a_variable_that_sets_nothing_is_told_with_the_nearest_one_and_without_its_value(caplog):
+    assert load_config({}, {"LUCEASYNC_APIKEY": "sesame"}, None) == Config()
+    [record] = caplog.records
+    assert record.getMessage() == (
+        "LUCEASYNC_APIKEY is not a setting and sets nothing; the nearest one is LUCEASYNC_API_KEY"
+    )
+    assert "sesame" not in caplog.text
+
+
+def test_variables_of_others_and_of_the_scripts_are_not_told(caplog):
+    load_config({}, {"PATH": "/", "LUCEASYNC_EXTRAS": "cuda", "LUCEASYNC_CONFIG": "c"}, None)
+    assert not caplog.records
+
+
+def test_the_example_file_is_what_one_gets_without_it():
+    assert load_config({}, {}, EXAMPLE) == Config()
+
+
+def test_the_example_file_has_every_setting_with_a_value_that_is_allowed(tmp_path):
+    text = re.sub(r"^# (?=\w+ = )", "", EXAMPLE.read_text(), flags=re.MULTILINE)
+    named = {(name, key) for name, table in tomllib.loads(text).items() for key in table}
+    assert named == {(option.section, option.key) for option in OPTIONS}
+    keys = write(tmp_path / "keys", "one\n")
+    text = re.sub(r"(?<=api_key_file = ).*", f'"{keys}"', text)
+    load_config({}, {}, write(tmp_path / "c.toml", text))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {"node_words"}
+OPEN |= {"model_card", "node_words"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
@@ -26,7 +26,7 @@ MAY_IMPORT = {
     "server": set(),
     "engine": {"keeping", "text", "dflash", "pipeline", "hoststore.memory"}
     | {"models.config", "models.spec"}
-    | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep"},
+    | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
     | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
@@ -50,10 +50,11 @@ COMPOSES_FAMILIES = "luceasync.server.app"
 
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
-LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
+LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipeline.shard_plan"}
 LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
-LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.precision"}
+LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.directory"}
+LIGHT |= {"models.precision", "dflash.draft_config"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
 

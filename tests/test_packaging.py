@@ -9,9 +9,14 @@ import importlib.util
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import luceasync
 
@@ -86,6 +91,54 @@ print(sorted({"torch", "numpy", "starlette"} & sys.modules.keys()))
 
 def test_there_is_one_version() -> None:
     assert importlib.metadata.version("luceasync") == luceasync.__version__
+
+
+def constrained_versions() -> dict[str, Version]:
+    """What constraints.txt names, which is what the tests run with."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pairs = (line.split("==") for line in lines if "==" in line)
+    return {canonicalize_name(name): Version(version) for name, version in pairs}
+
+
+def next_untested(name: str, tested: Version) -> Version:
+    """The first version that may differ: after the major one, of 0.x and of these the minor one."""
+    if tested.major == 0 or name in ("torch", "numpy"):
+        return Version(f"{tested.major}.{tested.minor + 1}")
+    return Version(str(tested.major + 1))
+
+
+def installed_bounds() -> dict[str, SpecifierSet]:
+    """What `pip install .` and the extra "cuda" ask for."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["cuda"]]
+    return {canonicalize_name(r.name): r.specifier for r in map(Requirement, asked)}
+
+
+@pytest.mark.parametrize(("name", "bounds"), installed_bounds().items())
+def test_an_installation_gets_what_was_tested(name: str, bounds: SpecifierSet) -> None:
+    tested = constrained_versions()[name]
+    assert bounds.contains(tested)
+    assert not bounds.contains(next_untested(name, tested))
+
+
+def test_only_a_gpu_needs_numba() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    needing = {
+        extra or "plain"
+        for extra, asked in {
+            None: project["dependencies"],
+            **project["optional-dependencies"],
+        }.items()
+        if any(Requirement(line).name == "numba" for line in asked)
+    }
+    assert needing == {"cuda", "test"}
+
+
+def test_containers_are_healthy_once_the_model_is_loaded() -> None:
+    for name in ("Dockerfile", "compose.yaml"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert "/ready" in text, name
+        assert "/health'" not in text, name
 
 
 def test_a_module_says_in_a_few_lines_what_it_is() -> None:

@@ -29,6 +29,7 @@ from luceasync.keeping.disk_orders import DiskOrders
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
 from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
+from luceasync.model_card import ModelCard
 from luceasync.models.config import parse_spec
 from luceasync.models.precision import Dtype
 from luceasync.models.spec import ModelSpec
@@ -37,7 +38,7 @@ from luceasync.nodefiles.disk import DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import open_platform
-from luceasync.request import ChatPrompt, Finish, ModelCard, Request, Sampling
+from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 

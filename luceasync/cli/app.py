@@ -6,6 +6,7 @@ Imports neither torch nor the engine, so that --help is quick; commands import w
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from typing import Annotated
 
@@ -45,6 +46,13 @@ def main() -> None:
         sys.exit(EXIT_INTERRUPTED)
 
 
+def die_on_ctrl_c() -> None:
+    """Let Ctrl-C end the process at once, until somebody listens to it: importing torch and reading
+    weights are long calls of other people's code, which no exception of ours interrupts.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def _show_version(wanted: bool) -> None:
     if wanted:
         print(f"luceasync {__version__}")
@@ -65,6 +73,10 @@ def _root(
 @with_config("model", "placement", "engine", "cache", "draft", "server")
 def serve(config: Config) -> None:
     """Serve a model over HTTP with OpenAI's API."""
+    from luceasync.cli.early import check_serve
+
+    check_serve(config)
+    die_on_ctrl_c()
     from luceasync.cli.serve import run_server
 
     run_server(config)
@@ -89,6 +101,11 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
 ) -> None:
     """Chat in the terminal. /clear forgets, /quit ends, Ctrl-C stops an answer."""
+    from luceasync.cli.early import check_load
+
+    if url is None:
+        check_load(config)
+        die_on_ctrl_c()
     from luceasync.cli.chat import run_chat
     from luceasync.cli.talk import Manner, open_local, open_remote
 
@@ -113,6 +130,9 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show bytes per device and lane, and what fits, without loading anything."""
+    from luceasync.cli.early import check_plan
+
+    check_plan(config)
     from luceasync.cli.plan import run_plan
 
     run_plan(config, as_json)

@@ -33,6 +33,7 @@ def run_chat(opening: AbstractAsyncContextManager[Voice], system: str | None) ->
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(opening) as voice,
     ):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # before, it ended the process
         conversation = Conversation(portal, voice, console, system)
         for line in _lines(console):
             if line == "/quit":

@@ -5,7 +5,6 @@ Owns the list of checks. Each looks at one thing and changes nothing.
 
 from __future__ import annotations
 
-import os
 import platform
 import shutil
 import sys
@@ -24,6 +23,7 @@ from luceasync import __version__
 from luceasync.cli.words import size_text
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
+from luceasync.nodefiles.usable import check_usable
 from luceasync.server.listener import listen
 
 State = Literal["ok", "note", "broken"]
@@ -128,12 +128,7 @@ def _cache(config: Config) -> Iterator[Finding]:
         words = "prefixes stay in memory; --kv-cache-dir keeps them over restarts"
         yield Finding("cache", "ok", words)
         return
-    nearest = next(path for path in (root, *root.resolve().parents) if path.exists())
-    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
-        words = f"{nearest} is no directory that can be written to"
-        yield Finding("cache", "broken", f"--kv-cache-dir {root}: {words}")
-        return
-    yield _space("cache", nearest)
+    yield _space("cache", check_usable(root))
     mode = root.stat().st_mode & 0o777 if root.exists() else 0
     if mode & 0o077:
         words = f"mode {mode:o}: others on this machine get in; chmod 700 {root}"

@@ -16,7 +16,7 @@ import typer
 
 from luceasync.config import Config, load_config
 from luceasync.option import CONFIG_VARIABLE, Option
-from luceasync.options import OPTIONS
+from luceasync.options import OPTIONS, SECTIONS
 
 POSITIONAL = "model-dir"
 
@@ -31,7 +31,7 @@ def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(config_path: str | None = None, **values: Any) -> None:
-            flags = {option.name: values.pop(option.key) for option in options}
+            flags = {option.name: _typed(option, values) for option in options}
             path = config_path or os.environ.get(CONFIG_VARIABLE)
             config = load_config(flags, os.environ, Path(path) if path else None)
             command(config=config, **values)
@@ -51,6 +51,9 @@ def _signature(command: Callable[..., None], options: list[Option]) -> inspect.S
         if parameter.name != "config"
     ]
     flags = [_parameter(option.key, *_annotation(option)) for option in options]
+    flags += [
+        _parameter(_no(option), *_off_annotation(option)) for option in options if option.switch
+    ]
     flags.append(_parameter("config_path", *_config_annotation()))
     return inspect.Signature([*own, *flags])
 
@@ -67,18 +70,39 @@ def _annotation(option: Option) -> tuple[Any, Any]:
     if option.name == POSITIONAL:
         argument = typer.Argument(help=about, metavar="MODEL_DIR", show_default=False)
         return Annotated[str | None, argument], None
+    common: Any = {
+        "help": about,
+        "show_default": False,
+        "rich_help_panel": SECTIONS[option.section],
+    }
     if option.switch:
-        both = f"{option.flag}/--no-{option.name}"
-        return Annotated[bool | None, typer.Option(both, help=about, show_default=False)], None
-    flag = typer.Option(option.flag, metavar=option.metavar, help=about, show_default=False)
+        return Annotated[bool | None, typer.Option(option.flag, metavar=" ", **common)], None
+    flag = typer.Option(option.flag, metavar=option.metavar, **common)
     kind = list[str] if option.repeatable else str
     return Annotated[kind | None, flag], None
 
 
+def _off_annotation(option: Option) -> tuple[Any, Any]:
+    """`--no-x` beside `--x`: a flag of its own, since a column for both would squeeze the help."""
+    return Annotated[bool, typer.Option(f"--no-{option.name}", hidden=True)], False
+
+
+def _no(option: Option) -> str:
+    return f"no_{option.key}"
+
+
+def _typed(option: Option, values: dict[str, Any]) -> object:
+    """What was typed for the option, taken out of `values`; None: nothing."""
+    typed = values.pop(option.key)
+    return False if option.switch and values.pop(_no(option)) else typed
+
+
 def _help(option: Option) -> str:
     """The table's sentence, and the default where the sentence does not explain it."""
+    if option.switch:
+        return f"{option.help} Off: --no-{option.name}."
     default = getattr(getattr(Config(), option.section), option.field)
-    if default in (None, ()) or option.switch or option.name == POSITIONAL:
+    if default in (None, ()) or option.name == POSITIONAL:
         return option.help
     return f"{option.help} (default: {default})"
 

@@ -5,20 +5,24 @@ Owns what a person sees of a running server. Knows nothing of HTTP routes or ten
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
+from luceasync.cli.log import BesideHandler
 from luceasync.config import Config
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.model_card import ModelCard
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
 
@@ -26,9 +30,7 @@ from luceasync.server.serve import serve
 def run_server(config: Config) -> None:
     """Serve until a signal. Raises ConfigError."""
     console = Console(stderr=True, highlight=False)
-    logging.basicConfig(
-        level=config.server.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-    )
+    logging.basicConfig(level=config.server.log_level.upper(), handlers=[BesideHandler(sys.stderr)])
     logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it tells the URL again
     with loading_bar(console) as bar:
         engine = build_engine(config, bar.advance)
@@ -36,11 +38,15 @@ def run_server(config: Config) -> None:
 
 
 async def _run(engine: LocalEngine, config: Config, console: Console, bar: LoadingBar) -> None:
+    loaded = asyncio.Event()
+
     async def load() -> None:
         await engine.load()
+        loaded.set()
         freeze_heap()
         bar.stop()
-        console.print(f"Ready: {engine.card.name}, {engine.card.max_ctx_tokens} tokens of context")
+        for line in ready_lines(engine.card, engine.status().num_lanes):
+            console.print(line, markup=False, soft_wrap=True)
 
     def on_bound(url: str) -> None:
         console.print(f"Listening on {url} (OpenAI API: {url}/v1)")
@@ -50,12 +56,28 @@ async def _run(engine: LocalEngine, config: Config, console: Console, bar: Loadi
         trusted = config.cache.trust_cache_salt
         app = create_app(engine, config.server, trust_cache_salt=trusted)
         clean = await serve(app, config.server, on_bound=on_bound, load=load)
+        if not loaded.is_set():
+            _leave(bar)  # the thread that reads weights would be waited for, and there is no state
     if not clean:
-        # A client neither reads nor leaves; waiting for its connection would never end.
-        bar.stop()
-        logging.shutdown()
-        sys.stdout.flush()
-        os._exit(0)
+        _leave(bar)  # a client neither reads nor leaves: waiting for it would never end
+
+
+def _leave(bar: LoadingBar) -> NoReturn:
+    """End the process without waiting for anybody."""
+    bar.stop()
+    logging.shutdown()
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def ready_lines(card: ModelCard, num_lanes: int) -> list[str]:
+    """What is served, and why its context is what it is."""
+    names = " or ".join(card.names)
+    lanes = "1 lane" if num_lanes == 1 else f"{num_lanes} lanes"
+    return [
+        f"Ready: {names}, {lanes} of {card.max_ctx_tokens} tokens of context",
+        *(f"- {reason}" for reason in card.reasons),
+    ]
 
 
 def freeze_heap() -> None:
@@ -75,6 +97,7 @@ class LoadingBar:
 
     def start(self) -> None:
         self._progress.start()
+        self._progress.console.show_cursor(True)  # a signal may end the process: it must not stay
 
     def advance(self, bytes_done: int, bytes_total: int) -> None:
         self._progress.update(self._task, completed=bytes_done, total=bytes_total)

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from luceasync.config import DraftConfig
 from luceasync.dflash.spec import DraftLayerSpec, DraftSpec, default_taps
-from luceasync.errors import ModelError
+from luceasync.errors import ConfigError, ModelError
+from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec
 
@@ -24,13 +26,10 @@ def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
     """The spec of the drafter in `draft_dir`, for `target`. Raises ModelError naming the file and
     the field.
     """
-    path = draft_dir / "config.json"
+    check_directory(draft_dir, "expected a DFlash drafter's directory, or none")
+    path = draft_dir / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{draft_dir}: no config.json; a drafter's directory is expected"
-        ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
@@ -39,6 +38,22 @@ def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
         return parse_draft_spec(config, target)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def refuse_without_drafter(asked: DraftConfig) -> None:
+    """Raise ConfigError for an option that only means something with a drafter."""
+    given = {
+        "--draft-device": asked.device,
+        "--draft-ctx-max": asked.ctx_max_tokens,
+        "--draft-swa-window": asked.swa_window_tokens,
+        "--draft-block": asked.block,
+        "--ddtree": "on" if asked.ddtree else None,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} {value}: there is no drafter; --draft DIR is expected with it"
+            )
 
 
 def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:

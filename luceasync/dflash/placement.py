@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from luceasync.config import Config, DraftConfig
+from luceasync.config import Config
 from luceasync.dflash.adapt import Shape, shapes_for
-from luceasync.dflash.draft_config import read_draft_spec
+from luceasync.dflash.draft_config import read_draft_spec, refuse_without_drafter
 from luceasync.dflash.spec import DraftSpec, adjusted
-from luceasync.errors import ConfigError
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
@@ -52,7 +51,7 @@ def drafter_of(
     """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
     asked, draft_dir = config.draft, config.drafter_dir
     if draft_dir is None:
-        _refuse_without_drafter(asked)
+        refuse_without_drafter(asked)
         return None
     spec = adjusted(
         read_draft_spec(draft_dir, target),
@@ -113,19 +112,3 @@ def _limit(spec: DraftSpec, layer: int, max_positions: int) -> int | None:
     """Tokens that a layer looks back on at most; None: the whole context."""
     bounded = spec.layers[layer].window is not None or spec.ctx_max_tokens is not None
     return spec.capacity(layer, max_positions) if bounded else None
-
-
-def _refuse_without_drafter(asked: DraftConfig) -> None:
-    """Raise ConfigError for an option that only means something with a drafter."""
-    given = {
-        "--draft-device": asked.device,
-        "--draft-ctx-max": asked.ctx_max_tokens,
-        "--draft-swa-window": asked.swa_window_tokens,
-        "--draft-block": asked.block,
-        "--ddtree": "on" if asked.ddtree else None,
-    }
-    for flag, value in given.items():
-        if value is not None:
-            raise ConfigError(
-                f"{flag} {value}: there is no drafter; --draft DIR is expected with it"
-            )

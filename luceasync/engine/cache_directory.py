@@ -7,19 +7,16 @@ requests; what is written and read is decided in luceasync.keeping.
 from __future__ import annotations
 
 import asyncio
-import errno
-import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from luceasync.errors import ConfigError
 from luceasync.keeping.disk_worker import DiskWorker
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
-from luceasync.nodefiles.directory import make_private
 from luceasync.nodefiles.disk import DiskTier
+from luceasync.nodefiles.usable import make_usable
 from luceasync.request import CacheStatus
 
 MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
@@ -49,7 +46,7 @@ def cabinet_of(
 
     @asynccontextmanager
     async def open_disk() -> AsyncIterator[DiskTier]:
-        await asyncio.to_thread(_check, cache_dir)
+        await asyncio.to_thread(make_usable, cache_dir)
         namespace = await asyncio.to_thread(find_namespace)
         async with DiskTier(
             cache_dir, namespace, end_kinds, min_free_bytes=MIN_FREE_BYTES, allocate=allocate
@@ -92,15 +89,3 @@ class CacheDirectory:
     def described(self, status: CacheStatus) -> CacheStatus:
         """The status, with what the disk says of itself once it is open."""
         return status if self._disk is None else self.orders.described(status, self._disk)
-
-
-def _check(cache_dir: Path) -> None:
-    """Raise ConfigError unless the directory, which is made, can be written to."""
-    try:
-        make_private(cache_dir)
-        if not os.access(cache_dir, os.W_OK | os.X_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise ConfigError(
-            f"--kv-cache-dir {cache_dir}: {error.strerror}; expected a directory to write to"
-        ) from None

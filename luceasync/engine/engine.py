@@ -28,7 +28,8 @@ from luceasync.errors import Unavailable
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
-from luceasync.request import CacheStatus, EngineStatus, ModelCard, Request
+from luceasync.model_card import ModelCard
+from luceasync.request import CacheStatus, EngineStatus, Request
 from luceasync.text.history import History
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
-from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
+from luceasync.model_card import ModelCard
+from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import ChatTemplate, Turns
 from luceasync.text.tokenizer import Tokenizer

@@ -15,11 +15,11 @@ from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.prompts import Language
 from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
 from luceasync.keeping.namespace import namespace_of
+from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
-from luceasync.request import ModelCard
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -75,13 +75,17 @@ def build_engine(
 
 def _language(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     model_dir = config.model.model_dir
+    named = [name for name in config.model.names if name != ANY_NAME]
+    own = named[0] if named else model_dir.resolve().name
     return Language(
         card=ModelCard(
-            name=config.model.name or model_dir.resolve().name,
+            name=own,
             created=int(time.time()),
             max_ctx_tokens=plan.max_ctx_tokens,
             num_parameters=spec.num_parameters,
             family=spec.family,
+            aliases=tuple(name for name in config.model.names if name != own),
+            reasons=plan.reasons,
         ),
         tokenizer=Tokenizer.load(model_dir),
         template=ChatTemplate.load(model_dir),

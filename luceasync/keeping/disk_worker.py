@@ -144,7 +144,7 @@ class DiskWorker:
         try:
             found = await disk.read(order.key.hex(), with_end=order.with_end)
             if isinstance(found, Miss):
-                log.info("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
+                log.debug("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
                 result = found
             else:
                 parts = found.header.parts

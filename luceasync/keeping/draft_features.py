@@ -80,5 +80,5 @@ class DraftFeatures:
         try:
             return decode(self._ring.spec, tensors, begin=begin, end=end)
         except SnapshotMismatch as error:
-            log.info("features are left unused: %s", error)
+            log.debug("features are left unused: %s", error)
             return None

@@ -164,7 +164,7 @@ class Prefixes:
         lease.restored(Restore(tier, match.num_tokens, elapsed_s, lease.decision, missed))
         self._index.restored[tier] += 1
         self._index.restored_tokens[tier] += match.num_tokens
-        log.info(
+        log.debug(
             "adopted node pos=%d local_shards=%d remote_shards=%d tier=%s",
             match.num_tokens, *self._num_shards, tier,
         )  # fmt: skip

@@ -12,19 +12,17 @@ from typing import Any
 
 from luceasync.errors import ModelError
 from luceasync.models.config_fields import Fields
+from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.families import FAMILIES
 from luceasync.models.spec import ModelSpec
 
 
 def read_spec(model_dir: Path) -> ModelSpec:
     """The spec of the model in `model_dir`. Raises ModelError naming the file and the field."""
-    path = model_dir / "config.json"
+    check_directory(model_dir)
+    path = model_dir / CONFIG
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(
-            f"{model_dir}: no config.json; a Hugging Face model directory is expected"
-        ) from None
     except (OSError, ValueError) as error:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):

@@ -137,7 +137,9 @@ def _choose_context(
     fits = _context_that_fits(shards, room, parallel)
     if fits >= spec.max_positions:
         return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
-    return fits, f"--max-ctx {fits}: what fits in memory beside the weights"
+    alone = min(spec.max_positions, _context_that_fits(shards, room, 1))
+    more = f"--parallel 1 has {alone}" if parallel > 1 else "--dtype bf16 or more devices have more"
+    return fits, f"--max-ctx {fits}: what fits in memory beside the weights; {more}"
 
 
 def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:

@@ -1,6 +1,6 @@
 """The deltas of one request on their way from the engine to a family.
 
-Owns that they are timed, and that a choice which failed is an exception. Knows no API.
+Owns that they are timed and noted, and that a choice which failed is an exception. Knows no API.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from luceasync.errors import GenerationFailed, Unavailable
 from luceasync.request import Delta, Finish, Stream
 from luceasync.server.metrics import AnswerClock
+from luceasync.server.request_log import RequestNote
 
 
 class AnswerStream:
@@ -17,10 +18,13 @@ class AnswerStream:
     Unavailable.
     """
 
-    def __init__(self, stream: Stream, num_choices: int, clock: AnswerClock) -> None:
+    def __init__(
+        self, stream: Stream, num_choices: int, clock: AnswerClock, note: RequestNote
+    ) -> None:
         self._stream = stream
         self._num_open = num_choices
         self._clock = clock
+        self._note = note
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -39,6 +43,7 @@ class AnswerStream:
                 ) from None
             raise
         self._clock.tick(delta)
+        self._note.take(delta)
         if delta.finish is not None:
             _raise_failure(delta.finish)
             self._num_open -= 1

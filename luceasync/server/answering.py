@@ -29,6 +29,7 @@ from luceasync.server.family import Call, Endpoint
 from luceasync.server.metrics import Metrics
 from luceasync.server.race import race
 from luceasync.server.readiness import require_ready
+from luceasync.server.request_log import RequestNote, note_of
 from luceasync.server.sse import EventStream
 from luceasync.server.tenant import Caller
 
@@ -60,10 +61,10 @@ class Answering:
             try:
                 await self._serve(scope, receive, send)
             except ClientDisconnect:
-                logger.debug("The client left before its answer was complete.")
+                note_of(scope).remark = "the client left"
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        house = self._house
+        house, note = self._house, note_of(scope)
         reading = read_body(scope, receive, house.config.max_body_bytes)
         body = await race(reading, house.drain.expired())
         require_ready(house.engine)
@@ -72,33 +73,42 @@ class Answering:
         # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
         endings = (client_gone(receive), house.drain.expired())
         if not call.stream:
-            response = await race(self._plain(call), *endings)
+            response = await race(self._plain(call, note), *endings)
             await response(scope, receive, send)
             return
         events = EventStream(send)
         keep_alive = events.keep_alive(house.config.keep_alive_s)
         try:
-            await race(self._streamed(call, events), keep_alive, *endings)
+            await race(self._streamed(call, events, note), keep_alive, *endings)
         except ClientDisconnect:
             raise
         except Exception as error:
             if not events.started:
                 raise
+            note.remark = f"broken off ({describe(error).status})"
             await _end_with_error(call, events, error)
 
-    async def _plain(self, call: Call[Any]) -> Response:
-        async with self._open(call.requests) as streams, aclosing(call.events(streams)) as events:
+    async def _plain(self, call: Call[Any], note: RequestNote) -> Response:
+        async with (
+            self._open(call.requests, note) as streams,
+            aclosing(call.events(streams)) as events,
+        ):
             answer = await call.fold(events)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    async def _streamed(self, call: Call[Any], out: EventStream) -> None:
-        async with self._open(call.requests) as streams, aclosing(call.events(streams)) as events:
+    async def _streamed(self, call: Call[Any], out: EventStream, note: RequestNote) -> None:
+        async with (
+            self._open(call.requests, note) as streams,
+            aclosing(call.events(streams)) as events,
+        ):
             async for event in events:
                 await out.write(call.encode(event))
         await out.close(call.end(None))
 
     @asynccontextmanager
-    async def _open(self, requests: Sequence[Request]) -> AsyncIterator[Sequence[Stream]]:
+    async def _open(
+        self, requests: Sequence[Request], note: RequestNote
+    ) -> AsyncIterator[Sequence[Stream]]:
         """The engine's Streams, measured and checked, and closed on every way out."""
         async with AsyncExitStack() as closing:
             streams = []
@@ -106,7 +116,7 @@ class Answering:
                 clock = self._house.metrics.clock()
                 stream = await self._house.engine.open(request)
                 closing.push_async_callback(stream.aclose)
-                streams.append(AnswerStream(stream, request.num_choices, clock))
+                streams.append(AnswerStream(stream, request.num_choices, clock, note))
             yield streams
 
 

@@ -25,6 +25,7 @@ from luceasync.server.family import Family, MakeFamily
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.refusals import Refusals
+from luceasync.server.request_log import LogRequests
 from luceasync.server.status_pages import StatusPages
 
 # The first of them tells what goes wrong on no family's route.
@@ -46,7 +47,10 @@ def create_app(
     house = House(engine, config, drain, metrics, trust_cache_salt)
     spoken = [(family, _routes(family, house)) for family in (make(engine) for make in families)]
     refusals = Refusals(spoken)
-    middleware = [Middleware(CountRequests, metrics=metrics)]
+    middleware = [
+        Middleware(CountRequests, metrics=metrics),
+        Middleware(LogRequests, refusal=refusals.response),
+    ]
     if config.api_keys:
         keys = config.api_keys
         middleware.append(Middleware(RequireApiKey, keys=keys, refusal=refusals.response))

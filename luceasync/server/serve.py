@@ -9,7 +9,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
 
 from starlette.applications import Starlette
@@ -36,23 +36,26 @@ async def serve(
     """Serve `app` until SIGINT or SIGTERM; `load` runs beside it once the port is bound.
 
     After the signal new requests get 503 and running ones may finish; those that still run after
-    `graceful_timeout_s` end with an error. A second SIGINT kills the process. Returns whether every
+    `graceful_timeout_s` end with an error. A second SIGINT kills the process, and so does the first
+    one before `load` is done: nobody waits for an answer yet. Returns whether every
     connection has ended: if not, some client holds one open without reading, and the caller must
     exit hard. Raises ConfigError when the port cannot be bound, and what `load` raises.
     """
     drain: Drain = app.state.drain
     stop, closed = asyncio.Event(), asyncio.Event()
     listener = listen(config)
+    signals = ExitStack()
+    signals.enter_context(_signals(stop))
     on_bound(url_of(listener))
     # Not in a task group: on a client that never reads hypercorn hangs even when it is cancelled,
     # and the end of this process must not wait for that.
     serving = asyncio.create_task(run_hypercorn(app, listener, closed), name="hypercorn")
     try:
-        with _signals(stop):
-            await race(_load(load, stop), _stopped(stop), _crashed(serving))
+        await race(_load(load, stop), _stopped(stop), _crashed(serving))
     except _Stopped:
         pass
     finally:
+        signals.close()
         await _drain(drain, config.graceful_timeout_s)
         closed.set()
         await asyncio.wait({serving}, timeout=LINGER_S)
@@ -61,6 +64,7 @@ async def serve(
 
 async def _load(load: Callable[[], Coroutine[Any, Any, None]], stop: asyncio.Event) -> None:
     await load()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop.set)
     await stop.wait()
 
 
@@ -79,7 +83,11 @@ async def _drain(drain: Drain, timeout_s: float) -> None:
     """Let running requests finish; past `timeout_s` tell them to stop, and wait for that."""
     drain.begin()
     if drain.num_running:
-        logger.info("Waiting for %d running requests.", drain.num_running)
+        logger.info(
+            "Stopping: %d running requests may go on for %g s; Ctrl-C ends them now.",
+            drain.num_running,
+            timeout_s,
+        )
     if not await drain.wait_idle(timeout_s):
         logger.warning("%d requests did not finish within %g s.", drain.num_running, timeout_s)
         drain.expire()
@@ -88,12 +96,12 @@ async def _drain(drain: Drain, timeout_s: float) -> None:
 
 @contextmanager
 def _signals(stop: asyncio.Event) -> Iterator[None]:
-    """Set `stop` on SIGINT or SIGTERM. Afterwards SIGINT kills at once and SIGTERM is known
-    already.
+    """Set `stop` on SIGTERM, which is known already afterwards. SIGINT kills at once, but while
+    somebody has it set `stop` too.
     """
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    loop.add_signal_handler(signal.SIGTERM, stop.set)
     try:
         yield
     finally:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from luceasync import __version__
+from luceasync.cli.flags import POSITIONAL
+from luceasync.options import OPTIONS, SECTIONS
+
+SERVING = ("serve", "doctor")  # the commands with the flags of a server
 
 
 def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -38,6 +43,21 @@ def test_every_setting_of_the_server_is_a_flag_of_serve():
     for flag in ("--host", "--port", "--parallel", "--max-ctx", "--dtype", "--api-key", "--config"):
         assert flag in text
     assert "(default: 8000)" in text
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "plan", "doctor"])
+def test_help_fits_80_columns_and_cuts_no_flag(command):
+    text = run(command, "--help", COLUMNS="80").stdout
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    shown = [option for option in OPTIONS if option.section != "server" or command in SERVING]
+    missing = [o.flag for o in shown if o.name != POSITIONAL and f"│ {o.flag} " not in text]
+    assert missing == []
+
+
+def test_help_has_a_panel_for_each_section_in_the_order_of_the_table():
+    titles = re.findall("╭─ (.+?) ─", run("serve", "--help", COLUMNS="80").stdout)
+    assert titles == ["Arguments", "Options", *SECTIONS.values()]
 
 
 @pytest.mark.parametrize(

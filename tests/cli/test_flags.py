@@ -58,3 +58,15 @@ def test_a_switch_may_be_turned_off_by_a_flag(flags, ddtree):
 
     result = CliRunner().invoke(app, flags, env={"LUCEASYNC_DDTREE": "1"})
     assert result.output == f"{ddtree}\n"
+
+
+def test_a_name_may_be_repeated():
+    app = typer.Typer()
+
+    @app.command()
+    @with_config("model")
+    def show(config: Config) -> None:
+        typer.echo(config.model.names)
+
+    result = CliRunner().invoke(app, ["--model-name", "a", "--model-name", "*"])
+    assert result.output == "('a', '*')\n"

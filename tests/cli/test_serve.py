@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import httpx
 import pytest
 
-from luceasync.cli.serve import freeze_heap
+from luceasync.cli.serve import freeze_heap, ready_lines
+from luceasync.model_card import ModelCard
 
 DEADLINE_S = 60
 
@@ -35,6 +37,32 @@ def test_serve_answers_and_ends_cleanly():
             process.kill()
     assert answer["usage"]["completion_tokens"] <= 3
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, -signal.SIGINT), (signal.SIGTERM, 0)])
+def test_a_signal_while_the_model_loads_ends_the_process(number, code):
+    command = [sys.executable, "-m", "luceasync", "serve", "--port", "0"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stderr.readline().startswith("Listening")
+            process.send_signal(number)
+            assert process.wait(DEADLINE_S) == code
+            assert "Traceback" not in process.stderr.read()
+        finally:
+            process.kill()
+
+
+def test_ready_says_what_is_served_and_why_the_context_is_what_it_is():
+    reason = "--max-ctx 5120: what fits in memory beside the weights; --parallel 1 has 20480"
+    card = ModelCard("tiny", 0, 5120, 1, "qwen3", aliases=("*", "small"), reasons=(reason,))
+    assert ready_lines(card, 4) == [
+        "Ready: tiny or small, 4 lanes of 5120 tokens of context",
+        f"- {reason}",
+    ]
+    assert ready_lines(replace(card, reasons=()), 1) == [
+        "Ready: tiny or small, 1 lane of 5120 tokens of context"
+    ]
 
 
 def test_a_frozen_heap_is_left_out_of_collections():

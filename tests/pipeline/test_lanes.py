@@ -31,8 +31,20 @@ def test_less_memory_gives_fewer_lanes_then_shorter_ones_and_says_why():
     assert 0 < plans[-1].max_ctx_tokens < 8192
     for plan in plans:
         assert any(line.startswith(f"--parallel {plan.parallel}: ") for line in plan.reasons)
-    fits = f"--max-ctx {plans[-1].max_ctx_tokens}: what fits in memory beside the weights"
-    assert fits in plans[-1].reasons
+    fits = f"--max-ctx {plans[-1].max_ctx_tokens}: what fits in memory beside the weights; "
+    assert plans[-1].reasons[-1].startswith(fits)
+
+
+@pytest.mark.parametrize("free_mib", [460, 600, 900])
+def test_a_context_that_is_short_for_many_lanes_says_what_one_would_have(free_mib: int):
+    alone = plan_of(free_mib, parallel=1).max_ctx_tokens
+    plan = plan_of(free_mib, parallel=4)
+    assert plan.max_ctx_tokens < alone
+    assert plan.reasons[-1].endswith(f"; --parallel 1 has {alone}")
+
+
+def test_a_context_that_is_short_for_one_lane_says_what_helps():
+    assert plan_of(360).reasons[-1].endswith("; --dtype bf16 or more devices have more")
 
 
 @pytest.mark.parametrize("free_mib", [320, 360, 460, 600, 4096])

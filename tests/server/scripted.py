@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from luceasync.model_card import ModelCard
 from luceasync.request import (
     CacheStatus,
     Delta,
     EngineStatus,
     Finish,
-    ModelCard,
     Request,
     Restore,
     Speculation,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 
@@ -19,8 +20,10 @@ from tests.server.scripted import ScriptedEngine, answer
 
 async def main(options: dict[str, float]) -> None:
     """`load_s` (negative: loading fails), `answer_s`: seconds; `answer_bytes`;
-    `graceful_timeout_s`.
+    `graceful_timeout_s`; `verbose`: the log is shown.
     """
+    if options.get("verbose"):
+        logging.basicConfig(level=logging.INFO, format="%(message)s")
     pause = asyncio.Event()
     text = "x" * int(options.get("answer_bytes", 1))
     engine = ScriptedEngine([text_delta(0, text, (1,)), pause, *answer("late")])

@@ -10,13 +10,19 @@ from luceasync.errors import GenerationFailed, Unavailable
 from luceasync.request import Delta
 from luceasync.server.answer_stream import AnswerStream
 from luceasync.server.metrics import Metrics
+from luceasync.server.request_log import RequestNote
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, ScriptedStream, Step, answer, finish
 
 
 async def read(script: list[Step], num_choices: int = 1) -> list[Delta]:
     clock = Metrics(ScriptedEngine()).clock()
-    return [delta async for delta in AnswerStream(ScriptedStream(script), num_choices, clock)]
+    return [
+        delta
+        async for delta in AnswerStream(
+            ScriptedStream(script), num_choices, clock, RequestNote("x")
+        )
+    ]
 
 
 async def test_the_deltas_pass_unchanged():
@@ -50,5 +56,5 @@ async def test_a_choice_without_an_end_is_a_failure():
 
 async def test_closing_closes_the_engines_stream():
     inner = ScriptedStream([])
-    await AnswerStream(inner, 1, Metrics(ScriptedEngine()).clock()).aclose()
+    await AnswerStream(inner, 1, Metrics(ScriptedEngine()).clock(), RequestNote("x")).aclose()
     assert inner.closed.is_set()

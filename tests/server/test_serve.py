@@ -127,6 +127,20 @@ def test_a_client_that_never_reads_cannot_keep_the_process(start):
         assert server.end()[:2] == (0, "stuck True")
 
 
+def test_an_end_says_how_long_answers_may_go_on_and_how_to_end_them_now(start):
+    server = start(graceful_timeout_s=7, answer_s=0.5, verbose=1)
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=BODY | {"stream": True}
+    ) as r:
+        chunks = r.iter_raw()
+        next(chunks)
+        server.process.send_signal(signal.SIGINT)
+        for _ in chunks:
+            pass
+    told = server.end()[2]
+    assert "Stopping: 1 running requests may go on for 7 s; Ctrl-C ends them now." in told
+
+
 def test_a_second_sigint_ends_at_once(start):
     server = start(graceful_timeout_s=3600)
     with httpx.stream(
@@ -148,6 +162,14 @@ def test_the_port_answers_while_the_model_loads(start):
     assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
     server.process.send_signal(signal.SIGTERM)
     assert server.end() == (0, "clean True", "")
+
+
+def test_ctrl_c_while_the_model_loads_ends_at_once(start):
+    server = start(graceful_timeout_s=3600, load_s=3600)
+    with httpx.Client() as client:  # whose connection would be waited for
+        assert client.get(f"{server.url}/health").status_code == 200
+        server.process.send_signal(signal.SIGINT)
+        assert server.end() == (-signal.SIGINT, "", "")
 
 
 def test_a_failed_load_ends_the_server_with_its_error(start):

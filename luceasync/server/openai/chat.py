@@ -31,8 +31,8 @@ class ChatCompletions:
         self._engine = engine
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> ChatAnswer:
-        model = self._engine.card.name
-        return ChatAnswer(parse_chat(body, model, caller), model)
+        card = self._engine.card
+        return ChatAnswer(parse_chat(body, card, caller), card.name)
 
 
 class ChatAnswer:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
 from luceasync.server.openai.checks import decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
@@ -19,6 +20,8 @@ from luceasync.server.openai.sampling import (
     sampling_of,
     stops_of,
 )
+from luceasync.server.openai.tools import check_tools
+from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.tenant import Caller
 
 MAX_TOP_LOGPROBS = 20
@@ -86,15 +89,15 @@ class ChatCall:
 _decoder = msgspec.json.Decoder(ChatBody)
 
 
-def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
+def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
     """Check a JSON body and turn it into a ChatCall of the tenant that `caller` is.
 
     Raises RequestError with the field's path as `param`: status 400, or 404 for a model that is not
     the one served.
     """
     chat = decode(_decoder, body)
-    if chat.model is not None and chat.model != model_name:
-        raise unknown_model(chat.model)
+    if chat.model is not None and not card.serves(chat.model):
+        raise unknown_model(chat.model, card)
     options = chat.stream_options or StreamOptions()
     _refuse_unserved(chat)
     return ChatCall(
@@ -121,6 +124,8 @@ def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
 
 def _refuse_unserved(chat: ChatBody) -> None:
     """Options that change the answer are refused rather than dropped when nobody honours them."""
+    refuse_unserved(chat)
+    check_tools(chat.tools or ())
     if chat.tool_choice not in (None, "none", "auto"):
         refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
     if chat.response_format is not None and chat.response_format.type != "text":

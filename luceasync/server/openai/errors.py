@@ -8,8 +8,10 @@ from __future__ import annotations
 import msgspec
 
 from luceasync.errors import RequestError
+from luceasync.model_card import ModelCard
 from luceasync.server.failures import Failure
 
+MAX_NAME_CHARS = 100  # of a wrong model name that are told again
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -33,10 +35,13 @@ def error_body(failure: Failure) -> ErrorBody:
     return ErrorBody(ErrorObject(failure.message, kind, failure.param, failure.code))
 
 
-def unknown_model(name: str) -> RequestError:
-    """The 404 for a model that is not served, worded as OpenAI words it."""
+def unknown_model(name: str, card: ModelCard) -> RequestError:
+    """The 404 for a model that is not served, worded as OpenAI words it; then what is served."""
+    served = " or ".join(f"`{each}`" for each in card.names)
+    shown = name if len(name) <= MAX_NAME_CHARS else f"{name[:MAX_NAME_CHARS]}..."
     return RequestError(
-        f"The model `{name}` does not exist or you do not have access to it.",
+        f"The model `{shown}` does not exist or you do not have access to it. "
+        f"This server serves {served}.",
         param="model",
         code="model_not_found",
         status=404,

@@ -1,4 +1,4 @@
-"""GET /v1/models: the one model that is served.
+"""GET /v1/models: the one model that is served, under each of its names.
 
 Owns its shape. Knows nothing of how it is served.
 """
@@ -9,14 +9,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from luceasync.request import Engine, ModelCard
+from luceasync.model_card import ModelCard
+from luceasync.request import Engine
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.readiness import require_ready
 from luceasync.server.status_pages import json_response
 
 
 class ModelPages:
-    """The list, and the model by its name."""
+    """The list, and the model by a name of it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -30,19 +31,22 @@ class ModelPages:
 
     async def models(self, request: Request) -> Response:
         require_ready(self._engine)
-        return json_response({"object": "list", "data": [_model(self._engine.card)]})
+        card = self._engine.card
+        return json_response(
+            {"object": "list", "data": [_model(card, name) for name in card.names]}
+        )
 
     async def model(self, request: Request) -> Response:
         require_ready(self._engine)
-        name = request.path_params["model"]
-        if name != self._engine.card.name:
-            raise unknown_model(name)
-        return json_response(_model(self._engine.card))
+        card, name = self._engine.card, request.path_params["model"]
+        if not card.serves(name):
+            raise unknown_model(name, card)
+        return json_response(_model(card, name))
 
 
-def _model(card: ModelCard) -> dict[str, object]:
+def _model(card: ModelCard, name: str) -> dict[str, object]:
     return {
-        "id": card.name,
+        "id": name,
         "object": "model",
         "created": card.created,
         "owned_by": "luceasync",

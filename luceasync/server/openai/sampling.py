@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import re
 
-import msgspec
-
 from luceasync.request import Sampling
 from luceasync.server.openai.checks import in_range, in_range_or, refuse
+from luceasync.server.openai.unserved import UnservedBody
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
 
 
-class SamplingBody(msgspec.Struct):
+class SamplingBody(UnservedBody):
     """The fields that are read; null is the same as absent."""
 
     temperature: float | None = None

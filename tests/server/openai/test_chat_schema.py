@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
+from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, Sampling
 from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
 from luceasync.server.tenant import Caller
 
 USER = {"role": "user", "content": "Hi"}
+TINY = ModelCard("tiny", 0, 4096, 1, "qwen3", aliases=("small",))
 TRUSTED = Caller("key", may_salt=True)
 
 
 def parse(**fields: Any) -> ChatCall:
-    return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), "tiny", TRUSTED)
+    return parse_chat(json.dumps({"messages": [USER]} | fields).encode(), TINY, TRUSTED)
 
 
 def refusal(**fields: Any) -> RequestError:
@@ -185,7 +188,16 @@ def test_top_logprobs_is_bounded():
 def test_another_model_is_not_found():
     error = refusal(model="gpt-4o")
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
-    assert parse(model="tiny").request == parse().request
+    assert str(error).endswith("This server serves `tiny` or `small`.")
+    assert len(str(refusal(model="x" * 10_000))) < 300
+    assert parse(model="tiny").request == parse(model="small").request == parse().request
+
+
+def test_a_star_among_the_names_is_every_name():
+    card = replace(TINY, aliases=("*", "small"))
+    body = json.dumps({"messages": [USER], "model": "gpt-4o"}).encode()
+    assert parse_chat(body, card, TRUSTED) == parse()
+    assert card.names == ("tiny", "small")
 
 
 @pytest.mark.parametrize(
@@ -198,7 +210,7 @@ def test_another_model_is_not_found():
 )  # fmt: skip
 def test_what_is_not_a_json_object_is_refused(body):
     with pytest.raises(RequestError) as caught:
-        parse_chat(body, "tiny", TRUSTED)
+        parse_chat(body, TINY, TRUSTED)
     assert caught.value.status == 400
 
 
@@ -217,7 +229,7 @@ MESSAGES = st.lists(
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.none() | MESSAGES)
 def test_any_json_is_a_request_or_a_refusal(fields, messages):
     try:
-        call = parse_chat(json.dumps({"messages": messages} | fields).encode(), "tiny", TRUSTED)
+        call = parse_chat(json.dumps({"messages": messages} | fields).encode(), TINY, TRUSTED)
     except RequestError as error:
         assert error.status in (400, 404)
     else:
@@ -228,4 +240,4 @@ def test_any_json_is_a_request_or_a_refusal(fields, messages):
 @given(st.binary())
 def test_any_bytes_are_a_request_or_a_refusal(body):
     with pytest.raises(RequestError):
-        parse_chat(body, "tiny", TRUSTED)
+        parse_chat(body, TINY, TRUSTED)

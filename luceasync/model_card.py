@@ -1,0 +1,33 @@
+"""The served model as it is told to people and clients. Knows nothing of how it is served."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ANY_NAME = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What `/v1/models` tells about the served model. `created` is a Unix time in seconds.
+
+    `aliases` are other names of it; ANY_NAME among them is every name. `reasons`: why lanes and
+    context are as they are, a line for each size that the user left open.
+    """
+
+    name: str
+    created: int
+    max_ctx_tokens: int
+    num_parameters: int
+    family: str
+    aliases: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own name and the others, without ANY_NAME."""
+        return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
+
+    def serves(self, name: str) -> bool:
+        """Whether somebody who asks for `name` means this model."""
+        return ANY_NAME in self.aliases or name in self.names

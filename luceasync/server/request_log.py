@@ -1,0 +1,130 @@
+"""One line of the log for each request, and the id by which a client finds it.
+
+Owns the id, what is noted of an answer while it goes out, and the line. Knows no API and no body.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from luceasync.request import Delta, Finish
+
+logger = logging.getLogger(__name__)
+
+HEADER = "x-request-id"
+SANE_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
+QUIET_PATHS = frozenset({"/health", "/ready", "/metrics"})  # programs ask for them all the time
+_NOTE = "luceasync.request_note"
+
+
+@dataclass(slots=True)
+class RequestNote:
+    """What became of one request: of all its choices, as far as they came. Times are those of
+    `time.perf_counter`, in seconds.
+    """
+
+    request_id: str
+    begun_s: float = field(default_factory=time.perf_counter)
+    status: int | None = None
+    first_token_s: float | None = None
+    num_new: int = 0
+    finishes: list[Finish] = field(default_factory=list)
+    remark: str = ""
+
+    def take(self, delta: Delta) -> None:
+        """Take note of a delta on its way to the client."""
+        if delta.token_ids:
+            if self.first_token_s is None:
+                self.first_token_s = time.perf_counter()
+            self.num_new += len(delta.token_ids)
+        if delta.finish is not None:
+            self.finishes.append(delta.finish)
+
+    def words(self) -> Iterator[str]:
+        """The line from the status on: what is not known is not said."""
+        yield str(self.status or "-")
+        yield f"{time.perf_counter() - self.begun_s:.2f} s"
+        if self.finishes:
+            usages = [finish.usage for finish in self.finishes]
+            yield f"prompt={usages[0].prompt_tokens}"
+            yield f"cached={max(usage.cached_tokens for usage in usages)}"
+        if self.num_new:
+            yield f"new={self.num_new}"
+        if self.first_token_s is not None:
+            yield f"first={self.first_token_s - self.begun_s:.3f} s"
+        yield from self._pace()
+        if self.remark:
+            yield self.remark
+        yield f"id={self.request_id}"
+
+    def _pace(self) -> Iterator[str]:
+        """Tokens after the first a second, and tokens a round of speculation."""
+        decode_s = max((finish.timings.decode_s for finish in self.finishes), default=0.0)
+        if decode_s > 0:
+            num_decoded = sum(finish.timings.num_decoded for finish in self.finishes)
+            yield f"{num_decoded / decode_s:.1f} tokens/s"
+        rounds = [finish.speculation for finish in self.finishes if finish.speculation]
+        num_rounds = sum(each.rounds for each in rounds)
+        if num_rounds:
+            yield f"tau={(sum(each.accepted for each in rounds) + num_rounds) / num_rounds:.2f}"
+
+
+def note_of(scope: Scope) -> RequestNote:
+    """The note of the request; one that nobody reads where there is no LogRequests."""
+    note: RequestNote | None = scope.get(_NOTE)
+    return note or RequestNote("")
+
+
+class LogRequests:
+    """Middleware: every answer carries an id, the client's own where that is sane, and leaves a
+    line when it has ended.
+    """
+
+    def __init__(self, app: ASGIApp, refusal: Callable[[Scope, Exception], Response]) -> None:
+        """`refusal` words what nobody foresaw; the exception goes on to whoever logs it."""
+        self._app = app
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        note = scope[_NOTE] = RequestNote(_id_of(scope))
+
+        async def noted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                note.status = message["status"]
+                header = (HEADER.encode(), note.request_id.encode())
+                message["headers"] = [*message.get("headers", ()), header]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            if note.status is None:
+                await self._refusal(scope, error)(scope, receive, noted)
+            raise
+        finally:
+            _write(scope, note)
+
+
+def _id_of(scope: Scope) -> str:
+    sent = Headers(scope=scope).get(HEADER, "")
+    return sent if SANE_ID.fullmatch(sent) else f"req-{secrets.token_hex(8)}"
+
+
+def _write(scope: Scope, note: RequestNote) -> None:
+    level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
+    if logger.isEnabledFor(level):
+        route = scope.get("route")
+        path = "unmatched" if route is None else route.path
+        logger.log(level, "%s %s %s", scope["method"], path, " ".join(note.words()))

@@ -1,0 +1,68 @@
+"""What is wrong with a start is told before torch is imported."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from luceasync.config import BUNDLED_MODEL_DIR
+
+CODE = """
+import sys
+from luceasync.cli import app
+sys.argv = ["luceasync", *sys.argv[1:]]
+try:
+    app.main()
+finally:
+    print("torch" in sys.modules)
+"""
+
+
+def start(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CODE, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "plan"])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["/none"], "/none: does not exist"),
+        (["--draft", "/none"], "/none: does not exist"),
+        (["--draft", "none", "--draft-block", "4"], "--draft-block 4: there is no drafter"),
+        (["--target-devices", "abacus"], "'abacus' is not a device"),
+        (["--draft-device", "abacus"], "'abacus' is not a device"),
+        (["--target-device", "cpu", "--target-layer-split", "1,2"], "2 weights for 1 devices"),
+    ],
+)
+def test_a_typo_is_one_line_and_no_torch(command, arguments, words):
+    refused(start(command, *arguments), words)
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_a_model_without_a_tokenizer(command, tmp_path):
+    (tmp_path / "config.json").write_bytes((BUNDLED_MODEL_DIR / "config.json").read_bytes())
+    refused(start(command, str(tmp_path), "--draft", "none"), "tokenizer.json does not exist")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_a_cache_directory_that_is_a_file(command, tmp_path):
+    (tmp_path / "file").touch()
+    result = start(command, "--kv-cache-dir", str(tmp_path / "file"))
+    refused(result, f"--kv-cache-dir {tmp_path / 'file'}: ")
+
+
+def test_a_port_that_is_taken():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused(start("serve", "--port", str(port)), "cannot listen there")
+
+
+def refused(result: subprocess.CompletedProcess[str], words: str) -> None:
+    assert (result.returncode, result.stdout) == (2, "False\n"), result.stderr
+    assert result.stderr.startswith("luceasync: ")
+    assert result.stderr.count("\n") == 1
+    assert words in result.stderr

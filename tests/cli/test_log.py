@@ -1,0 +1,64 @@
+"""The log never holds up whoever writes to it."""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+
+import pytest
+
+from luceasync.cli import log
+from luceasync.cli.log import BesideHandler
+
+
+class Stuck(io.StringIO):
+    """A terminal that was stopped: `write` waits until it goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        assert self.goes_on.wait(20)
+        return super().write(text)
+
+
+class Gone(io.StringIO):
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def record(words: str) -> logging.LogRecord:
+    return logging.LogRecord("x", logging.INFO, __file__, 1, words, (), None)
+
+
+def test_lines_come_out_in_order_and_all_of_them_before_the_end():
+    out = io.StringIO()
+    handler = BesideHandler(out)
+    for i in range(100):
+        handler.emit(record(f"line {i}"))
+    handler.close()
+    assert [line.split(" INFO ")[1] for line in out.getvalue().splitlines()] == [
+        f"line {i}" for i in range(100)
+    ]
+
+
+def test_a_stopped_terminal_holds_up_nobody_and_what_waits_is_bounded(monkeypatch):
+    monkeypatch.setattr(log, "CLOSE_TIMEOUT_S", 0.0)
+    out = Stuck()
+    handler = BesideHandler(out, max_waiting=10)
+    for i in range(1000):
+        handler.emit(record(f"line {i}"))
+    handler.close()
+    out.goes_on.set()
+    handler._thread.join(0.5)
+    assert 10 <= len(out.getvalue().splitlines()) <= 11
+
+
+@pytest.mark.parametrize("num_lines", [1, 5])
+def test_a_reader_that_is_gone_does_no_harm(num_lines):
+    handler = BesideHandler(Gone())
+    for _ in range(num_lines):
+        handler.emit(record("x"))
+    handler.close()

@@ -1,0 +1,59 @@
+"""A path that is no model directory is refused in words that say what to do."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from luceasync.errors import ModelError
+from luceasync.models.directory import check_directory
+
+
+def words_for(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        check_directory(path)
+    words = str(caught.value)
+    assert words.startswith(f"{path}: ")
+    assert "\n" not in words
+    return words
+
+
+def test_what_is_not_there_does_not_exist(tmp_path):
+    assert "does not exist; expected a Hugging Face model directory" in words_for(tmp_path / "no")
+
+
+def test_a_name_of_the_hub_is_told_how_it_is_downloaded():
+    words = words_for(Path("Qwen/Qwen3-4B"))
+    assert "`hf download Qwen/Qwen3-4B --local-dir Qwen3-4B` and serve Qwen3-4B" in words
+
+
+@pytest.mark.parametrize("path", ["/models/Qwen3-4B", "models/a/b", "./a/../b", "~/x"])
+def test_a_path_is_no_name_of_the_hub(path):
+    assert "hf download" not in words_for(Path(path))
+
+
+def test_a_gguf_file_is_named_as_such_there_or_not(tmp_path):
+    path = tmp_path / "q4.gguf"
+    assert "does not exist, and GGUF files are not served" in words_for(path)
+    path.touch()
+    assert re.search(": GGUF files are not served; expected .*safetensors", words_for(path))
+    assert "no config.json, but GGUF files" in words_for(tmp_path)
+
+
+def test_a_file_is_no_directory(tmp_path):
+    (tmp_path / "x").touch()
+    assert "is a file" in words_for(tmp_path / "x")
+
+
+def test_a_directory_of_the_hubs_cache_says_where_the_model_is(tmp_path):
+    inner = tmp_path / "snapshots" / "0a1b"
+    inner.mkdir(parents=True)
+    (inner / "config.json").touch()
+    assert f"no config.json (there is one in {inner})" in words_for(tmp_path)
+    check_directory(inner)
+
+
+def test_a_path_that_no_system_call_takes_is_refused_too():
+    assert "cannot be opened" in words_for(Path("a\0b"))

@@ -1,0 +1,53 @@
+"""A tool is a function with a name, or the refusal names what is wrong with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.errors import RequestError
+from luceasync.server.openai.tools import check_tools
+from tests.server.scripted import ScriptedEngine
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+GOOD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+}
+
+
+def function(**fields: object) -> dict[str, object]:
+    return {"type": "function", "function": {"name": "add"} | fields}
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({}, "type"),
+        ({"type": "web_search"}, "type"),
+        ({"type": "function"}, "function"),
+        ({"type": "function", "function": "add"}, "function"),
+        (function(name=""), "function.name"),
+        (function(name=7), "function.name"),
+        (function(name=None), "function.name"),
+        (function(parameters="x" * 5000), "function.parameters"),
+        (function(parameters=[]), "function.parameters"),
+        (function(description={}), "function.description"),
+    ],
+)
+def test_a_malformed_tool_is_named(tool, param):
+    with pytest.raises(RequestError) as caught:
+        check_tools([GOOD, tool])
+    assert caught.value.param == f"tools[1].{param}"
+    assert len(str(caught.value)) < 200
+
+
+@pytest.mark.parametrize("tool", [GOOD, function(), function(parameters=None, description=None)])
+def test_what_openai_takes_is_taken(tool):
+    check_tools([tool])
+
+
+async def test_a_request_with_a_malformed_tool_is_a_400(in_memory):
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.post(CHAT, json=BODY | {"tools": [{}]})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools[0].type")

@@ -1,0 +1,111 @@
+"""A request leaves one line, and its answer the id by which that line is found."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from luceasync.config import ServerConfig
+from luceasync.request import Speculation
+from luceasync.server.request_log import LogRequests
+from tests.deltas import text_delta
+from tests.server.scripted import ScriptedEngine, answer, finish
+
+CHAT = "/v1/chat/completions"
+BODY = {"messages": [{"role": "user", "content": "Hi"}]}
+LOG = LogRequests.__module__
+
+
+@pytest.fixture
+def lines(caplog: pytest.LogCaptureFixture):
+    """Of the requests so far."""
+    caplog.set_level(logging.INFO, LOG)
+    return lambda: [record.getMessage() for record in caplog.records if record.name == LOG]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_line_says_what_an_answer_cost(in_memory, lines, stream):
+    script = answer("Hel", "lo")[:-1]
+    script += [text_delta(0, "!", (3,), finish=finish(speculation=Speculation(2, 30, 4)))]
+    async with in_memory(ScriptedEngine(script)) as client:
+        response = await client.post(CHAT, json=BODY | {"stream": stream})
+    [line] = lines()
+    assert line.startswith(f"POST {CHAT} 200 ")
+    for words in ("prompt=10 cached=4 new=3 first=", " 20.0 tokens/s ", " tau=3.00 "):
+        assert words in line
+    assert line.endswith(f" id={response.headers['x-request-id']}")
+
+
+async def test_a_refusal_leaves_a_line_and_an_id_too(in_memory, lines):
+    async with in_memory(ScriptedEngine(), ServerConfig(api_keys=("sesame",))) as client:
+        answers = [
+            await client.get("/nowhere", headers={"x-api-key": "sesame"}),
+            await client.post(CHAT, json=BODY),
+            await client.post(CHAT, content=b"{", headers={"x-api-key": "sesame"}),
+        ]
+    told = [line.split()[:3] for line in lines()]
+    assert told == [
+        ["GET", "unmatched", "404"],
+        ["POST", "unmatched", "401"],
+        ["POST", CHAT, "400"],
+    ]
+    assert all(answer.headers["x-request-id"] for answer in answers)
+
+
+async def test_what_nobody_foresaw_is_a_500_with_an_id_and_is_counted(in_memory, lines):
+    async with in_memory(ScriptedEngine(opening=ZeroDivisionError("a secret"))) as client:
+        response = await client.post(CHAT, json=BODY)
+        metrics = (await client.get("/metrics")).text
+    assert (response.status_code, response.json()["error"]["type"]) == (500, "server_error")
+    assert lines()[0].endswith(f"id={response.headers['x-request-id']}")
+    assert f'requests_total{{route="{CHAT}",status="500"}} 1.0' in metrics
+    assert "secret" not in response.text + lines()[0]
+
+
+@pytest.mark.parametrize("sent", ["abc-123", "a" * 128, "trace/1:2=3"])
+async def test_a_sane_id_of_the_client_is_kept(in_memory, lines, sent):
+    async with in_memory(ScriptedEngine()) as client:
+        response = await client.get("/v1/models", headers={"x-request-id": sent})
+    assert response.headers["x-request-id"] == sent
+    assert lines()[0].endswith(f" id={sent}")
+
+
+@pytest.mark.parametrize("sent", ["", "a b", "a" * 129, b"\xff", 'x" new=9', b"a\tb"])
+async def test_any_other_id_is_replaced(in_memory, lines, sent):
+    async with in_memory(ScriptedEngine()) as client:
+        made = [
+            (await client.get("/v1/models", headers={"x-request-id": sent})).headers["x-request-id"]
+            for _ in range(2)
+        ]
+    assert all(each.startswith("req-") for each in made)
+    assert made[0] != made[1]
+
+
+async def test_pages_that_programs_watch_are_told_at_debug_only(in_memory, lines, caplog):
+    async with in_memory(ScriptedEngine()) as client:
+        await client.get("/health")
+        assert lines() == []
+        caplog.set_level(logging.DEBUG, LOG)
+        await client.get("/ready")
+    assert [line[:14] for line in lines()] == ["GET /ready 200"]
+
+
+async def test_a_client_that_leaves_is_told(on_port, lines):
+    gate = asyncio.Event()
+    async with on_port(ScriptedEngine([text_delta(0, "x", (1,)), gate])) as client:
+        async with client.stream("POST", CHAT, json=BODY | {"stream": True}) as response:
+            await anext(response.aiter_raw())
+        while not lines():
+            await asyncio.sleep(0.01)
+    assert " new=1 first=" in lines()[0]
+    assert " the client left id=" in lines()[0]
+
+
+async def test_an_answer_that_broke_off_is_told(in_memory, lines):
+    script = [text_delta(0, "x", (1,)), ZeroDivisionError()]
+    async with in_memory(ScriptedEngine(script)) as client:
+        await client.post(CHAT, json=BODY | {"stream": True})
+    assert " 200 " in lines()[0]
+    assert " broken off (500) id=" in lines()[0]
