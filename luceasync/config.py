@@ -83,11 +83,15 @@ class DraftConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP side. No API keys: everybody who reaches the port is served."""
+    """The HTTP side. No API keys: everybody who reaches the port is served. `allow_hosts`: names
+    that the server may be asked for beside its own; `allow_origins`: whose web pages may use it.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allow_hosts: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
     keep_alive_s: float = 15.0
     graceful_timeout_s: float = 30.0

@@ -24,6 +24,7 @@ from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
+from luceasync.server.origins import guards
 from luceasync.server.refusals import Refusals
 from luceasync.server.status_pages import StatusPages
 
@@ -46,7 +47,10 @@ def create_app(
     house = House(engine, config, drain, metrics, trust_cache_salt)
     spoken = [(family, _routes(family, house)) for family in (make(engine) for make in families)]
     refusals = Refusals(spoken)
-    middleware = [Middleware(CountRequests, metrics=metrics)]
+    middleware = [
+        Middleware(CountRequests, metrics=metrics),
+        *guards(config, refusals.response),
+    ]
     if config.api_keys:
         keys = config.api_keys
         middleware.append(Middleware(RequireApiKey, keys=keys, refusal=refusals.response))
