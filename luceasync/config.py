@@ -24,11 +24,14 @@ DtypeName = Literal["auto", "bf16", "fp32"]
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model and in which precision. `name` None: the directory's name is served."""
+    """Which model and in which precision. `name` None: the directory's name is served.
+    `trust_special_tokens`: what messages say may become control tokens.
+    """
 
     model_dir: Path = BUNDLED_MODEL_DIR
     dtype: DtypeName = "auto"
     name: str | None = None
+    trust_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ TEXTS = {
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
     "draft-block": "2", "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
-    "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
+    "trust-special-tokens": "on", "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
 

@@ -12,7 +12,7 @@ from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
 from luceasync.text.shared import shared_ids
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -22,7 +22,7 @@ class Language:
 
     card: ModelCard
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: Template
     vocab_size: int
     num_lanes: int
 
