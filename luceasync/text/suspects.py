@@ -1,17 +1,19 @@
 """What of a string may become a control token, or a part of one, when a template puts it down.
 
-Owns where a template is thought to cut a string: at its ends and at added tokens ("</think>"), with
-the space around left away. Knows no template.
+Owns where a template is thought to cut a string: at its ends, at added tokens and at tags such as
+"</think>", with the space around left away. Knows no template.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain
 
 from luceasync.text.control_tokens import ControlTokens
 
 _BETWEEN = "\0"  # in no control token
+_TAG = re.compile(r"<[^<>\s]{1,32}>")
 
 Part = tuple[int, int]
 
@@ -51,6 +53,7 @@ class Suspects:
         added = self._control.find_added(text)
         whole = [token[:2] for token in added if self._control.is_control(token.token_id)]
         places = {*cuts, *(place for token in added for place in token[:2])}
+        places.update(place for tag in _TAG.finditer(text) for place in tag.span())
         before = {_without_space_before(text, place) for place in places} | places
         after = {_without_space_after(text, place) for place in places} | places
         ending = (self._beginning_that_ends(text, place) for place in before)
