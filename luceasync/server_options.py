@@ -33,7 +33,8 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         parsers.words,
         "keys with commas, none empty",
         "KEY",
-        "Key that clients must send as a Bearer token; may be repeated.",
+        "Key that clients must send as a Bearer token; may be repeated. Other users of this "
+        "machine see it in `ps`: rather use --api-key-file or LUCEASYNC_API_KEY.",
         secret=True,
         repeatable=True,
     ),
