@@ -13,7 +13,7 @@ from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
 from luceasync.text.shared import shared_ids
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class Language:
 
     card: ModelCard
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: Template
     vocab_size: int
     num_lanes: int
 

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 
 from luceasync.errors import GenerationFailed, QueueFull, RequestError, Unavailable
+from luceasync.server.discretion import without_paths
 
 LOADING_RETRY_AFTER_S = 1
 
@@ -40,7 +41,7 @@ def describe(error: Exception) -> Failure:
 
 @describe.register
 def _(error: GenerationFailed) -> Failure:
-    return Failure(500, str(error), code="generation_failed")
+    return Failure(500, without_paths(str(error)), code="generation_failed")
 
 
 @describe.register
@@ -58,7 +59,7 @@ def _(error: QueueFull) -> Failure:
 @describe.register
 def _(error: Unavailable) -> Failure:
     headers = {"Retry-After": str(LOADING_RETRY_AFTER_S)}
-    return Failure(503, str(error), code="unavailable", headers=headers)
+    return Failure(503, without_paths(str(error)), code="unavailable", headers=headers)
 
 
 @describe.register

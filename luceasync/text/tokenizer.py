@@ -15,6 +15,7 @@ import tokenizers
 
 from luceasync.errors import ModelError, RequestError
 from luceasync.text import model_files
+from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.decoding import TextStream, rules_of
 
 
@@ -55,14 +56,18 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of `text`, nothing added. With `special`, "<|im_end|>" and the like are parsed as
-        such; without, they are ordinary text. Raises RequestError for text that is not Unicode.
+        such, but for those with a BREAK in them; without, they are ordinary text. Raises
+        RequestError for text that is not Unicode.
         """
-        backend = self._backend if special else self._plain_backend
         try:
-            text.encode()
+            text.replace(BREAK, "").encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"The text is not valid Unicode: {error.reason}.") from error
-        return backend.encode(text, add_special_tokens=False).ids
+        if not special:
+            return self.control.encode(self.control.broken(text))
+        if BREAK in text:
+            return self.control.encode(text)
+        return self._backend.encode(text, add_special_tokens=False).ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special tokens and ids outside the vocabulary have none."""
@@ -106,10 +111,10 @@ class Tokenizer:
         return token_id in self._added and self._added[token_id].special
 
     @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
-        backend = _backend(self._backend.to_str())
-        backend.encode_special_tokens = True
-        return backend
+    def control(self) -> ControlTokens:
+        """The special tokens, and those that end a text. The first use takes long."""
+        special = {i for i in self._added if self.is_special(i)}
+        return ControlTokens(self._backend, special | self.eos_ids)
 
     def _token(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

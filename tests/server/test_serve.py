@@ -119,7 +119,9 @@ def test_a_client_that_never_reads_cannot_keep_the_process(start):
     server = start(graceful_timeout_s=0.1, answer_bytes=64 * 2**20)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps(BODY | {"stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     with closing(socket.create_connection((host, int(port)))) as client:
         client.sendall(head.encode() + body)
         assert client.recv(10) == b"HTTP/1.1 2"
