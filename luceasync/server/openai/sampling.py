@@ -37,15 +37,14 @@ def sampling_of(body: SamplingBody) -> Sampling:
     top_p = in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0)
     if top_p == 0:
         refuse("top_p", top_p, "a number above 0, at most 1")
-    repetition_penalty = in_range_or(1.0, "repetition_penalty", body.repetition_penalty, 0.0, 100.0)
-    if repetition_penalty == 0:
-        refuse("repetition_penalty", repetition_penalty, "a number above 0")
     return Sampling(
         temperature=in_range_or(1.0, "temperature", body.temperature, 0.0, 2.0),
         top_k=max(0, in_range_or(0, "top_k", body.top_k, -1, 2**31 - 1)),
         top_p=top_p,
         min_p=in_range_or(0.0, "min_p", body.min_p, 0.0, 1.0),
-        repetition_penalty=repetition_penalty,
+        repetition_penalty=in_range_or(
+            1.0, "repetition_penalty", body.repetition_penalty, 0.01, 100.0
+        ),
         frequency_penalty=in_range_or(0.0, "frequency_penalty", body.frequency_penalty, -2.0, 2.0),
         presence_penalty=in_range_or(0.0, "presence_penalty", body.presence_penalty, -2.0, 2.0),
         logit_bias=_logit_bias(body),
