@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from luceasync.request import ChatPrompt, Request
-from luceasync.server.openai.checks import decode, in_range, refuse
+from luceasync.server.openai.checks import at_most, decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -22,6 +22,10 @@ from luceasync.server.openai.sampling import (
 from luceasync.server.tenant import Caller
 
 MAX_TOP_LOGPROBS = 20
+MAX_MESSAGES = 8192
+MAX_PARTS = 8192  # of one message's content
+MAX_TOOLS = 1024
+MAX_TOOL_CALLS = 1024  # of one message
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -121,6 +125,7 @@ def parse_chat(body: bytes, model_name: str, caller: Caller) -> ChatCall:
 
 def _refuse_unserved(chat: ChatBody) -> None:
     """Options that change the answer are refused rather than dropped when nobody honours them."""
+    at_most("tools", chat.tools or (), MAX_TOOLS, "tools")
     if chat.tool_choice not in (None, "none", "auto"):
         refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
     if chat.response_format is not None and chat.response_format.type != "text":
@@ -131,6 +136,7 @@ def _messages(chat: ChatBody) -> list[Message]:
     """None are enough where only the tools of later requests are to be kept."""
     if not chat.messages and not (chat.tools and chat.keep_prefix and _max_tokens(chat) == 0):
         refuse("messages", [], "at least one message")
+    at_most("messages", chat.messages, MAX_MESSAGES, "messages")
     return chat.messages
 
 
@@ -139,6 +145,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}].content"
     if message.content is None and message.role != "assistant":
         refuse(where, None, f"text for the role {message.role!r}")
+    at_most(f"messages[{index}].tool_calls", message.tool_calls or (), MAX_TOOL_CALLS, "calls")
     fields = {name: value for name, value in _fields(message) if value is not None}
     fields["role"] = "system" if message.role == "developer" else message.role
     fields["content"] = _content(where, message.content)
@@ -152,6 +159,7 @@ def _fields(message: Message) -> list[tuple[str, Any]]:
 def _content(where: str, content: str | list[ContentPart] | None) -> str:
     if not isinstance(content, list):
         return content or ""
+    at_most(where, content, MAX_PARTS, "parts")
     texts = []
     for i, part in enumerate(content):
         if part.type != "text":

@@ -10,6 +10,7 @@ import msgspec
 from luceasync.errors import RequestError
 from luceasync.server.failures import Failure
 
+MAX_NAME_CHARS = 200  # of a model that there is not
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
@@ -36,7 +37,7 @@ def error_body(failure: Failure) -> ErrorBody:
 def unknown_model(name: str) -> RequestError:
     """The 404 for a model that is not served, worded as OpenAI words it."""
     return RequestError(
-        f"The model `{name}` does not exist or you do not have access to it.",
+        f"The model `{name[:MAX_NAME_CHARS]}` does not exist or you do not have access to it.",
         param="model",
         code="model_not_found",
         status=404,

@@ -10,10 +10,12 @@ import re
 import msgspec
 
 from luceasync.request import Sampling
-from luceasync.server.openai.checks import in_range, in_range_or, refuse
+from luceasync.server.openai.checks import at_most, in_range, in_range_or, refuse
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_BIASES = 1024
 
 
 class SamplingBody(msgspec.Struct):
@@ -55,10 +57,10 @@ def sampling_of(body: SamplingBody) -> Sampling:
 def stops_of(body: SamplingBody) -> tuple[str, ...]:
     """The stop strings."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > MAX_STOPS:
-        refuse("stop", stops, f"at most {MAX_STOPS} strings")
-    if "" in stops:
-        refuse("stop", stops, "strings that are not empty")
+    at_most("stop", stops, MAX_STOPS, "strings")
+    for stop in stops:
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            refuse("stop", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)
 
 
@@ -68,7 +70,8 @@ def num_choices_of(body: SamplingBody) -> int:
 
 
 def _logit_bias(body: SamplingBody) -> dict[int, float]:
-    biases = {}
+    biases: dict[int, float] = {}
+    at_most("logit_bias", body.logit_bias or (), MAX_BIASES, "tokens")
     for key, bias in (body.logit_bias or {}).items():
         param = f"logit_bias.{key}"
         if re.fullmatch(r"[0-9]{1,9}", key) is None:
