@@ -193,6 +193,20 @@ async def test_a_write_that_succeeds_ends_the_degraded_state(tmp_path: Path) -> 
         assert as_bytes(await tier.read(KEY)) == contents_of()
 
 
+async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+    faults = [failing(errno.EIO), failing(errno.EIO)]
+    files = FaultyFiles(lambda: faults and faults.pop()(), before="open")
+    async with tier_of(tmp_path, files) as tier:
+        for _ in range(2):
+            await tier.write(KEY, *node(contents_of()))
+            assert await reason_of(tier) == MissReason.IO_ERROR
+            await tier.write(OTHER_KEY, *node(contents_of(), key=OTHER_KEY))
+            await tier.touch(KEY)
+            assert os.strerror(errno.EIO) in tier.degraded
+        assert as_bytes(await tier.read(KEY)) == contents_of()
+        assert tier.degraded == ""
+
+
 async def test_a_name_that_could_not_be_synced_is_written_but_told(tmp_path: Path) -> None:
     files = FaultyFiles(failing(errno.EIO), before="sync_directory")
     async with tier_of(tmp_path, files) as tier:
