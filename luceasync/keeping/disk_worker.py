@@ -148,7 +148,9 @@ class DiskWorker:
     async def _read(self, disk: DiskTier, order: Order) -> None:
         result: Fetched | Miss = Miss(MissReason.IO_ERROR, "it was not looked for")
         try:
-            found = await disk.read(order.key.hex(), with_end=order.with_end)
+            found = await disk.read(
+                order.key.hex(), with_end=order.with_end, timeout_s=order.timeout_s
+            )
             if isinstance(found, Miss):
                 log.info("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
                 result = found

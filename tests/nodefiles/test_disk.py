@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from luceasync.errors import ConfigError, CorruptNode
 from luceasync.node_words import MissReason
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
-from luceasync.nodefiles.outcomes import WriteOutcome
+from luceasync.nodefiles.outcomes import Miss, WriteOutcome
 from tests.nodefiles.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
 from tests.nodefiles.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
 from tests.nodefiles.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of
@@ -117,6 +117,18 @@ async def test_a_disk_that_hangs_is_a_miss_that_keeps_the_file(
         assert await reason_of(tier) == MissReason.IO_ERROR
         until.set()
     assert path.exists()
+
+
+async def test_whoever_asks_may_have_less_patience(
+    tmp_path: Path, path: Path, until: threading.Event
+) -> None:
+    files = FaultyFiles(hanging(until), before="open")
+    async with tier_of(tmp_path, files) as tier:
+        path.write_bytes(file_of(contents_of()))
+        found = await tier.read(KEY, timeout_s=0.01)
+        assert found == Miss(MissReason.IO_ERROR, f"node {KEY} was not read within 0.01 s")
+        assert tier.degraded == found.detail
+        until.set()
 
 
 async def test_memory_that_is_refused_is_a_miss_of_its_own(tmp_path: Path, path: Path) -> None:
