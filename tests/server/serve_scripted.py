@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import sys
+import threading
+import time
 
 import uvloop
 
@@ -19,7 +21,7 @@ from tests.server.scripted import ScriptedEngine, answer
 
 async def main(options: dict[str, float]) -> None:
     """`load_s` (negative: loading fails), `answer_s`: seconds; `answer_bytes`;
-    `graceful_timeout_s`.
+    `graceful_timeout_s`; `hang_s`: how long a thread goes on that nobody can end.
     """
     pause = asyncio.Event()
     text = "x" * int(options.get("answer_bytes", 1))
@@ -38,6 +40,7 @@ async def main(options: dict[str, float]) -> None:
         await asyncio.sleep(options.get("answer_s", 3600))
         pause.set()
 
+    threading.Thread(target=time.sleep, args=[options.get("hang_s", 0)]).start()
     finishing = asyncio.create_task(finish_answers())
     app = create_app(engine, config)
     clean = await serve(app, config, on_bound=lambda url: print(url, flush=True), load=load)

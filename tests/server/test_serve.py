@@ -127,6 +127,15 @@ def test_a_client_that_never_reads_cannot_keep_the_process(start):
         assert server.end()[:2] == (0, "stuck True")
 
 
+@pytest.mark.slow
+def test_a_thread_that_hangs_cannot_keep_the_process(start):
+    server = start(graceful_timeout_s=0.1, hang_s=3600)
+    httpx.get(f"{server.url}/health")
+    server.process.send_signal(signal.SIGTERM)
+    code, _, err = server.end()
+    assert (code, "something in it hangs" in err) == (1, True)
+
+
 def test_a_second_sigint_ends_at_once(start):
     server = start(graceful_timeout_s=3600)
     with httpx.stream(
