@@ -16,6 +16,8 @@ from luceasync.errors import GenerationFailed, QueueFull, RequestError, Unavaila
 from luceasync.server.discretion import without_paths
 
 LOADING_RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARS = 2000  # of a refusal: whoever quotes a request must not send it back
+MAX_PARAM_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,8 @@ def _(error: GenerationFailed) -> Failure:
 @describe.register
 def _(error: RequestError) -> Failure:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    return Failure(error.status, str(error), error.param, error.code, headers)
+    message, param = str(error)[:MAX_MESSAGE_CHARS], (error.param or "")[:MAX_PARAM_CHARS]
+    return Failure(error.status, message, param or None, error.code, headers)
 
 
 @describe.register

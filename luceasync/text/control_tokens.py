@@ -87,8 +87,9 @@ class ControlTokens:
             end = token.end
         parts.append(text[end:])
         marked = "".join(parts).replace(BREAK, "")
-        [encoding] = self._literal.encode_batch([marked], add_special_tokens=False)
-        return encoding.ids
+        [encoding] = self._literal.encode_batch_fast([marked], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
 
     def prepare(self) -> None:
         """Do now what the first `encode` would take a second for, where the vocabulary is large.

@@ -22,7 +22,10 @@ from luceasync.text.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools"})
 # What a template does with messages of a shape that it did not foresee.
-_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+_TEMPLATE_FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
+    RecursionError,  # lists within lists, hundreds deep
+)
 
 
 class Template(Protocol):

@@ -143,6 +143,15 @@ def test_an_end_says_how_long_answers_may_go_on_and_how_to_end_them_now(start):
     assert "Stopping: 1 running requests may go on for 7 s; Ctrl-C ends them now." in told
 
 
+@pytest.mark.slow
+def test_a_thread_that_hangs_cannot_keep_the_process(start):
+    server = start(graceful_timeout_s=0.1, hang_s=3600)
+    httpx.get(f"{server.url}/health")
+    server.process.send_signal(signal.SIGTERM)
+    code, _, err = server.end()
+    assert (code, "something in it hangs" in err) == (1, True)
+
+
 def test_a_second_sigint_ends_at_once(start):
     server = start(graceful_timeout_s=3600)
     with httpx.stream(
