@@ -6,11 +6,12 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
+from luceasync.text.returns import answer_returns
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import ChatTemplate, Turns
 from luceasync.text.tokenizer import Tokenizer
@@ -30,13 +31,15 @@ class Language:
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
-    none, and nothing is remembered under it.
+    none, and nothing is remembered under it. `answer_returns`: a later prompt may begin with all of
+    it and its answer.
     """
 
     tenant: Tenant
     text: str | None
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
+    answer_returns: bool = True
 
 
 class Prompts:
@@ -56,8 +59,10 @@ class Prompts:
             case ChatPrompt() as chat if _is_beginning(request, chat):
                 prompt = self._prefix(tenant, chat)
             case ChatPrompt(messages, tools, template_kwargs):
-                text = self._language.template.render(messages, tools, **template_kwargs)
-                prompt = self._of_text(tenant, text)
+                template = self._language.template
+                text = template.render(messages, tools, **template_kwargs)
+                returns = answer_returns(template, text, messages, tools, template_kwargs)
+                prompt = replace(self._of_text(tenant, text), answer_returns=returns)
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text)
             case TokenPrompt(ids):

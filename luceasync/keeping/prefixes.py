@@ -24,7 +24,6 @@ from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import Limits, NodeIndex
 from luceasync.keeping.restore_decision import RestoreDecision
-from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName
@@ -98,7 +97,7 @@ class Prefixes:
         match = self._decision.longest(lease)
         lease.found(match)
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in prefilling)
-        if max(coming, default=0) >= match.num_tokens + CHUNK_TOKENS:
+        if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
             return False
         match = self._decision.chosen(lease, match)
         lease.found(match)
@@ -119,8 +118,9 @@ class Prefixes:
         if nodes:
             self._restore(lease, lane, match, [node.key for node in nodes])
             self._disk.touch([node.key for node in nodes if "disk" in node.tiers])
-            if match.nodes and match.part is None and (self._recurrent or lease.keep_prompt):
-                self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
+            last = match.nodes[-1] if match.nodes and match.part is None else None
+            if last is not None and self._is_worth_its_end(lease, last):
+                self._write_later(last.key, with_end=True)
         lease.holds(self._decision.known(lease, match))
         lease.plan_prefill(
             match.num_tokens,
@@ -178,13 +178,13 @@ class Prefixes:
             is_last = cut.end == lease.num_prompt_tokens
             node = Kept(cut.end, is_turn_end=cut.is_turn_end, logits=logits if is_last else None)
             key = self._from_lanes.keep(lease, lane, node)
-            is_first_turn = cut.is_turn_end and cut.end <= min(lease.boundaries, default=0)
             if key is None:
                 continue
-            if is_last and self._recurrent and not lease.keep_prompt:
+            if is_last and not lease.keep_prompt and self._waits_for_its_answer(lease, key):
                 lease.prompt_ends_with(key)
             else:
-                self._write_later(key, with_end=not self._recurrent or is_last or is_first_turn)
+                is_parting = cut.end in (lease.opener, *lease.boundaries[:1])
+                self._write_later(key, with_end=not self._recurrent or is_last or is_parting)
 
     def finished(self, lease: Lease, lane: int, end: int, *, is_cut: bool = False) -> None:
         """The generation ends, for whatever reason; the lane stands after the first `end` tokens of
@@ -195,11 +195,15 @@ class Prefixes:
         is_generated = lease.path_end >= lease.num_prompt_tokens
         key = None
         if not (is_cut and is_generated and self._recurrent):
+            if end > lease.num_prompt_tokens:
+                lease.leave_out_opening(self._index.node)
             node = Kept(end, is_turn_end=True, is_generated=is_generated)
             key = self._from_lanes.keep(lease, lane, node)
-        if lease.prompt_node is not None and lease.prompt_node in self._index:
-            self._write_later(lease.prompt_node, with_end=key is None)
-        if key is not None:
+        is_written = key is not None and (lease.answer_returns or not is_generated)
+        prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
+        if prompt is not None and not lease.is_opening(prompt):
+            self._write_later(prompt.key, with_end=not is_written)
+        if key is not None and is_written:
             self._write_later(key, with_end=True)
 
     def disown(self, lease: Lease) -> None:
@@ -276,6 +280,17 @@ class Prefixes:
         ticket.when_done(lambda: post(call))
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _is_worth_its_end(self, lease: Lease, node: Node) -> bool:
+        """Whether a node that was of use is to have its end on the disk too: one whose end is more
+        than the logits, and which few tokens do not give again.
+        """
+        return lease.keep_prompt or (self._recurrent and not lease.is_opening(node))
+
+    def _waits_for_its_answer(self, lease: Lease, key: NodeKey) -> bool:
+        """Whether what follows the prompt decides what of its last node is worth a file."""
+        node = self._index.node(key)
+        return self._recurrent or (node is not None and lease.is_opening(node))
 
     def _write_later(self, key: NodeKey, *, with_end: bool) -> None:
         node = self._index.node(key)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -36,6 +36,7 @@ def plan_cuts(
     interval_tokens: int,
     stops: Sequence[int],
     min_tokens: int = 1,
+    firm: int | None = None,
 ) -> list[Cut]:
     """Where nodes end while tokens `[begin, num_tokens)` are run: at turn boundaries, every
     `interval_tokens` after one, and at the end of the run.
@@ -44,7 +45,7 @@ def plan_cuts(
     positions where the state can be saved, ascending: the chunk ends of a prefill for a recurrent
     family, every position (a `range`) for attention, whose rows stay; `num_tokens` is one anyway.
     What is wanted elsewhere is cut at the last stop before it. Of two cuts nearer than `min_tokens`
-    the later one is made.
+    the later one is made; `firm`, a boundary that is a stop, is cut however near others are.
     """
     assert interval_tokens >= 1 and min_tokens >= 1
     if num_tokens <= begin:
@@ -56,21 +57,22 @@ def plan_cuts(
     }
     ends: list[int] = []
     last = begin
-    for end in _spaced(begin, {*turn_ends, num_tokens}, min_tokens):
+    for end in _spaced(begin, {*turn_ends, num_tokens}, min_tokens, firm):
         ends += [*_intervals(last, end, interval_tokens, stops), end]
         last = end
-    return [Cut(end, end in turn_ends) for end in _spaced(begin, ends, min_tokens)]
+    return [Cut(end, end in turn_ends) for end in _spaced(begin, ends, min_tokens, firm)]
 
 
-def _spaced(begin: int, ends: Iterable[int], min_tokens: int) -> list[int]:
+def _spaced(begin: int, ends: Collection[int], min_tokens: int, firm: int | None) -> list[int]:
     """Those of `ends` after `begin` that leave `min_tokens` to each other, ascending; the last one
-    in any case.
+    in any case. So is `firm`, which takes no room from others.
     """
     kept: list[int] = []
     for end in sorted(ends, reverse=True):
-        if not kept or (kept[-1] - end >= min_tokens and end - begin >= min_tokens):
+        is_apart = not kept or (kept[-1] - end >= min_tokens and end - begin >= min_tokens)
+        if is_apart and end != firm:
             kept.append(end)
-    return kept[::-1]
+    return sorted([*kept, *(end for end in ends if end == firm)])
 
 
 def _intervals(begin: int, end: int, interval_tokens: int, stops: Sequence[int]) -> list[int]:

@@ -72,14 +72,14 @@ def test_tenants_never_take_up_each_others():
 # --- kept on disk -----------------------------------------------------------------------------
 
 
-def test_one_state_a_turn_goes_to_disk_and_that_of_the_first_turn():
+def test_two_states_a_turn_go_to_disk_and_that_of_the_first_turn():
     bench, prompt = Bench(interval_tokens=64), [*PROMPT]
     ends = []
     for turn in range(4):
         lease = bench.lease(prompt, 100, len(prompt) - 20)
         bench.prefill(lease, begin=bench.start(lease))
         bench.end(lease, num_generated=20)
-        ends.append(len(lease.sequence))
+        ends += [len(prompt) - 20, len(lease.sequence)]
         prompt = [*lease.sequence, *[turn] * 90]
     bench.disk.deliver_all(bench.prefixes)
     assert state_ends(bench) == [100, *ends]
@@ -151,6 +151,59 @@ def test_without_a_disk_memory_serves():
     bench.serve(PROMPT, num_generated=9)
     assert bench.serve(PROMPT) == len(PROMPT)
     assert not bench.disk.jobs
+
+
+# --- what opens the answer ------------------------------------------------------------------------
+
+OPENER = len(PROMPT) - 6
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_who_gives_the_answer_back_otherwise_goes_on_before_its_opening(recurrent: bool):
+    bench = served(Bench(recurrent=recurrent), 100, OPENER)
+    after = restarted(bench)
+    for other in (bench, after):
+        assert other.serve([*PROMPT[:OPENER], 7, 7, 7], 100, OPENER) == OPENER
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_and_who_gives_it_back_as_it_was_behind_it(recurrent: bool):
+    bench = Bench(recurrent=recurrent)
+    lease = bench.lease(PROMPT, 100, OPENER)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert state_ends(bench) == ([100, OPENER, len(PROMPT) + 20] if recurrent else [])
+    assert restarted(bench).serve([*lease.sequence, 7], 100) == len(lease.sequence)
+
+
+def test_an_answer_that_cannot_come_back_is_worth_no_file():
+    bench = Bench()
+    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=False)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert state_ends(bench) == [100, OPENER]
+    assert max(bench.ends("disk")) == OPENER
+    assert bench.serve([*lease.sequence, 7], 100) == len(lease.sequence)  # memory has it
+
+
+def test_where_nothing_opens_it_the_prompts_end_serves_instead():
+    bench = Bench()
+    lease = bench.lease(PROMPT, answer_returns=False)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert max(state_ends(bench)) == len(PROMPT)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_opening_is_no_file_of_its_own(recurrent: bool):
+    bench = served(Bench(recurrent=recurrent), OPENER)
+    bench.serve(PROMPT, OPENER)  # from memory, to the last token
+    bench.disk.deliver_all(bench.prefixes)
+    assert sorted(bench.ends("disk")) == [OPENER, len(PROMPT) + 20]
+    assert bench.target.num_run == len(PROMPT)
 
 
 # --- from the disk ----------------------------------------------------------------------------
@@ -256,6 +309,16 @@ def test_the_second_of_two_that_are_equal_waits_for_the_first():
     bench.start(first, 0)
     assert not bench.prefixes.prepare(second, [first])
     bench.prefill(first, 0)
+    assert bench.start(second, 1) == len(PROMPT)
+
+
+def test_it_waits_for_the_opening_of_the_answer_too():
+    bench = Bench()
+    first, second = bench.lease(PROMPT, OPENER), bench.lease(PROMPT, OPENER)
+    bench.start(first, 0)
+    bench.prefill(first, 0, until=OPENER)
+    assert not bench.prefixes.prepare(second, [first])
+    bench.prefill(first, 0, begin=OPENER)
     assert bench.start(second, 1) == len(PROMPT)
 
 

@@ -53,6 +53,12 @@ def test_of_two_cuts_too_near_the_later_is_made():
     assert ends == [2060, 3000]
 
 
+def test_a_firm_cut_is_made_however_near_others_are():
+    ends = [cut.end for cut in cuts(0, 3000, [2850, 2900, 2990], min_tokens=128, firm=2990)]
+    assert ends == [2048, 2850, 2990, 3000]  # 2850: for want of the firm one it would be made
+    assert cuts(2980, 3000, [2990], min_tokens=16, firm=2990)[0] == Cut(2990, True)
+
+
 def test_nothing_run_nothing_cut():
     assert cuts(7, 7, [7]) == []
 
