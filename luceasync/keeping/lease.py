@@ -50,6 +50,7 @@ class Lease:
     num_fetched_bytes: int = 0
     without_disk: bool = False  # it could not give a node just now
     used_disk: bool = False
+    safe_end: int = 0  # where the last state of its path is that the disk has, or will have
     prompt_node: NodeKey | None = None  # its end is written only if no turn's end follows
     decision: str | None = None
     fault: MissReason | None = None
@@ -124,6 +125,12 @@ class Lease:
         """These nodes, root first, hold its first tokens."""
         self.path = [node.key for node in known]
         self.path_end = known[-1].end if known else 0
+        for node in known:
+            self.orders(node, with_end="disk" in node.state_tiers)
+
+    def orders(self, node: Node, *, with_end: bool) -> None:
+        """The disk is to have the node, or has it."""
+        self.safe_end = node.end if with_end else self.safe_end
 
     def plan_prefill(
         self, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int

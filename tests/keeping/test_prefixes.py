@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from luceasync.hoststore.nodes import NodeSizes
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.keys import tenant_key
 from tests.keeping.kept import FAULT, GONE, TOKEN_BYTES, Bench
@@ -151,6 +152,54 @@ def test_without_a_disk_memory_serves():
     bench.serve(PROMPT, num_generated=9)
     assert bench.serve(PROMPT) == len(PROMPT)
     assert not bench.disk.jobs
+
+
+# --- nothing that was run is lost -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_run", [128, 256, 300])
+def test_a_prefill_that_ends_at_a_cut_is_found_after_a_restart(num_run: int):
+    """The node of the cut is already on its way to the disk, without its state."""
+    bench, prompt = Bench(interval_tokens=128), [*PROMPT, *[5] * 300]
+    bench.target.sizes = NodeSizes(TOKEN_BYTES, 1 << 16)  # too large to be written on the way
+    lease = bench.lease(prompt)
+    bench.start(lease)
+    bench.prefill(lease, until=num_run)
+    num_run = len(bench.target.lanes[0])
+    bench.disk.deliver_all(bench.prefixes)
+    bench.end(lease)
+    bench.disk.deliver_all(bench.prefixes)
+    assert restarted(bench).serve(prompt) == num_run
+
+
+def test_a_prompt_that_was_run_again_for_its_state_alone_has_it_then():
+    bench = served(Bench())
+    assert len(PROMPT) not in state_ends(bench)
+    for found in (0, len(PROMPT)):
+        bench = restarted(bench)
+        assert bench.serve([*PROMPT, 7][: len(PROMPT) + bool(found)], num_generated=9) == found
+        bench.disk.deliver_all(bench.prefixes)
+
+
+def test_a_turn_that_was_run_again_for_its_state_alone_has_it_then():
+    bench = served(Bench(), 100, 200)  # 300 tokens, the last turn is no opening
+    assert 200 not in state_ends(bench)
+    for found in (100, 200):
+        bench = restarted(bench)
+        assert bench.serve([*PROMPT[:200], *[7 + found] * 90], 100, 200) == found
+        bench.disk.deliver_all(bench.prefixes)
+
+
+def test_a_long_prefill_writes_states_as_it_goes_a_tenth_of_its_rows_at_most():
+    bench, prompt = Bench(interval_tokens=128), [i % 5 for i in range(5000)]
+    bench.target.sizes = NodeSizes(TOKEN_BYTES, 400)
+    lease = bench.lease(prompt)
+    bench.start(lease)
+    bench.prefill(lease, until=4480)
+    bench.disk.deliver_all(bench.prefixes)  # and then the process is killed
+    written = state_ends(bench)
+    assert 400 * len(written) <= 0.1 * TOKEN_BYTES * max(written)
+    assert restarted(bench).serve(prompt) == max(written) >= 4480 - 1024 - 128
 
 
 # --- what opens the answer ------------------------------------------------------------------------
