@@ -3,9 +3,8 @@
     python -m scripts.bench_against PATH_OF_OTHER_CHECKOUT [--device cuda:0] [--models qwen3-4b]
 
 Both run in processes of their own and take turns; a ratio is this checkout's time by the other's,
-pair by pair. Where a process comes to lie makes small models faster or slower for its whole life:
-`--lives 4` measures four pairs of processes. Beside its own path as the other one it shows what the
-machine's noise is.
+pair by pair. Small models are faster or slower for a whole process, so `--lives 4` measures four of
+each. Beside its own path as the other one it shows what the machine's noise is.
 """
 
 from __future__ import annotations

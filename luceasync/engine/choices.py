@@ -9,7 +9,7 @@ import random
 
 from luceasync.engine.generation import Prepared
 from luceasync.engine.prompts import Language, Rendered
-from luceasync.engine.sampling.draws import choice_seed
+from luceasync.engine.sampling.filter_and_draw import choice_seed
 from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
 from luceasync.request import Request
 from luceasync.text.detokenizer import Detokenizer

@@ -17,7 +17,7 @@ from luceasync.errors import ModelError, RequestError
 from luceasync.freed_memory import give_back_freed_memory
 from luceasync.text import model_files
 from luceasync.text.control_tokens import BREAK, ControlTokens
-from luceasync.text.decoding import TextStream, rules_of
+from luceasync.text.ids_to_text import TextStream, rules_of
 
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
 CHARS_PER_TOKEN = 8  # of a text that is worth a look at its beginning first; most have 2 to 5

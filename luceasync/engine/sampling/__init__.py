@@ -3,11 +3,12 @@
 A new sampling parameter is a field of luceasync.request.Sampling, read by luceasync.server from a
 body, and then, by what it does:
 
-edits.py   changes logits before they are ranked (a bias, a penalty); row.is_edited says when
-draws.py   leaves candidates out, or draws another way (top_p, min_p); choose._num_ranked says how
-           many candidates it must see
-row.py     needs more of a sequence than its counts of tokens: what one row brings along
-choose.py  the order of all of it: on the device what is queued, on the host what is chosen
+edits.py            changes logits before they are ranked (a bias, a penalty); row.is_edited says
+                    when
+filter_and_draw.py  leaves candidates out, or draws another way (top_p, min_p); choose._num_ranked
+                    says how many candidates it must see
+row.py              needs more of a sequence than its counts of tokens: what one row brings along
+choose.py           the order of all of it: on the device what is queued, on the host what is chosen
 
 tests/reference/sampler.py says the same in a few slow lines, and is held against it.
 """

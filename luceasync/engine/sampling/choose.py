@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luceasync.engine.sampling.draws import draw, uniform
 from luceasync.engine.sampling.edits import apply_edits
+from luceasync.engine.sampling.filter_and_draw import draw, uniform
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
 from luceasync.request import Sampling
 

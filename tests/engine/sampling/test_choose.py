@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.sampling.choose import NO_TOKEN, choose, rank
-from luceasync.engine.sampling.draws import uniform
+from luceasync.engine.sampling.filter_and_draw import uniform
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.request import Sampling
 from tests.reference import sampler as slow

@@ -1,4 +1,4 @@
-"""Tokens to text, one at a time, with exactly the text that decoding all of them at once gives.
+"""Token ids to text, one at a time, with exactly the text that decoding all of them at once gives.
 
 Owns the two families of decoders: byte-level, and pieces with byte fallback. Knows no stop strings.
 """

@@ -1,4 +1,4 @@
-"""Seeded draws: a number for each position of a sequence, and the token that it falls on.
+"""Which candidates may be drawn, and which is: seeded, by a number for each position.
 
 Pure, on the host. Knows no tensors; which candidates there are is told to it.
 """
