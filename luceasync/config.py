@@ -32,12 +32,14 @@ DtypeName = Literal["auto", "bf16", "fp32"]
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
     """Which model and in which precision. `names`: it is served under each, the first is its own;
-    none, or "*" for all first: its own is the directory's.
+    none, or "*" for all first: its own is the directory's. `trust_special_tokens`: what messages
+    say may become control tokens.
     """
 
     model_dir: Path = BUNDLED_MODEL_DIR
     dtype: DtypeName = "auto"
     names: tuple[str, ...] = ()
+    trust_special_tokens: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +94,15 @@ class DraftConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP side. No API keys: everybody who reaches the port is served."""
+    """The HTTP side. No API keys: everybody who reaches the port is served. `allow_hosts`: names
+    that the server may be asked for beside its own; `allow_origins`: whose web pages may use it.
+    """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    allow_hosts: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20
     keep_alive_s: float = 15.0
     graceful_timeout_s: float = 30.0

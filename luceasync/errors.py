@@ -57,10 +57,19 @@ class RequestError(LuceasyncError):
 class ContextLengthError(RequestError):
     """The prompt has more tokens than a lane can hold, in OpenAI's words: clients parse them."""
 
-    def __init__(self, max_ctx_tokens: int, num_tokens: int, param: str = "messages") -> None:
+    def __init__(
+        self,
+        max_ctx_tokens: int,
+        num_tokens: int,
+        param: str = "messages",
+        *,
+        is_least: bool = False,
+    ) -> None:
+        """`is_least`: there are at least `num_tokens`; nobody has counted the others."""
+        counted = f"at least {num_tokens}" if is_least else f"{num_tokens}"
         super().__init__(
             f"This model's maximum context length is {max_ctx_tokens} tokens. "
-            f"However, your {param} resulted in {num_tokens} tokens. "
+            f"However, your {param} resulted in {counted} tokens. "
             f"Please reduce the length of the {param}.",
             param=param,
             code="context_length_exceeded",

@@ -53,6 +53,16 @@ OPTIONS: tuple[Option, ...] = (
         "Precision of weights and keys/values; auto: bf16 where the device computes it, else fp32.",
     ),
     Option(
+        "trust-special-tokens",
+        "model",
+        "trust_special_tokens",
+        parsers.switch,
+        "on | off",
+        "on|off",
+        "Read '<|im_end|>' and the like in messages as control tokens; default: as text.",
+        switch=True,
+    ),
+    Option(
         "target-device",
         "placement",
         "device",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -101,6 +102,22 @@ def words(value: object) -> tuple[str, ...]:
         raise ValueError
     given = tuple(text(part).strip() for part in parts)
     if not given or not all(given):
+        raise ValueError
+    return given
+
+
+def host_names(value: object) -> tuple[str, ...]:
+    """Names or addresses as a Host header has them, without a port; or "*"."""
+    given = tuple(word.lower().strip("[]") for word in words(value))
+    if any(re.search(r"[/@\s]", name) or name.count(":") == 1 for name in given):
+        raise ValueError
+    return given
+
+
+def origins(value: object) -> tuple[str, ...]:
+    """Origins as browsers send them: scheme, host and port without a path; or "null", or "*"."""
+    given = tuple(word.lower() for word in words(value))
+    if not all(re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/@\s]*", origin) for origin in given):
         raise ValueError
     return given
 

@@ -19,8 +19,8 @@ ErrorKind = Literal["failed", "unavailable"]
 class Sampling:
     """How the next token is chosen. The defaults are greedy, without penalties.
 
-    `temperature` 0 is greedy. `top_k` 0, `top_p` 1 and `min_p` 0 switch a filter off. `logit_bias`
-    maps token ids to what is added to their logits. `seed` None draws a fresh one.
+    `temperature` 0 (below 1e-5) is greedy. `top_k` 0, `top_p` 1, `min_p` 0 switch a filter off.
+    `logit_bias` maps token ids to what is added to their logits. `seed` None draws a fresh one.
     """
 
     temperature: float = 0.0

@@ -3,7 +3,9 @@
     python -m scripts.bench_against PATH_OF_OTHER_CHECKOUT [--device cuda:0] [--models qwen3-4b]
 
 Both run in processes of their own and take turns; a ratio is this checkout's time by the other's,
-pair by pair. Beside its own path as the other one it shows what the machine's noise is.
+pair by pair. Where a process comes to lie makes small models faster or slower for its whole life:
+`--lives 4` measures four pairs of processes. Beside its own path as the other one it shows what the
+machine's noise is.
 """
 
 from __future__ import annotations
@@ -29,6 +31,9 @@ PROGRAM = ROOT / "scripts" / "against" / "program.py"
 OTHER, OURS = "other", "this"
 CPU_MODELS, GPU_MODELS = "bundled,engine,qwen3-0.6b", "bundled,engine,qwen3-4b,qwen3.5-27b"
 BUNDLED_CONTEXT_TOKENS = 1024
+
+Sample = tuple[float, object]  # seconds, and what both are to say alike
+Taken = dict[str, dict[str, list[Sample]]]  # by case and checkout
 
 
 class Checkout:
@@ -56,7 +61,7 @@ class Checkout:
             raise SystemExit("a checkout's process has ended; see above")
         return json.loads(line)
 
-    def sampler(self, case: str) -> Callable[[], tuple[float, object]]:
+    def sampler(self, case: str) -> Callable[[], Sample]:
         """One sample of the case: seconds, and what both are to say alike."""
         return lambda: tuple(self.order("sample", case=case))
 
@@ -76,6 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--dtype", choices=("bf16", "fp32"), help="default: as a server")
     parser.add_argument("--context", type=int, help="tokens; default: 512, on a GPU 4096")
+    parser.add_argument("--lives", type=int, default=1, help="pairs of processes; default: 1")
     options = parser.parse_args()
     report = command.begin(options, [options.device])
     is_cpu = options.device.partition(":")[0] == "cpu"
@@ -85,12 +91,15 @@ def main() -> None:
         is_small = is_cpu and model == "bundled"
         dtype = options.dtype or ("fp32" if is_small else "bf16")
         order = order_for(model, options.device, dtype, context)
-        with ExitStack() as stack:  # new processes: what the last model pinned is gone with them
-            checkouts = {}
-            for name, root in ((OTHER, options.other.resolve()), (OURS, ROOT)):
-                checkouts[name] = Checkout(root)
-                stack.callback(checkouts[name].close)
-            compare(report, model, checkouts, order, options.rounds)
+        taken: Taken = {}
+        for _ in range(options.lives):
+            with ExitStack() as stack:  # what a model pinned is gone with its processes
+                checkouts = {}
+                for name, root in ((OTHER, options.other.resolve()), (OURS, ROOT)):
+                    checkouts[name] = Checkout(root)
+                    stack.callback(checkouts[name].close)
+                take(taken, checkouts, order, -(-options.rounds // options.lives))
+        tell(report, f"{model}, {order['device']}, context {order.get('context', '-')}", taken)
 
 
 def order_for(model: str, device: str, dtype: str, context: int) -> dict[str, Any]:
@@ -111,15 +120,22 @@ def order_for(model: str, device: str, dtype: str, context: int) -> dict[str, An
     }
 
 
-def compare(
-    report: Report,
-    model: str,
-    checkouts: dict[str, Checkout],
-    order: dict[str, Any],
-    num_rounds: int,
+def take(
+    taken: Taken, checkouts: dict[str, Checkout], order: dict[str, Any], num_rounds: int
 ) -> None:
-    """A row for each case that both have."""
+    """Add samples of each case that both have."""
     cases = [checkout.order("open", **order) for checkout in checkouts.values()]
+    for case in cases[0]:
+        variants = {name: checkout.sampler(case) for name, checkout in checkouts.items()}
+        samples = taken.setdefault(case, {OTHER: [], OURS: []})
+        for name, new in interleave(variants, num_rounds, num_warmups=2).items():
+            samples[name] += new
+    for checkout in checkouts.values():
+        checkout.order("close")
+
+
+def tell(report: Report, title: str, taken: Taken) -> None:
+    """A row for each case."""
     columns = (
         "case",
         OTHER,
@@ -129,12 +145,8 @@ def compare(
         "ratio of the fastest",
         "same answers",
     )
-    table = report.table(
-        columns, f"{model}, {order['device']}, context {order.get('context', '-')}"
-    )
-    for case in cases[0]:
-        variants = {name: checkout.sampler(case) for name, checkout in checkouts.items()}
-        samples = interleave(variants, num_rounds, num_warmups=2)
+    table = report.table(columns, title)
+    for case, samples in taken.items():
         other, ours = ([seconds for seconds, _ in samples[name]] for name in (OTHER, OURS))
         ratios = pair_ratios(ours, other)
         same = all(a[1] == b[1] for a, b in zip(samples[OTHER], samples[OURS], strict=True))
@@ -147,8 +159,6 @@ def compare(
             figure(min(ours) / min(other), digits=3),  # others on the machine only make it slower
             "yes" if same else "NO",
         )
-    for checkout in checkouts.values():
-        checkout.order("close")
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ TEXTS = {
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
     "draft-block": "2", "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
+    "trust-special-tokens": "on", "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
 
@@ -110,6 +111,8 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
         ("port", "http"), ("max-body", "0"), ("keep-alive", "0"), ("keep-alive", "inf"),
         ("graceful-timeout", "-1"), ("log-level", "loud"), ("prefix-cache-memory", "-1"),
         ("kv-cache-budget", "1K"), ("snapshot-interval", "63"), ("trust-cache-salt", "maybe"),
+        ("allow-host", "chat.lan:8000"), ("allow-host", "http://chat.lan"), ("allow-host", "a,,b"),
+        ("allow-origin", "chat.lan"), ("allow-origin", "http://chat.lan/"),
         ("draft-ctx-max", "0"), ("draft-block", "1"), ("draft-block", "65"), ("ddtree", "2"),
         ("ddtree-budget", "0"), ("ddtree-budget", "257"),
     ],

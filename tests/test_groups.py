@@ -15,9 +15,9 @@ from torch import Tensor
 from luceasync.hoststore.nodes import Span
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.forms import Form
 from luceasync.models.loader import TensorSource
 from luceasync.models.precision import Precision
-from luceasync.models.weights import Form
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of

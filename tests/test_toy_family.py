@@ -25,7 +25,7 @@ from luceasync.models.config_fields import Fields
 from luceasync.models.families import FAMILIES
 from luceasync.models.families.family import Family
 from luceasync.models.feed_forward.dense import DenseSpec
-from luceasync.models.loader import LayerReader
+from luceasync.models.layer_reader import LayerReader
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import Norm
 from luceasync.models.pass_rows import NO_LANE, Paths, Rows

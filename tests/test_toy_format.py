@@ -20,9 +20,9 @@ from luceasync.config import Config, ModelConfig
 from luceasync.errors import ModelError
 from luceasync.models.config import read_spec
 from luceasync.models.formats import FORMATS
+from luceasync.models.forms import Dense, Form, Place, Select, Shape
 from luceasync.models.ops import TorchTable
 from luceasync.models.precision import Precision
-from luceasync.models.weights import Dense, Form, Place, Select, Shape
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
@@ -67,7 +67,7 @@ class BytesWeight(TorchTable):
 
 
 class BytesStack:
-    """See luceasync.models.weights.Stack."""
+    """See luceasync.models.forms.Stack."""
 
     def __init__(self, shape: Shape, place: Place) -> None:
         self._place = place
@@ -88,7 +88,7 @@ class BytesStack:
 
 @dataclass(frozen=True)
 class BytesForm:
-    """See luceasync.models.weights.Form."""
+    """See luceasync.models.forms.Form."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return shape[0] * shape[1] + 4 * shape[0]

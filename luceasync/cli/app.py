@@ -92,7 +92,11 @@ def chat(
     ] = None,
     api_key: Annotated[
         str | None,
-        typer.Option(envvar="LUCEASYNC_API_KEY", help="Key of that server.", show_envvar=False),
+        typer.Option(
+            envvar="LUCEASYNC_API_KEY",
+            help="Key of that server; better LUCEASYNC_API_KEY.",
+            show_envvar=False,
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[

@@ -18,10 +18,11 @@ from luceasync.dflash.spec import MASK_EMBEDDING, DraftSpec
 from luceasync.errors import ModelError
 from luceasync.models.feed_forward.dense import DenseLayer
 from luceasync.models.formats.safetensors import Checkpoint, open_checkpoint
+from luceasync.models.forms import Dense, Form
 from luceasync.models.loader import TensorSource
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import Shape
-from luceasync.models.weights import Dense, Form, Weight
+from luceasync.models.weights import Weight
 
 ALIASES = {"encoder.fc.weight": "fc.weight", "encoder.output_norm_enc.weight": "hidden_norm.weight"}
 # Some checkpoints repeat what is the target's.

@@ -19,7 +19,7 @@ from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import NO_TOKEN, Ranked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
 
-NO_NUMBERS = "the model's logits are not numbers"
+NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
 
 class Acceptance:

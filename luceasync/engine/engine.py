@@ -19,8 +19,9 @@ from luceasync.engine.answers import Answers
 from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
+from luceasync.engine.generation import Prepared
 from luceasync.engine.outbox import Emitted
-from luceasync.engine.prompts import Language, Prompts
+from luceasync.engine.prompts import Language, Prompts, Rendered
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
@@ -155,10 +156,9 @@ class LocalEngine:
     async def open(self, request: Request) -> LocalStream:
         """See luceasync.request.Engine."""
         self._check_open(request)
-        prompt = await asyncio.to_thread(self._prompts.render, request)
-        self._check_open(request)  # others may have come in between
         stream_id = next(self._stream_ids)
-        choices = prepare(self._language, request, prompt, stream_id)
+        prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
+        self._check_open(request)  # others may have come in between
         stream = self._answers.open(
             stream_id, prompt, len(choices), lambda: self._cancel(stream_id)
         )
@@ -166,6 +166,11 @@ class LocalEngine:
         assert self._thread is not None
         self._thread.post(lambda pump: pump.submit(choices))
         return stream
+
+    def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
+        """What takes long with long prompts and many choices."""
+        prompt = self._prompts.render(request)
+        return prompt, prepare(self._language, request, prompt, stream_id)
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:

@@ -13,7 +13,7 @@ from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
 from luceasync.text.shared import shared_ids
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -23,7 +23,7 @@ class Language:
 
     card: ModelCard
     tokenizer: Tokenizer
-    template: ChatTemplate
+    template: Template
     vocab_size: int
     num_lanes: int
 
@@ -53,26 +53,38 @@ class Prompts:
         to answer.
         """
         tenant, param = self._tenants.get(request.tenant), request.prompt.param
+        max_ctx = self._language.card.max_ctx_tokens
         match request.prompt:
             case ChatPrompt() as chat if _is_beginning(request, chat):
                 prompt = self._prefix(tenant, chat)
             case ChatPrompt(messages, tools, template_kwargs):
                 text = self._language.template.render(messages, tools, **template_kwargs)
-                prompt = self._of_text(tenant, text)
+                prompt = self._of_text(tenant, text, param)
             case TextPrompt(text):
-                prompt = self._of_text(tenant, text)
+                prompt = self._of_text(tenant, text, param)
+            case TokenPrompt(ids) if len(ids) >= max_ctx:
+                raise ContextLengthError(max_ctx, len(ids), param)
             case TokenPrompt(ids):
                 prompt = self._of_ids(tenant, ids)
-        max_ctx = self._language.card.max_ctx_tokens
         if len(prompt.ids) >= max_ctx:
             raise ContextLengthError(max_ctx, len(prompt.ids), param)
         if not prompt.ids:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
 
-    def _of_text(self, tenant: Tenant, text: str) -> Rendered:
-        ids = tuple(tenant.history.recall(text))
+    def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:
+        ids = tuple(self._recall(tenant, text, param))
         return Rendered(tenant, text, ids, tuple(self._turns.ends(ids)))
+
+    def _recall(self, tenant: Tenant, text: str, param: str) -> list[int]:
+        """The ids of `text`. Raises ContextLengthError before much work is done for too long a
+        one.
+        """
+        most = self._language.card.max_ctx_tokens
+        num_least = self._language.tokenizer.least_tokens(text, most)
+        if num_least > most:
+            raise ContextLengthError(most, num_least, param, is_least=True)
+        return tenant.history.recall(text)
 
     def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> Rendered:
         """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
@@ -92,7 +104,7 @@ class Prompts:
         ids = shared_ids(
             self._language.template,
             self._turns,
-            tenant.history.recall,
+            lambda text: self._recall(tenant, text, chat.param),
             chat.messages,
             chat.tools,
             chat.template_kwargs,

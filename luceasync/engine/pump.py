@@ -185,9 +185,12 @@ class Pump:
         """
         self._leftovers.clear()
         self.prefixes.hand_over()
-        self._assign_lanes()
-        self._end_restores()
-        prefilling, decoding = self._roster.prefilling, self._roster.decoding
+        if self._roster.waiting:
+            self._assign_lanes()
+        restoring, prefilling, decoding = self._roster.parted()
+        if restoring:
+            self._end_restores(restoring)
+            _, prefilling, decoding = self._roster.parted()
         step = self._balance.next_step(len(prefilling), len(decoding))
         is_told_later = step == "decode" and self._computes_beside and tell is not None
         if self._outbox and not is_told_later:
@@ -226,9 +229,9 @@ class Pump:
         self._at_hand = []
         self._roster.pass_over()
 
-    def _end_restores(self) -> None:
+    def _end_restores(self, restoring: Iterable[Generation]) -> None:
         """Let go on whose prefix has arrived."""
-        for generation in self._roster.restoring:
+        for generation in restoring:
             if self.prefixes.is_taken_up(generation.lease):
                 generation.is_restoring = False
                 if generation.lease.logits is not None:

@@ -20,16 +20,18 @@ class Roster:
         self._passed_over: set[Generation] = set()  # they wait, and not for the disk
 
     def __repr__(self) -> str:
+        num_decoding = len(self.parted()[2])
         return (
-            f"{len(self.waiting)} waiting, {len(self.running) - len(self.decoding)} prefilling, "
-            f"{len(self.decoding)} decoding, {len(self._free_lanes)} lanes free"
+            f"{len(self.waiting)} waiting, {len(self.running) - num_decoding} prefilling, "
+            f"{num_decoding} decoding, {len(self._free_lanes)} lanes free"
         )
 
     @property
     def has_work(self) -> bool:
         """Whether a step has something to do for one of them, as far as is known here."""
-        if any(not g.is_restoring or g.lease.has_arrived for g in self.running):
-            return True
+        for g in self.running:
+            if not g.is_restoring or g.lease.has_arrived:
+                return True
         waiting = [g for g in self.waiting if not g.lease.awaited]
         if self.running:  # who was passed over waits for those, or for a lane of theirs
             waiting = [g for g in waiting if g not in self._passed_over]
@@ -40,17 +42,19 @@ class Roster:
         """The lowest, so that few lanes use few rows; None: all are taken."""
         return self._free_lanes[0] if self._free_lanes else None
 
-    @property
-    def restoring(self) -> list[Generation]:
-        return [g for g in self.running if g.is_restoring]
-
-    @property
-    def prefilling(self) -> list[Generation]:
-        return [g for g in self.running if g.is_prefilling]
-
-    @property
-    def decoding(self) -> list[Generation]:
-        return [g for g in self.running if g.is_decoding]
+    def parted(self) -> tuple[list[Generation], list[Generation], list[Generation]]:
+        """Of those that run: who is being restored, who prefills, who decodes."""
+        restoring: list[Generation] = []
+        prefilling: list[Generation] = []
+        decoding: list[Generation] = []
+        for generation in self.running:
+            if generation.last_token is not None:
+                decoding.append(generation)
+            elif generation.is_restoring:
+                restoring.append(generation)
+            else:
+                prefilling.append(generation)
+        return restoring, prefilling, decoding
 
     def queue(self, generations: Iterable[Generation]) -> None:
         """They wait for lanes."""

@@ -20,6 +20,7 @@ from luceasync.models.config import read_spec
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
+from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -38,7 +39,7 @@ def build_engine(
     spec = read_spec(model_dir)
     report, drafter = plan_with_drafter(config, spec)
     plan = report.plan
-    language = _language(config, spec, plan)
+    language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
     limits = limits_of(config.cache, held_bytes)
     quiet = threading.Event()
@@ -73,10 +74,14 @@ def build_engine(
     return LocalEngine(language, lambda orders: load(recipe, orders), config.engine, cabinet)
 
 
-def _language(config: Config, spec: ModelSpec, plan: Plan) -> Language:
+def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
+    """The text side of the configured model, whose messages forge no turns unless somebody wants
+    that. Raises ModelError.
+    """
     model_dir = config.model.model_dir
     named = [name for name in config.model.names if name != ANY_NAME]
     own = named[0] if named else model_dir.resolve().name
+    tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     return Language(
         card=ModelCard(
             name=own,
@@ -87,8 +92,10 @@ def _language(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
         ),
-        tokenizer=Tokenizer.load(model_dir),
-        template=ChatTemplate.load(model_dir),
+        tokenizer=tokenizer,
+        template=template
+        if config.model.trust_special_tokens
+        else GuardedTemplate(template, tokenizer),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
     )

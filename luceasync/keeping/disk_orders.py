@@ -30,10 +30,13 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A node to be read, with what belongs to its end or without."""
+    """A node to be read, with what belongs to its end or without; it is given up after `timeout_s`,
+    None: when the disk itself gives up.
+    """
 
     key: NodeKey
     with_end: bool
+    timeout_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,9 +66,10 @@ class DiskToMemory:
                 orders.append(Order(node.key, with_end=wants_state or wants_logits or near))
         return orders
 
-    def begin(self, orders: Sequence[Order]) -> None:
-        """Have read what is not on its way already."""
-        new = [order for order in orders if order.key not in self._coming]
+    def begin(self, orders: Sequence[Order], timeout_s: float | None = None) -> None:
+        """Have read what is not on its way already, each within `timeout_s`."""
+        coming = self._coming
+        new = [replace(order, timeout_s=timeout_s) for order in orders if order.key not in coming]
         self._coming |= {order.key: self._size(order) for order in new}
         self._disk.read(new)
 

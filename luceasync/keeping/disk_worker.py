@@ -22,7 +22,7 @@ from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.codec import checksum, encode_header
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.layout import Part, TensorEntry, file_order
-from luceasync.nodefiles.listing import NodeMeta
+from luceasync.nodefiles.listing import NodeMeta, misplaced
 from luceasync.nodefiles.metadata import NodeMetadata
 from luceasync.nodefiles.outcomes import Miss, WriteOutcome
 from luceasync.nodefiles.reader import NodeFile
@@ -91,9 +91,15 @@ class DiskWorker:
         new.
         """
         scan = await disk.scan()
-        added = [node for meta in scan.added if (node := _node(meta)) is not None]
-        gone = (meta.key for meta in scan.removed if meta.namespace == disk.namespace)
-        removed = [NodeKey(bytes.fromhex(key)) for key in gone]
+        wrong = misplaced(scan.nodes) if scan.added else set()
+        sound = (meta for meta in scan.added if meta.key not in wrong)
+        added = [node for meta in sound if (node := _node(meta)) is not None]
+        gone = [meta.key for meta in scan.removed if meta.namespace == disk.namespace]
+        removed = [
+            NodeKey(bytes.fromhex(key)) for key in (*gone, *wrong) if len(key) == 2 * KEY_BYTES
+        ]
+        if wrong:
+            log.warning("%d node files are not used: they continue what ends elsewhere", len(wrong))
         if added or removed:
             self._tell(lambda prefixes: prefixes.found(added, removed, is_whole=scan.is_whole))
         return added
@@ -142,7 +148,9 @@ class DiskWorker:
     async def _read(self, disk: DiskTier, order: Order) -> None:
         result: Fetched | Miss = Miss(MissReason.IO_ERROR, "it was not looked for")
         try:
-            found = await disk.read(order.key.hex(), with_end=order.with_end)
+            found = await disk.read(
+                order.key.hex(), with_end=order.with_end, timeout_s=order.timeout_s
+            )
             if isinstance(found, Miss):
                 log.debug("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
                 result = found

@@ -105,7 +105,7 @@ class Prefixes:
         orders = self._to_memory.orders(match)
         if orders:
             lease.waits_for((order.key for order in orders), time.perf_counter())
-            self._to_memory.begin(orders)
+            self._to_memory.begin(orders, self._decision.patience_s(match))
         return not orders
 
     def take_up(self, lease: Lease, lane: int) -> int:

@@ -14,7 +14,7 @@ from luceasync.keeping.leases import Leases
 from luceasync.keeping.node_index import NodeIndex
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason
-from luceasync.prefix.cost import RateName, Rates, restore_or_prefill
+from luceasync.prefix.cost import RateName, Rates, patience_s, restore_or_prefill
 from luceasync.prefix.node import TIERS, Match, Node, Tier
 
 MEMORY: frozenset[Tier] = frozenset(("memory",))
@@ -65,6 +65,10 @@ class RestoreDecision:
         lease.decided(decision.reason, refused)
         self.rates = self.rates if decision.restore else self.rates.after_refusal()
         return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
+
+    def patience_s(self, match: Match) -> float:
+        """How long to wait for the match to come from the disk; see luceasync.prefix.cost."""
+        return patience_s(match.num_tokens, self.rates)
 
     def known(self, lease: Lease, match: Match) -> tuple[Node, ...]:
         """The nodes, root first, that hold the prompt's first tokens already: also where they were

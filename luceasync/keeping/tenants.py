@@ -92,16 +92,20 @@ class Tenants:
             tenant.history.relearn(ids)
 
     def _sequence(self, node: Node) -> array[int]:
-        """All tokens from the root to the node's end; none where a node between is missing."""
+        """All tokens from the root to the node's end; none where a node between is missing, or does
+        not end where the next one begins: so no circle of files leads round and round.
+        """
         chain = [node]
-        while chain[-1].parent in self._nodes:
-            assert chain[-1].parent is not None
-            chain.append(self._nodes[chain[-1].parent])
+        while (above := self._parent(chain[-1])) is not None and above.end == chain[-1].begin:
+            chain.append(above)
         ids = array("i")
         if chain[-1].parent is None:
             for part in reversed(chain):
                 ids.extend(part.tokens)
         return ids
+
+    def _parent(self, node: Node) -> Node | None:
+        return None if node.parent is None else self._nodes.get(node.parent)
 
     @staticmethod
     def _is_of(tenant: Tenant, node: Node) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from luceasync.models.loader import Part, TensorReader
+from luceasync.models.layer_reader import Part
+from luceasync.models.loader import TensorReader
 from luceasync.models.ops import Norm
 from luceasync.models.weights import Table, Weight
 

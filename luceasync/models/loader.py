@@ -6,17 +6,18 @@ Checks every shape against the spec before a byte is read. Knows no kind of laye
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from luceasync.models.forms import Dense, Form, Place, Shape
+from luceasync.models.layer_reader import Part, whole
 from luceasync.models.layers import Layer
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import ModelSpec
-from luceasync.models.weights import Dense, Form, Place, Select, Shape, StackedWeight, Table, Weight
+from luceasync.models.weights import StackedWeight, Table, Weight
 
 
 class TensorSource(Protocol):
@@ -59,20 +60,6 @@ class RandomSource:
         return (random * 0.1).to(self._dtype)
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """Every row of a stored matrix."""
-    return tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """Rows of the stored matrix `name`: what `select` gives, one in `divisor` of all."""
-
-    name: str
-    select: Select = whole
-    divisor: int = 1
-
-
 class TensorReader:
     """Reads tensors to their final place. `advance` is told the bytes of every stored tensor once
     it has been read.
@@ -97,7 +84,7 @@ class TensorReader:
 
     def layer(self, layer: int) -> Layer:
         """Read decoder layer `layer`. Raises ModelError."""
-        reader, kinds = LayerReader(self, layer), self.spec.layers[layer]
+        reader, kinds = OneLayer(self, layer), self.spec.layers[layer]
         return Layer(kinds.mixer.load(reader), kinds.feed_forward.load(reader))
 
     def stacked(self, parts: Sequence[Part], shapes: dict[str, Shape]) -> Weight:
@@ -139,8 +126,8 @@ class TensorReader:
         return Norm(self.ops, self.vector(name, shape, spec.norm_offset), spec.norm_eps)
 
 
-class LayerReader:
-    """The tensors of one layer, by their names below `layers.<layer>.`. All raise ModelError."""
+class OneLayer:
+    """See LayerReader."""
 
     def __init__(self, reader: TensorReader, layer: int) -> None:
         self._reader = reader
@@ -148,27 +135,31 @@ class LayerReader:
         self._shapes = reader.spec.layer_shapes(layer)
 
     @property
-    def spec(self) -> ModelSpec:
-        return self._reader.spec
-
-    @property
     def ops(self) -> Ops:
-        """The operations of the device that the layer runs on."""
+        """See LayerReader."""
         return self._reader.ops
 
+    @property
+    def norm_eps(self) -> float:
+        return self._reader.spec.norm_eps
+
+    @property
+    def norm_offset(self) -> float:
+        return self._reader.spec.norm_offset
+
     def matrix(self, *names: str) -> Weight:
-        """The matrices `names` stacked along their rows."""
+        """See LayerReader."""
         return self.stacked([Part(name) for name in names])
 
     def stacked(self, parts: Sequence[Part]) -> Weight:
-        """Parts of matrices stacked along their rows."""
+        """See LayerReader."""
         full = [Part(self._prefix + p.name, p.select, p.divisor) for p in parts]
         return self._reader.stacked(full, {self._prefix + n: s for n, s in self._shapes.items()})
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:
-        """A small tensor in float32, `offset` added."""
+        """See LayerReader."""
         return self._reader.vector(self._prefix + name, self._shapes[name], offset)
 
     def norm(self, name: str) -> Norm:
-        """An RMS norm over the residual stream."""
+        """See LayerReader."""
         return self._reader.norm(self._prefix + name, self._shapes[name])

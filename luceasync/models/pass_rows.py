@@ -12,8 +12,6 @@ from typing import Any
 
 from torch import Tensor
 
-from luceasync.models.mixers.mixer import Mixer
-
 NO_LANE = -1  # an entry that only fills the batch up to its fixed shape
 
 
@@ -46,7 +44,7 @@ class Rows:
     lanes: Tensor
     positions: Tensor
     tables: Tensor
-    prepared: Mapping[Mixer, Any]
+    prepared: Mapping[Any, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ from luceasync.nodefiles.metadata import NodeMetadata
 SCHEMA = "luceasync.node.2"
 PAGE_BYTES = 4096  # what follows the tokens begins on a multiple: it may be read past the cache
 MAX_HEADER_BYTES = 4 << 20
+MAX_FILE_BYTES = 16 << 30  # more than memory has room for on the way; a sparse file claims anything
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
 
 Buffer = bytes | bytearray | memoryview
@@ -124,6 +125,8 @@ def header_extent(first_bytes: Buffer, file_bytes: int) -> int:
     """Where the data of the file begins, from its first 8 bytes. Raises CorruptNode."""
     if file_bytes < LENGTH_BYTES or len(first_bytes) < LENGTH_BYTES:
         raise CorruptNode(f"{file_bytes} bytes: expected a header of at least {LENGTH_BYTES}")
+    if file_bytes > MAX_FILE_BYTES:
+        raise CorruptNode(f"{file_bytes} bytes: a node has {MAX_FILE_BYTES} at most")
     extent = LENGTH_BYTES + int.from_bytes(first_bytes[:LENGTH_BYTES], "little")
     if extent > min(file_bytes, MAX_HEADER_BYTES):
         raise CorruptNode(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import stat
 from collections.abc import Mapping
 from dataclasses import replace
 from io import FileIO
@@ -120,11 +121,21 @@ class NodeDirectory:
             self._files.rename(path, quarantine / f"{path.stem}.{secrets.token_hex(4)}")
         except OSError:  # another process was faster, or the disk cannot be written to
             return 0
-        with contextlib.suppress(OSError):  # one more than wanted does no harm
-            kept = sorted(quarantine.iterdir(), key=lambda entry: entry.lstat().st_ctime_ns)
-            for entry in kept[:-NUM_QUARANTINED]:
+        for entry in self._oldest_first(quarantine)[:-NUM_QUARANTINED]:
+            with contextlib.suppress(OSError):  # one more than wanted does no harm
                 self._files.remove(entry)
         return 1
+
+    def _oldest_first(self, quarantine: Path) -> list[Path]:
+        """What was set aside and can be removed: directories that were named as nodes cannot."""
+        found = []
+        with contextlib.suppress(OSError):
+            for entry in self._files.entries(quarantine):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISDIR(status.st_mode):
+                        found.append((status.st_ctime_ns, entry.path))
+        return [Path(path) for _, path in sorted(found)]
 
     def _collect(self, path: Path, now_s: float) -> list[str]:
         """Remove a temporary file if nobody writes it any more; what went wrong.

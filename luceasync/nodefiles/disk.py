@@ -22,6 +22,7 @@ from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 from luceasync.node_words import MissReason
 from luceasync.nodefiles.codec import Buffer, decode_header
 from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
+from luceasync.nodefiles.faults import Faults
 from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
 from luceasync.nodefiles.files import FileSystem, allocate
 from luceasync.nodefiles.layout import EndKinds
@@ -74,7 +75,7 @@ class DiskTier:
         self._scanning = asyncio.Lock()
         self._listings: dict[str, Listing] = {}
         self._pending_bytes = 0
-        self._degraded = ""
+        self._faults = Faults()
         self._outcomes: Counter[WriteOutcome] = Counter()
         self._misses: Counter[MissReason] = Counter()
         self._hits = self._bytes_read = self._bytes_written = self._quarantined = 0
@@ -104,10 +105,11 @@ class DiskTier:
 
     @property
     def degraded(self) -> str:
-        """What went wrong with the disk last; empty again after a write that succeeded. It is told
-        to whoever asks after the server's health: where the files lie is left out.
+        """What goes wrong with the disk; empty again once work of each kind that had failed has
+        succeeded. It is told to whoever asks after the server's health: where the files lie is left
+        out.
         """
-        return self._degraded.replace(f"{self._root}{os.sep}", "")
+        return str(self._faults).replace(f"{self._root}{os.sep}", "")
 
     @property
     def pending_bytes(self) -> int:
@@ -148,22 +150,27 @@ class DiskTier:
             self._pending_bytes -= num_bytes
         self._outcomes[outcome] += 1
         self._bytes_written += num_bytes if outcome is WriteOutcome.WRITTEN else 0
-        self._degraded = detail
+        self._faults.tell("write", detail)
         return WriteResult(outcome, num_bytes, detail)
 
-    async def read(self, key: str, *, with_end: bool = True) -> NodeFile | Miss:
+    async def read(
+        self, key: str, *, with_end: bool = True, timeout_s: float | None = None
+    ) -> NodeFile | Miss:
         """The node, or without its end only the span, checked to the last byte of that; or why not.
         Raises nothing but cancellation.
 
-        Up to NUM_READERS nodes are read at a time. What is damaged, or no regular file, is moved to
+        It is given up after `timeout_s`, where that is less than the tier's own patience. Up to
+        NUM_READERS nodes are read at a time. What is damaged, or no regular file, is moved to
         the quarantine; nothing else is touched.
         """
+        patience_s = min(self._read_timeout_s, timeout_s or self._read_timeout_s)
         try:
-            async with asyncio.timeout(self._read_timeout_s):
+            async with asyncio.timeout(patience_s):
                 node = await self._read_or_set_aside(key, with_end)
         except TimeoutError:
-            self._degraded = f"node {key} was not read within {self._read_timeout_s} s"
-            return self._miss(MissReason.IO_ERROR, self._degraded)
+            detail = f"node {key} was not read within {patience_s:.3g} s"
+            self._faults.tell("read", detail)
+            return self._miss(MissReason.IO_ERROR, detail)
         except FileNotFoundError:
             return self._miss(MissReason.GONE, "no such file")
         except ForeignNode as error:
@@ -173,8 +180,9 @@ class DiskTier:
         except MemoryError as error:
             return self._miss(MissReason.NO_MEMORY, str(error) or "out of memory")
         except OSError as error:
-            self._degraded = str(error)
-            return self._miss(MissReason.IO_ERROR, self._degraded)
+            self._faults.tell("read", str(error))
+            return self._miss(MissReason.IO_ERROR, str(error))
+        self._faults.tell("read")
         self._hits += 1
         self._bytes_read += node.num_bytes
         return node
@@ -194,11 +202,11 @@ class DiskTier:
                         self._directory.scan, time.time(), before
                     )
             except OSError as error:
-                self._degraded = str(error) or f"no scan within {self._scan_timeout_s} s"
+                self._faults.tell("scan", str(error) or f"no scan within {self._scan_timeout_s} s")
                 return replace(changes(before, before), is_whole=False)
         self._quarantined += num_corrupt
         faults = [fault for listing in self._listings.values() for fault in listing.faults]
-        self._degraded = faults[-1] if faults else self._degraded
+        self._faults.tell("scan", faults[-1] if faults else "")
         return changes(before, self._listings)
 
     async def touch(self, key: str) -> bool:
@@ -275,12 +283,14 @@ class DiskTier:
     async def _try(self, function: Callable[[], T], otherwise: T) -> T:
         try:
             async with asyncio.timeout(self._read_timeout_s):
-                return await self._threads.submit(function)
+                result = await self._threads.submit(function)
         except FileNotFoundError:
             return otherwise
         except OSError as error:
-            self._degraded = str(error) or f"the disk did not answer in {self._read_timeout_s} s"
+            self._faults.tell("upkeep", str(error) or f"no answer within {self._read_timeout_s} s")
             return otherwise
+        self._faults.tell("upkeep")
+        return result
 
 
 def _touch(path: Path) -> bool:

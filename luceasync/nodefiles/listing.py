@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from array import array
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -147,6 +147,19 @@ def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan
         removed=tuple(meta for name, meta in old.items() if name not in new),
         is_whole=not any(listing.faults for listing in after.values()),
     )
+
+
+def misplaced(nodes: Iterable[NodeMeta]) -> set[str]:
+    """Keys of those that do not begin where the node ends that they continue. Without them nothing
+    leads round in a circle, whatever files say: each node ends before the next one begins.
+    """
+    of_ours = [(meta.key, meta.metadata) for meta in nodes if meta.metadata is not None]
+    ends = {key: metadata.end for key, metadata in of_ours}
+    return {
+        key
+        for key, metadata in of_ours
+        if ends.get(metadata.parent, metadata.begin) != metadata.begin
+    }
 
 
 def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]:

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from luceasync.errors import CorruptNode
 
-MAX_TOKENS = 1 << 40
+MAX_TOKENS = 1 << 24  # 64 MiB of ids, far beyond any context
 KEY = re.compile(r"[0-9a-f]{8,128}")
 NUMBER = re.compile(r"0|[1-9][0-9]{0,14}")
 FLAGS = {"yes": True, "no": False}
@@ -65,6 +65,8 @@ def from_strings(strings: Mapping[str, str]) -> NodeMetadata:
     parent = strings["parent"]
     if bool(parent) != (begin > 0) or (parent and not KEY.fullmatch(parent)):
         raise CorruptNode(f"parent {parent[:128]!r} of a node at token {begin}")
+    if parent == strings["key"]:
+        raise CorruptNode(f"node {parent[:128]}: expected another node as its parent")
     return NodeMetadata(
         namespace=strings["namespace"],
         key=strings["key"],

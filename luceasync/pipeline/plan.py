@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
 from luceasync.pipeline.offer import Offer, decode_sizes
 from luceasync.pipeline.ranges import check_weights, split_layers

@@ -18,6 +18,7 @@ from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends
 from luceasync.models.families import family_of
+from luceasync.models.forms import Place
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.mixers.mixer import Mixer, MixerBody
 from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
@@ -25,7 +26,6 @@ from luceasync.models.precision import torch_dtype
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
-from luceasync.models.weights import Place
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform

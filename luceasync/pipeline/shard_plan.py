@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from luceasync.kv.state import num_bytes
+from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.offer import Offer
 
 

@@ -13,6 +13,9 @@ Reason = Literal["restore_is_faster", "prefill_is_faster", "not_measured"]
 
 _WEIGHT = 0.25  # of the newest observation
 _RELIEF = 1.1  # by which a refused way is thought faster next time: it is measured again one day
+_PATIENCE = 2.0  # times what running the tokens again takes
+_LEAST_PATIENCE_S = 0.5  # a disk that wakes up, or another process that writes a lot
+_SLOW_PREFILL_TOKENS_PER_S = 200  # until it is measured: most machines are faster
 LEAST: dict[RateName, int] = {  # smaller amounts tell of fixed costs and hiccups, not of a rate
     "disk_bytes_per_s": 8 << 20,
     "bus_bytes_per_s": 8 << 20,
@@ -65,6 +68,14 @@ class Decision:
     reason: Reason
     restore_s: float | None
     prefill_s: float | None
+
+
+def patience_s(num_tokens: int, rates: Rates) -> float:
+    """How long to wait for what would save `num_tokens` tokens: after that long a disk hangs, or
+    is so slow that it would have been better not to ask it.
+    """
+    prefill_s = num_tokens / (rates.prefill_tokens_per_s or _SLOW_PREFILL_TOKENS_PER_S)
+    return max(_LEAST_PATIENCE_S, _PATIENCE * prefill_s)
 
 
 def restore_or_prefill(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -22,6 +22,7 @@ from luceasync.config import ServerConfig
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.answer_stream import AnswerStream
 from luceasync.server.auth import accepted_key
+from luceasync.server.bodies import Bodies, Held
 from luceasync.server.body import client_gone, read_body
 from luceasync.server.drain import Drain
 from luceasync.server.failures import describe
@@ -45,6 +46,7 @@ class House:
     drain: Drain
     metrics: Metrics
     trust_cache_salt: bool
+    bodies: Bodies = field(default_factory=Bodies)
 
 
 class Answering:
@@ -64,22 +66,27 @@ class Answering:
                 note_of(scope).remark = "the client left"
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._house.bodies.hold() as held:
+            await self._serve_body(scope, receive, send, held)
+
+    async def _serve_body(self, scope: Scope, receive: Receive, send: Send, held: Held) -> None:
         house, note = self._house, note_of(scope)
-        reading = read_body(scope, receive, house.config.max_body_bytes)
+        reading = read_body(scope, receive, house.config.max_body_bytes, held)
         body = await race(reading, house.drain.expired())
         require_ready(house.engine)
         caller = Caller(accepted_key(scope), house.trust_cache_salt)
         call = self._endpoint.parse(body, Headers(scope=scope), caller)
+        del body  # what is left of it is in the call
         # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
         endings = (client_gone(receive), house.drain.expired())
         if not call.stream:
-            response = await race(self._plain(call, note), *endings)
+            response = await race(self._plain(call, note, held), *endings)
             await response(scope, receive, send)
             return
         events = EventStream(send)
         keep_alive = events.keep_alive(house.config.keep_alive_s)
         try:
-            await race(self._streamed(call, events, note), keep_alive, *endings)
+            await race(self._streamed(call, events, note, held), keep_alive, *endings)
         except ClientDisconnect:
             raise
         except Exception as error:
@@ -88,28 +95,28 @@ class Answering:
             note.remark = f"broken off ({describe(error).status})"
             await _end_with_error(call, events, error)
 
-    async def _plain(self, call: Call[Any], note: RequestNote) -> Response:
-        async with (
-            self._open(call.requests, note) as streams,
-            aclosing(call.events(streams)) as events,
-        ):
+    async def _plain(self, call: Call[Any], note: RequestNote, held: Held) -> Response:
+        opening = self._open(call.requests, note, held)
+        async with opening as streams, aclosing(call.events(streams)) as events:
             answer = await call.fold(events)
         return Response(msgspec.json.encode(answer), media_type="application/json")
 
-    async def _streamed(self, call: Call[Any], out: EventStream, note: RequestNote) -> None:
-        async with (
-            self._open(call.requests, note) as streams,
-            aclosing(call.events(streams)) as events,
-        ):
+    async def _streamed(
+        self, call: Call[Any], out: EventStream, note: RequestNote, held: Held
+    ) -> None:
+        opening = self._open(call.requests, note, held)
+        async with opening as streams, aclosing(call.events(streams)) as events:
             async for event in events:
                 await out.write(call.encode(event))
         await out.close(call.end(None))
 
     @asynccontextmanager
     async def _open(
-        self, requests: Sequence[Request], note: RequestNote
+        self, requests: Sequence[Request], note: RequestNote, held: Held
     ) -> AsyncIterator[Sequence[Stream]]:
-        """The engine's Streams, measured and checked, and closed on every way out."""
+        """The engine's Streams, measured and checked, and closed on every way out. What the body
+        held is let go of: the engine has taken the requests, which fit its context.
+        """
         async with AsyncExitStack() as closing:
             streams = []
             for request in requests:
@@ -117,6 +124,7 @@ class Answering:
                 stream = await self._house.engine.open(request)
                 closing.push_async_callback(stream.aclose)
                 streams.append(AnswerStream(stream, request.num_choices, clock, note))
+            held.release()
             yield streams
 
 

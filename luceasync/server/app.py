@@ -24,6 +24,7 @@ from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
+from luceasync.server.origins import guards
 from luceasync.server.refusals import Refusals
 from luceasync.server.request_log import LogRequests
 from luceasync.server.status_pages import StatusPages
@@ -50,6 +51,7 @@ def create_app(
     middleware = [
         Middleware(CountRequests, metrics=metrics),
         Middleware(LogRequests, refusal=refusals.response),
+        *guards(config, refusals.response),
     ]
     if config.api_keys:
         keys = config.api_keys

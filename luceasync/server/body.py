@@ -11,20 +11,22 @@ from typing import NoReturn
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from luceasync.errors import RequestError
+from luceasync.errors import RequestError, Unavailable
+from luceasync.server.bodies import Held
 
 READ_TIMEOUT_S = 60.0
 DISCARD_TIMEOUT_S = 2.0
 
 
-async def read_body(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
-    """Read the whole body.
+async def read_body(scope: Scope, receive: Receive, max_bytes: int, held: Held) -> bytes:
+    """Read the whole body into the room that is `held` for it.
 
-    Raises RequestError: 413 past `max_bytes`, 408 past READ_TIMEOUT_S; ClientDisconnect if cut.
+    Raises RequestError: 413 past `max_bytes`, 408 past READ_TIMEOUT_S; Unavailable where others
+    take up the room; ClientDisconnect if cut.
     """
     try:
         async with asyncio.timeout(READ_TIMEOUT_S):
-            return await _read_all(scope, receive, max_bytes)
+            return await _read_all(scope, receive, max_bytes, held)
     except TimeoutError:
         raise RequestError(
             f"The request body did not arrive within {READ_TIMEOUT_S:.0f} s.",
@@ -40,7 +42,7 @@ async def client_gone(receive: Receive) -> NoReturn:
     raise ClientDisconnect
 
 
-async def _read_all(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
+async def _read_all(scope: Scope, receive: Receive, max_bytes: int, held: Held) -> bytes:
     declared = dict(scope["headers"]).get(b"content-length", b"")
     declared_bytes = int(declared) if declared.isdigit() else 0
     if declared_bytes > max_bytes:
@@ -56,6 +58,13 @@ async def _read_all(scope: Scope, receive: Receive, max_bytes: int) -> bytes:
             if more:
                 await _discard(receive, max_bytes)
             raise _too_large(max_bytes)
+        try:
+            held.grow(len(part))
+        except Unavailable:
+            parts.clear()
+            if more:
+                await _discard(receive, max_bytes)
+            raise
         parts.append(part)
     return b"".join(parts)
 

@@ -13,8 +13,11 @@ from http import HTTPStatus
 from starlette.exceptions import HTTPException
 
 from luceasync.errors import GenerationFailed, QueueFull, RequestError, Unavailable
+from luceasync.server.discretion import without_paths
 
 LOADING_RETRY_AFTER_S = 1
+MAX_MESSAGE_CHARS = 2000  # of a refusal: whoever quotes a request must not send it back
+MAX_PARAM_CHARS = 300
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +43,14 @@ def describe(error: Exception) -> Failure:
 
 @describe.register
 def _(error: GenerationFailed) -> Failure:
-    return Failure(500, str(error), code="generation_failed")
+    return Failure(500, without_paths(str(error)), code="generation_failed")
 
 
 @describe.register
 def _(error: RequestError) -> Failure:
     headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    return Failure(error.status, str(error), error.param, error.code, headers)
+    message, param = str(error)[:MAX_MESSAGE_CHARS], (error.param or "")[:MAX_PARAM_CHARS]
+    return Failure(error.status, message, param or None, error.code, headers)
 
 
 @describe.register
@@ -58,7 +62,7 @@ def _(error: QueueFull) -> Failure:
 @describe.register
 def _(error: Unavailable) -> Failure:
     headers = {"Retry-After": str(LOADING_RETRY_AFTER_S)}
-    return Failure(503, str(error), code="unavailable", headers=headers)
+    return Failure(503, without_paths(str(error)), code="unavailable", headers=headers)
 
 
 @describe.register

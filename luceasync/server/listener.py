@@ -8,30 +8,44 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import resource
 import socket
+from functools import partial
 
-from hypercorn.asyncio import serve as hypercorn_serve
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config as HypercornConfig
 from starlette.applications import Starlette
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError
+from luceasync.server.connection import Connection, Connections
 
 # Time for the last events and the closing of connections, after the running requests have ended.
 LINGER_S = 2.0
+BACKLOG = 1024
+MAX_DESCRIPTORS = 16384
+RESERVED_DESCRIPTORS = 192  # for weights, node files, devices and what libraries open
 
 
 async def run_hypercorn(app: Starlette, listener: socket.socket, closed: asyncio.Event) -> None:
     """Serve `app` on `listener`, which it owns from now on, until `closed` is set."""
     config = HypercornConfig()
-    config.bind = [f"fd://{listener.detach()}"]
     config.errorlog = logging.getLogger("luceasync.hypercorn")
     config.include_server_header = False
-    config.backlog = 1024
-    config.keep_alive_timeout = 75.0
-    config.graceful_timeout = LINGER_S
-    config.shutdown_timeout = LINGER_S
-    await hypercorn_serve(app, config, shutdown_trigger=closed.wait)  # type: ignore[arg-type]
+    config.keep_alive_timeout = 75.0  # longer than proxies keep theirs: they close it, not we
+    context = WorkerContext(None)
+    wrapped = ASGIWrapper(app)  # type: ignore[arg-type]
+    make = partial(Connection, wrapped, config, context)
+    connections = Connections(make, max_connections())
+    async with app.router.lifespan_context(app):
+        server = await asyncio.start_server(connections.accept, sock=listener, backlog=BACKLOG)
+        try:
+            await closed.wait()
+        finally:
+            await context.terminated.set()
+            server.close()
+            await connections.end(LINGER_S)
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -55,6 +69,17 @@ def listen(config: ServerConfig) -> socket.socket:
             "allowed: an address of this machine and a free port (0: any)"
         ) from None
     return listener
+
+
+def max_connections() -> int:
+    """As many as this process may have open, after it has asked for more descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft = wanted
+    most = MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return max(1, most - RESERVED_DESCRIPTORS)
 
 
 def url_of(listener: socket.socket) -> str:

@@ -15,9 +15,12 @@ from typing import Any, NoReturn
 from starlette.applications import Starlette
 
 from luceasync.config import ServerConfig
+from luceasync.server.deadline import end_process_after
 from luceasync.server.drain import Drain
 from luceasync.server.listener import LINGER_S, listen, run_hypercorn, url_of
 from luceasync.server.race import race
+
+END_S = 5.0  # after the graceful time
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,8 @@ async def serve(
     """Serve `app` until SIGINT or SIGTERM; `load` runs beside it once the port is bound.
 
     After the signal new requests get 503 and running ones may finish; those that still run after
-    `graceful_timeout_s` end with an error. A second SIGINT kills the process, and so does the first
+    `graceful_timeout_s` end with an error; END_S later the process ends, whatever hangs in it, a
+    disk that does not sync for example. A second SIGINT kills the process, and so does the first
     one before `load` is done: nobody waits for an answer yet. Returns whether every
     connection has ended: if not, some client holds one open without reading, and the caller must
     exit hard. Raises ConfigError when the port cannot be bound, and what `load` raises.
@@ -53,7 +57,7 @@ async def serve(
     try:
         await race(_load(load, stop), _stopped(stop), _crashed(serving))
     except _Stopped:
-        pass
+        end_process_after(config.graceful_timeout_s + END_S)
     finally:
         signals.close()
         await _drain(drain, config.graceful_timeout_s)

@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from luceasync import __version__
 from luceasync.request import Engine
+from luceasync.server.discretion import without_paths
 from luceasync.server.drain import Drain
 from luceasync.server.metrics import CONTENT_TYPE, Metrics
 
@@ -42,14 +43,15 @@ class StatusPages:
         """
         status = self._engine.status()
         if status.cache is not None and status.cache.degraded:
-            return json_response({"status": "degraded", "detail": status.cache.degraded})
-        return json_response({"status": "ok", "detail": status.detail})
+            fault = without_paths(status.cache.degraded)
+            return json_response({"status": "degraded", "detail": fault})
+        return json_response({"status": "ok", "detail": without_paths(status.detail)})
 
     async def ready(self, request: Request) -> Response:
         """503 while the model loads and from the moment the server shuts down."""
         status = self._engine.status()
         ready = status.ready and not self._drain.closing
-        detail = "shutting down" if self._drain.closing else status.detail
+        detail = "shutting down" if self._drain.closing else without_paths(status.detail)
         return json_response({"ready": ready, "detail": detail}, 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:

@@ -13,12 +13,15 @@ from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from itertools import groupby
 from typing import NamedTuple
 
+from luceasync.text.control_tokens import BREAK
 from luceasync.text.tokenizer import Tokenizer
 
 MAX_TOKENS_HELD = 2**22  # 16 MiB
 _DIGEST_BYTES = 16
+_BREAK = BREAK.encode("utf-8", "surrogatepass")
 
 
 @dataclass(eq=False, frozen=True, slots=True)
@@ -76,7 +79,7 @@ class History:
         Remembered without the last one too: the model has not run it, and where it ends the answer
         a template may spell the end otherwise.
         """
-        self._hold(prompt_text.encode(), prompt_ids, generated_ids)
+        self._hold(prompt_text.encode("utf-8", "surrogatepass"), prompt_ids, generated_ids)
 
     def relearn(self, token_ids: Sequence[int]) -> None:
         """The same for a whole sequence that ends with generated ids and whose text is not known,
@@ -133,19 +136,14 @@ class History:
         sequence = _Sequence(array("i", (*prompt_ids, *generated_ids)))
         if len(sequence.ids) > self._max_tokens_held:
             return
-        spelled = prompt + _spell(self._tokenizer, generated_ids)
-        num_last_bytes = len(_spell(self._tokenizer, generated_ids[-1:]))
         # In this order: where the last id spells nothing, both texts are one, and all ids are it.
-        for num_ids, num_bytes in (
-            (len(sequence.ids) - len(generated_ids[-1:]), len(spelled) - num_last_bytes),
-            (len(sequence.ids), len(spelled)),
-        ):
-            if num_bytes and _is_utf8(spelled[:num_bytes]):
-                key = _Key(
-                    num_bytes, blake2b(spelled[:num_bytes], digest_size=_DIGEST_BYTES).digest()
-                )
+        for said in (generated_ids[:-1], generated_ids):
+            spelled = prompt + _spell(self._tokenizer, said)
+            if spelled and _is_text(spelled):
+                key = _Key(len(spelled), blake2b(spelled, digest_size=_DIGEST_BYTES).digest())
+                num_ids = len(prompt_ids) + len(said)
                 with self._lock:
-                    self._insert(key, _Match(num_bytes, sequence, num_ids))
+                    self._insert(key, _Match(len(spelled), sequence, num_ids))
 
     def _insert(self, key: _Key, match: _Match) -> None:
         """The newest ids of a text count: their state is the likeliest to be kept still."""
@@ -177,13 +175,24 @@ class History:
 
 
 def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
-    return b"".join(map(tokenizer.token_bytes, ids))
+    """The text of `ids` as a prompt has it: what only spells a control token has a BREAK in it."""
+    parts = []
+    for is_control, run in groupby(ids, tokenizer.control.is_control):
+        spelled = b"".join(map(tokenizer.token_bytes, run))
+        parts.append(spelled if is_control else _broken(tokenizer, spelled))
+    return b"".join(parts)
 
 
-def _is_utf8(spelled: bytes) -> bool:
+def _broken(tokenizer: Tokenizer, spelled: bytes) -> bytes:
+    """`ControlTokens.broken` of bytes, some of which may be no text."""
+    text = tokenizer.control.broken(spelled.decode("utf-8", "surrogateescape"))
+    return _BREAK.join(part.encode("utf-8", "surrogateescape") for part in text.split(BREAK))
+
+
+def _is_text(spelled: bytes) -> bool:
     """Whether a text can begin with `spelled`, which must not end within a character."""
     try:
-        spelled.decode()
+        spelled.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return False
     return True

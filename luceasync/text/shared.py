@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from luceasync.text.template import ChatTemplate, Turns
+from luceasync.text.template import Template, Turns
 
 Tools = Sequence[Mapping[str, Any]] | None
 
@@ -17,7 +17,7 @@ REPLIES = ("0", "a")
 
 
 def shared_ids(
-    template: ChatTemplate,
+    template: Template,
     turns: Turns,
     encode: Callable[[str], Sequence[int]],
     messages: Sequence[Mapping[str, Any]],
@@ -29,7 +29,7 @@ def shared_ids(
 
     Templates refuse a lone system message, put it into the user's turn, or leave something out of
     older answers, all by what follows: so two prompts that differ in that turn alone are compared.
-    Raises RequestError as ChatTemplate.render and `encode` do.
+    Raises RequestError as Template.render and `encode` do.
     """
 
     variables = {**(template_kwargs or {}), "add_generation_prompt": False}

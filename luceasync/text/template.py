@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import jinja2
 import jinja2.ext
@@ -22,7 +22,24 @@ from luceasync.text.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools"})
 # What a template does with messages of a shape that it did not foresee.
-_TEMPLATE_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError)
+_TEMPLATE_FAILURES = (
+    *(jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError),
+    RecursionError,  # lists within lists, hundreds deep
+)
+
+
+class Template(Protocol):
+    """Makes a prompt's text of messages: see ChatTemplate."""
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str: ...
 
 
 class ChatTemplate:
@@ -119,7 +136,7 @@ class Turns:
     start_id: int | None
 
     @classmethod
-    def of(cls, template: ChatTemplate, tokenizer: Tokenizer) -> Turns:
+    def of(cls, template: Template, tokenizer: Tokenizer) -> Turns:
         """Learn the token from what the template appends to open the answer; None where that has
         none.
         """

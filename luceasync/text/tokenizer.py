@@ -14,8 +14,14 @@ from typing import Any
 import tokenizers
 
 from luceasync.errors import ModelError, RequestError
+from luceasync.freed_memory import give_back_freed_memory
 from luceasync.text import model_files
+from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.decoding import TextStream, rules_of
+
+LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
+CHARS_PER_TOKEN = 8  # of a text that is worth a look at its beginning first; most have 2 to 5
+CUT_TOKENS = 1024  # more than a cut can add: the longest tokens have some hundred characters
 
 
 class Tokenizer:
@@ -55,14 +61,40 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """The ids of `text`, nothing added. With `special`, "<|im_end|>" and the like are parsed as
-        such; without, they are ordinary text. Raises RequestError for text that is not Unicode.
+        such, but for those with a BREAK in them; without, they are ordinary text. Raises
+        RequestError for text that is not Unicode.
         """
-        backend = self._backend if special else self._plain_backend
         try:
-            text.encode()
+            text.replace(BREAK, "").encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"The text is not valid Unicode: {error.reason}.") from error
-        return backend.encode(text, add_special_tokens=False).ids
+        ids = self._ids_of(text, special)
+        if len(text) > LARGE_CHARS:
+            give_back_freed_memory()
+        return ids
+
+    def _ids_of(self, text: str, special: bool) -> list[int]:
+        if not special:
+            return self.control.encode(self.control.broken(text))
+        if BREAK in text:
+            return self.control.encode(text)
+        # Of its ways to encode this one alone lets other threads run meanwhile.
+        [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def least_tokens(self, text: str, most: int) -> int:
+        """About how many tokens `text` has at least; exceeds `most` only where it has more.
+
+        No more of the text is encoded than it takes to know: a long one ends with its beginning.
+        Around a cut there may be other tokens than in the whole, but not many.
+        """
+        num_chars = CHARS_PER_TOKEN * most + CUT_TOKENS
+        num_least = 0
+        while num_chars < len(text) and num_least <= most:
+            num_least = len(self.encode(text[:num_chars])) - CUT_TOKENS
+            num_chars *= 2
+        return max(0, num_least)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`; special tokens and ids outside the vocabulary have none."""
@@ -106,10 +138,10 @@ class Tokenizer:
         return token_id in self._added and self._added[token_id].special
 
     @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
-        backend = _backend(self._backend.to_str())
-        backend.encode_special_tokens = True
-        return backend
+    def control(self) -> ControlTokens:
+        """The special tokens, and those that end a text. The first use takes long."""
+        special = {i for i in self._added if self.is_special(i)}
+        return ControlTokens(self._backend, special | self.eos_ids)
 
     def _token(self, token_id: int) -> str | None:
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

@@ -18,6 +18,7 @@ from torch import Tensor
 from luceasync.models.config import read_spec
 from luceasync.models.ends import read_ends
 from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.forms import Place
 from luceasync.models.layers import Layer
 from luceasync.models.loader import TensorReader
 from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
@@ -34,7 +35,6 @@ from luceasync.models.mixers.delta_torch import (
 from luceasync.models.mixers.gated_delta import delta_chunks
 from luceasync.models.mixers.mixer import Mixer
 from luceasync.models.ops import TorchOps
-from luceasync.models.weights import Place
 
 HEAD_ROWS = 16384  # at a time: logits are large
 

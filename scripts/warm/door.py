@@ -184,7 +184,7 @@ async def open_directory(
             app = create_app(engine, server, trust_cache_salt=cache_salt is not None)
             transport = httpx.ASGITransport(app, raise_app_exceptions=False)
             async with httpx.AsyncClient(
-                transport=transport, base_url="http://engine", headers=headers
+                transport=transport, base_url="http://localhost", headers=headers
             ) as client:
                 # It has loaded, and nobody else asks: an engine that says no now has failed.
                 yield Door(client, cache_salt=cache_salt, patience_s=0.0)

@@ -22,7 +22,7 @@ def voice_of(request):
         if request.param == "local":
             return LocalVoice(engine, manner or Manner())
         transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
-        client = httpx.AsyncClient(transport=transport, base_url="http://test")
+        client = httpx.AsyncClient(transport=transport, base_url="http://localhost")
         return RemoteVoice(client, manner or Manner())
 
     return make
@@ -66,7 +66,7 @@ async def test_a_server_that_is_not_there_is_named():
 
 
 async def test_the_key_is_sent_as_a_bearer_token():
-    async with open_remote("http://test/v1/", "one", Manner()) as voice:
+    async with open_remote("http://localhost/v1/", "one", Manner()) as voice:
         client = voice._client
         assert client.headers["authorization"] == "Bearer one"
-        assert str(client.base_url) == "http://test"
+        assert str(client.base_url) == "http://localhost"

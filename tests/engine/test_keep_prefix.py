@@ -38,7 +38,9 @@ def serve(tiny_dir: Path, tmp_path: Path) -> Open:
         async with build_engine(config) as engine:
             await engine.load()
             transport = httpx.ASGITransport(create_app(engine, ServerConfig()))
-            async with httpx.AsyncClient(transport=transport, base_url="http://it") as client:
+            async with httpx.AsyncClient(
+                transport=transport, base_url="http://localhost"
+            ) as client:
 
                 async def post(*messages: dict[str, str], **fields: Any) -> dict[str, Any]:
                     body = {"messages": messages, "temperature": 0, "ignore_eos": True, **fields}

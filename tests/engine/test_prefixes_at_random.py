@@ -31,7 +31,7 @@ from luceasync.prefix.cost import Rates
 from luceasync.prefix.keys import tenant_key
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
-from tests.engine.test_pump import tokenizer  # noqa: F401
+from tests.engine.pumps import letters
 from tests.keeping.kept import CHUNK, FAULT, GONE, Bench, FakeDisk, following
 
 NUM_LANES = 3
@@ -269,9 +269,9 @@ class Server(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("recurrent", [True, False])
-def test_whatever_comes(recurrent: bool, tokenizer, monkeypatch):  # noqa: F811
+def test_whatever_comes(recurrent: bool, monkeypatch):
     monkeypatch.setattr(index_module, "MIN_AGE_S", 0.0)
-    kind = type("Kind", (Server,), {"recurrent": recurrent, "tokenizer": tokenizer})
+    kind = type("Kind", (Server,), {"recurrent": recurrent, "tokenizer": letters()})
     run_state_machine_as_test(
         kind,
         settings=settings(

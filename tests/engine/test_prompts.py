@@ -103,3 +103,22 @@ def test_what_a_tenant_was_answered_comes_back_with_the_ids_that_it_had(prompts,
             *said,
         )
     )
+
+
+def test_a_text_far_beyond_the_context_is_refused_before_it_is_encoded(prompts, language):
+    """What is encoded of it does not grow with it."""
+    encoded: list[int] = []
+    encode = language.tokenizer.encode
+    language.tokenizer.encode = lambda text: encoded.append(len(text)) or encode(text)  # type: ignore[method-assign]
+    for text in ("to be or not " * 10**6, "x" * 10**7):
+        for prompt in (TextPrompt(text), ChatPrompt([{"role": "user", "content": text}])):
+            with pytest.raises(ContextLengthError, match=r"resulted in at least \d+ tokens"):
+                render(prompts, prompt)
+    assert max(encoded) < 100_000
+
+
+def test_a_long_text_of_few_tokens_is_served(prompts, language):
+    long_token = max(language.tokenizer.added_texts, key=len)
+    text = long_token * (MAX_CTX_TOKENS - 1)
+    assert len(text) > 8 * MAX_CTX_TOKENS
+    assert len(render(prompts, TextPrompt(text)).ids) == MAX_CTX_TOKENS - 1

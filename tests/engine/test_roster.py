@@ -17,6 +17,7 @@ class Choice:
     is_restoring = property(lambda self: self.state == "restoring")
     is_prefilling = property(lambda self: self.state == "prefilling")
     is_decoding = property(lambda self: self.state == "decoding")
+    last_token = property(lambda self: 7 if self.is_decoding else None)
 
 
 def seated(roster: Roster, state: str) -> Choice:
@@ -47,9 +48,7 @@ def test_choices_are_found_by_what_they_do():
     restoring, prefilling, decoding = (
         seated(roster, state) for state in ("restoring", "prefilling", "decoding")
     )
-    assert roster.restoring == [restoring]
-    assert roster.prefilling == [prefilling]
-    assert roster.decoding == [decoding]
+    assert roster.parted() == ([restoring], [prefilling], [decoding])
     assert repr(roster) == "0 waiting, 2 prefilling, 1 decoding, 0 lanes free"
 
 

@@ -167,12 +167,14 @@ class FakeDisk:
         self.files: dict[bytes, KeptNode] = {}
         self.jobs: list[Callable[[Prefixes, Miss | None], None]] = []
         self.reads: list[bytes] = []
+        self.timeouts_s: list[float | None] = []  # of these reads
         self.written: list[bytes] = []
         self.quarantined: list[bytes] = []
 
     def read(self, orders: Sequence[Order]) -> None:
         for order in orders:
             self.reads.append(order.key)
+            self.timeouts_s.append(order.timeout_s)
             self.jobs.append(lambda p, fault, o=order: p.fetched(o.key, fault or self._fetch(o)))
 
     def write(self, node: KeptNode) -> None:

@@ -216,3 +216,15 @@ async def test_a_node_that_is_not_there_is_gone(tmp_path):
         await until(lambda: heard.fetches)
     [(key, miss)] = heard.fetches
     assert (key, miss.reason) == (kept(1).key, MissReason.GONE)
+
+
+async def test_a_node_that_begins_elsewhere_than_its_parent_ends_is_not_used(tmp_path):
+    first, second = kept(1), kept(2, num_tokens=32)
+    third = replace(kept(3), parent=second.key, begin=64, end=128)
+    async with serving(tmp_path) as (worker, _):
+        for node in (first, second, third):
+            worker.write(node)
+    async with serving(tmp_path) as (_, heard):
+        pass
+    assert {node.key for node in heard.added} == {first.key, second.key}
+    assert heard.removed == [third.key]

@@ -39,6 +39,14 @@ def test_a_slow_disk_is_not_asked_and_thought_faster_next_time():
     assert decision.rates.disk_bytes_per_s > SLOW_DISK.disk_bytes_per_s
 
 
+def test_a_disk_is_waited_for_as_long_as_running_the_tokens_could_take():
+    bench = on_disk()
+    bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / 0.4)
+    bench.prefixes.prepare(bench.lease(PROMPT), [])
+    assert bench.disk.timeouts_s
+    assert bench.disk.timeouts_s == pytest.approx([0.8] * len(bench.disk.reads))
+
+
 def test_what_memory_has_no_room_for_is_run_again():
     bench = on_disk(memory_bytes=len(PROMPT) * TOKEN_BYTES // 2 + STATE_BYTES)
     lease = bench.lease(PROMPT)

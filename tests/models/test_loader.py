@@ -14,11 +14,12 @@ from luceasync.errors import ModelError
 from luceasync.hoststore.memory import PlainMemory
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
-from luceasync.models.loader import Part, RandomSource, TensorReader, TensorSource
+from luceasync.models.forms import Form, Place
+from luceasync.models.layer_reader import Part
+from luceasync.models.loader import RandomSource, TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
 from luceasync.models.spec import Shape
-from luceasync.models.weights import Form, Place
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan

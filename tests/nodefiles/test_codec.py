@@ -227,6 +227,8 @@ def test_a_row_that_describes_no_tensor_is_damage_even_if_sealed(row, words: str
         ({"begin": "0"}, "parent"),
         ({"parent": ""}, "parent"),
         ({"parent": "../../etc"}, "parent"),
+        ({"parent": KEY}, "expected another node as its parent"),
+        ({"end": str((1 << 24) + 65)}, "begin < end"),
         ({"split": ""}, "first layers"),
         ({"split": "1,2"}, "rising"),
         ({"split": "0,2,2"}, "rising"),
@@ -264,7 +266,12 @@ def test_a_header_that_was_not_read_whole_is_damage() -> None:
 def test_a_header_longer_than_allowed_is_not_read() -> None:
     length = (codec.MAX_HEADER_BYTES - 7).to_bytes(8, "little")
     with pytest.raises(CorruptNode, match="are allowed"):
-        codec.header_extent(length, 1 << 40)
+        codec.header_extent(length, 1 << 30)
+
+
+def test_a_file_larger_than_any_node_is_damage() -> None:
+    with pytest.raises(CorruptNode, match="a node has 17179869184 at most"):
+        codec.header_extent(bytes(8), (16 << 30) + 1)
 
 
 @given(st.data())

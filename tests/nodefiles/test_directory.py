@@ -34,6 +34,31 @@ async def test_the_quarantine_keeps_the_newest_only(tier: DiskTier, path: Path) 
     assert tier.counters().quarantined == NUM_QUARANTINED + 3
 
 
+async def test_a_directory_named_as_a_node_does_not_fill_the_quarantine(
+    tier: DiskTier, path: Path
+) -> None:
+    """It cannot be removed as a file is, and what lies in it may be somebody's."""
+    for _ in range(3):
+        path.mkdir()
+        (path / "a file").write_text("kept")
+        assert await reason_of(tier) == MissReason.CORRUPT
+    for _ in range(NUM_QUARANTINED + 3):
+        path.write_bytes(b"damaged")
+        assert await reason_of(tier) == MissReason.CORRUPT
+    found = quarantined(path.parent)
+    assert sum(entry.is_file() for entry in found) == NUM_QUARANTINED
+    assert sum(entry.is_dir() for entry in found) == 3
+
+
+async def test_a_sparse_file_that_claims_to_be_huge_is_set_aside_unread(
+    tier: DiskTier, path: Path
+) -> None:
+    path.write_bytes(file_of(contents_of()))
+    os.truncate(path, 64 << 30)
+    scan = await tier.scan()
+    assert (scan.nodes, len(quarantined(path.parent))) == ((), 1)
+
+
 async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path: Path) -> None:
     await tier.write(KEY, *node(contents_of()))
     os.utime(path, (1000, 1000))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from luceasync.errors import ConfigError, CorruptNode
 from luceasync.node_words import MissReason
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
-from luceasync.nodefiles.outcomes import WriteOutcome
+from luceasync.nodefiles.outcomes import Miss, WriteOutcome
 from tests.nodefiles.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
 from tests.nodefiles.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
 from tests.nodefiles.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of
@@ -119,6 +119,18 @@ async def test_a_disk_that_hangs_is_a_miss_that_keeps_the_file(
     assert path.exists()
 
 
+async def test_whoever_asks_may_have_less_patience(
+    tmp_path: Path, path: Path, until: threading.Event
+) -> None:
+    files = FaultyFiles(hanging(until), before="open")
+    async with tier_of(tmp_path, files) as tier:
+        path.write_bytes(file_of(contents_of()))
+        found = await tier.read(KEY, timeout_s=0.01)
+        assert found == Miss(MissReason.IO_ERROR, f"node {KEY} was not read within 0.01 s")
+        assert tier.degraded == found.detail
+        until.set()
+
+
 async def test_memory_that_is_refused_is_a_miss_of_its_own(tmp_path: Path, path: Path) -> None:
     def refuse(num_bytes: int) -> memoryview:
         raise MemoryError(f"{num_bytes} bytes: the arena is full")
@@ -191,6 +203,20 @@ async def test_a_write_that_succeeds_ends_the_degraded_state(tmp_path: Path) -> 
         assert outcomes == [WriteOutcome.NO_SPACE, WriteOutcome.WRITTEN]
         assert tier.degraded == ""
         assert as_bytes(await tier.read(KEY)) == contents_of()
+
+
+async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: Path) -> None:
+    faults = [failing(errno.EIO), failing(errno.EIO)]
+    files = FaultyFiles(lambda: faults and faults.pop()(), before="open")
+    async with tier_of(tmp_path, files) as tier:
+        for _ in range(2):
+            await tier.write(KEY, *node(contents_of()))
+            assert await reason_of(tier) == MissReason.IO_ERROR
+            await tier.write(OTHER_KEY, *node(contents_of(), key=OTHER_KEY))
+            await tier.touch(KEY)
+            assert os.strerror(errno.EIO) in tier.degraded
+        assert as_bytes(await tier.read(KEY)) == contents_of()
+        assert tier.degraded == ""
 
 
 async def test_a_name_that_could_not_be_synced_is_written_but_told(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 import errno
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.layout import Part
+from luceasync.nodefiles.listing import NodeMeta, misplaced
 from luceasync.prefix.node import pack_tokens
 from tests.nodefiles.faulty_files import FaultyFiles, failing
 from tests.nodefiles.node_files import KEY, METADATA, NAMESPACE, contents_of, file_of, node
@@ -135,3 +137,16 @@ async def test_a_node_of_another_schema_only_takes_up_space(
     (found,) = (await tier.scan()).nodes
     assert (found.num_bytes, found.metadata) == (path.stat().st_size, None)
     assert len(found.tokens) == 0
+
+
+def placed(key: str, parent: str, begin: int, end: int) -> NodeMeta:
+    metadata = replace(METADATA, key=key, parent=parent, begin=begin, end=end)
+    return NodeMeta(NAMESPACE, key, 1, 0.0, metadata)
+
+
+def test_nodes_that_lead_in_a_circle_are_misplaced() -> None:
+    sound = [placed("aa", "", 0, 64), placed("bb", "aa", 64, 128), placed("cc", "gone", 64, 128)]
+    assert misplaced(sound) == set()
+    circle = [placed("dd", "ee", 64, 128), placed("ee", "dd", 128, 192)]
+    assert misplaced([*sound, *circle]) == {"dd"}
+    assert misplaced([*sound, placed("ff", "bb", 64, 128)]) == {"ff"}

@@ -14,8 +14,8 @@ from torch import Tensor
 from luceasync.errors import PlacementError, Unsupported
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
-from luceasync.models.weights import Dense, Form
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of

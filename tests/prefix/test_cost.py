@@ -2,7 +2,7 @@
 
 import pytest
 
-from luceasync.prefix.cost import Rates, restore_or_prefill
+from luceasync.prefix.cost import Rates, patience_s, restore_or_prefill
 
 MIB = 1 << 20
 RATES = Rates(disk_bytes_per_s=1e9, bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0)
@@ -73,3 +73,10 @@ def test_a_disk_that_was_slow_once_is_tried_again():
             return
         rates = rates.after_refusal()
     raise AssertionError(rates)
+
+
+def test_nobody_waits_much_longer_for_a_disk_than_running_the_tokens_takes():
+    measured = Rates(prefill_tokens_per_s=1000.0)
+    assert patience_s(4000, measured) == 8.0
+    assert patience_s(40, measured) == 0.5  # a disk may have to wake up
+    assert patience_s(4000, Rates()) == 40.0

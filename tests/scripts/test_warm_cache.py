@@ -46,7 +46,7 @@ class BusyEngine(ScriptedEngine):
 @asynccontextmanager
 async def door_of(engine: ScriptedEngine, *, patience_s: float = 60.0):
     transport = httpx.ASGITransport(create_app(engine, ServerConfig()), raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://it") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         yield Door(client, cache_salt=None, patience_s=patience_s)
 
 

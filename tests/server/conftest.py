@@ -28,7 +28,7 @@ def in_memory() -> Clients:
     ) -> AsyncIterator[httpx.AsyncClient]:
         app = create_app(engine, config or ServerConfig(), **options)
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             yield client
 
     return open_client

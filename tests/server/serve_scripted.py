@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 
 import uvloop
 
@@ -20,7 +22,8 @@ from tests.server.scripted import ScriptedEngine, answer
 
 async def main(options: dict[str, float]) -> None:
     """`load_s` (negative: loading fails), `answer_s`: seconds; `answer_bytes`;
-    `graceful_timeout_s`; `verbose`: the log is shown.
+    `graceful_timeout_s`; `verbose`: the log is shown; `hang_s`: how long a thread goes on that
+    nobody can end.
     """
     if options.get("verbose"):
         logging.basicConfig(level=logging.INFO, format="%(message)s")
@@ -41,6 +44,7 @@ async def main(options: dict[str, float]) -> None:
         await asyncio.sleep(options.get("answer_s", 3600))
         pause.set()
 
+    threading.Thread(target=time.sleep, args=[options.get("hang_s", 0)]).start()
     finishing = asyncio.create_task(finish_answers())
     app = create_app(engine, config)
     clean = await serve(app, config, on_bound=lambda url: print(url, flush=True), load=load)

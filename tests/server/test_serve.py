@@ -119,7 +119,9 @@ def test_a_client_that_never_reads_cannot_keep_the_process(start):
     server = start(graceful_timeout_s=0.1, answer_bytes=64 * 2**20)
     host, port = server.url.removeprefix("http://").split(":")
     body = json.dumps(BODY | {"stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: [::1]\r\ncontent-length: {len(body)}\r\n\r\n"
+    )
     with closing(socket.create_connection((host, int(port)))) as client:
         client.sendall(head.encode() + body)
         assert client.recv(10) == b"HTTP/1.1 2"
@@ -139,6 +141,15 @@ def test_an_end_says_how_long_answers_may_go_on_and_how_to_end_them_now(start):
             pass
     told = server.end()[2]
     assert "Stopping: 1 running requests may go on for 7 s; Ctrl-C ends them now." in told
+
+
+@pytest.mark.slow
+def test_a_thread_that_hangs_cannot_keep_the_process(start):
+    server = start(graceful_timeout_s=0.1, hang_s=3600)
+    httpx.get(f"{server.url}/health")
+    server.process.send_signal(signal.SIGTERM)
+    code, _, err = server.end()
+    assert (code, "something in it hangs" in err) == (1, True)
 
 
 def test_a_second_sigint_ends_at_once(start):

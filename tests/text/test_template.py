@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -73,6 +74,14 @@ def test_an_answer_is_opened_unless_told_otherwise():
     opened = ChatTemplate(CHATML).render(CHAT)
     closed = ChatTemplate(CHATML).render(CHAT, add_generation_prompt=False)
     assert opened == closed + "<|im_start|>assistant\n"
+
+
+def test_what_is_nested_too_deeply_to_be_rendered_is_refused():
+    nested: list[Any] = []
+    for _ in range(2000):
+        nested = [nested]
+    with pytest.raises(RequestError, match=r"refused the messages: .*recursion"):
+        ChatTemplate("{{ messages | tojson(indent=2) }}").render([{"content": nested}])
 
 
 def test_special_tokens_are_variables(model_dir):

@@ -164,3 +164,19 @@ def test_a_decoder_that_cannot_be_streamed_is_refused(model_dir, decoder):
 def test_text_that_is_not_unicode_is_refused(byte_level):
     with pytest.raises(RequestError, match="not valid Unicode"):
         byte_level.encode("a\ud800b")
+
+
+@pytest.mark.parametrize("most", [0, 1, 50, 5000])
+def test_a_text_is_said_to_have_too_many_tokens_only_if_it_has(byte_level, most):
+    for text in (*TEXTS, "the cat sat " * 3000, "x" * 20_000, "<|im_start|>" * 4000, " " * 9000):
+        least = byte_level.least_tokens(text, most)
+        assert least <= max(most, len(byte_level.encode(text)))
+
+
+def test_too_many_tokens_are_told_from_the_beginning_of_a_text(byte_level, monkeypatch):
+    seen: list[int] = []
+    encode = byte_level.encode
+    monkeypatch.setattr(byte_level, "encode", lambda text: seen.append(len(text)) or encode(text))
+    assert byte_level.least_tokens("xyz " * 10**6, 100) > 100
+    assert sum(seen) < 20_000
+    assert byte_level.least_tokens("xyz " * 10, 100) == 0  # too short to be looked at

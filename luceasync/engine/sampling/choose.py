@@ -15,20 +15,22 @@ from torch import Tensor
 
 from luceasync.engine.sampling.draws import draw, uniform
 from luceasync.engine.sampling.edits import apply_edits
-from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited
+from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
 from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.
 NUM_CANDIDATES = 1024
 # More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
 TIE_MARGIN = 64
+# A row that asks for more than this is sorted whole, by itself: the others would pay for it too.
+MOST_RANKED = 4096
 NO_TOKEN = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """One token id for each row, NO_TOKEN where the logits are no numbers; log-probabilities for
-    the rows that asked and have a token, None for the others.
+    """One token id for each row, NO_TOKEN where the highest logit is no finite number;
+    log-probabilities for the rows that asked and have a token, None for the others.
     """
 
     token_ids: list[int]
@@ -54,8 +56,8 @@ class Ranked(Protocol):
         ...
 
     def choose(self, index: int, position: int) -> tuple[int, RowLogprobs | None]:
-        """The token of row `index` at `position` of its sequence; NO_TOKEN where the logits are no
-        numbers. Log-probabilities if the row asked for them and has a token.
+        """The token of row `index` at `position` of its sequence; NO_TOKEN where the highest logit
+        is no finite number. Log-probabilities if the row asked for them and has a token.
         """
         ...
 
@@ -94,7 +96,8 @@ def rank(
     frequency and presence penalties (over generated tokens, as OpenAI defines them); temperature;
     top_k, top_p, min_p; inverse-CDF draw over the tokens sorted by probability, equal ones by id.
     This is the order of transformers; vLLM differs in that it applies min_p before top_k.
-    Temperature 0 takes the highest logit after the penalties, the lowest id among equals.
+    A temperature of nothing takes the highest logit after the penalties, the lowest id among
+    equals. A row whose highest logit, so edited, is not a finite number has no token.
     Log-probabilities are of the raw logits, in float32.
 
     A row's tokens depend on nothing but that row. Only the best `num_candidates` (or top_k) go to
@@ -107,9 +110,10 @@ def rank(
     edited = logits
     if any(is_edited(row.sampling) for row in rows):
         edited = apply_edits(logits.float(), rows)
-    if all(_is_greedy(row) for row in rows):
+    if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
         peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is
-        packed = torch.cat([carry, ids.masked_fill_(peaks.isnan(), NO_TOKEN)], 1)
+        is_odd = (peaks - peaks).isnan()  # infinite, or NaN
+        packed = torch.cat([carry, ids.masked_fill_(is_odd, NO_TOKEN)], 1)
         meanwhile()
         host = packed.cpu().numpy()
         return _GreedyRows(host[:, :-1], host[:, -1].tolist())
@@ -149,10 +153,6 @@ class _RankedRows:
         return token, _row_logprobs(self.logprobs[index], row, token, known_ids, *block[5:])
 
 
-def _is_greedy(row: RowSampling) -> bool:
-    return row.sampling.temperature == 0.0 and row.top_logprobs is None
-
-
 def _rank_on_host(
     raw: Tensor,
     edited: Tensor,
@@ -180,9 +180,10 @@ def _rank_on_host(
 
 
 def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
-    if sampling.temperature == 0.0:
+    if is_greedy(sampling):
         return 1
-    return sampling.top_k + TIE_MARGIN if sampling.top_k else num_candidates
+    num_wanted = sampling.top_k + TIE_MARGIN
+    return num_wanted if sampling.top_k and num_wanted <= MOST_RANKED else num_candidates
 
 
 def _totals(
@@ -195,9 +196,10 @@ def _totals(
     """
     totals = [torch.zeros((), dtype=torch.float64, device=edited.device)] * len(rows)
     for i, row in enumerate(rows):
-        temperature = row.sampling.temperature
-        if temperature > 0.0 and not row.sampling.top_k and num_candidates < edited.shape[1]:
-            scaled = (edited[i] - values[i, 0]) / temperature  # [vocab]
+        sampling, num_vocab = row.sampling, edited.shape[1]
+        is_whole = not 0 < sampling.top_k < num_vocab
+        if is_whole and not is_greedy(sampling) and num_candidates < num_vocab:
+            scaled = (edited[i] - values[i, 0]) / sampling.temperature  # [vocab]
             totals[i] = scaled.exp_().sum(dtype=torch.float64)
     return torch.stack(totals)[:, None]
 
@@ -219,9 +221,9 @@ def _token(
     peak: np.ndarray,
 ) -> int:
     """The token of one row: `edited` `[vocab]` on the device, the others its blocks on the host."""
-    if np.isnan(peak[0]):
+    if not np.isfinite(peak[0]):
         return NO_TOKEN
-    if row.sampling.temperature == 0.0:
+    if is_greedy(row.sampling):
         return int(best[0])
     num_vocab = edited.shape[0]
     u = uniform(row.seed, row.position)

@@ -45,8 +45,8 @@ def draw(
     """The rank that `u` in [0, 1) falls on, or None when these candidates do not decide it.
 
     `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` int64 `[n]`.
-    `total`: the sum of exp((value - highest) / temperature) over the vocabulary; not read with
-    top_k, nor where it is 0 (n is everything).
+    The highest is finite. `total`: the sum of exp((value - highest) / temperature) over the
+    vocabulary; not read where top_k leaves tokens out, nor where it is 0 (n is everything).
     """
     if not len(values):
         return None
@@ -54,7 +54,7 @@ def draw(
     weights = np.exp((values[:num_kept] - values[0]) / sampling.temperature)
     mass = np.cumsum(weights)  # one after the other, so a prefix has the same bits in any ranking
     num_known = len(mass)
-    if sampling.top_k or total == 0.0:
+    if num_kept < num_vocab or total == 0.0:
         if num_known < num_kept:
             return None
         total = mass[-1]

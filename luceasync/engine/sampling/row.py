@@ -14,6 +14,14 @@ import numpy as np
 from luceasync.errors import RequestError
 from luceasync.request import Sampling
 
+# Below it a temperature is none: sharper than any draw, and float32 cannot divide by it.
+LEAST_TEMPERATURE = 1e-5
+
+
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the highest logit is taken and nothing is drawn."""
+    return sampling.temperature < LEAST_TEMPERATURE
+
 
 def has_penalties(sampling: Sampling) -> bool:
     """Whether choosing depends on earlier tokens, so that a row must bring its TokenCounts."""

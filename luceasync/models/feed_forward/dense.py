@@ -10,7 +10,7 @@ from luceasync.models.feed_forward.feed_forward import Shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.loader import LayerReader
+    from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm
     from luceasync.models.weights import Weight
 

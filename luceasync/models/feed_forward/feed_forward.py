@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.loader import LayerReader
+    from luceasync.models.layer_reader import LayerReader
 
 Shape = tuple[int, ...]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.models.formats import safetensors
-from luceasync.models.weights import Form
+from luceasync.models.forms import Form
 
 if TYPE_CHECKING:
     from luceasync.models.loader import TensorSource

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
-from luceasync.models.weights import Dense, Form, Shape
+from luceasync.models.forms import Dense, Form, Shape
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
+from luceasync.models.layer_reader import LayerReader, Part
 from luceasync.models.mixers.mixer import MixerBody, Shape, State
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.loader import LayerReader
     from luceasync.models.ops import Norm
     from luceasync.models.pass_rows import Rows
     from luceasync.models.trees import Trees
@@ -80,8 +80,6 @@ class AttentionSpec:
 
     def load(self, reader: LayerReader) -> AttentionLayer:
         """See Mixer."""
-        from luceasync.models.loader import Part
-
         query = Part("self_attn.q_proj.weight")
         gates: list[Part] = []
         if self.gated:  # ours has the gates of all heads behind the values
@@ -93,9 +91,9 @@ class AttentionSpec:
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.stacked([query, *keys_values, *gates]),
             head_norms=HeadNorms(
-                query=reader.vector("self_attn.q_norm.weight", reader.spec.norm_offset),
-                key=reader.vector("self_attn.k_norm.weight", reader.spec.norm_offset),
-                eps=reader.spec.norm_eps,
+                query=reader.vector("self_attn.q_norm.weight", reader.norm_offset),
+                key=reader.vector("self_attn.k_norm.weight", reader.norm_offset),
+                eps=reader.norm_eps,
             ),
             output=reader.matrix("self_attn.o_proj.weight"),
         )

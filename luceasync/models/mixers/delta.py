@@ -14,7 +14,7 @@ from luceasync.models.mixers.mixer import MixerBody, Shape, State
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.loader import LayerReader
+    from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm
     from luceasync.models.pass_rows import Rows
     from luceasync.models.trees import Trees
@@ -102,7 +102,7 @@ class DeltaSpec:
                 decay_rate=-reader.vector("linear_attn.A_log").exp(),
                 dt_bias=reader.vector("linear_attn.dt_bias"),
                 norm=reader.vector("linear_attn.norm.weight"),
-                eps=reader.spec.norm_eps,
+                eps=reader.norm_eps,
             ),
             output=reader.matrix("linear_attn.out_proj.weight"),
         )

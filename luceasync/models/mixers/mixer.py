@@ -13,7 +13,7 @@ from luceasync.kv.state import StateTensor
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.loader import LayerReader
+    from luceasync.models.layer_reader import LayerReader
     from luceasync.models.pass_rows import Paths, Rows
     from luceasync.models.trees import Trees
 

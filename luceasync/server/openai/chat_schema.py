@@ -12,7 +12,7 @@ import msgspec
 
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
-from luceasync.server.openai.checks import decode, in_range, refuse
+from luceasync.server.openai.checks import at_most, decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -25,6 +25,10 @@ from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.tenant import Caller
 
 MAX_TOP_LOGPROBS = 20
+MAX_MESSAGES = 8192
+MAX_PARTS = 8192  # of one message's content
+MAX_TOOLS = 1024
+MAX_TOOL_CALLS = 1024  # of one message
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -125,6 +129,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
 def _refuse_unserved(chat: ChatBody) -> None:
     """Options that change the answer are refused rather than dropped when nobody honours them."""
     refuse_unserved(chat)
+    at_most("tools", chat.tools or (), MAX_TOOLS, "tools")
     check_tools(chat.tools or ())
     if chat.tool_choice not in (None, "none", "auto"):
         refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
@@ -136,6 +141,7 @@ def _messages(chat: ChatBody) -> list[Message]:
     """None are enough where only the tools of later requests are to be kept."""
     if not chat.messages and not (chat.tools and chat.keep_prefix and _max_tokens(chat) == 0):
         refuse("messages", [], "at least one message")
+    at_most("messages", chat.messages, MAX_MESSAGES, "messages")
     return chat.messages
 
 
@@ -144,6 +150,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     where = f"messages[{index}].content"
     if message.content is None and message.role != "assistant":
         refuse(where, None, f"text for the role {message.role!r}")
+    at_most(f"messages[{index}].tool_calls", message.tool_calls or (), MAX_TOOL_CALLS, "calls")
     fields = {name: value for name, value in _fields(message) if value is not None}
     fields["role"] = "system" if message.role == "developer" else message.role
     fields["content"] = _content(where, message.content)
@@ -157,6 +164,7 @@ def _fields(message: Message) -> list[tuple[str, Any]]:
 def _content(where: str, content: str | list[ContentPart] | None) -> str:
     if not isinstance(content, list):
         return content or ""
+    at_most(where, content, MAX_PARTS, "parts")
     texts = []
     for i, part in enumerate(content):
         if part.type != "text":

@@ -1,16 +1,23 @@
 """A JSON body becomes a struct, and what is wrong in it is told by its name.
 
-Owns the words of a refusal. Knows no field.
+Owns the words of a refusal, and how much of a wrong value they repeat. Knows no field.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sized
+from reprlib import Repr
 from typing import NoReturn, TypeVar
 
 import msgspec
 
 from luceasync.errors import RequestError
+from luceasync.server.json_size import MAX_VALUES, has_too_many_values
+
+MAX_ECHO_CHARS = 200  # of a wrong value: what came is recognised by its beginning
+_beginning = Repr()  # builds no more of a value's text than it gives
+_beginning.maxstring = _beginning.maxother = MAX_ECHO_CHARS
 
 Body = TypeVar("Body")
 Number = TypeVar("Number", int, float)
@@ -18,20 +25,37 @@ Number = TypeVar("Number", int, float)
 
 def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
     """What `body` says. Raises RequestError with the field's path as `param`."""
+    if has_too_many_values(body):
+        raise RequestError(f"The request body holds too many values; at most {MAX_VALUES} may be.")
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
         what, _, path = str(error).partition(" - at ")
         param = re.sub(r"^\$\.?", "", path.strip("`").rsplit("`", 1)[-1]) or None
         where = f"'{param}'" if param else "the request body"
-        raise RequestError(f"Invalid value for {where}: {what}.", param=param) from None
+        raise RequestError(f"Invalid value for {where}: {cut(what)}.", param=param) from None
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise RequestError(f"The request body is not valid JSON: {error}.") from None
 
 
 def refuse(param: str, value: object, allowed: str) -> NoReturn:
     """Raise the RequestError for a field that holds `value`, where `allowed` was expected."""
-    raise RequestError(f"Invalid value for '{param}': {value!r}; expected {allowed}.", param=param)
+    shown, param = cut(_beginning.repr(value)), cut(param)
+    raise RequestError(f"Invalid value for '{param}': {shown}; expected {allowed}.", param=param)
+
+
+def cut(text: str) -> str:
+    """`text`, or its beginning."""
+    return text if len(text) <= MAX_ECHO_CHARS else f"{text[:MAX_ECHO_CHARS]}..."
+
+
+def at_most(param: str, values: Sized, most: int, what: str) -> None:
+    """Raise RequestError where there are more than `most` of `what` under `param`."""
+    if len(values) > most:
+        raise RequestError(
+            f"Invalid value for '{param}': {len(values)} {what}; expected at most {most}.",
+            param=param,
+        )
 
 
 def in_range(param: str, value: Number, least: Number, most: Number) -> Number:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 
 from luceasync.request import Sampling
-from luceasync.server.openai.checks import in_range, in_range_or, refuse
+from luceasync.server.openai.checks import at_most, in_range, in_range_or, refuse
 from luceasync.server.openai.unserved import UnservedBody
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+MAX_BIASES = 1024
 
 
 class SamplingBody(UnservedBody):
@@ -36,15 +38,14 @@ def sampling_of(body: SamplingBody) -> Sampling:
     top_p = in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0)
     if top_p == 0:
         refuse("top_p", top_p, "a number above 0, at most 1")
-    repetition_penalty = in_range_or(1.0, "repetition_penalty", body.repetition_penalty, 0.0, 100.0)
-    if repetition_penalty == 0:
-        refuse("repetition_penalty", repetition_penalty, "a number above 0")
     return Sampling(
         temperature=in_range_or(1.0, "temperature", body.temperature, 0.0, 2.0),
         top_k=max(0, in_range_or(0, "top_k", body.top_k, -1, 2**31 - 1)),
         top_p=top_p,
         min_p=in_range_or(0.0, "min_p", body.min_p, 0.0, 1.0),
-        repetition_penalty=repetition_penalty,
+        repetition_penalty=in_range_or(
+            1.0, "repetition_penalty", body.repetition_penalty, 0.01, 100.0
+        ),
         frequency_penalty=in_range_or(0.0, "frequency_penalty", body.frequency_penalty, -2.0, 2.0),
         presence_penalty=in_range_or(0.0, "presence_penalty", body.presence_penalty, -2.0, 2.0),
         logit_bias=_logit_bias(body),
@@ -55,10 +56,10 @@ def sampling_of(body: SamplingBody) -> Sampling:
 def stops_of(body: SamplingBody) -> tuple[str, ...]:
     """The stop strings."""
     stops = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stops) > MAX_STOPS:
-        refuse("stop", stops, f"at most {MAX_STOPS} strings")
-    if "" in stops:
-        refuse("stop", stops, "strings that are not empty")
+    at_most("stop", stops, MAX_STOPS, "strings")
+    for stop in stops:
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            refuse("stop", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)
 
 
@@ -68,7 +69,8 @@ def num_choices_of(body: SamplingBody) -> int:
 
 
 def _logit_bias(body: SamplingBody) -> dict[int, float]:
-    biases = {}
+    biases: dict[int, float] = {}
+    at_most("logit_bias", body.logit_bias or (), MAX_BIASES, "tokens")
     for key, bias in (body.logit_bias or {}).items():
         param = f"logit_bias.{key}"
         if re.fullmatch(r"[0-9]{1,9}", key) is None:

@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from luceasync.errors import RequestError
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.server.failures import describe
+from luceasync.server.json_size import MAX_VALUES
 from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
 from luceasync.server.tenant import Caller
 
@@ -241,3 +243,63 @@ def test_any_json_is_a_request_or_a_refusal(fields, messages):
 def test_any_bytes_are_a_request_or_a_refusal(body):
     with pytest.raises(RequestError):
         parse_chat(body, TINY, TRUSTED)
+
+
+# --- bounds ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("field", "most", "make"),
+    [
+        ("messages", 8192, lambda n: [USER] * n),
+        ("tools", 1024, lambda n: [{}] * n),
+        ("logit_bias", 1024, lambda n: {str(i): 1 for i in range(n)}),
+        ("stop", 4, lambda n: ["a"] * n),
+        ("stop", 256, lambda n: "a" * n),
+    ],
+)
+def test_a_field_has_a_largest_size(field, most, make):
+    parse(**{field: make(most)})
+    assert refusal(**{field: make(most + 1)}).param == field
+
+
+@pytest.mark.parametrize(
+    ("name", "most"), [("content", 8192), ("tool_calls", 1024)], ids=["parts", "calls"]
+)
+def test_a_message_has_a_largest_size(name, most):
+    def said(num: int) -> dict[str, Any]:
+        item = {"type": "text", "text": "a"} if name == "content" else {}
+        return {"role": "assistant", name: [item] * num}
+
+    parse(messages=[said(most)])
+    assert refusal(messages=[said(most + 1)]).param == f"messages[0].{name}"
+
+
+def test_a_body_of_more_values_than_are_allowed_is_refused_before_it_is_decoded():
+    body = b'{"messages": [' + b"{}," * MAX_VALUES
+    with pytest.raises(RequestError, match="too many values; at most 131072"):
+        parse_chat(body, TINY, TRUSTED)
+
+
+LONG = "x" * 100_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": LONG},
+        {"stop": LONG},
+        {"messages": [{"role": LONG}]},
+        {"messages": [{"role": "user", "content": [{"type": LONG}]}]},
+        {"logit_bias": {LONG: 1}},
+        {"tool_choice": LONG},
+        {"tool_choice": {LONG: [LONG] * 9}},
+        {"response_format": {"type": LONG}},
+        {"cache_salt": LONG},
+        {"top_k": 10**400},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_refusal_repeats_no_more_than_the_beginning_of_a_wrong_value(fields):
+    failure = describe(refusal(**fields))
+    assert len(failure.message) + len(failure.param or "") < 1000

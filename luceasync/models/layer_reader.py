@@ -1,0 +1,64 @@
+"""What a kind of layer reads its weights with. Pure at its top; knows no source and no file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from luceasync.models.forms import Select
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.ops import Norm, Ops
+    from luceasync.models.weights import Weight
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Every row of a stored matrix."""
+    return tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of the stored matrix `name`: what `select` gives, one in `divisor` of all."""
+
+    name: str
+    select: Select = whole
+    divisor: int = 1
+
+
+class LayerReader(Protocol):
+    """The tensors of one layer, by their names below `layers.<layer>.`. All raise ModelError."""
+
+    @property
+    def ops(self) -> Ops:
+        """The operations of the device that the layer runs on."""
+        ...
+
+    @property
+    def norm_eps(self) -> float:
+        """Of the model's RMS norms."""
+        ...
+
+    @property
+    def norm_offset(self) -> float:
+        """What is added to stored weights of norms."""
+        ...
+
+    def matrix(self, *names: str) -> Weight:
+        """The matrices `names` stacked along their rows."""
+        ...
+
+    def stacked(self, parts: Sequence[Part]) -> Weight:
+        """Parts of matrices stacked along their rows."""
+        ...
+
+    def vector(self, name: str, offset: float = 0.0) -> Tensor:
+        """A small tensor in float32, `offset` added."""
+        ...
+
+    def norm(self, name: str) -> Norm:
+        """An RMS norm over the residual stream."""
+        ...

@@ -1,0 +1,190 @@
+"""One client's connection: HTTP/1.1 by Hypercorn's protocol, over a socket that we let go of.
+
+Owns when the connection ends: its client leaves, is silent, does not read, or says what is not
+HTTP/1.1. Knows no route.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import h11
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.task_group import TaskGroup
+from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.events import Closed, Event, RawData
+from hypercorn.protocol.h11 import H11Protocol
+from hypercorn.typing import ConnectionState
+from hypercorn.utils import parse_socket_addr
+
+Address = tuple[str, int] | None
+
+SEND_TIMEOUT_S = 60.0  # in which a client has to read some of what waits for it
+AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than anybody reads yet
+CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
+
+
+class Http11(H11Protocol):
+    """HTTP/1.1 and nothing else: without TLS nobody needs HTTP/2, and its streams are not bounded.
+
+    An offer to upgrade is passed over, as a server may (RFC 9110, 7.8).
+    """
+
+    async def _check_protocol(self, event: h11.Request) -> None:
+        if event.http_version != b"1.1" and event.http_version != b"1.0":
+            await self._send_error_response(505)
+            await self.send(Closed())
+
+
+class Connection(TCPServer):
+    """Serves what comes in from one client until either side ends it; `await` it.
+
+    What a client sends while its answer is on the way is read as far as one piece, so that its
+    leaving is noticed too.
+    """
+
+    def __init__(
+        self,
+        app: ASGIWrapper,
+        config: Config,
+        context: WorkerContext,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        super().__init__(app, loop, config, context, {}, reader, writer)
+        self._http: Http11 | None = None
+
+    async def run(self) -> None:
+        try:
+            client, server = self._addresses()
+            async with TaskGroup(self.loop) as self._task_group:
+                self._begin(client, server)
+                await self.idle_task.restart(self._task_group, self._idle_timeout)
+                await self._read_data()
+                # The task group waits for it: nobody else would end it before its time.
+                await self.idle_task.stop()
+        except OSError:
+            pass  # the client is gone
+        finally:
+            await self._close()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered on it."""
+        return self._http is None or self._http.stream is None
+
+    def abort(self) -> None:
+        """End the connection now; what was not sent is lost."""
+        self.writer.transport.abort()
+
+    async def protocol_send(self, event: Event) -> None:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await super().protocol_send(event)
+        except TimeoutError:
+            self.abort()
+            await self.protocol.handle(Closed())
+
+    def _addresses(self) -> tuple[Address, Address]:
+        """The client's and ours. Raises OSError where the client has gone already."""
+        socket = self.writer.get_extra_info("socket")
+        names = (socket.getpeername(), socket.getsockname())
+        client, server = (parse_socket_addr(socket.family, name) for name in names)
+        return client, server
+
+    def _begin(self, client: Address, server: Address) -> None:
+        self.protocol = self._http = Http11(  # type: ignore[assignment]
+            self.app,
+            self.config,
+            self.context,
+            self._task_group,
+            ConnectionState({}),
+            False,
+            client,
+            server,
+            self.protocol_send,
+        )
+
+    async def _read_data(self) -> None:
+        data = await self._read()
+        while data:
+            handling = asyncio.ensure_future(self.protocol.handle(RawData(data)))
+            reading = asyncio.ensure_future(self._read())
+            try:
+                await asyncio.wait({handling, reading}, return_when=asyncio.FIRST_COMPLETED)
+                if handling.done():
+                    await handling
+                data = await reading
+                if data:  # it waits for the answer before, or for whoever reads the body
+                    await asyncio.wait_for(handling, AHEAD_TIMEOUT_S)
+            except TimeoutError:
+                break
+            finally:
+                for task in (handling, reading):
+                    task.cancel()
+        await self.protocol.handle(Closed())
+
+    async def _read(self) -> bytes:
+        """What the client has sent; nothing when it has left."""
+        try:
+            return await self.reader.read(MAX_RECV)
+        except OSError:
+            return b""
+
+    async def _close(self) -> None:
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await super()._close()
+        except TimeoutError:
+            self.abort()
+
+
+class Connections:
+    """Those that are open, at most `most`: beyond, the oldest that is idle ends, else the newest.
+
+    `accept` is told of each one that comes.
+    """
+
+    def __init__(self, make: Callable[..., Connection], most: int) -> None:
+        self._make = make
+        self._most = most
+        self._open: dict[asyncio.Task[None], Connection] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+
+    def __len__(self) -> int:
+        return len(self._open) - len(self._ending)
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection to its end."""
+        if len(self) >= self._most and not self._end_an_idle_one():
+            writer.transport.abort()
+            return
+        task = asyncio.current_task()
+        assert task is not None
+        self._open[task] = connection = self._make(reader, writer)
+        try:
+            await connection
+        finally:
+            del self._open[task]
+
+    def _end_an_idle_one(self) -> bool:
+        for task, connection in self._open.items():
+            if connection.is_idle and task not in self._ending:
+                self._ending.add(task)
+                task.add_done_callback(self._ending.discard)
+                connection.abort()
+                return True
+        return False
+
+    async def end(self, timeout_s: float) -> None:
+        """Wait for their ends, and after `timeout_s` end the others."""
+        if self._open:
+            await asyncio.wait(self._open, timeout=timeout_s)
+        for connection in self._open.values():
+            connection.abort()
+        if self._open:
+            await asyncio.wait(self._open, timeout=timeout_s)

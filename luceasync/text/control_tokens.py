@@ -1,0 +1,164 @@
+"""Where a text has control tokens, and the ids of a text that only writes about some.
+
+A control token that is only text has a BREAK within it, which no client can send: a lone surrogate
+is not Unicode. Owns what a BREAK means. Knows no template, no chat and no history.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Collection, Iterable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import models
+
+from luceasync.errors import ModelError
+
+BREAK = "\udfff"
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
+_NO_TOKEN = "\N{REPLACEMENT CHARACTER}"  # stands for them where only Unicode is read
+
+
+class Found(NamedTuple):
+    """An added token in a text, at characters `[begin, end)`."""
+
+    begin: int
+    end: int
+    token_id: int
+
+
+class ControlTokens:
+    """The control tokens of one tokenizer. All may be called from any thread.
+
+    `encode` is told of them by marks that nobody can guess. Its tokenizer is the given one but for
+    their names, so that every other id is what it was. Tokens of one character are left out: no
+    BREAK fits in.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, control_ids: Iterable[int]) -> None:
+        self._backend = backend
+        added = backend.get_added_tokens_decoder()
+        self._texts = {
+            i: added[i].content for i in control_ids if i in added and len(added[i].content) > 1
+        }
+        self._marks = {i: f"<{secrets.token_hex(16)}.{i}>" for i in self._texts}
+        self._scanner = _scanner(backend, added.values())
+        self._ids = {
+            self._scanner.token_to_id(token.content): i
+            for i, token in added.items()
+            if token.content
+        }
+
+    @property
+    def texts(self) -> Collection[str]:
+        """How the control tokens are written."""
+        return self._texts.values()
+
+    def is_control(self, token_id: int) -> bool:
+        """Whether no text may become `token_id`."""
+        return token_id in self._texts
+
+    def find_added(self, text: str) -> list[Found]:
+        """The added tokens that encoding `text` finds, control tokens and others, in order."""
+        readable = _SURROGATES.sub(_NO_TOKEN, text)
+        [encoding] = self._scanner.encode_batch([readable], add_special_tokens=False)
+        places = zip(encoding.ids, encoding.offsets, strict=True)
+        return [Found(*place, self._ids[i]) for i, place in places if i in self._ids]
+
+    def find(self, text: str) -> list[Found]:
+        """The control tokens among them."""
+        return [found for found in self.find_added(text) if self.is_control(found.token_id)]
+
+    def broken(self, text: str) -> str:
+        """`text` with a BREAK within each control token: as text alone."""
+        while found := self.find(text):
+            text = with_breaks(text, [token.begin + 1 for token in found])
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of `text`, where control tokens with a BREAK are ordinary text."""
+        parts, end = [], 0
+        for token in self.find(text):
+            parts += [text[end : token.begin], self._marks[token.token_id]]
+            end = token.end
+        parts.append(text[end:])
+        marked = "".join(parts).replace(BREAK, "")
+        [encoding] = self._literal.encode_batch_fast([marked], add_special_tokens=False)
+        ids: list[int] = encoding.ids
+        return ids
+
+    def prepare(self) -> None:
+        """Do now what the first `encode` would take a second for, where the vocabulary is large.
+
+        Raises ModelError where a token cannot do without its name.
+        """
+        for token_id, mark in self._marks.items():
+            if self._literal.token_to_id(mark) != token_id:
+                raise ModelError(
+                    f"tokenizer.json gives the control token {self._texts[token_id]!r} two ids"
+                )
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        marks = {text: self._marks[i] for i, text in self._texts.items()}
+        return tokenizers.Tokenizer.from_str(_renamed(self._backend.to_str(), marks))
+
+
+def with_breaks(text: str, places: Iterable[int]) -> str:
+    """`text` with a BREAK before the characters at `places`, which rise."""
+    parts, begin = [], 0
+    for place in places:
+        parts.append(text[begin:place])
+        begin = place
+    return BREAK.join([*parts, text[begin:]])
+
+
+def _scanner(
+    backend: tokenizers.Tokenizer, added: Iterable[tokenizers.AddedToken]
+) -> tokenizers.Tokenizer:
+    """Finds added tokens as `backend` does, and nothing else: all other text is one unknown."""
+    scanner = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+    if backend.normalizer is not None:
+        scanner.normalizer = backend.normalizer
+    scanner.add_special_tokens(
+        [
+            tokenizers.AddedToken(
+                token.content, single_word=token.single_word, normalized=token.normalized
+            )
+            for token in added
+            if token.content
+        ]
+    )
+    return scanner
+
+
+def _renamed(definition: str, marks: dict[str, str]) -> str:
+    """The tokenizer.json `definition` with other names for some tokens, wherever it has them."""
+    content = json.loads(definition)
+    for token in content["added_tokens"]:
+        token["content"] = marks.get(token["content"], token["content"])
+    model = content["model"]
+    model["vocab"] = _renamed_vocab(model["vocab"], marks)
+    if "merges" in model:
+        model["merges"] = [pair for pair in model["merges"] if not _makes_any(pair, marks)]
+    if model.get("unk_token") in marks:
+        model["unk_token"] = marks[model["unk_token"]]
+    content["post_processor"] = None  # it adds tokens, by name; nothing is to be added
+    return json.dumps(content)
+
+
+def _renamed_vocab(vocab: Any, marks: dict[str, str]) -> Any:
+    """Ids by token, or (as Unigram has them) pairs of a token and its score."""
+    if isinstance(vocab, dict):
+        return {marks.get(token, token): token_id for token, token_id in vocab.items()}
+    return [[marks.get(token, token), score] for token, score in vocab]
+
+
+def _makes_any(pair: Any, marks: dict[str, str]) -> bool:
+    """Whether merging `pair`, two tokens or both in one string, takes or gives a renamed one."""
+    left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
+    return not marks.keys().isdisjoint((left, right, left + right))

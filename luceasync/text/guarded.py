@@ -1,0 +1,171 @@
+"""A chat template whose messages cannot forge turns: what they say is never a control token.
+
+Owns what of a rendered prompt came with the messages. Roles and what the template writes are the
+server's own; all other strings are a client's. Knows no history and no ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from luceasync.errors import RequestError
+from luceasync.text.control_tokens import BREAK, with_breaks
+from luceasync.text.suspects import Part, Suspects
+from luceasync.text.template import Template
+from luceasync.text.tokenizer import Tokenizer
+
+Cover = Callable[[str], str]
+
+_FIRST_STAND_IN, _LAST_STAND_IN = 0xF0000, 0xFFFFD  # private use
+
+
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What a template is given, all of it a client's but for the roles."""
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] | None
+    variables: Mapping[str, Any]
+
+    def covered(self, cover: Cover) -> _Said:
+        """The same with `cover` of each string, keys that are no mere words among them: templates
+        know those by name, and they can be no more than the middle of a control token.
+        """
+        return _Said(
+            [
+                {k: v if k == "role" else _covered(v, cover) for k, v in message.items()}
+                for message in self.messages
+            ],
+            _covered(self.tools, cover),
+            {name: _covered(value, cover) for name, value in self.variables.items()},
+        )
+
+    @property
+    def strings(self) -> list[str]:
+        """All strings that `covered` covers."""
+        found: list[str] = []
+
+        def note(string: str) -> str:
+            found.append(string)
+            return string
+
+        self.covered(note)
+        return found
+
+
+class GuardedTemplate:
+    """Renders as `template` does, but puts a BREAK into every control token that the template did
+    not write itself, all of it.
+
+    Where there may be such, the messages are rendered once more, with stand-ins for the characters
+    of control tokens: what comes out changed was theirs. First for all of their text. A template
+    may look into it, and say something else then; so next for what is suspect alone.
+    """
+
+    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+        """Takes a second or two where the vocabulary is large. Raises ModelError."""
+        self._template = template
+        self._control = tokenizer.control
+        self._control.prepare()
+        self._suspects = Suspects(self._control)
+        self._alphabet = sorted({char for text in self._control.texts for char in text})
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        /,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """See ChatTemplate; raises RequestError too for text that is not Unicode, or too deep."""
+
+        def rendered(said: _Said) -> str:
+            return self._template.render(
+                said.messages,
+                said.tools,
+                add_generation_prompt=add_generation_prompt,
+                **said.variables,
+            )
+
+        said = _Said(messages, tools, kwargs)
+        text = rendered(said)
+        if BREAK in text:
+            raise RequestError("The text is not valid Unicode: surrogates not allowed.")
+        try:
+            return self._guarded(said, text, rendered)
+        except RecursionError:
+            raise RequestError("The messages are nested too deeply.", param="messages") from None
+
+    def _guarded(self, said: _Said, text: str, rendered: Callable[[_Said], str]) -> str:
+        if not self._suspects.are_in(said.strings):
+            return text
+        to_stand_in = dict(zip(map(ord, self._alphabet), _unused(text), strict=False))
+        from_stand_in = {ord(new): chr(old) for old, new in to_stand_in.items()}
+
+        def cover_suspects(string: str) -> str:
+            # Again, until none is left: one may come to light behind another.
+            while parts := self._suspects.parts_of(string):
+                string = _covered_at(string, parts, to_stand_in)
+            return string
+
+        try:
+            told = rendered(said.covered(lambda string: string.translate(to_stand_in)))
+        except RequestError:  # the template looked for a word that it did not find
+            told = ""
+        if told.translate(from_stand_in) != text:
+            told = rendered(said.covered(cover_suspects))
+        return self._broken(told, told.translate(from_stand_in))
+
+    def _broken(self, told: str, text: str) -> str:
+        """`text` with a BREAK in each control token that `told` has not as it stands."""
+        while True:
+            places = []
+            for token in self._control.find(text):
+                stands, reads = told[token.begin : token.end], text[token.begin : token.end]
+                if stands != reads:
+                    places.append(token.begin + max(1, _first_difference(stands, reads)))
+            if not places:
+                return text
+            told, text = with_breaks(told, places), with_breaks(text, places)
+
+
+def _covered(value: Any, cover: Cover) -> Any:
+    match value:
+        case str():
+            return cover(value)
+        case dict():
+            return {
+                cover(key) if re.search(r"\W", key) else key: _covered(inner, cover)
+                for key, inner in value.items()
+            }
+        case list() | tuple():
+            return [_covered(inner, cover) for inner in value]
+        case _:
+            return value
+
+
+def _covered_at(string: str, parts: Sequence[Part], to_stand_in: Mapping[int, str]) -> str:
+    """`string` with stand-ins in `parts`, which are sorted and may overlap."""
+    pieces, end = [], 0
+    for part_begin, part_end in parts:
+        if part_end > end:
+            begin = max(part_begin, end)
+            pieces += [string[end:begin], string[begin:part_end].translate(to_stand_in)]
+            end = part_end
+    return "".join([*pieces, string[end:]])
+
+
+def _first_difference(one: str, other: str) -> int:
+    return next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+
+
+def _unused(text: str) -> Iterator[str]:
+    """Characters that stand for nothing in `text`."""
+    present = set(text)
+    chars = map(chr, range(_FIRST_STAND_IN, _LAST_STAND_IN))
+    return (char for char in chars if char not in present)

@@ -1,0 +1,81 @@
+"""Bodies that wait take up so much memory together, and small ones always get through."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from luceasync.errors import Unavailable
+from luceasync.server import bodies as bodies_module
+from luceasync.server.bodies import SMALL_BYTES, Bodies
+from tests.server.scripted import ScriptedEngine
+
+ROOM = 1 << 20
+
+
+def test_bodies_have_room_together():
+    bodies = Bodies(ROOM)
+    with bodies.hold() as one, bodies.hold() as other:
+        one.grow(SMALL_BYTES + ROOM - 10)
+        other.grow(SMALL_BYTES + 10)
+        with pytest.raises(Unavailable, match="bodies of other requests"):
+            other.grow(1)
+    with bodies.hold() as next_one:
+        next_one.grow(SMALL_BYTES + ROOM)
+
+
+def test_a_body_alone_has_room_whatever_its_size():
+    with Bodies(ROOM).hold() as held:
+        held.grow(SMALL_BYTES + 2 * ROOM)
+        held.grow(ROOM)
+
+
+def test_small_bodies_always_have_room():
+    bodies = Bodies(ROOM)
+    with bodies.hold() as large:
+        large.grow(SMALL_BYTES + ROOM)
+        for _ in range(100):
+            bodies.hold().grow(SMALL_BYTES)
+
+
+def test_what_was_let_go_of_is_free_once():
+    bodies = Bodies(ROOM)
+    with bodies.hold() as held:
+        held.grow(SMALL_BYTES + ROOM)
+        held.release()
+    with bodies.hold() as one, bodies.hold() as other:
+        one.grow(SMALL_BYTES + ROOM)
+        with pytest.raises(Unavailable):
+            other.grow(SMALL_BYTES + 1)
+
+
+async def test_memory_of_a_large_body_is_given_back(monkeypatch):
+    given_back = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(
+        bodies_module,
+        "give_back_freed_memory",
+        lambda: loop.call_soon_threadsafe(given_back.set),
+    )
+    with Bodies().hold() as held:
+        held.grow(bodies_module.LARGE_BYTES)
+    async with asyncio.timeout(20):
+        await given_back.wait()
+
+
+async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, monkeypatch):
+    """The first waits for the engine, so the second has no room; then it has."""
+    monkeypatch.setattr(Bodies.__init__, "__defaults__", (ROOM,))
+    opening = asyncio.Event()
+    engine = ScriptedEngine(opening=opening)
+    text = "x" * (SMALL_BYTES + ROOM // 2)
+    body = {"messages": [{"role": "user", "content": text}]}
+    async with in_memory(engine) as client:
+        first = asyncio.create_task(client.post("/v1/chat/completions", json=body))
+        await engine.opened.wait()
+        refused = await client.post("/v1/chat/completions", json=body)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        opening.set()
+        assert (await first).status_code == 200
+        assert (await client.post("/v1/chat/completions", json=body)).status_code == 200

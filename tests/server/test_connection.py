@@ -1,0 +1,139 @@
+"""A connection ends with its client, and no client's connection is another's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+import pytest
+
+from luceasync.server import connection as connection_module
+from luceasync.server import listener as listener_module
+from tests.deltas import text_delta
+from tests.server.scripted import ScriptedEngine, answer
+
+DEADLINE_S = 20.0
+BODY = b'{"messages": [{"role": "user", "content": "Hi"}], "stream": true}'
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+CHAT = (
+    b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+    b"content-type: application/json\r\ncontent-length: %d\r\n\r\n%s" % (len(BODY), BODY)
+)
+
+
+async def until(reached: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not reached():
+            await asyncio.sleep(0.01)
+
+
+async def connect(client) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(client.base_url.host, client.base_url.port)
+
+
+async def has_ended(reader: asyncio.StreamReader) -> bool:
+    """Whether the server has closed the connection, without a word."""
+    try:
+        return await asyncio.wait_for(reader.read(), DEADLINE_S) == b""
+    except ConnectionError:
+        return True
+
+
+def num_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize("said", [b"", HEALTH, HEALTH[:20]], ids=["nothing", "all", "a part"])
+async def test_a_closed_connection_frees_its_descriptor(on_port, said):
+    async with on_port(ScriptedEngine()) as client:
+        await client.get("/health", headers={"connection": "close"})  # all else is open now
+        before = num_descriptors()
+        for _ in range(20):
+            reader, writer = await connect(client)
+            writer.write(said)
+            if said == HEALTH:
+                await reader.readuntil(b"}")
+            writer.close()
+            await writer.wait_closed()
+        await until(lambda: num_descriptors() <= before)
+
+
+@pytest.mark.parametrize("ahead", [b"", b"G", HEALTH * 3, b"x" * 70_000])
+async def test_a_client_that_leaves_is_noticed_whatever_it_has_sent_ahead(
+    on_port, ahead, monkeypatch
+):
+    monkeypatch.setattr(connection_module, "AHEAD_TIMEOUT_S", 0.2)
+    engine = ScriptedEngine([text_delta(0, "Hel"), asyncio.Event(), *answer("lo")])
+    async with on_port(engine) as client:
+        reader, writer = await connect(client)
+        writer.write(CHAT)
+        await reader.readuntil(b"Hel")
+        writer.write(ahead)
+        await writer.drain()
+        writer.close()
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.streams[0].closed.wait()
+
+
+async def test_requests_that_were_sent_ahead_are_answered_in_order(on_port):
+    async with on_port(ScriptedEngine()) as client:
+        reader, writer = await connect(client)
+        writer.write(CHAT + HEALTH)
+        said = await asyncio.wait_for(reader.readuntil(b'"status":"ok"'), DEADLINE_S)
+        assert said.index(b"[DONE]") < said.index(b'"status":"ok"')
+        writer.close()
+
+
+async def test_a_client_that_does_not_read_loses_its_answer(on_port, monkeypatch):
+    monkeypatch.setattr(connection_module, "SEND_TIMEOUT_S", 0.2)
+    engine = ScriptedEngine([*[text_delta(0, "x" * 10**6)] * 50, *answer("!")])
+    async with on_port(engine) as client:
+        _, writer = await connect(client)
+        writer.write(CHAT)
+        await until(lambda: bool(engine.streams))
+        async with asyncio.timeout(DEADLINE_S):
+            await engine.streams[0].closed.wait()
+        writer.close()
+
+
+async def test_http_2_without_tls_is_not_spoken(on_port):
+    async with on_port(ScriptedEngine()) as client:
+        reader, writer = await connect(client)
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(9))
+        said = await asyncio.wait_for(reader.read(), DEADLINE_S)
+        assert said.startswith(b"HTTP/1.1 505 ")
+        writer.close()
+
+
+async def test_an_offer_of_http_2_is_passed_over(on_port):
+    async with on_port(ScriptedEngine()) as client:
+        offer = {"connection": "upgrade, http2-settings", "upgrade": "h2c", "http2-settings": ""}
+        response = await client.get("/health", headers=offer)
+        assert (response.status_code, response.http_version) == (200, "HTTP/1.1")
+
+
+async def test_where_there_are_too_many_the_oldest_idle_one_ends(on_port, monkeypatch):
+    monkeypatch.setattr("luceasync.server.listener.max_connections", lambda: 2)
+    engine = ScriptedEngine([text_delta(0, "Hel"), asyncio.Event()])
+    async with on_port(engine) as client:
+        busy, idle = await connect(client), await connect(client)
+        busy[1].write(CHAT)
+        await busy[0].readuntil(b"Hel")
+        newest = await connect(client)
+        assert await has_ended(idle[0])
+        newest[1].write(CHAT)
+        await newest[0].readuntil(b"Hel")
+        refused = await connect(client)
+        assert await has_ended(refused[0])
+        assert not any(stream.closed.is_set() for stream in engine.streams)
+        for _, writer in (busy, idle, newest, refused):
+            writer.close()
+
+
+def test_descriptors_are_left_for_the_rest_of_the_process(monkeypatch):
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(listener_module.resource, "getrlimit", lambda _: (1024, 4096))
+    monkeypatch.setattr(listener_module.resource, "setrlimit", lambda _, to: asked.append(to))
+    assert listener_module.max_connections() == 4096 - listener_module.RESERVED_DESCRIPTORS
+    assert asked == [(4096, 4096)]
