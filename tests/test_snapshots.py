@@ -164,7 +164,8 @@ async def test_ten_turns_write_and_run_what_they_add(long_dir, tmp_path):
             known = answer.num_prompt_tokens + len(answer.ids) - 1
             messages.append({"role": "assistant", "content": answer.text})
         await written(engine)
-        assert file_bytes(tmp_path / "cache") <= 1.15 * needed_bytes(engine, known, 10)
+        # A state where the answer is opened, and one at its end.
+        assert file_bytes(tmp_path / "cache") <= 1.15 * needed_bytes(engine, known, 20)
 
 
 async def test_five_branches_of_an_agent_share_its_beginning(long_dir, tmp_path):

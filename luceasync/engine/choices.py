@@ -41,6 +41,7 @@ def prepare(
             tenant=prompt.tenant.key,
             boundaries=prompt.boundaries,
             keep_prompt=request.keep_prefix,
+            answer_returns=prompt.answer_returns,
         )
         for index in range(request.num_choices)
     ]

@@ -36,7 +36,8 @@ class Prepared:
 
     `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
     key under which what is computed may be shared; `boundaries` are where turns of the prompt end;
-    `keep_prompt`: the prompt is to be kept for itself.
+    `keep_prompt`: the prompt is to be kept for itself; `answer_returns`: a later prompt may begin
+    with it and its answer.
     """
 
     stream_id: int
@@ -54,6 +55,7 @@ class Prepared:
     tenant: bytes = field(default=NO_TENANT, repr=False)
     boundaries: tuple[int, ...] = ()
     keep_prompt: bool = False
+    answer_returns: bool = True
 
 
 @dataclass(slots=True, eq=False)
@@ -91,6 +93,7 @@ class Generation:
             num_prompt_tokens=len(prepared.prompt_ids),
             boundaries=prepared.boundaries,
             keep_prompt=prepared.keep_prompt,
+            answer_returns=prepared.answer_returns,
         )
 
     @property

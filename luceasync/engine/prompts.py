@@ -6,12 +6,13 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from luceasync.text.returns import answer_returns
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
@@ -31,13 +32,15 @@ class Language:
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
-    none, and nothing is remembered under it.
+    none, and nothing is remembered under it. `answer_returns`: a later prompt may begin with all of
+    it and its answer.
     """
 
     tenant: Tenant
     text: str | None
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
+    answer_returns: bool = True
 
 
 class Prompts:
@@ -58,8 +61,11 @@ class Prompts:
             case ChatPrompt() as chat if _is_beginning(request, chat):
                 prompt = self._prefix(tenant, chat)
             case ChatPrompt(messages, tools, template_kwargs):
-                text = self._language.template.render(messages, tools, **template_kwargs)
+                template = self._language.template
+                text = template.render(messages, tools, **template_kwargs)
                 prompt = self._of_text(tenant, text, param)
+                returns = answer_returns(template, text, messages, tools, template_kwargs)
+                prompt = replace(prompt, answer_returns=returns)
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:

@@ -7,22 +7,35 @@ from collections.abc import Sequence
 
 from luceasync.kv.pages import CHUNK_TOKENS
 
-MIN_LAST_TOKENS = 16  # of the last chunk of a prompt
+MIN_LAST_TOKENS = 16  # of the last chunk of a prompt, unless it opens the answer
+MAX_OPENER_TOKENS = CHUNK_TOKENS  # more than that is a turn that the answer goes on with
+
+
+def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
+    """Where that begins which opens the answer: the last turn's end, shortly before the prompt's.
+    None where there is no such place, or too little before it to be kept.
+    """
+    last = boundaries[-1] if boundaries else 0
+    is_near = 0 < num_tokens - last <= MAX_OPENER_TOKENS
+    return last if is_near and last >= CHUNK_TOKENS else None
 
 
 def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) -> tuple[int, ...]:
     """Turn boundaries at which chunks of a prefill end besides the multiples of `chunk_tokens`.
 
-    The first is most often where other conversations part from this one; the others leave a
-    quarter of a chunk to each other, so that many short turns cost few more passes; what a chat
-    template appends to open the answer is no chunk of its own. They follow from the prompt alone:
-    a run has the same chunks, and the same numbers, whatever is kept or found of it.
+    The first is most often where other conversations part from this one. What opens the answer is
+    always a chunk of its own: the next turn parts there wherever the template, or the client, gives
+    the answer back otherwise than it was written. The others leave a quarter of a chunk to each
+    other, so that many short turns cost few more passes. They follow from the prompt alone: a run
+    has the same chunks, and the same numbers, whatever is kept or found of it.
     """
     points: list[int] = []
+    opener = opener_of(boundaries, num_tokens)
     for boundary in boundaries:
         before = boundary - points[-1] if points else boundary
         least = max(CHUNK_TOKENS, chunk_tokens // 4) if points else CHUNK_TOKENS
-        if before >= least and num_tokens - boundary >= MIN_LAST_TOKENS:
+        is_apart = before >= least and num_tokens - boundary >= MIN_LAST_TOKENS
+        if is_apart or boundary == opener:
             points.append(boundary)
     return tuple(points)
 

@@ -52,7 +52,7 @@ class LaneToMemory:
         self._leases = leases
         self._recurrent = recurrent
 
-    def keep(self, lease: Lease, lane: int, kept: Kept) -> NodeKey | None:
+    def keep(self, lease: Lease, lane: int, kept: Kept) -> Node | None:
         """Make a node of what was added since the path's end; None where it cannot be kept."""
         lease.shorten(self._index.node)
         begin, end = lease.path_end, kept.end
@@ -64,7 +64,7 @@ class LaneToMemory:
             return None
         lease.kept_until(end, key)
         self._index.thin(lease.path, self._leases.ends)
-        return key
+        return self._index.node(key)
 
     def _is_held(self, key: NodeKey, kept: Kept) -> bool:
         """Whether memory has the node, and of its end all that there is to keep."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from luceasync.hoststore.tickets import Ticket
-from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, split_points
+from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, opener_of, split_points
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.prefix.node import Match, Node, common_prefix
@@ -27,7 +27,8 @@ class Lease:
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
-    `splits` where its chunks end besides the fixed positions. `awaited` are nodes on their way from
+    `splits` where its chunks end besides the fixed positions. `answer_returns`: a later prompt may
+    begin with all of its sequence. `awaited` are nodes on their way from
     the disk; `logits` those after the prompt, float32 [vocab], where nothing of it has to be run.
     """
 
@@ -36,6 +37,7 @@ class Lease:
     num_prompt_tokens: int
     boundaries: tuple[int, ...]
     keep_prompt: bool
+    answer_returns: bool = True
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
@@ -48,6 +50,7 @@ class Lease:
     num_fetched_bytes: int = 0
     without_disk: bool = False  # it could not give a node just now
     used_disk: bool = False
+    safe_end: int = 0  # where the last state of its path is that the disk has, or will have
     prompt_node: NodeKey | None = None  # its end is written only if no turn's end follows
     decision: str | None = None
     fault: MissReason | None = None
@@ -61,6 +64,15 @@ class Lease:
     def prompt(self) -> array[int]:
         """The prompt's token ids."""
         return self.sequence[: self.num_prompt_tokens]
+
+    @property
+    def opener(self) -> int | None:
+        """Where that begins which opens the answer; a later prompt most often parts there."""
+        return opener_of(self.boundaries, self.num_prompt_tokens)
+
+    def is_opening(self, node: Node) -> bool:
+        """Whether the node is what opens the answer and no more: a few tokens to be run again."""
+        return (node.begin, node.end) == (self.opener, self.num_prompt_tokens)
 
     # --- what becomes of it: nobody else writes its fields ----------------------------------------
 
@@ -113,6 +125,12 @@ class Lease:
         """These nodes, root first, hold its first tokens."""
         self.path = [node.key for node in known]
         self.path_end = known[-1].end if known else 0
+        for node in known:
+            self.orders(node, with_end="disk" in node.state_tiers)
+
+    def orders(self, node: Node, *, with_end: bool) -> None:
+        """The disk is to have the node, or has it."""
+        self.safe_end = node.end if with_end else self.safe_end
 
     def plan_prefill(
         self, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
@@ -133,6 +151,7 @@ class Lease:
                 interval_tokens=interval_tokens,
                 stops=stops,
                 min_tokens=MIN_LAST_TOKENS,
+                firm=self.opener,
             )
         )
 
@@ -144,6 +163,22 @@ class Lease:
         """The node `key` holds its tokens from the path's end to `end`."""
         self.path.append(key)
         self.path_end = end
+
+    def is_worth_waiting(self, num_coming: int, num_there: int) -> bool:
+        """Whether `num_coming` tokens of the prompt, which will soon be kept, are worth more than
+        to run on from `num_there`: a chunk, or all there is to run.
+        """
+        is_all = num_there < num_coming == self.num_prompt_tokens
+        return is_all or num_coming >= num_there + CHUNK_TOKENS
+
+    def leave_out_opening(self, node_of: Callable[[NodeKey], Node | None]) -> None:
+        """What comes next is kept together with what opens the answer, and continues what is before
+        that: a turn then is two files, not three.
+        """
+        last = node_of(self.path[-1]) if self.path else None
+        if last is not None and self.is_opening(last):
+            self.path.pop()
+            self.path_end = last.begin
 
     def made(self, key: NodeKey) -> None:
         """Its own run has made the node."""

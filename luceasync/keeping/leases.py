@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.memory_to_disk import MemoryToDisk
-from luceasync.keeping.node_index import NodeIndex
+from luceasync.keeping.node_index import Needed, NodeIndex
 from luceasync.node_words import NodeKey
 
 
@@ -63,12 +63,12 @@ class Leases:
         ends.update(c.match.nodes[-1].key for c in self._leases if c.match and c.match.nodes)
         return ends
 
-    def _in_use(self) -> set[NodeKey]:
-        """Nodes that must stay, with all that they continue."""
+    def _in_use(self) -> Needed:
+        """What must stay."""
         keys = {*self._to_disk, *self._to_memory}
         for lease in self._leases:
             keys.update(lease.path[-1:])
             keys.update(lease.awaited)
             if lease.match is not None:
                 keys.update(node.key for node in nodes_of(lease.match))
-        return {key for key in keys if key in self._index}
+        return Needed({key for key in keys if key in self._index}, self.ends)

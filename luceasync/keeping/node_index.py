@@ -16,9 +16,10 @@ from luceasync.keeping.disk_orders import DiskOrders
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.ownerless_files import OwnerlessFiles
 from luceasync.node_words import MissReason, NodeKey
+from luceasync.prefix.eviction import MIN_AGE_S, victims
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, Node, Tier
-from luceasync.prefix.policy import MIN_AGE_S, thin_states, victims
+from luceasync.prefix.policy import thin_states
 from luceasync.prefix.tree import Tree, parents_first
 from luceasync.request import CacheStatus
 
@@ -40,6 +41,16 @@ class Limits:
     disk_bytes: int | None = None
     min_disk_tokens: int = 1
     interval_tokens: int = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Keys of the nodes that must stay, with all that they continue, and of those of which what
+    belongs to their end must stay.
+    """
+
+    nodes: AbstractSet[NodeKey]
+    ends: AbstractSet[NodeKey]
 
 
 class NodeIndex:
@@ -166,15 +177,14 @@ class NodeIndex:
         branches = {key for key in path if len(tree.children(key)) > 1}
         for key in thin_states([tree[key] for key in path], branches | keep):
             if "memory" in tree[key].state_tiers:
-                tree.drop_state(key, "memory")
-                self._memory.drop(key, state_only=True)
+                self._forget_end(key)
 
-    def make_room(self, num_bytes: int, keep: AbstractSet[NodeKey]) -> bool:
+    def make_room(self, num_bytes: int, keep: Needed) -> bool:
         """Whether `num_bytes` fit into memory, after evicting what is worth least."""
         most = self._limits.memory_bytes + self._limits.transit_bytes
         return num_bytes <= most and self._evict("memory", most - num_bytes, keep)
 
-    def make_hole(self, num_bytes: int, keep: AbstractSet[NodeKey]) -> bool:
+    def make_hole(self, num_bytes: int, keep: Needed) -> bool:
         """Evict that much more from memory, whose free bytes lie in pieces; whether it could be
         done. Where less than a quarter is in use, the want of room has other reasons.
         """
@@ -183,14 +193,16 @@ class NodeIndex:
             return False
         return self._evict("memory", max(0, held - num_bytes), keep)
 
-    def shrink(self, keep: AbstractSet[NodeKey]) -> None:
+    def shrink(self, keep: Needed) -> None:
         """Evict what is beyond the budgets."""
         self._evict("memory", self._limits.memory_bytes, keep)
         if self._limits.disk_bytes is not None:
             self._evict("disk", self._limits.disk_bytes, keep)
 
-    def _evict(self, tier: Tier, most_bytes: int, keep: AbstractSet[NodeKey]) -> bool:
-        """Whether `tier` holds at most `most_bytes`, after an eviction if it has to be."""
+    def _evict(self, tier: Tier, most_bytes: int, keep: Needed) -> bool:
+        """Whether `tier` holds at most `most_bytes`, after an eviction if it has to be. A file goes
+        as a whole, memory may hold a node without its state.
+        """
         over_bytes = self.num_bytes(tier) - most_bytes
         if over_bytes <= 0:
             return True
@@ -200,15 +212,23 @@ class NodeIndex:
             over_bytes + int(SLACK * most_bytes),
             time.time(),
             recurrent=self._recurrent,
-            protected=keep,
+            protected=keep.nodes,
+            protected_ends=keep.ends if tier == "memory" and self._recurrent else None,
             min_age_s=MIN_AGE_S if tier == "disk" else 0.0,
         )
+        for key in eviction.ends:
+            self._forget_end(key)
         for key in eviction.keys:
             self.forget(key, tier)
         if tier == "disk" and eviction.keys:
             self._disk.remove(eviction.keys)
         self.evicted[tier] += len(eviction.keys)
         return eviction.freed_bytes >= over_bytes
+
+    def _forget_end(self, key: NodeKey) -> None:
+        """Memory holds the node without what belongs to its end."""
+        self._trees[self._tenants[key]].drop_state(key, "memory")
+        self._memory.drop(key, state_only=True)
 
     def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[NodeKey]:
         """Take in those of `nodes` that only this tenant's key can have named; the keys of all

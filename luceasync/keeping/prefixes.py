@@ -15,6 +15,7 @@ from torch import Tensor
 
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
+from luceasync.keeping import file_worth
 from luceasync.keeping.disk_orders import DiskOrders, Fetched
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
@@ -24,7 +25,6 @@ from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import Limits, NodeIndex
 from luceasync.keeping.restore_decision import RestoreDecision
-from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName
@@ -98,7 +98,7 @@ class Prefixes:
         match = self._decision.longest(lease)
         lease.found(match)
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in prefilling)
-        if max(coming, default=0) >= match.num_tokens + CHUNK_TOKENS:
+        if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
             return False
         match = self._decision.chosen(lease, match)
         lease.found(match)
@@ -119,8 +119,9 @@ class Prefixes:
         if nodes:
             self._restore(lease, lane, match, [node.key for node in nodes])
             self._disk.touch([node.key for node in nodes if "disk" in node.tiers])
-            if match.nodes and match.part is None and (self._recurrent or lease.keep_prompt):
-                self._write_later(match.nodes[-1].key, with_end=True)  # it has proved its worth
+            last = match.nodes[-1] if match.nodes and match.part is None else None
+            if last is not None and file_worth.at_use(lease, last, recurrent=self._recurrent):
+                self._to_disk.add(last, with_end=True)
         lease.holds(self._decision.known(lease, match))
         lease.plan_prefill(
             match.num_tokens,
@@ -176,15 +177,16 @@ class Prefixes:
         """The lane stands after the prompt's first `end` tokens; `logits` after its last one."""
         while cut := lease.next_cut(end):
             is_last = cut.end == lease.num_prompt_tokens
-            node = Kept(cut.end, is_turn_end=cut.is_turn_end, logits=logits if is_last else None)
-            key = self._from_lanes.keep(lease, lane, node)
-            is_first_turn = cut.is_turn_end and cut.end <= min(lease.boundaries, default=0)
-            if key is None:
+            kept = Kept(cut.end, is_turn_end=cut.is_turn_end, logits=logits if is_last else None)
+            node = self._from_lanes.keep(lease, lane, kept)
+            if node is None:
                 continue
-            if is_last and self._recurrent and not lease.keep_prompt:
-                lease.prompt_ends_with(key)
+            with_end = file_worth.at_cut(lease, node, recurrent=self._recurrent)
+            if with_end is None:
+                lease.prompt_ends_with(node.key)
             else:
-                self._write_later(key, with_end=not self._recurrent or is_last or is_first_turn)
+                lease.orders(node, with_end=with_end)
+                self._to_disk.add(node, with_end=with_end)
 
     def finished(self, lease: Lease, lane: int, end: int, *, is_cut: bool = False) -> None:
         """The generation ends, for whatever reason; the lane stands after the first `end` tokens of
@@ -193,14 +195,21 @@ class Prefixes:
         behind it, and that of the prompt's end is the last one that is.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
-        key = None
+        node = None
         if not (is_cut and is_generated and self._recurrent):
-            node = Kept(end, is_turn_end=True, is_generated=is_generated)
-            key = self._from_lanes.keep(lease, lane, node)
-        if lease.prompt_node is not None and lease.prompt_node in self._index:
-            self._write_later(lease.prompt_node, with_end=key is None)
-        if key is not None:
-            self._write_later(key, with_end=True)
+            if end > lease.num_prompt_tokens:
+                lease.leave_out_opening(self._index.node)
+            kept = Kept(end, is_turn_end=True, is_generated=is_generated)
+            node = self._from_lanes.keep(lease, lane, kept)
+        is_written = node is not None and (lease.answer_returns or not is_generated)
+        prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
+        if prompt is not None and not lease.is_opening(prompt):
+            self._to_disk.add(prompt, with_end=not is_written)
+        tip = self._index.node(lease.path[-1]) if lease.path else None
+        if node is not None and is_written:
+            self._to_disk.add(node, with_end=True)
+        elif node is None and tip and file_worth.at_end(lease, tip, recurrent=self._recurrent):
+            self._to_disk.add(tip, with_end=True)
 
     def disown(self, lease: Lease) -> None:
         """What the generation has computed cannot be trusted: nothing that it kept is taken up."""
@@ -274,10 +283,3 @@ class Prefixes:
         post = self._post
         assert post is not None, "copies are under way, and nobody listens"
         ticket.when_done(lambda: post(call))
-
-    # --- inside ----------------------------------------------------------------------------------
-
-    def _write_later(self, key: NodeKey, *, with_end: bool) -> None:
-        node = self._index.node(key)
-        assert node is not None, "a node that was just kept or used is here"
-        self._to_disk.add(node, with_end=with_end)

@@ -18,6 +18,7 @@ import jinja2.sandbox
 
 from luceasync.errors import ModelError, RequestError
 from luceasync.text import model_files
+from luceasync.text.calls import Arguments, with_parsed_arguments
 from luceasync.text.tokenizer import Tokenizer
 
 _RESERVED = frozenset({"messages", "tools"})
@@ -97,6 +98,7 @@ class ChatTemplate:
         **kwargs: Any,
     ) -> str:
         """The prompt's text. `kwargs` are further variables of the template, from the request.
+        Arguments of calls may be objects or their JSON.
 
         Raises RequestError when the template refuses the messages, or `kwargs` name what is not
         theirs.
@@ -113,7 +115,7 @@ class ChatTemplate:
                 self._variables
                 | kwargs
                 | {
-                    "messages": messages,
+                    "messages": with_parsed_arguments(messages),
                     "tools": tools,
                     "add_generation_prompt": add_generation_prompt,
                 }
@@ -226,6 +228,9 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     # Jinja's own filter escapes HTML, which a model has never seen.
+    is_plain = not ensure_ascii and indent is None and separators is None and not sort_keys
+    if isinstance(value, Arguments) and is_plain:
+        return value.text
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -267,8 +267,10 @@ class Bench:
     def index(self):
         return self.prefixes._index
 
-    def lease(self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False):
-        lease = Lease(tenant, array("i", prompt), len(prompt), boundaries, keep)
+    def lease(
+        self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False, **fields
+    ):
+        lease = Lease(tenant, array("i", prompt), len(prompt), boundaries, keep, **fields)
         self.prefixes.admit(lease)
         return lease
 

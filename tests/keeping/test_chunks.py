@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_end, chunk_ends, split_points
+from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_end, chunk_ends, opener_of, split_points
 
 
 @pytest.mark.parametrize(
@@ -49,9 +49,28 @@ def test_turns_that_follow_each_other_closely_are_run_in_one():
     assert split_points([100, 120, 400], 1000, 512) == (100, 400)
 
 
-def test_what_opens_the_answer_is_no_chunk_of_its_own():
-    assert split_points([996], 1000, 512) == ()
-    assert split_points([1000 - MIN_LAST_TOKENS], 1000, 512) == (1000 - MIN_LAST_TOKENS,)
+def test_what_opens_the_answer_is_a_chunk_of_its_own_however_short_it_is():
+    assert split_points([996], 1000, 512) == (996,)
+    assert split_points([100, 970, 996], 1000, 512) == (100, 970, 996)
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "num_tokens", "opener"),
+    [
+        ([100, 996], 1000, 996),
+        ([100], 1000, None),  # the prompt ends within a turn
+        ([100, 1000], 1000, None),  # nothing opens an answer
+        ([60], 66, None),  # too little before it
+        ([], 1000, None),
+    ],
+)
+def test_the_answer_is_opened_after_the_last_turn(boundaries, num_tokens, opener):
+    assert opener_of(boundaries, num_tokens) == opener
+
+
+def test_no_other_turn_is_a_chunk_that_ends_with_the_prompt():
+    assert MIN_LAST_TOKENS > 4
+    assert split_points([996, 1000], 1000, 512) == ()
 
 
 @given(st.integers(0, 900), st.integers(1, 900), st.lists(st.integers(1, 900), max_size=5))

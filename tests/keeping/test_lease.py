@@ -28,10 +28,22 @@ def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=20
 
 
 def test_a_recurrent_prompt_is_kept_where_chunks_end():
-    lease = planned(lease_of(range(1000), 100, 990), recurrent=True, interval_tokens=300)
-    assert lease.splits == (100,)
+    lease = planned(lease_of(range(1000), 100, 500, 990), recurrent=True, interval_tokens=300)
+    assert lease.splits == (100, 500, 990)
     ends = [cut.end for cut in lease.cuts]
-    assert ends == [100, 256, 512, 768, 1000]
+    assert ends == [100, 256, 500, 768, 990, 1000]
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_what_opens_the_answer_is_cut_off_even_right_after_what_is_known(recurrent: bool):
+    lease = planned(lease_of(range(1000), 100, 995), begin=990, recurrent=recurrent)
+    assert [cut.end for cut in lease.cuts] == [995, 1000]
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_first_turn_is_kept_apart_however_short_the_question_is(recurrent: bool):
+    lease = planned(lease_of(range(128), 100, 108), recurrent=recurrent)
+    assert [cut.end for cut in lease.cuts] == [100, 108, 128]
 
 
 def test_attention_is_kept_at_the_turns_end_itself():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from luceasync.hoststore.nodes import NodeSizes
 from tests.keeping.kept import STATE_BYTES, TOKEN_BYTES, Bench
 
 PROMPT = [1, 2, 3, 4] * 75
@@ -46,3 +47,19 @@ def test_a_state_that_a_waiting_request_will_need_is_not_thinned():
     num_tokens = waiting.match.num_tokens
     bench.serve([1] * 1800)
     assert bench.start(waiting) == num_tokens
+
+
+def test_a_long_conversation_stays_cached_when_its_states_outgrow_memory():
+    """Room for all rows and for a few states: each step finds the end of the one before."""
+    turn, num_steps, state_bytes = 90, 30, 1000
+    rows = (len(PROMPT) + num_steps * (turn + 25)) * TOKEN_BYTES
+    bench = Bench(memory_bytes=rows + 8 * state_bytes, disk_bytes=None)
+    bench.target.sizes = NodeSizes(TOKEN_BYTES, state_bytes)
+    prompt = [*PROMPT]
+    for step in range(num_steps):
+        lease = bench.lease(prompt, 100, len(prompt) - 5)
+        assert bench.start(lease) == (len(prompt) - turn if step else 0)
+        bench.prefill(lease, begin=len(prompt) - turn if step else 0)
+        bench.end(lease, num_generated=20)
+        prompt = [*lease.sequence, *[step % 8] * turn]
+    assert sum(n.has_state for n in bench.index) <= 10  # of 90

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.keeping import node_index as module
-from luceasync.keeping.node_index import ORPHAN_AGE_S, Limits, NodeIndex
+from luceasync.keeping.node_index import ORPHAN_AGE_S, Limits, Needed, NodeIndex
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node, pack_tokens
 from tests.keeping.kept import DISK, MEMORY
@@ -59,6 +59,10 @@ def chain(held: NodeIndex, length: int, **fields) -> list[Node]:
         nodes.append(node([i] * 10, nodes[-1] if nodes else None, **fields))
         held.insert(TENANT, nodes[-1])
     return nodes
+
+
+def needed(*nodes: Node, ends=()) -> Needed:
+    return Needed({n.key for n in nodes}, {n.key for n in ends})
 
 
 def test_files_wait_for_the_tenant_whose_they_are(held):
@@ -128,22 +132,30 @@ def test_a_node_that_another_tier_holds_stays(held, body):
 
 def test_room_is_made_from_the_leaves_and_never_from_what_is_in_use(held, body):
     nodes = chain(held, 9, tiers=MEMORY)
-    assert held.make_room(100, {nodes[7].key})
+    assert held.make_room(100, needed(*nodes[7:8], ends=nodes))
     assert set(body.dropped) == {nodes[8].key}
-    assert not held.make_room(300, {nodes[7].key})
+    assert not held.make_room(300, needed(*nodes[7:8], ends=nodes))
+
+
+def test_room_is_made_of_states_that_are_not_needed(held, body):
+    nodes = chain(held, 9, tiers=MEMORY)
+    assert held.make_room(30, needed(nodes[8]))
+    assert body.dropped == [] and nodes[8].key not in body.stateless
+    assert {n.key for n in held if not n.has_state} == set(body.stateless)
+    assert held.num_bytes("memory") <= 970
 
 
 def test_a_hole_is_made_by_evicting_more_unless_there_is_plenty_of_room(held):
     nodes = chain(held, 5, tiers=MEMORY)  # 550 of 1000 bytes
-    assert held.make_hole(300, {nodes[1].key})
+    assert held.make_hole(300, needed(nodes[1], ends=nodes))
     assert [n.key for n in held] == [n.key for n in nodes[:2]]
-    assert not held.make_hole(100, set())
+    assert not held.make_hole(100, needed())
     assert len(list(held)) == 2
 
 
 def test_more_than_there_can_be_is_refused_and_nothing_goes(held, body):
     chain(held, 9, tiers=MEMORY)
-    assert not held.make_room(1001, set())
+    assert not held.make_room(1001, needed())
     assert not body.dropped
 
 
@@ -154,7 +166,7 @@ def test_files_beyond_the_budget_are_removed_but_not_those_just_written(held, bo
     other = [node([50 + i], saved_at_s=20.0) for i in range(4)]
     for n in [young, *other]:
         held.insert(TENANT, n)
-    held.shrink(set())
+    held.shrink(needed())
     assert held.num_bytes("disk") <= 1000
     assert body.removed
     assert set(body.removed) <= {n.key for n in other}

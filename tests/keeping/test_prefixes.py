@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from luceasync.hoststore.nodes import NodeSizes
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.keys import tenant_key
 from tests.keeping.kept import FAULT, GONE, TOKEN_BYTES, Bench
@@ -72,14 +73,14 @@ def test_tenants_never_take_up_each_others():
 # --- kept on disk -----------------------------------------------------------------------------
 
 
-def test_one_state_a_turn_goes_to_disk_and_that_of_the_first_turn():
+def test_two_states_a_turn_go_to_disk_and_that_of_the_first_turn():
     bench, prompt = Bench(interval_tokens=64), [*PROMPT]
     ends = []
     for turn in range(4):
         lease = bench.lease(prompt, 100, len(prompt) - 20)
         bench.prefill(lease, begin=bench.start(lease))
         bench.end(lease, num_generated=20)
-        ends.append(len(lease.sequence))
+        ends += [len(prompt) - 20, len(lease.sequence)]
         prompt = [*lease.sequence, *[turn] * 90]
     bench.disk.deliver_all(bench.prefixes)
     assert state_ends(bench) == [100, *ends]
@@ -151,6 +152,107 @@ def test_without_a_disk_memory_serves():
     bench.serve(PROMPT, num_generated=9)
     assert bench.serve(PROMPT) == len(PROMPT)
     assert not bench.disk.jobs
+
+
+# --- nothing that was run is lost -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_run", [128, 256, 300])
+def test_a_prefill_that_ends_at_a_cut_is_found_after_a_restart(num_run: int):
+    """The node of the cut is already on its way to the disk, without its state."""
+    bench, prompt = Bench(interval_tokens=128), [*PROMPT, *[5] * 300]
+    bench.target.sizes = NodeSizes(TOKEN_BYTES, 1 << 16)  # too large to be written on the way
+    lease = bench.lease(prompt)
+    bench.start(lease)
+    bench.prefill(lease, until=num_run)
+    num_run = len(bench.target.lanes[0])
+    bench.disk.deliver_all(bench.prefixes)
+    bench.end(lease)
+    bench.disk.deliver_all(bench.prefixes)
+    assert restarted(bench).serve(prompt) == num_run
+
+
+def test_a_prompt_that_was_run_again_for_its_state_alone_has_it_then():
+    bench = served(Bench())
+    assert len(PROMPT) not in state_ends(bench)
+    for found in (0, len(PROMPT)):
+        bench = restarted(bench)
+        assert bench.serve([*PROMPT, 7][: len(PROMPT) + bool(found)], num_generated=9) == found
+        bench.disk.deliver_all(bench.prefixes)
+
+
+def test_a_turn_that_was_run_again_for_its_state_alone_has_it_then():
+    bench = served(Bench(), 100, 200)  # 300 tokens, the last turn is no opening
+    assert 200 not in state_ends(bench)
+    for found in (100, 200):
+        bench = restarted(bench)
+        assert bench.serve([*PROMPT[:200], *[7 + found] * 90], 100, 200) == found
+        bench.disk.deliver_all(bench.prefixes)
+
+
+def test_a_long_prefill_writes_states_as_it_goes_a_tenth_of_its_rows_at_most():
+    bench, prompt = Bench(interval_tokens=128), [i % 5 for i in range(5000)]
+    bench.target.sizes = NodeSizes(TOKEN_BYTES, 400)
+    lease = bench.lease(prompt)
+    bench.start(lease)
+    bench.prefill(lease, until=4480)
+    bench.disk.deliver_all(bench.prefixes)  # and then the process is killed
+    written = state_ends(bench)
+    assert 400 * len(written) <= 0.1 * TOKEN_BYTES * max(written)
+    assert restarted(bench).serve(prompt) == max(written) >= 4480 - 1024 - 128
+
+
+# --- what opens the answer ------------------------------------------------------------------------
+
+OPENER = len(PROMPT) - 6
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_who_gives_the_answer_back_otherwise_goes_on_before_its_opening(recurrent: bool):
+    bench = served(Bench(recurrent=recurrent), 100, OPENER)
+    after = restarted(bench)
+    for other in (bench, after):
+        assert other.serve([*PROMPT[:OPENER], 7, 7, 7], 100, OPENER) == OPENER
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_and_who_gives_it_back_as_it_was_behind_it(recurrent: bool):
+    bench = Bench(recurrent=recurrent)
+    lease = bench.lease(PROMPT, 100, OPENER)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert state_ends(bench) == ([100, OPENER, len(PROMPT) + 20] if recurrent else [])
+    assert restarted(bench).serve([*lease.sequence, 7], 100) == len(lease.sequence)
+
+
+def test_an_answer_that_cannot_come_back_is_worth_no_file():
+    bench = Bench()
+    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=False)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert state_ends(bench) == [100, OPENER]
+    assert max(bench.ends("disk")) == OPENER
+    assert bench.serve([*lease.sequence, 7], 100) == len(lease.sequence)  # memory has it
+
+
+def test_where_nothing_opens_it_the_prompts_end_serves_instead():
+    bench = Bench()
+    lease = bench.lease(PROMPT, answer_returns=False)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert max(state_ends(bench)) == len(PROMPT)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_opening_is_no_file_of_its_own(recurrent: bool):
+    bench = served(Bench(recurrent=recurrent), OPENER)
+    bench.serve(PROMPT, OPENER)  # from memory, to the last token
+    bench.disk.deliver_all(bench.prefixes)
+    assert sorted(bench.ends("disk")) == [OPENER, len(PROMPT) + 20]
+    assert bench.target.num_run == len(PROMPT)
 
 
 # --- from the disk ----------------------------------------------------------------------------
@@ -256,6 +358,16 @@ def test_the_second_of_two_that_are_equal_waits_for_the_first():
     bench.start(first, 0)
     assert not bench.prefixes.prepare(second, [first])
     bench.prefill(first, 0)
+    assert bench.start(second, 1) == len(PROMPT)
+
+
+def test_it_waits_for_the_opening_of_the_answer_too():
+    bench = Bench()
+    first, second = bench.lease(PROMPT, OPENER), bench.lease(PROMPT, OPENER)
+    bench.start(first, 0)
+    bench.prefill(first, 0, until=OPENER)
+    assert not bench.prefixes.prepare(second, [first])
+    bench.prefill(first, 0, begin=OPENER)
     assert bench.start(second, 1) == len(PROMPT)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
+from luceasync.prefix.eviction import value_per_byte
 from luceasync.prefix.node import Node
-from luceasync.prefix.policy import value_per_byte
 
 
 def chain(node: Node, by_key: dict[bytes, Node]) -> list[Node]:

@@ -1,0 +1,79 @@
+"""Arguments of calls come as text and reach templates as objects."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+
+from luceasync.text.calls import with_parsed_arguments
+from luceasync.text.history import History
+from luceasync.text.template import ChatTemplate
+
+TEXT = '{"path":"a b",  "line": 1.50}'  # no program would write it so
+ASKED = {"role": "user", "content": "Hi"}
+# As Qwen3.5's: arguments one by one, which text cannot give.
+BY_NAME = """\
+{%- for m in messages %}<|im_start|>{{ m.content }}
+{%- for call in m.tool_calls or [] %}
+{%- for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}{% endfor %}
+{%- endfor %}<|im_end|>{% endfor %}"""
+# As Qwen3's: the JSON of them.
+AS_JSON = BY_NAME.replace(
+    "{%- for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}{% endfor %}",
+    "{{ call.function.arguments | tojson }}",
+)
+
+
+def calling(arguments) -> dict:
+    return {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": arguments}}],
+    }
+
+
+def arguments_of(message) -> object:
+    return message["tool_calls"][0]["function"]["arguments"]
+
+
+def test_a_template_gets_the_object_that_the_text_says():
+    text = ChatTemplate(BY_NAME).render([ASKED, calling(TEXT)])
+    assert text == ChatTemplate(BY_NAME).render([ASKED, calling({"path": "a b", "line": 1.5})])
+    assert "<path>a b<line>1.5" in text
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '"a"', "7", "null", "[" * 100_000])
+def test_what_is_no_object_stays_text(text: str):
+    (message,) = with_parsed_arguments([calling(text)])
+    assert arguments_of(message) == text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        ASKED,
+        {"role": "assistant", "tool_calls": None},
+        {"role": "assistant", "tool_calls": [None, {"function": None}, {"function": {}}]},
+        calling({"path": "a"}),
+    ],
+)
+def test_a_message_without_such_text_is_passed_on(message):
+    assert with_parsed_arguments([message])[0] is message
+
+
+def test_the_clients_messages_stay_as_they_are():
+    messages = [ASKED, calling(TEXT)]
+    before = copy.deepcopy(messages)
+    ChatTemplate(BY_NAME).render(messages)
+    assert messages == before
+
+
+def test_an_unchanged_call_has_the_tokens_that_the_model_wrote(byte_level):
+    template, history = ChatTemplate(AS_JSON), History(byte_level)
+    prompt = template.render([ASKED]) + "<|im_start|>"
+    ids, said = byte_level.encode(prompt), [t for c in TEXT for t in byte_level.encode(c)]
+    history.remember(prompt, ids, said)
+    whole = template.render([ASKED, calling(TEXT)])
+    assert history.recall(whole)[: len(ids + said)] == ids + said
+    assert byte_level.encode(whole)[: len(ids + said)] != ids + said
