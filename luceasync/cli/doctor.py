@@ -102,11 +102,15 @@ def _torch(config: Config) -> Iterator[Finding]:
 
 
 def _kernels(config: Config) -> Iterator[Finding]:
-    """It matters on a GPU only; torch alone serves on a CPU."""
-    try:
-        yield Finding("triton", "ok", version("triton"))
-    except PackageNotFoundError:
-        yield Finding("triton", "note", "not installed: no kernels for a GPU")
+    """They matter on a GPU only; torch alone serves on a CPU."""
+    for name, missing in (
+        ("triton", "no kernels for a GPU"),
+        ("numba-cuda", "drafts are slower on an NVIDIA GPU; the extra 'cuda' brings it"),
+    ):
+        try:
+            yield Finding(name, "ok", version(name))
+        except PackageNotFoundError:
+            yield Finding(name, "note", f"not installed: {missing}")
 
 
 def _memory(config: Config) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -81,3 +82,13 @@ def test_only_what_is_broken_fails(broken, monkeypatch, capsys):
     monkeypatch.setattr("luceasync.cli.doctor.examine", lambda config: iter(findings))
     assert run_doctor(HEALTHY) is not broken
     assert "[b]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["triton", "numba-cuda"])
+def test_compilers_for_a_gpu_are_noted_where_they_are_missing(name, monkeypatch):
+    def missing(asked: str) -> str:
+        raise PackageNotFoundError(asked)
+
+    monkeypatch.setattr("luceasync.cli.doctor.version", missing)
+    assert find(HEALTHY)[name].state == "note"
+    assert "not installed" in find(HEALTHY)[name].words

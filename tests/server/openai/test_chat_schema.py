@@ -20,6 +20,7 @@ from luceasync.server.tenant import Caller
 
 USER = {"role": "user", "content": "Hi"}
 TINY = ModelCard("tiny", 0, 4096, 1, "qwen3", aliases=("small",))
+TOOL = {"type": "function", "function": {"name": "f"}}
 TRUSTED = Caller("key", may_salt=True)
 
 
@@ -252,7 +253,7 @@ def test_any_bytes_are_a_request_or_a_refusal(body):
     ("field", "most", "make"),
     [
         ("messages", 8192, lambda n: [USER] * n),
-        ("tools", 1024, lambda n: [{}] * n),
+        ("tools", 1024, lambda n: [TOOL] * n),
         ("logit_bias", 1024, lambda n: {str(i): 1 for i in range(n)}),
         ("stop", 4, lambda n: ["a"] * n),
         ("stop", 256, lambda n: "a" * n),
