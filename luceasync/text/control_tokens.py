@@ -83,13 +83,19 @@ class ControlTokens:
         """The ids of `text`, where control tokens with a BREAK are ordinary text."""
         parts, end = [], 0
         for token in self.find(text):
-            parts += [text[end : token.begin], self._marks[token.token_id]]
+            parts += [text[end : token.begin], self._marked(token, text)]
             end = token.end
         parts.append(text[end:])
         marked = "".join(parts).replace(BREAK, "")
         [encoding] = self._literal.encode_batch_fast([marked], add_special_tokens=False)
         ids: list[int] = encoding.ids
         return ids
+
+    def _marked(self, token: Found, text: str) -> str:
+        """Its mark, with what normalizing finds it by beside its name: a space before it."""
+        found, name = text[token.begin : token.end], self._texts[token.token_id]
+        mark = self._marks[token.token_id]
+        return found.replace(name, mark, 1) if name in found else mark
 
     def prepare(self) -> None:
         """Do now what the first `encode` would take a second for, where the vocabulary is large.
