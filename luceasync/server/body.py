@@ -48,25 +48,23 @@ async def _read_all(scope: Scope, receive: Receive, max_bytes: int, held: Held) 
     if declared_bytes > max_bytes:
         await _discard(receive, declared_bytes)
         raise _too_large(max_bytes)
-    parts: list[bytes] = []
-    num_bytes = 0
+    body = bytearray()  # not a list of parts: they may be of a byte each
     more = True
     while more:
         part, more = await _next_part(receive)
-        num_bytes += len(part)
-        if num_bytes > max_bytes:
+        if len(body) + len(part) > max_bytes:
             if more:
                 await _discard(receive, max_bytes)
             raise _too_large(max_bytes)
         try:
             held.grow(len(part))
         except Unavailable:
-            parts.clear()
+            body.clear()
             if more:
                 await _discard(receive, max_bytes)
             raise
-        parts.append(part)
-    return b"".join(parts)
+        body += part
+    return bytes(body)
 
 
 async def _next_part(receive: Receive) -> tuple[bytes, bool]:
