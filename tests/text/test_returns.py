@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.text.returns import answer_returns
 from luceasync.text.template import ChatTemplate
-from tests.templates import THINKING
 
+THINKING = (Path(__file__).parents[2] / "scripts/turns/thinking.jinja").read_text()
 ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]
 TOOLS = [{"type": "function", "function": {"name": "f"}}]
 

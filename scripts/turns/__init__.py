@@ -1,0 +1,1 @@
+"""Conversations as agents hold them, and how much of each prompt a server finds again."""
