@@ -18,6 +18,7 @@ from luceasync.freed_memory import give_back_freed_memory
 from luceasync.text import model_files
 from luceasync.text.decoding import TextStream, rules_of
 
+SMALL_CHARS = 4096  # milliseconds: less than it takes to let others run
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
 CHARS_PER_TOKEN = 8  # of a text that is worth a look at its beginning first; most have 2 to 5
 CUT_TOKENS = 1024  # more than a cut can add: the longest tokens have some hundred characters
@@ -67,6 +68,9 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError as error:
             raise RequestError(f"The text is not valid Unicode: {error.reason}.") from error
+        if len(text) < SMALL_CHARS:
+            short: list[int] = backend.encode(text, add_special_tokens=False).ids
+            return short
         # Of its ways to encode this one alone lets other threads run meanwhile.
         [encoding] = backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids
