@@ -19,6 +19,7 @@ from luceasync.text import model_files
 from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.ids_to_text import TextStream, rules_of
 
+SMALL_CHARS = 4096  # milliseconds: less than it takes to let others run
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
 CHARS_PER_TOKEN = 8  # of a text that is worth a look at its beginning first; most have 2 to 5
 CUT_TOKENS = 1024  # more than a cut can add: the longest tokens have some hundred characters
@@ -78,6 +79,9 @@ class Tokenizer:
             return self.control.encode(self.control.broken(text))
         if BREAK in text:
             return self.control.encode(text)
+        if len(text) < SMALL_CHARS:
+            short: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+            return short
         # Of its ways to encode this one alone lets other threads run meanwhile.
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
         ids: list[int] = encoding.ids

@@ -166,6 +166,15 @@ def test_text_that_is_not_unicode_is_refused(byte_level):
         byte_level.encode("a\ud800b")
 
 
+def test_long_texts_have_the_ids_of_transformers_too(model_dir):
+    """Long ones are encoded another way than short ones."""
+    peer = PreTrainedTokenizerFast(tokenizer_file=str(model_dir / "tokenizer.json"))
+    for text in TEXTS:
+        long = (text + " ") * 3000
+        expected = peer.encode(long, add_special_tokens=False)
+        assert Tokenizer.load(model_dir).encode(long) == expected
+
+
 @pytest.mark.parametrize("most", [0, 1, 50, 5000])
 def test_a_text_is_said_to_have_too_many_tokens_only_if_it_has(byte_level, most):
     for text in (*TEXTS, "the cat sat " * 3000, "x" * 20_000, "<|im_start|>" * 4000, " " * 9000):
