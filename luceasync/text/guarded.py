@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import RequestError
+from luceasync.text.calls import Arguments, with_parsed_arguments
 from luceasync.text.control_tokens import BREAK, with_breaks
 from luceasync.text.suspects import Part, Suspects
 from luceasync.text.template import Template
@@ -92,7 +93,8 @@ class GuardedTemplate:
                 **said.variables,
             )
 
-        said = _Said(messages, tools, kwargs)
+        # Arguments are read first: JSON has other ways to write the characters of a control token.
+        said = _Said(with_parsed_arguments(messages), tools, kwargs)
         text = rendered(said)
         if BREAK in text:
             raise RequestError("The text is not valid Unicode: surrogates not allowed.")
@@ -138,15 +140,21 @@ def _covered(value: Any, cover: Cover) -> Any:
     match value:
         case str():
             return cover(value)
+        case Arguments():
+            return Arguments(_covered_values(value, cover), cover(value.text))
         case dict():
-            return {
-                cover(key) if re.search(r"\W", key) else key: _covered(inner, cover)
-                for key, inner in value.items()
-            }
+            return _covered_values(value, cover)
         case list() | tuple():
             return [_covered(inner, cover) for inner in value]
         case _:
             return value
+
+
+def _covered_values(values: Mapping[str, Any], cover: Cover) -> dict[str, Any]:
+    return {
+        cover(key) if re.search(r"\W", key) else key: _covered(inner, cover)
+        for key, inner in values.items()
+    }
 
 
 def _covered_at(string: str, parts: Sequence[Part], to_stand_in: Mapping[int, str]) -> str:
