@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.models.mixers import END_KINDS
-from luceasync.nodefiles.codec import decode_header, header_extent
+from luceasync.nodefiles.codec import decode_header
 from tests import tiny
 from tests.engines import Answer, ask, running, written
 
@@ -21,6 +21,8 @@ pytestmark = pytest.mark.slow
 
 PROMPT = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
 NUM_TOKENS = 24
+NUM_OPENER_TOKENS = 10  # of the prompt's last tokens, which open the answer
+NUM_HEADER_BYTES = 4000  # about
 KEEP = {"keep_prefix": True}
 
 Damage = Callable[[Path], None]
@@ -176,7 +178,8 @@ async def test_a_damaged_node_is_a_miss_and_is_written_again(model_dir, whole, t
     assert num_cached == 0  # all of it goes on from that node
     assert num_set_aside == (2 if kind == "swapped" else 1)
     num_cached, _ = await served(model_dir, tmp_path / "cache", whole[1])
-    assert num_cached == whole[1].num_prompt_tokens
+    # What opens the answer is too short for a file of its own where nobody asks for it.
+    assert whole[1].num_prompt_tokens - num_cached <= NUM_OPENER_TOKENS
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -229,9 +232,10 @@ async def test_bytes_at_random(model_dir, whole, tmp_path):
     source = random.Random(2)
     async with running(model_dir, cache_dir, memory_bytes=0) as engine:
         for _ in range(30):
-            for path in source.sample(nodes(cache_dir), 2):
-                position = source.randrange(header_extent(path.read_bytes()[:8], 1 << 30) + 2000)
-                flip(path, position % path.stat().st_size, source.randrange(8))
+            # Not by where they begin: a damaged answer stays until somebody goes on from it.
+            for path in source.sample(sorted(cache_dir.glob("*/*.safetensors")), 2):
+                position = source.randrange(min(path.stat().st_size, NUM_HEADER_BYTES + 2000))
+                flip(path, position, source.randrange(8))
             answer = await ask(engine, PROMPT, NUM_TOKENS, **KEEP)
             assert (answer.ids, answer.finish.reason) == (cold.ids, "length")
             await written(engine)
