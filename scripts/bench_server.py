@@ -113,7 +113,7 @@ async def read_stream(port: int) -> list[float]:
     body = json.dumps({"messages": [{"role": "user", "content": "x"}], "stream": True}).encode()
     reader, writer = await asyncio.open_connection(HOST, port)
     writer.write(
-        b"POST /v1/chat/completions HTTP/1.1\r\nhost: bench\r\nconnection: close\r\n"
+        b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n"
         b"content-length: %d\r\n\r\n%s" % (len(body), body)
     )
     latencies_s = []

@@ -57,6 +57,7 @@ class Connection(TCPServer):
         loop = asyncio.get_running_loop()
         super().__init__(app, loop, config, context, {}, reader, writer)
         self._http: Http11 | None = None
+        self._low_water_bytes = writer.transport.get_write_buffer_limits()[0]
 
     async def run(self) -> None:
         try:
@@ -82,12 +83,28 @@ class Connection(TCPServer):
         self.writer.transport.abort()
 
     async def protocol_send(self, event: Event) -> None:
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await super().protocol_send(event)
-        except TimeoutError:
-            self.abort()
-            await self.protocol.handle(Closed())
+        if not isinstance(event, RawData):
+            await super().protocol_send(event)
+            return
+        async with self.send_lock:
+            try:
+                self.writer.write(event.data)
+                if self._is_behind():
+                    async with asyncio.timeout(SEND_TIMEOUT_S):
+                        await self.writer.drain()
+            except TimeoutError:
+                self.abort()
+            except (ConnectionError, RuntimeError):
+                pass  # the client is gone
+            else:
+                return
+        await self.protocol.handle(Closed())
+
+    def _is_behind(self) -> bool:
+        """Whether more waits for the client than may be added to, or the client is gone."""
+        transport = self.writer.transport
+        waiting_bytes = transport.get_write_buffer_size()
+        return waiting_bytes > self._low_water_bytes or transport.is_closing()
 
     def _addresses(self) -> tuple[Address, Address]:
         """The client's and ours. Raises OSError where the client has gone already."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from msgspec import UNSET, UnsetType
 
 from luceasync import __version__
-from luceasync.request import Delta, Finish, Piece, Stream, TextPiece, TokenLogprob
+from luceasync.request import Delta, Finish, Piece, Stream, TokenLogprob
 from luceasync.server.openai.chat_schema import ChatCall
 from luceasync.server.openai.chat_shapes import (
     AnswerChoice,
@@ -153,9 +153,7 @@ class AnswerFold:
 
 
 def _message(piece: Piece) -> DeltaMessage:
-    match piece:
-        case TextPiece(text):
-            return DeltaMessage(content=text)
+    return DeltaMessage(content=piece.text)
 
 
 def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:
