@@ -22,7 +22,7 @@ MakeBackend = Callable[..., LayerSplitBackend]
 
 @pytest.fixture
 def make_backend() -> Iterator[MakeBackend]:
-    """Load a backend in float32 on logical CPU devices, or on those named; closed when the test is over."""
+    """Load a backend in float32 on logical CPU devices, or on those named; closed after the test."""
     backends = []
 
     def make(
