@@ -22,7 +22,7 @@ MakeBackend = Callable[..., LayerSplitBackend]
 
 @pytest.fixture
 def make_backend() -> Iterator[MakeBackend]:
-    """Load a backend in float32 on logical CPU devices, or on those named; closed after the test."""
+    """Load a backend in float32 on logical CPU devices, or on those named; closed after it."""
     backends = []
 
     def make(
