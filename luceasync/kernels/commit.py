@@ -26,12 +26,12 @@ def commit_attention(
     counts: Tensor,
     tables: Tensor,
 ) -> None:
-    """Copy accepted rows to the places of the positions from `begins` on.
+    """Copy accepted rows to the places of the ranks from `begins` on.
 
     scratch: keys and values [layers, entries, rows, kv_heads, head_dim]; keys, values: [layers,
     lanes, places, kv_heads, head_dim], written; lanes (negative: padding), begins, counts: int32
     [entries]; rows: int32 [entries, rows], of which `counts` are accepted; tables: int32 [lanes,
-    chunks].
+    pages].
     """
     num_layers, num_entries, num_rows, num_kv_heads, head_dim = scratch[0].shape
     width = num_kv_heads * head_dim
@@ -137,8 +137,8 @@ def _commit_attention_kernel(
         return
     first = entry * tl.num_programs(0)
     row = first + tl.load(rows + first + step)
-    position = tl.load(begins + entry) + step
-    place = tl.load(tables + lane * table_stride + position // PAGE) * PAGE + position % PAGE
+    rank = tl.load(begins + entry) + step
+    place = tl.load(tables + lane * table_stride + rank // PAGE) * PAGE + rank % PAGE
     d = tl.arange(0, BLOCK)
     ok = d < WIDTH
     source = layer * scratch_stride + row.to(tl.int64) * WIDTH + d

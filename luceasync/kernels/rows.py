@@ -44,7 +44,7 @@ def write_heads(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    positions: Tensor,
+    ranks: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     *,
@@ -54,7 +54,7 @@ def write_heads(
     """Norm and rotate query and key heads; write keys and values to their pages.
 
     projected: [entries, rows, width >= query_dim + 2 kv_dim] contiguous; keys, values: [lanes,
-    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; positions:
+    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; ranks:
     int32 [entries, rows]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2].
     Returns the queries [entries, rows, heads, head_dim].
     """
@@ -70,7 +70,7 @@ def write_heads(
         keys,
         values,
         lanes,
-        positions,
+        ranks,
         tables,
         *rotation,
         queries,
@@ -173,7 +173,7 @@ def _write_heads_kernel(
     keys,
     values,
     lanes,
-    positions,
+    ranks,
     tables,
     cos,
     sin,
@@ -216,9 +216,9 @@ def _write_heads_kernel(
         tl.store(queries + (row * NUM_HEADS + head) * HEAD_DIM + d, q, mask=ok)
         return
     if PAGED:
-        position = tl.load(positions + row, mask=t_ok, other=0)
-        page = tl.load(tables + lane * table_stride + position // PAGE)
-        place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS
+        rank = tl.load(ranks + row, mask=t_ok, other=0)
+        page = tl.load(tables + lane * table_stride + rank // PAGE)
+        place = (page * PAGE + rank % PAGE).to(tl.int64) * NUM_KV_HEADS
         place = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
     else:
         place = row * NUM_KV_HEADS * HEAD_DIM + d

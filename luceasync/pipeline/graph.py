@@ -176,8 +176,8 @@ class GraphedShard:
             return shard.ends.project(x, logits) if shard.plan.is_last else x
 
         captured = self._capture(run, num_warmups=WARMUP_STEPS)
-        taps, paths = shard.taps, self._paths(inputs)
-        commit = self._capture(lambda: shard.commit(paths), num_warmups=WARMUP_STEPS)
+        taps = shard.taps
+        commit = self._capture(lambda: shard.commit(self._paths(inputs)), num_warmups=WARMUP_STEPS)
         return _Step(inputs, captured, taps, commit)
 
     def _capture_short(self, num_rows: int) -> _Step:
@@ -187,13 +187,13 @@ class GraphedShard:
         shard, inputs = self._shard, self._inputs(1, num_rows)
         lanes, begins = inputs.place
         inputs.rows[:num_rows] = torch.arange(num_rows)
-        paths = self._paths(inputs)
 
         def run() -> Tensor:
             trees = shard.trees(inputs.parents)
             positions = begins[:, None] + trees.depths
             x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
             x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
+            paths = self._paths(inputs)
             shard.commit(paths)
             return (
                 shard.ends.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
@@ -207,4 +207,4 @@ class GraphedShard:
         """What is to be committed, as far as the device is told."""
         (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
         rows, counts = inputs.rows.split([size * num_rows, size])
-        return Paths((), lanes, begins, rows.view(size, -1), counts, self._shard.cache.tables)
+        return self._shard.paths_from((), lanes, begins, rows.view(size, -1), counts)
