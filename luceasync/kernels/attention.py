@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -210,7 +211,7 @@ def attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION: tl.conste
     return higher, weight, total
 
 
-@triton.jit
+@kernel()
 def _attend_kernel(
     projected,
     query_norm,
@@ -312,7 +313,7 @@ def _attend_kernel(
     tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _combine_kernel(
     sums,
     weights,

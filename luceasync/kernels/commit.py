@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
 CONV_BLOCK = 512  # channels of one program
@@ -110,7 +111,7 @@ def commit_delta(
     )
 
 
-@triton.jit
+@kernel()
 def _commit_attention_kernel(
     new_keys,
     new_values,
@@ -149,7 +150,7 @@ def _commit_attention_kernel(
     tl.store(values + target, v, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _commit_conv_kernel(
     inputs,
     conv_state,
@@ -187,7 +188,7 @@ def _commit_conv_kernel(
     tl.store(state + w[:, None] * channels + c, tl.where((step >= 0)[:, None], new, old), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _commit_delta_kernel(
     keys,
     updates,

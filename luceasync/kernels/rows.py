@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, normed_and_rotated
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 HEAD_ROWS = 16  # rows of one head in a program
@@ -139,7 +140,7 @@ def split_heads(
     return queries
 
 
-@triton.jit
+@kernel()
 def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * dim
@@ -152,7 +153,7 @@ def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.
     tl.store(out + row + i, (exact * inverse_rms * scale).to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -165,7 +166,7 @@ def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constex
     tl.store(out + row * inner + i, result.to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def _write_heads_kernel(
     projected,
     query_norm,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, attend_chunk, chunks_of_split, combine
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -144,7 +145,7 @@ def store_part(sums, weights, part, ok, d, best, weight, total, HEAD_DIM: tl.con
     tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _attend_tree_kernel(
     queries,
     new_keys,
