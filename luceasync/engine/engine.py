@@ -19,8 +19,8 @@ from luceasync.engine.answers import Answers
 from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
-from luceasync.engine.generation import Prepared
 from luceasync.engine.outbox import Emitted
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Prompts, Rendered
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
@@ -160,11 +160,17 @@ class LocalEngine:
         prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
         self._check_open(request)  # others may have come in between
         stream = self._answers.open(
-            stream_id, prompt, len(choices), lambda: self._cancel(stream_id)
+            stream_id,
+            prompt,
+            len(choices),
+            lambda: self._cancel(stream_id),
+            lambda is_behind: self._read(stream_id, is_behind),
+            request.client,
         )
-        self._admission.enter(len(choices))
+        self._admission.enter(len(choices), request.client)
         assert self._thread is not None
-        self._thread.post(lambda pump: pump.submit(choices))
+        room = self._admission.room
+        self._thread.post(lambda pump: pump.submit(choices, room))
         return stream
 
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
@@ -175,11 +181,15 @@ class LocalEngine:
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
             raise Unavailable(f"The model is not available: {self._availability.detail}.")
-        self._admission.check(request.num_choices)
+        self._admission.check(request.num_choices, request.client)
 
     def _cancel(self, stream_id: int) -> None:
         assert self._thread is not None
         self._thread.post(lambda pump: pump.cancel(stream_id))
+
+    def _read(self, stream_id: int, is_behind: bool) -> None:
+        assert self._thread is not None
+        self._thread.post(lambda pump: pump.read(stream_id, is_behind=is_behind))
 
     def _tell(self, outcome: Callable[[Prefixes], None]) -> None:
         """An outcome of the disk for the engine's thread."""
@@ -190,8 +200,8 @@ class LocalEngine:
 
     def deliver(self, emitted: Sequence[Emitted]) -> None:
         """Hand deltas to their streams."""
-        for finish in self._answers.deliver(emitted):
-            self._admission.leave(finish.timings)
+        for client, finish in self._answers.deliver(emitted):
+            self._admission.leave(finish.timings, client)
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
         """The model is there, or it will never be."""

@@ -12,15 +12,20 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
+from luceasync.engine.fairness import turned_out
 from luceasync.engine.faults import During, Fault
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.outbox import Emitted, Outbox
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.roster import Roster
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.scheduling import Balance, Step
+from luceasync.engine.seating import Seating
 from luceasync.engine.steps import Prefiller, Steps, begin_answer
+from luceasync.errors import GaveWay
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import ErrorKind, FinishReason
 
@@ -61,6 +66,7 @@ class Pump:
         self._roster = Roster(num_lanes)
         self._outbox = Outbox()
         self._leftovers = Leftovers(prefixes, self._roster)
+        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers)
         self.steps = Steps(
             target,
             decoding,
@@ -71,7 +77,7 @@ class Pump:
             synchronize=synchronize,
         )
         self._balance = Balance()
-        self._at_hand: list[Generation] = []  # those that wait, and end with what is being done
+        self._submitted: list[Generation] = []  # while they are: they end with that
         self._num_completed: Counter[Step] = Counter()
         self.doing: During = "between"  # at this moment, or when the last step has failed
 
@@ -116,15 +122,26 @@ class Pump:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def submit(self, prepared: Sequence[Prepared]) -> None:
-        """Queue the choices of a request."""
+    def submit(self, prepared: Sequence[Prepared], room: Room | None = None) -> list[Emitted]:
+        """Queue the choices of a request. Where that is more than there is room for, who holds
+        most makes some.
+        """
         self._quiet.clear()
         self._was_idle = False
-        self._at_hand = [Generation(choice) for choice in prepared]
-        self._roster.queue(self._at_hand)  # first: whoever fails is told so
-        for generation in self._at_hand:
+        self._submitted = [Generation(choice) for choice in prepared]
+        self._roster.queue(self._submitted)  # first: whoever fails is told so
+        for generation in self._submitted:
             self.prefixes.admit(generation.lease)
-        self._at_hand = []
+        self._submitted = []
+        return [] if room is None else self._turn_out(room)
+
+    def read(self, stream_id: int, *, is_behind: bool) -> None:
+        """The stream's client leaves unread what it is sent, or reads again: meanwhile its choices
+        get no more tokens, and their lanes are there for others.
+        """
+        for generation in (*self._roster.running, *self._roster.waiting):
+            if generation.prepared.stream_id == stream_id:
+                self._roster.read(generation, is_behind=is_behind)
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
@@ -160,8 +177,10 @@ class Pump:
         told by the next call, of this or `fail_all`.
         """
         self.doing = "between"
-        ended = {*self._roster.running, *self._at_hand}
-        self._at_hand = []
+        ended = {*self._roster.running, *self._submitted}
+        if self._seating.at_hand is not None:
+            ended.add(self._seating.at_hand)
+        self._submitted, self._seating.at_hand = [], None
         if fault.during == "command":  # it may have been the one that these wait for
             ended.update(g for g in self._roster.waiting if g.lease.awaited)
         self._fail(ended.__contains__, fault.words, fault.kind)
@@ -186,7 +205,8 @@ class Pump:
         self._leftovers.clear()
         self.prefixes.hand_over()
         if self._roster.waiting:
-            self._assign_lanes()
+            self._seating.make_way()
+            self._seating.assign_lanes()
         restoring, prefilling, decoding = self._roster.parted()
         if restoring:
             self._end_restores(restoring)
@@ -213,21 +233,16 @@ class Pump:
         self.doing = "between"
         return told
 
-    def _assign_lanes(self) -> None:
-        """In order; but whoever waits for what is still to come holds up nobody."""
-        for generation in list(self._roster.waiting):
-            lane = self._roster.first_free_lane
-            if lane is None:
-                break
-            self._at_hand = [generation]
-            prefilling = (g.lease for g in self._roster.running if not g.is_decoding)
-            if self.prefixes.prepare(generation.lease, prefilling):
-                self._target.reset(lane)
-                self.decoding.start(lane)
-                generation.start(lane, self.prefixes.take_up(generation.lease, lane))
-                self._roster.seat(generation, lane)
-        self._at_hand = []
-        self._roster.pass_over()
+    def _turn_out(self, room: Room) -> list[Emitted]:
+        """End the requests that have no place beside the others."""
+        if self.num_running + self.num_waiting <= room.num_places:
+            return []
+        gone = set(turned_out(self._roster.held(), room.num_places))
+        words = str(GaveWay(room.retry_after_s))
+        self._end(
+            lambda g: g.prepared.stream_id in gone, "error", words, "gave_way", room.retry_after_s
+        )
+        return self._outbox.take()
 
     def _end_restores(self, restoring: Iterable[Generation]) -> None:
         """Let go on whose prefix has arrived."""
@@ -263,13 +278,14 @@ class Pump:
         reason: FinishReason,
         error: str | None,
         kind: ErrorKind = "failed",
+        retry_after_s: int = 1,
     ) -> None:
         self._outbox.make_out()  # by itself: with an end that is a failure it is not shown
         for generation in [g for g in self._roster.running if chosen(g)]:
-            generation.end(reason, error, kind)
+            generation.end(reason, error, kind, retry_after_s)
             self._advanced([generation])
         for generation in [g for g in self._roster.waiting if chosen(g)]:
             self._roster.give_up(generation)
-            generation.end(reason, error, kind)
+            generation.end(reason, error, kind, retry_after_s)
             self._outbox.advanced(generation)
             self.prefixes.release(generation.lease)
