@@ -245,8 +245,10 @@ class SpeculationStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start.
-    `cache`, `speculation` None: there is none.
+    """A look at the engine from outside; counts are of this moment, totals since the start, of
+    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
+    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
+    `retry_after_s`.
     """
 
     ready: bool
@@ -259,6 +261,9 @@ class EngineStatus:
     decode_steps_total: int
     cache: CacheStatus | None = None
     speculation: SpeculationStatus | None = None
+    has_failed: bool = False
+    restarts_total: int = 0
+    retry_after_s: int = 1
 
 
 class Stream(Protocol):

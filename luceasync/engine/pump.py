@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Sequence
 
 from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
-from luceasync.engine.fairness import turned_out
 from luceasync.engine.faults import During, Fault
 from luceasync.engine.generation import Generation
 from luceasync.engine.leftovers import Leftovers
@@ -139,9 +138,7 @@ class Pump:
         """The stream's client leaves unread what it is sent, or reads again: meanwhile its choices
         get no more tokens, and their lanes are there for others.
         """
-        for generation in (*self._roster.running, *self._roster.waiting):
-            if generation.prepared.stream_id == stream_id:
-                self._roster.read(generation, is_behind=is_behind)
+        self._roster.read(stream_id, is_behind=is_behind)
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
@@ -171,6 +168,14 @@ class Pump:
         self._fail(lambda g: True, error, kind)
         return self._outbox.take()
 
+    def give_up(self, fault: Fault, back_in_s: int) -> list[Emitted]:
+        """End everything, since this pump does nothing any more: who ran is told of the fault, who
+        waited may come back in so many seconds.
+        """
+        self._fail(self._roster.running.__contains__, fault.words, fault.kind)
+        self._fail(lambda g: True, fault.words, "unavailable", back_in_s)
+        return self._outbox.take()
+
     def recover(self, fault: Fault) -> list[Emitted]:
         """End what ran when a step or a command has raised, and make every lane as if nothing had
         run on it; what waits goes on waiting. Raises what a reset raises; what is to be told is
@@ -189,10 +194,16 @@ class Pump:
             self.decoding.start(lane)
         return self._outbox.take()
 
-    def _fail(self, chosen: Callable[[Generation], bool], error: str, kind: ErrorKind) -> None:
+    def _fail(
+        self,
+        chosen: Callable[[Generation], bool],
+        error: str,
+        kind: ErrorKind,
+        retry_after_s: int = 1,
+    ) -> None:
         self._leftovers.distrust()
         self._outbox.leave_unread()
-        self._end(chosen, "error", error, kind)
+        self._end(chosen, "error", error, kind, retry_after_s)
         self._leftovers.clear()
 
     # --- a step --------------------------------------------------------------------------------
@@ -235,13 +246,11 @@ class Pump:
 
     def _turn_out(self, room: Room) -> list[Emitted]:
         """End the requests that have no place beside the others."""
-        if self.num_running + self.num_waiting <= room.num_places:
+        gone, later_s = self._roster.turned_out(room.num_places), room.retry_after_s
+        if not gone:
             return []
-        gone = set(turned_out(self._roster.held(), room.num_places))
-        words = str(GaveWay(room.retry_after_s))
-        self._end(
-            lambda g: g.prepared.stream_id in gone, "error", words, "gave_way", room.retry_after_s
-        )
+        words = str(GaveWay(later_s))
+        self._end(lambda g: g.prepared.stream_id in gone, "error", words, "gave_way", later_s)
         return self._outbox.take()
 
     def _end_restores(self, restoring: Iterable[Generation]) -> None:

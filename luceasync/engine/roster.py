@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from luceasync.engine.fairness import Held, Seat, gives_way, in_turn
+from luceasync.engine.fairness import Held, Seat, gives_way, in_turn, turned_out
 from luceasync.engine.generation import Generation
 
 
@@ -89,9 +89,11 @@ class Roster:
         self.running.remove(generation)
         self.waiting.insert(0, generation)
 
-    def read(self, generation: Generation, *, is_behind: bool) -> None:
-        """Its client does not read what it is sent, or does so again."""
-        generation.is_unread = is_behind
+    def read(self, stream_id: int, *, is_behind: bool) -> None:
+        """The stream's client does not read what it is sent, or does so again."""
+        for generation in (*self.running, *self.waiting):
+            if generation.prepared.stream_id == stream_id:
+                generation.is_unread = is_behind
         self._passed_over.clear()
 
     def let_go(self, generation: Generation) -> None:
@@ -122,7 +124,13 @@ class Roster:
         chosen = gives_way(seats, self._num_lanes_of(), waiting)
         return None if chosen is None else decoding[chosen]
 
-    def held(self) -> list[Held]:
+    def turned_out(self, num_places: int) -> set[int]:
+        """The streams that have to go so that the others have a place."""
+        if len(self.running) + len(self.waiting) <= num_places:
+            return set()
+        return set(turned_out(self._held(), num_places))
+
+    def _held(self) -> list[Held]:
         """The requests that are here, in order of their coming."""
         by_stream: dict[int, list[Generation]] = {}
         for generation in (*self.running, *self.waiting):

@@ -14,6 +14,7 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.prompts import Language
 from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
+from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
@@ -42,7 +43,7 @@ def build_engine(
     language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
     limits = limits_of(config.cache, held_bytes)
-    quiet = threading.Event()
+    quiet, stopping = threading.Event(), threading.Event()
     host = host_memory(
         [shard.device for shard in plan.shards],
         max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES),
@@ -59,7 +60,7 @@ def build_engine(
         limits,
         host,
         quiet,
-        progress,
+        _until(stopping, progress),
         decode_with,
     )
     cabinet = None
@@ -71,7 +72,26 @@ def build_engine(
             lambda: namespace_of(model_dir, spec, plan.precision, cache_dir),
             host.allocate,
         )
-    return LocalEngine(language, lambda orders: load(recipe, orders), config.engine, cabinet)
+    return LocalEngine(
+        language,
+        lambda orders: load(recipe, orders),
+        config.engine,
+        cabinet,
+        stopping=stopping,
+        release=host.close,
+    )
+
+
+def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
+    """`progress`, which raises Unavailable once nobody waits for the weights any more."""
+
+    def advance(done: int, total: int) -> None:
+        if stopping.is_set():
+            raise Unavailable("The server is shutting down.")
+        if progress is not None:
+            progress(done, total)
+
+    return advance
 
 
 def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:

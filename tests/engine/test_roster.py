@@ -18,7 +18,7 @@ class Choice:
     ) -> None:
         self.state = state
         self.lease = SimpleNamespace(awaited=awaited, has_arrived=False)
-        self.prepared = SimpleNamespace(client=client)
+        self.prepared = SimpleNamespace(client=client, stream_id=id(self))
 
     is_restoring = property(lambda self: self.state == "restoring")
     is_prefilling = property(lambda self: self.state == "prefilling")
@@ -111,11 +111,11 @@ def test_who_is_not_read_gets_no_step_and_no_lane():
     running, waiting = seated(roster, "decoding"), Choice()
     roster.queue([waiting])
     for choice in (running, waiting):
-        roster.read(choice, is_behind=True)
+        roster.read(id(choice), is_behind=True)
     assert not roster.has_work
     assert roster.parted() == ([], [], [])
     assert roster.in_turn() == []
-    roster.read(running, is_behind=False)
+    roster.read(id(running), is_behind=False)
     assert roster.has_work
     assert roster.parted() == ([], [], [running])
 
@@ -123,13 +123,13 @@ def test_who_is_not_read_gets_no_step_and_no_lane():
 def test_who_is_not_read_gives_its_lane_to_whoever_waits_and_waits_first_of_its_client():
     roster = Roster(1)
     unread = seated(roster, "decoding")
-    roster.read(unread, is_behind=True)
+    roster.read(id(unread), is_behind=True)
     assert roster.gives_way() is None  # nobody waits
     other = Choice()
     roster.queue([other])
     roster.pass_over()
     assert roster.has_work is False
-    roster.read(unread, is_behind=True)  # since somebody may have a chance now
+    roster.read(id(unread), is_behind=True)  # since somebody may have a chance now
     assert roster.has_work
     assert roster.gives_way() is unread
     roster.wait_again(unread)
