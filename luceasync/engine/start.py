@@ -21,7 +21,9 @@ from luceasync.models.config import read_spec
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
+from luceasync.request import ChatPrompt
 from luceasync.text.guarded import GuardedTemplate
+from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -115,7 +117,13 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         tokenizer=tokenizer,
         template=template
         if config.model.trust_special_tokens
-        else GuardedTemplate(template, tokenizer),
+        else GuardedTemplate(
+            template,
+            tokenizer,
+            lambda text: refuse_too_long(
+                tokenizer, text, plan.max_ctx_tokens, param=ChatPrompt.param
+            ),
+        ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
     )
