@@ -10,7 +10,8 @@ from torch import Tensor
 
 from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.engine.acceptance import Acceptance
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.request import Sampling
 
