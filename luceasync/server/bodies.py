@@ -23,6 +23,7 @@ class Bodies:
     def __init__(self, max_bytes: int = MAX_BODIES_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
+        self.parsing = asyncio.Lock()  # of large ones, each of which has the interpreter for long
 
     def __repr__(self) -> str:
         return f"Bodies({self._num_bytes} of {self._max_bytes} bytes)"
