@@ -6,10 +6,13 @@ directory is made.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from luceasync.config import Config
 from luceasync.dflash.draft_config import read_draft_spec, refuse_without_drafter
 from luceasync.errors import ModelError
 from luceasync.models.config import read_spec
+from luceasync.models.formats import format_of
 from luceasync.nodefiles.usable import make_usable
 from luceasync.pipeline.ranges import check_devices, check_weights, named_devices
 
@@ -35,8 +38,24 @@ def check_load(config: Config) -> None:
     path = config.model.model_dir / "tokenizer.json"
     if not path.exists():
         raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
+    for directory in (config.model.model_dir, config.drafter_dir):
+        if directory is not None:
+            _check_weight_files(directory)
     if config.cache.cache_dir is not None:
         make_usable(config.cache.cache_dir)
+
+
+def _check_weight_files(model_dir: Path) -> None:
+    """Raise ModelError where files that the weights are said to be in are not there: one that was
+    stopped while it was copied, most often.
+    """
+    paths = format_of(model_dir).weight_files(model_dir)
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise ModelError(
+            f"{model_dir}: {len(missing)} of {len(paths)} weight files do not exist, "
+            f"the first is {missing[0]}; expected all that its index names"
+        )
 
 
 def check_serve(config: Config) -> None:

@@ -6,6 +6,7 @@ nor of the engine behind the protocol.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
@@ -22,7 +23,7 @@ from luceasync.config import ServerConfig
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.answer_stream import AnswerStream
 from luceasync.server.auth import accepted_key
-from luceasync.server.bodies import Bodies, Held
+from luceasync.server.bodies import SMALL_BYTES, Bodies, Held
 from luceasync.server.body import client_gone, read_body
 from luceasync.server.drain import Drain
 from luceasync.server.failures import describe
@@ -75,7 +76,7 @@ class Answering:
         body = await race(reading, house.drain.expired())
         require_ready(house.engine)
         caller = Caller(accepted_key(scope), house.trust_cache_salt, _peer_of(scope))
-        call = self._endpoint.parse(body, Headers(scope=scope), caller)
+        call = await self._parsed(body, Headers(scope=scope), caller)
         del body  # what is left of it is in the call
         # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
         endings = (client_gone(receive), house.drain.expired())
@@ -94,6 +95,13 @@ class Answering:
                 raise
             note.remark = f"broken off ({describe(error).status})"
             await _end_with_error(call, events, error)
+
+    async def _parsed(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
+        """What the body says; a large one is read beside the loop, and one at a time."""
+        if len(body) <= SMALL_BYTES:
+            return self._endpoint.parse(body, headers, caller)
+        async with self._house.bodies.parsing:
+            return await asyncio.to_thread(self._endpoint.parse, body, headers, caller)
 
     async def _plain(self, call: Call[Any], note: RequestNote, held: Held) -> Response:
         opening = self._open(call.requests, note, held)

@@ -25,7 +25,7 @@ from luceasync.server.family import Family, MakeFamily
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.origins import guards
-from luceasync.server.refusals import Refusals
+from luceasync.server.refusals import Refusals, TellUnforeseen
 from luceasync.server.request_log import LogRequests
 from luceasync.server.status_pages import StatusPages
 
@@ -52,6 +52,7 @@ def create_app(
         Middleware(CountRequests, metrics=metrics),
         Middleware(LogRequests, refusal=refusals.response),
         *guards(config, refusals.response),
+        Middleware(TellUnforeseen, refusal=refusals.response),
     ]
     if config.api_keys:
         keys = config.api_keys

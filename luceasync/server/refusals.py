@@ -5,16 +5,41 @@ Owns which family that is. Knows no error object.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import Scope
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from luceasync.server.failures import describe
 from luceasync.server.family import Family
+
+
+class TellUnforeseen:
+    """Middleware: what nobody foresaw becomes an answer here, so that what is around it adds the
+    headers of any other one; the exception goes on to whoever logs it.
+    """
+
+    def __init__(self, app: ASGIApp, refusal: Callable[[Scope, Exception], Response]) -> None:
+        self._app = app
+        self._refusal = refusal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        def noted(message: Message) -> Awaitable[None]:  # each token passes: no frame of its own
+            nonlocal has_begun
+            has_begun = True
+            return send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        except Exception as error:
+            if scope["type"] == "http" and not has_begun:
+                await self._refusal(scope, error)(scope, receive, send)
+            raise
 
 
 class Refusals:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -46,6 +47,17 @@ def test_a_typo_is_one_line_and_no_torch(command, arguments, words):
 def test_a_model_without_a_tokenizer(command, tmp_path):
     (tmp_path / "config.json").write_bytes((BUNDLED_MODEL_DIR / "config.json").read_bytes())
     refused(start(command, str(tmp_path), "--draft", "none"), "tokenizer.json does not exist")
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_weight_files_that_the_index_names_and_nobody_has(command, tmp_path):
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_bytes((BUNDLED_MODEL_DIR / name).read_bytes())
+    (tmp_path / "one.safetensors").touch()
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    words = "1 of 2 weight files do not exist, the first is two.safetensors"
+    refused(start(command, str(tmp_path), "--draft", "none"), words)
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])

@@ -35,6 +35,18 @@ def test_what_has_no_chain_to_the_root_goes_first() -> None:
     assert pruned(nodes, budget_bytes=10) == ["b", "a"]
 
 
+def placed(key: str, parent: str, begin: int, end: int, used_s: float = 9) -> NodeMeta:
+    own = replace(METADATA, key=key, parent=parent, begin=begin, end=end)
+    return NodeMeta("n", key, 10, used_s, own)
+
+
+def test_files_that_lead_in_a_circle_go_first() -> None:
+    circle = [placed("a", "b", 64, 128), placed("b", "a", 128, 192), placed("c", "c", 64, 128)]
+    nodes = [*circle, meta("root", "", 1)]
+    assert set(pruned(nodes, budget_bytes=10)) == {"a", "b", "c"}
+    assert pruned(nodes, budget_bytes=0)[-1] == "root"
+
+
 def test_a_node_of_another_schema_is_needed_by_nobody() -> None:
     nodes = [NodeMeta("n", "old", 10, 1), meta("root", "", 2)]
     assert pruned(nodes, budget_bytes=10) == ["old"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
@@ -13,6 +14,8 @@ import pytest
 from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Delta
+from luceasync.server.bodies import SMALL_BYTES
+from luceasync.server.openai import chat
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 
@@ -126,3 +129,25 @@ async def test_a_client_that_leaves_the_queue_is_forgotten(on_port, body):
         asking.cancel()
         await engine.open_cancelled.wait()
     assert engine.streams == []
+
+
+async def test_a_large_body_is_read_beside_the_loop_and_one_at_a_time(in_memory, monkeypatch):
+    real, threads, at_once = chat.parse_chat, [], []
+    reading = threading.Semaphore(1)
+
+    def parse(body, card, caller):
+        at_once.append(reading.acquire(blocking=False))
+        threads.append(threading.get_ident())
+        try:
+            return real(body, card, caller)
+        finally:
+            reading.release()
+
+    monkeypatch.setattr(chat, "parse_chat", parse)
+    large = {"messages": [{"role": "user", "content": "x" * (SMALL_BYTES + 1)}]}
+    async with in_memory(ScriptedEngine()) as client:
+        await client.post(CHAT, json=BODY)
+        await asyncio.gather(*(client.post(CHAT, json=large) for _ in range(8)))
+    loop = threading.get_ident()
+    assert [thread == loop for thread in threads] == [True, *[False] * 8]
+    assert all(at_once)

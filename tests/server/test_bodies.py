@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.errors import Unavailable
 from luceasync.server import bodies as bodies_module
-from luceasync.server.bodies import SMALL_BYTES, Bodies
+from luceasync.server.bodies import LARGE_BYTES, SMALL_BYTES, Bodies
 from tests.server.scripted import ScriptedEngine
 
 ROOM = 1 << 20
@@ -79,3 +79,18 @@ async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, m
         opening.set()
         assert (await first).status_code == 200
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
+
+
+async def test_memory_is_given_back_once_for_all_who_let_go_of_much(monkeypatch):
+    given: list[int] = []
+    monkeypatch.setattr(bodies_module, "GIVE_BACK_S", 0.01)
+    monkeypatch.setattr(bodies_module, "give_back_freed_memory", lambda: given.append(1))
+    bodies = Bodies()
+    for _ in range(60):
+        with bodies.hold() as held:
+            held.grow(LARGE_BYTES)
+    async with asyncio.timeout(10):
+        while not given:
+            await asyncio.sleep(0.005)
+    await asyncio.sleep(0.03)
+    assert given == [1]

@@ -154,6 +154,16 @@ async def test_pages_of_allowed_origins_read_answers_and_refusals(in_memory, all
     assert "Retry-After" in answered.headers["access-control-expose-headers"]
 
 
+async def test_pages_of_allowed_origins_read_what_nobody_foresaw_too(in_memory):
+    config = ServerConfig(allow_origins=(OUR_PAGE,))
+    async with in_memory(ScriptedEngine(opening=ZeroDivisionError("a secret")), config) as client:
+        failed = await client.post(CHAT, json=BODY, headers={"Origin": OUR_PAGE})
+    assert failed.status_code == 500
+    assert failed.headers["access-control-allow-origin"] == OUR_PAGE
+    assert "x-request-id" in failed.headers
+    assert "secret" not in failed.text
+
+
 async def test_an_allowed_origin_lets_no_foreign_host_in(in_memory):
     config = ServerConfig(allow_origins=("*",))
     async with in_memory(ScriptedEngine(), config) as client:
