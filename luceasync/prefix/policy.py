@@ -18,7 +18,9 @@ NONE: frozenset[NodeKey] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A node ends at position `end`; `is_turn_end`: it stands for a place where a turn ends."""
+    """A node ends at position `end`; `is_turn_end`: it stands for a place where a turn ends, or
+    where prompts part.
+    """
 
     end: int
     is_turn_end: bool
