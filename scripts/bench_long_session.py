@@ -2,11 +2,8 @@
 
     python scripts/bench_long_session.py [--steps 200] [--share 0.33] [--sessions back,left,parts]
 
-Random weights, float32; a state is as many rows as one of Qwen3.5-27B. Answers are sent back, or
-their first half is left out as reasoning is, or sub-agents do a part now and then. A session has
-first all the memory that it takes, then that share of it, without a directory and with one. Short
-of: tokens that were seen before and run again, the most of one step and those of all; from disk:
-steps that read any of it there.
+Answers sent back, their first half left out, or sub-agents now and then. A state is as many rows as
+one of Qwen3.5-27B. Short of: tokens that were seen and run again; from disk: steps that read files.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
     python scripts/bench_turns_beside.py PATH_OF_OTHER_CHECKOUT [--device cuda:0] [--model DIR]
 
-Servers in processes of their own, with a directory, asked over HTTP in turns. Times between the
-parts of the stream while turns are taken, and until the first token of a turn; a ratio is this
-checkout's time by the other's, pair by pair. Beside its own path as the other one it shows what the
-machine's noise is.
+Servers with a directory, asked over HTTP in turns; a ratio is this checkout's time by the other's,
+pair by pair. Beside its own path as the other one it shows what the machine's noise is.
 """
 
 from __future__ import annotations
