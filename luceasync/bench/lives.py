@@ -76,7 +76,7 @@ def make_machine(
 
 
 @asynccontextmanager
-async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
+async def life(machine: Machine, limits: Limits = LIMITS) -> AsyncIterator[LocalEngine]:
     """An engine that knows of nothing but the weights and the directory."""
     plan, backend = machine.backend.plan, machine.backend
     tokenizer = Tokenizer.load(BUNDLED_MODEL_DIR)
@@ -90,7 +90,7 @@ async def life(machine: Machine) -> AsyncIterator[LocalEngine]:
         prefixes = Prefixes(
             MemoryNodes(backend.nodes, NoFeatures(), machine.spec.vocab_size),
             disk,
-            LIMITS,
+            limits,
             recurrent=machine.spec.has_end_state,
             chunk_tokens=chunk_tokens,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -67,12 +69,33 @@ class Client:
         found: dict[str, Any] = json.loads(content)
         return found
 
+    def listen(self, path: str, body: dict[str, Any]) -> Iterator[tuple[float, dict[str, Any]]]:
+        """The events of a streamed answer, each with when it came. Who does not hear it to its end
+        closes the client. Raises HTTPException unless that is a 200.
+        """
+        headers = {"content-type": "application/json"}
+        content = json.dumps(body | {"stream": True}).encode()
+        self._connection.request("POST", path, content, headers)
+        response = self._connection.getresponse()
+        if response.status != 200:
+            raise http.client.HTTPException(f"{response.status}: {response.read()!r}")
+        while line := response.readline():
+            if line.startswith(b"data: {"):
+                yield time.perf_counter(), json.loads(line[len(b"data: ") :])
+
 
 @contextmanager
-def server(flags: Sequence[str]) -> Iterator[Client]:
-    """A server in a process of its own, ready."""
+def server(flags: Sequence[str], checkout: Path | None = None) -> Iterator[Client]:
+    """A server in a process of its own, ready; its code is that of another checkout, if one is
+    given.
+    """
     command = [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+    env = dict(os.environ)
+    if checkout is not None:
+        env["PYTHONPATH"] = os.pathsep.join([str(checkout), env.get("PYTHONPATH", "")]).rstrip(":")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=checkout, env=env
+    ) as process:
         try:
             assert process.stdout is not None
             url = ""

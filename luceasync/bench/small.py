@@ -39,6 +39,11 @@ SMALL: dict[str, dict[str, Any]] = {
         },
     },
 }
+AGENTS = SMALL["qwen3_5"] | {  # a state for each row as large as that of qwen3.5-27b
+    "head_dim": 32,
+    "num_key_value_heads": 1,
+    "linear_num_value_heads": 12,
+}
 WIDE = SMALL["qwen3"] | {  # 1 MiB of keys and values for each token
     "num_hidden_layers": 8,
     "num_attention_heads": 64,

@@ -27,7 +27,8 @@ def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) 
     always a chunk of its own: the next turn parts there wherever the template, or the client, gives
     the answer back otherwise than it was written. The others leave a quarter of a chunk to each
     other, so that many short turns cost few more passes. They follow from the prompt alone: a run
-    has the same chunks, and the same numbers, whatever is kept or found of it.
+    has the same chunks, and the same numbers, whatever is kept or found of it. (The one split that
+    does not is made where a prompt parts from another one: see luceasync.keeping.forks.)
     """
     points: list[int] = []
     opener = opener_of(boundaries, num_tokens)

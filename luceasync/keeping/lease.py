@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, opener_of, split_points
+from luceasync.keeping.forks import fork_of
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.prefix.node import Match, Node, common_prefix
@@ -27,9 +28,10 @@ class Lease:
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
-    `splits` where its chunks end besides the fixed positions. `answer_returns`: a later prompt may
-    begin with all of its sequence. `awaited` are nodes on their way from
-    the disk; `logits` those after the prompt, float32 [vocab], where nothing of it has to be run.
+    `splits` where its chunks end besides the fixed positions; `fork` is that of them where it parts
+    from another prompt, with which it shares `num_shared` tokens. `answer_returns`: a later prompt
+    may begin with all of its sequence. `awaited` are nodes on their way from the disk; `logits`
+    those after the prompt, float32 [vocab], where nothing of it has to be run.
     """
 
     tenant: bytes = field(repr=False)
@@ -43,6 +45,8 @@ class Lease:
     path: list[NodeKey] = field(default_factory=list)
     path_end: int = 0
     splits: tuple[int, ...] = ()
+    num_shared: int = 0
+    fork: int | None = None
     cuts: deque[Cut] = field(default_factory=deque)
     kept: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[NodeKey] = field(default_factory=set)
@@ -79,6 +83,10 @@ class Lease:
     def found(self, match: Match) -> None:
         """The most that could be taken up now, or what is to be."""
         self.match = match
+
+    def shares(self, num_tokens: int) -> None:
+        """Another prompt that was run, or is, begins with its first `num_tokens` tokens."""
+        self.num_shared = num_tokens
 
     def decided(self, decision: str, refused: MissReason | None = None) -> None:
         """Why the match is restored, or run again: then `refused` says so in one word."""
@@ -133,10 +141,17 @@ class Lease:
         self.safe_end = node.end if with_end else self.safe_end
 
     def plan_prefill(
-        self, begin: int, *, recurrent: bool, chunk_tokens: int, interval_tokens: int
+        self,
+        begin: int,
+        *,
+        recurrent: bool,
+        chunk_tokens: int,
+        interval_tokens: int,
+        min_fork_tokens: int,
     ) -> None:
         """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
         family is cut where its state can be saved, at the ends of chunks; attention anywhere.
+        `min_fork_tokens`: see forks.least_tokens.
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)
@@ -154,6 +169,19 @@ class Lease:
                 firm=self.opener,
             )
         )
+        if recurrent:
+            self._plan_fork(max(begin, self.path_end), min_fork_tokens)
+
+    def _plan_fork(self, known_end: int, min_tokens: int) -> None:
+        """End a chunk and a node where it parts from others, if that is worth a state."""
+        turns = [cut.end for cut in self.cuts if cut.is_turn_end]  # their states stay
+        self.fork = fork_of(self.num_shared, self.num_prompt_tokens, known_end, turns, min_tokens)
+        if self.fork is not None:
+            self.splits = tuple(sorted({*self.splits, self.fork}))
+            ends = {cut.end: cut for cut in self.cuts} | {
+                self.fork: Cut(self.fork, is_turn_end=True)
+            }
+            self.cuts = deque(ends[end] for end in sorted(ends))
 
     def next_cut(self, end: int) -> Cut | None:
         """What is to be kept of a lane that stands after `end` tokens; each of them once."""
@@ -198,14 +226,19 @@ class Lease:
         self.path_end = 0 if last is None else last.end
 
 
+def shared_tokens(lease: Lease, running: Lease) -> int:
+    """How many tokens the prompts of both begin with, if they may know of each other."""
+    is_ours = lease is not running and lease.tenant == running.tenant
+    return common_prefix(lease.prompt, running.prompt) if is_ours else 0
+
+
 def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
     """How many tokens of the lease's prompt the prefill of `running` will have kept when it is
     through.
     """
-    if lease.tenant != running.tenant or not running.cuts:
+    if not running.cuts:
         return 0
-    prompt = lease.prompt
-    shared = common_prefix(prompt, running.prompt)
+    prompt, shared = lease.prompt, shared_tokens(lease, running)
     if shared == len(prompt) == running.num_prompt_tokens:
         return shared  # with the logits after it: nothing is left to run
     usable = min(shared, len(prompt) - 1)

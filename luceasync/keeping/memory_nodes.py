@@ -113,6 +113,11 @@ class MemoryNodes:
         logits_bytes = 4 * self._vocab_size if with_logits else 0
         return NodeSize(span_bytes + self._features.num_bytes(num_rows), state_bytes + logits_bytes)
 
+    @property
+    def token_size(self) -> NodeSize:
+        """What one token takes up far from a prompt's end, and what the state after it does."""
+        return self.size(Span(0, 1, with_state=True), with_logits=False, with_features=False)
+
     def save(
         self, lane: int, node: NodeKey, span: Span, logits: Tensor | None, *, with_features: bool
     ) -> None:

@@ -18,8 +18,9 @@ from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
 from luceasync.keeping.disk_orders import DiskOrders, Fetched
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
+from luceasync.keeping.forks import least_tokens
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
-from luceasync.keeping.lease import Lease, tokens_to_come
+from luceasync.keeping.lease import Lease, shared_tokens, tokens_to_come
 from luceasync.keeping.leases import Leases
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
@@ -58,6 +59,7 @@ class Prefixes:
         self._limits = limits
         self._recurrent = recurrent
         self._chunk_tokens = chunk_tokens
+        self._min_fork_tokens = least_tokens(memory.token_size)
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
         self._post: Post | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
@@ -97,9 +99,11 @@ class Prefixes:
             return False
         match = self._decision.longest(lease)
         lease.found(match)
-        coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in prefilling)
+        others = list(prefilling)
+        coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in others)
         if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
             return False
+        lease.shares(max([match.num_shared_tokens, *(shared_tokens(lease, r) for r in others)]))
         match = self._decision.chosen(lease, match)
         lease.found(match)
         orders = self._to_memory.orders(match)
@@ -128,6 +132,7 @@ class Prefixes:
             recurrent=self._recurrent,
             chunk_tokens=self._chunk_tokens,
             interval_tokens=self._limits.interval_tokens,
+            min_fork_tokens=self._min_fork_tokens,
         )
         return match.num_tokens
 

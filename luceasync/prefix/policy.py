@@ -18,7 +18,9 @@ NONE: frozenset[NodeKey] = frozenset()
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """A node ends at position `end`; `is_turn_end`: it stands for a place where a turn ends."""
+    """A node ends at position `end`; `is_turn_end`: it stands for a place where a turn ends, or
+    where prompts part.
+    """
 
     end: int
     is_turn_end: bool
@@ -96,15 +98,19 @@ def thin_states(path: Sequence[Node], keep: AbstractSet[NodeKey] = NONE) -> list
     """Keys of those nodes of `path`, a chain from the root, whose recurrent state should go.
 
     Turn ends, the newest state and the keys in `keep` stay. Of the others the i-th, counted from 1,
-    stays while it is less than 2 * (the largest power of two that divides i) from the tip: one for
-    each power. Whoever parts from the path d nodes before its tip runs fewer than 2 * (d + 1) nodes
-    again. It does not matter how often the path was thinned while it grew.
+    stays while it is less than 2 * (the largest power of two that divides i) from the last of them:
+    one for each power. Whoever parts from the path d of them before the last one runs fewer than
+    2 * (d + 1) again. Turn ends do not count, for they come closely after long beginnings: those
+    that end otherwise shall find what they share. It does not matter how often the path was thinned
+    while it grew.
     """
-    with_state = [i for i, node in enumerate(path, 1) if node.has_state]
+    newest = next((node.key for node in reversed(path) if node.has_state), None)
+    within = [node for node in path if not node.is_turn_end]
     return [
-        path[i - 1].key
-        for i in with_state[:-1]
-        if len(path) - i >= 2 * (i & -i)
-        and not path[i - 1].is_turn_end
-        and path[i - 1].key not in keep
+        node.key
+        for i, node in enumerate(within, 1)
+        if len(within) - i >= 2 * (i & -i)
+        and node.has_state
+        and node.key != newest
+        and node.key not in keep
     ]

@@ -4,7 +4,7 @@ import pytest
 
 from luceasync.bench.model import plan_for
 from luceasync.bench.shapes import SHAPES, prefill_flops, state_bytes, step_bytes
-from luceasync.bench.small import SMALL
+from luceasync.bench.small import AGENTS, SMALL
 from luceasync.models.config import parse_spec
 
 
@@ -24,6 +24,15 @@ def test_a_step_reads_weights_once_and_the_rows_of_each_lane() -> None:
     assert step_bytes(shape, plan, 2, 100) - step_bytes(shape, plan, 1, 0) == 200 * row
     assert state_bytes(plan, 2) == 0
     assert state_bytes(plan_for(SMALL["qwen3_5"], ["cpu:0"], parallel=2, max_ctx_tokens=256), 1)
+
+
+def test_a_state_of_the_small_agents_is_as_many_rows_as_one_of_the_large_model() -> None:
+    four_layers = SHAPES["qwen3.5-27b"] | {"num_hidden_layers": 4, "vocab_size": 1024}
+    rows = []
+    for shape, dtype in ((four_layers, "bf16"), (AGENTS, "fp32")):
+        plan = plan_for(shape, ["cpu:0"], parallel=1, max_ctx_tokens=256, dtype=dtype)
+        rows.append(plan.shards[0].lane_state_bytes / plan.shards[0].token_bytes)
+    assert rows[1] == pytest.approx(rows[0], rel=0.1)
 
 
 def test_of_an_untied_embedding_only_rows_are_read() -> None:

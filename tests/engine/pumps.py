@@ -75,11 +75,18 @@ def letters() -> Tokenizer:
     return Tokenizer(backend.to_str())
 
 
-def make_pump(target: CountingTarget, num_lanes: int = 2, memory_bytes: int = 0, **options) -> Pump:
+def make_pump(
+    target: CountingTarget,
+    num_lanes: int = 2,
+    memory_bytes: int = 0,
+    *,
+    recurrent: bool = False,
+    **options,
+) -> Pump:
     """Without memory nothing is kept, so that what is asked of the target is easy to say."""
     mover = MemoryNodes(target, NoFeatures(), VOCAB_SIZE)
     limits = Limits(memory_bytes)
-    prefixes = Prefixes(mover, NoDisk(), limits, recurrent=False, chunk_tokens=64)
+    prefixes = Prefixes(mover, NoDisk(), limits, recurrent=recurrent, chunk_tokens=64)
     decoding = PlainDecoding(target)
     pump = Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
     pump.listen(lambda command: command(pump))

@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
+from luceasync.engine import pump as pump_module
 from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S
 from luceasync.hoststore.nodes import Span
 from luceasync.keeping import prefixes as prefixes_module
@@ -175,6 +177,28 @@ def test_a_long_prompt_does_not_starve_the_streams(make_prepared):
         pump.step()
     kinds = [call[0] for call in target.calls[before - 1 :]]
     assert all(a != b for a, b in itertools.pairwise(kinds) if a == "prefill")
+
+
+def test_what_opens_an_answer_waits_for_one_step_of_the_streams(make_prepared, monkeypatch):
+    """However long the message before it took: the first token is not to come later for it."""
+    target = CountingTarget()
+
+    def clock() -> float:
+        """A second for each row."""
+        rows = {"prefill": lambda call: call[3], "decode": lambda call: 1}
+        return float(sum(rows[call[0]](call) for call in target.calls if call[0] in rows))
+
+    monkeypatch.setattr(pump_module, "time", SimpleNamespace(perf_counter=clock))
+    pump = make_pump(target, recurrent=True)
+    pump.submit([make_prepared(0, [0], max_tokens=5000)])
+    for _ in range(3):
+        pump.step()
+    begin = len(target.calls)
+    pump.submit([replace(make_prepared(1, [0] * 128, max_tokens=1), boundaries=(120,))])
+    while ("prefill", 1, 120, 8) not in target.calls:
+        pump.step()
+    ran = [call[0] for call in target.calls[begin:] if call[0] in ("prefill", "decode")]
+    assert ran == ["prefill", *["decode"] * 64, "prefill", "decode", "prefill"]
 
 
 def test_a_stop_token_ends_without_text_of_its_own(make_prepared):

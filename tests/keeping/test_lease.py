@@ -22,7 +22,11 @@ def lease_of(prompt, *boundaries: int, tenant=TENANT) -> Lease:
 
 def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=2048) -> Lease:
     lease.plan_prefill(
-        begin, recurrent=recurrent, chunk_tokens=256, interval_tokens=interval_tokens
+        begin,
+        recurrent=recurrent,
+        chunk_tokens=256,
+        interval_tokens=interval_tokens,
+        min_fork_tokens=256,
     )
     return lease
 
@@ -56,6 +60,21 @@ def test_what_is_kept_already_is_not_kept_again():
     lease = lease_of(range(1000), 500)
     lease.path_end = 600  # known, but run again
     assert [cut.end for cut in planned(lease, recurrent=False).cuts] == [1000]
+
+
+def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
+    lease = lease_of(range(2000), 980)
+    lease.shares(700)
+    planned(lease, recurrent=True)
+    assert lease.splits == (640, 980) and lease.fork == 640
+    assert Cut(640, is_turn_end=True) in lease.cuts
+
+
+def test_attention_goes_on_from_anywhere_and_needs_no_state_there():
+    lease = lease_of(range(2000), 980)
+    lease.shares(700)
+    assert [cut.end for cut in planned(lease, recurrent=False).cuts] == [980, 2000]
+    assert lease.fork is None and lease.splits == ()
 
 
 @pytest.mark.parametrize(

@@ -61,6 +61,58 @@ def test_a_recurrent_model_takes_up_the_first_turn_that_two_chats_share():
     assert bench.serve([*PROMPT, *[6] * 100], 300) == 300
 
 
+def parting(last: int, num_shared: int = 900) -> list[int]:
+    """A first turn that parts from others of its kind after `num_shared` tokens."""
+    return [*(PROMPT * 3)[:num_shared], *[last] * 100, *[7] * 40]
+
+
+def test_where_two_prompts_part_within_a_turn_the_third_goes_on():
+    bench = Bench()
+    assert [bench.serve(parting(last), 1000) for last in (0, 5, 6)] == [0, 0, 896]
+
+
+def test_it_does_so_after_a_restart_too():
+    bench = Bench()
+    for last in (0, 5):
+        bench.serve(parting(last), 1000)
+    bench.disk.deliver_all(bench.prefixes)
+    assert restarted(bench).serve(parting(6), 1000) == 896
+
+
+def test_a_restart_between_them_hides_no_fork():
+    bench = served(Bench())
+    bench.serve(parting(0), 1000)
+    bench.disk.deliver_all(bench.prefixes)
+    after = restarted(bench)
+    assert [after.serve(parting(last), 1000) for last in (5, 6)] == [300, 896]
+
+
+def test_of_prompts_that_part_and_come_at_once_the_third_waits_for_the_second():
+    bench = Bench()
+    first, second, third = (bench.lease(parting(last), 1000) for last in (0, 5, 6))
+    assert bench.prefixes.prepare(first, [])
+    bench.prefixes.take_up(first, 0)
+    assert bench.prefixes.prepare(second, [first])  # of what the first keeps nothing serves
+    bench.prefixes.take_up(second, 1)
+    assert not bench.prefixes.prepare(third, [first, second])
+    bench.prefill(second, 1)
+    assert bench.start(third, 2) == 896
+
+
+def test_prompts_that_share_little_leave_no_state_for_it():
+    bench = Bench()
+    for last in (0, 5):
+        bench.serve(parting(last, num_shared=200), 300)
+    assert 192 not in bench.ends("memory")
+
+
+def test_the_state_of_a_fork_stays_while_the_conversation_behind_it_grows():
+    bench = Bench(interval_tokens=320, disk_bytes=None)
+    bench.serve(parting(0), 1000)
+    bench.serve([*parting(5), *PROMPT * 4], 1000)
+    assert bench.ends("memory")[896]
+
+
 def test_tenants_never_take_up_each_others():
     bench, other = served(Bench(), num_generated=0), tenant_key("other")
     assert bench.serve(PROMPT, tenant=other) == 0

@@ -114,6 +114,12 @@ def test_who_parts_near_the_tip_runs_little_again(num_nodes, data):
     assert place - before < 2 * (num_nodes - place + 1)
 
 
+def test_turns_behind_a_long_beginning_take_no_state_from_it():
+    beginning = path_of(6)
+    turns = path_of(30, set(range(7, 31)))
+    assert states(thinned(turns)) - set(range(7, 31)) == states(thinned(beginning)) == {4, 5, 6}
+
+
 @given(st.integers(1, 100), st.sets(st.integers(1, 100)))
 def test_thinning_while_a_path_grows_ends_where_thinning_once_does(num_nodes, when):
     whole = path_of(num_nodes)
