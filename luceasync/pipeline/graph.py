@@ -174,6 +174,8 @@ class GraphedShard:
         runs += [each.run for each in passes]
         runs += [each.commit for each in passes if each.commit is not None]
         self._capture.compile_ahead(runs)
+        for each in passes:
+            each.inputs.given.zero_()  # products in place left anything there, also NaN
 
     def _step_of(self, each: _Pass) -> _Step:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
