@@ -1,0 +1,82 @@
+"""A SEQPACKET socket that sends and reads packets of one session without ever waiting.
+
+Owns the socket and the codec, and counts packets. Linux keeps each packet whole, or cuts it and
+says so.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections import deque
+from typing import Any
+
+from luceasync.ipc.channel import Traffic
+from luceasync.ipc.packets import (
+    MAX_PACKET_BYTES,
+    Codec,
+    Message,
+    Packet,
+    Ping,
+    Pong,
+    Span,
+    WireError,
+)
+
+MAX_PINGS = 64  # that nobody has room for the answers to
+
+
+class PacketSocket:
+    """One end. Pings are answered here, and nobody else sees them."""
+
+    def __init__(self, sock: socket.socket, codec: Codec, traffic: Traffic) -> None:
+        sock.setblocking(False)
+        self.fd = sock.fileno()
+        self._sock = sock
+        self._codec = codec
+        self._traffic = traffic
+        self._buffer = bytearray(MAX_PACKET_BYTES)
+        self._view = memoryview(self._buffer)
+        self._pings: deque[int] = deque()
+
+    def send(self, message: Message, answers: int = 0, span: Span | None = None) -> int | None:
+        """The number of the packet, or None: the socket is full. Raises OSError, ValueError."""
+        raw = self._codec.encode(message, answers, span)
+        try:
+            self._sock.send(raw, socket.MSG_NOSIGNAL)
+        except BlockingIOError:
+            return None
+        number = self._codec.next_number
+        self._codec.next_number = number + 1
+        self._traffic.packets_sent += 1
+        self._traffic.packet_bytes_sent += len(raw)
+        return number
+
+    def receive(self) -> Packet[Any] | None:
+        """The next packet, or None where there is none yet. Raises WireError, OSError."""
+        try:
+            num_bytes = self._sock.recv_into(self._buffer, 0, socket.MSG_TRUNC)
+        except BlockingIOError:
+            return None
+        if num_bytes == 0:
+            raise WireError("it is gone")
+        if num_bytes > MAX_PACKET_BYTES:
+            raise WireError(f"a packet of {num_bytes} bytes; at most {MAX_PACKET_BYTES} may come")
+        packet = self._codec.decode(self._view[:num_bytes])
+        self._traffic.packets_received += 1
+        self._traffic.packet_bytes_received += num_bytes
+        if packet.body.__class__ is not Ping:
+            return packet
+        if packet.payload is not None or len(self._pings) >= MAX_PINGS:
+            raise WireError("a ping with a payload, or more of them than can be answered")
+        self._pings.append(packet.number)
+        self.answer_pings()
+        return None
+
+    def answer_pings(self) -> None:
+        """As far as the socket takes answers now."""
+        while self._pings and self.send(Pong(), self._pings[0]) is not None:
+            self._pings.popleft()
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._sock.close()
