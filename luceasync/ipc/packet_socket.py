@@ -7,6 +7,7 @@ says so.
 from __future__ import annotations
 
 import socket
+import struct
 from collections import deque
 from typing import Any
 
@@ -23,13 +24,15 @@ from luceasync.ipc.packets import (
 )
 
 MAX_PINGS = 64  # that nobody has room for the answers to
+WAIT_US = 10_000  # by then a process that has ended is noticed, whoever holds its socket
 
 
 class PacketSocket:
     """One end. Pings are answered here, and nobody else sees them."""
 
     def __init__(self, sock: socket.socket, codec: Codec, traffic: Traffic) -> None:
-        sock.setblocking(False)
+        sock.setblocking(True)  # waits are bounded by the system, others by MSG_DONTWAIT
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, WAIT_US))
         self.fd = sock.fileno()
         self._sock = sock
         self._codec = codec
@@ -42,7 +45,7 @@ class PacketSocket:
         """The number of the packet, or None: the socket is full. Raises OSError, ValueError."""
         raw = self._codec.encode(message, answers, span)
         try:
-            self._sock.send(raw, socket.MSG_NOSIGNAL)
+            self._sock.send(raw, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         number = self._codec.next_number
@@ -51,10 +54,13 @@ class PacketSocket:
         self._traffic.packet_bytes_sent += len(raw)
         return number
 
-    def receive(self) -> Packet[Any] | None:
-        """The next packet, or None where there is none yet. Raises WireError, OSError."""
+    def receive(self, *, waits: bool = False) -> Packet[Any] | None:
+        """The next packet, or None where there is none; `waits`: where none came for WAIT_US. That
+        wait wakes faster than poll(2) and a read after it. Raises WireError, OSError.
+        """
+        flags = socket.MSG_TRUNC if waits else socket.MSG_TRUNC | socket.MSG_DONTWAIT
         try:
-            num_bytes = self._sock.recv_into(self._buffer, 0, socket.MSG_TRUNC)
+            num_bytes = self._sock.recv_into(self._buffer, 0, flags)
         except BlockingIOError:
             return None
         if num_bytes == 0:

@@ -23,30 +23,36 @@ class SharedOutbox:
 
     def __init__(self, memory: SealedMemory, region: Region, first_sequence: int) -> None:
         self._memory = memory
-        self._region = region
+        self._begin = region.begin
         self._ledger = RingLedger(region.end - region.begin, first_sequence)
         self._words = memory.view.cast("Q")
+        self._read_word = region.word // 8
         self._num_read = first_sequence - 1
-        self._words[region.word // 8] = self._num_read
+        self._words[self._read_word] = self._num_read
 
     def reserve(self, num_bytes: int) -> Room | None:
-        read = self._words[self._region.word // 8]
-        if not self._num_read <= read < self._ledger.next_sequence:
-            raise WireError(f"it says that it has read payload {read}, which was not sent")
-        self._num_read = read
-        self._ledger.free_until(read)
+        read = self._words[self._read_word]
+        if read != self._num_read:
+            self._free_until(read)
         place = self._ledger.reserve(num_bytes)
         if place is None:
             return None
-        begin = self._region.begin + place.begin
+        begin = self._begin + place.begin
         self._words[(begin - ALIGN_BYTES) // 8] = 0  # who still reads what lay here sees that
         return Room(place, self._memory.view[begin : begin + num_bytes])
 
+    def _free_until(self, read: int) -> None:
+        if not self._num_read < read < self._ledger.next_sequence:
+            raise WireError(f"it says that it has read payload {read}, which was not sent")
+        self._num_read = read
+        self._ledger.free_until(read)
+
     def commit(self, room: Outgoing) -> Span:
         assert isinstance(room, Room), "room of another channel"
-        begin = self._region.begin + room.place.begin
-        self._words[(begin - ALIGN_BYTES) // 8] = room.place.sequence
-        return Span(begin, room.place.num_bytes, room.place.sequence)
+        begin, num_bytes, sequence = room.place
+        begin += self._begin
+        self._words[(begin - ALIGN_BYTES) // 8] = sequence
+        return Span(begin, num_bytes, sequence)
 
     def refer(self, payload: Payload) -> Span | None:
         return payload.lend(self._memory)
@@ -72,11 +78,12 @@ class SharedInbox:
         self, memory: SealedMemory, region: Region, first_sequence: int, *, is_lent: bool
     ) -> None:
         self.memory = memory
-        self._region = region
+        self._begin, self._end, word = region
+        self._read_word = word // 8
         self._bounds = (0, memory.num_bytes) if is_lent else (region.begin, region.end)
         self._watermark = Watermark(first_sequence)
         self._words = memory.view.cast("Q")
-        self._is_closed = False
+        self.is_closed = False
 
     def accept(self, span: Span, hooks: Hooks) -> SharedPayload:
         begin, end = self._bounds
@@ -84,7 +91,7 @@ class SharedInbox:
             raise WireError(f"{_told(span)} outside of [{begin}, {end})")
         if span.begin % ALIGN_BYTES:
             raise WireError(f"{_told(span)}, not at a multiple of {ALIGN_BYTES}")
-        is_own = self._region.begin <= span.begin < self._region.end
+        is_own = self._begin <= span.begin < self._end
         if is_own and not self._watermark.came(span.sequence):
             raise WireError(f"payload {span.sequence} again")
         words = self.doubt(span)
@@ -99,8 +106,8 @@ class SharedInbox:
 
     def done(self, span: Span) -> None:
         """Let the sender reuse it."""
-        if not self._is_closed:
-            self._words[self._region.word // 8] = self._watermark.done(span.sequence)
+        if not self.is_closed:
+            self._words[self._read_word] = self._watermark.done(span.sequence)
 
     def pull(self) -> None:
         pass
@@ -109,18 +116,16 @@ class SharedInbox:
         self.memory.register(register)
 
     def close(self) -> None:
-        self._is_closed = True
+        self.is_closed = True
         self._words.release()
-
-    @property
-    def is_closed(self) -> bool:
-        return self._is_closed
 
 
 class SharedPayload:
     """Bytes in the shared memory. One that lies in a third process's ring is freed by whoever
     forwarded it.
     """
+
+    __slots__ = ("_hooks", "_inbox", "_is_freed", "_is_own", "_span", "_view", "num_bytes")
 
     def __init__(self, inbox: SharedInbox, span: Span, hooks: Hooks, *, is_own: bool) -> None:
         self._inbox = inbox
