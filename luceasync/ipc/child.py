@@ -17,6 +17,7 @@ from luceasync.ipc.log_lines import LogLines
 from luceasync.ipc.waiting import Deadline
 
 SETTLE_S = 0.05  # for what it said last to come through the pipe
+GOING_S = 0.2  # its sockets close before it has ended
 
 
 class Child:
@@ -53,7 +54,7 @@ class Child:
         """How it ended, if it has, and its last log lines."""
         if self._ended is not None:
             return told(self._ended, self._lines)
-        if not self._wait(SETTLE_S):
+        if not self._wait(GOING_S):
             return told("its process lives", self._log.last())
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None

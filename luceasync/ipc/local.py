@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import select
 import socket
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Generic, NoReturn, TypeVar
@@ -98,7 +97,8 @@ class LocalChannel(Generic[M]):
         deadline_s: float,
     ) -> int:
         with self._door:
-            return self._send(message, self._committed(payload), answers, Deadline(deadline_s))
+            span = None if payload is None else self._committed(payload)
+            return self._send(message, span, answers, deadline_s)
 
     def forward(
         self, message: Message, payload: Payload, *, answers: int = 0, deadline_s: float
@@ -107,7 +107,7 @@ class LocalChannel(Generic[M]):
             span = self._outbox.refer(payload)
             if span is not None:
                 self.traffic.payload_bytes_lent += span.num_bytes
-                return self._send(message, span, answers, Deadline(deadline_s))
+                return self._send(message, span, answers, deadline_s)
         room = self.reserve(payload.num_bytes, deadline_s)
         room.view[:] = payload.view(payload.num_bytes)
         return self.send(message, room, answers=answers, deadline_s=deadline_s)
@@ -143,7 +143,8 @@ class LocalChannel(Generic[M]):
     ) -> Received[A]:
         with self._door:
             deadline = Deadline(deadline_s)
-            number = self._send(message, self._committed(payload), 0, deadline)
+            span = None if payload is None else self._committed(payload)
+            number = self._send(message, span, 0, deadline_s)
             return self._answer(number, kind, deadline)
 
     def ping(self, deadline_s: float) -> None:
@@ -157,18 +158,19 @@ class LocalChannel(Generic[M]):
             self._outbox.close()
             self._inbox.close()
 
-    def _committed(self, payload: Outgoing | None) -> Span | None:
-        if payload is None:
-            return None
+    def _committed(self, payload: Outgoing) -> Span:
         span = self._outbox.commit(payload)
         self.traffic.payload_bytes_sent += span.num_bytes
         return span
 
-    def _send(self, message: Message, span: Span | None, answers: int, deadline: Deadline) -> int:
+    def _send(self, message: Message, span: Span | None, answers: int, deadline_s: float) -> int:
         """Bytes first, as far as they go, so that one wake of the other end is enough."""
-        push, packets = self._outbox.push, self._packets
-        is_pushed = push()
+        packets, push = self._packets, self._outbox.push
+        is_pushed = span is None or push()
         number = packets.send(message, answers, span)
+        if number is not None and is_pushed and not packets.pings:
+            return number
+        deadline = Deadline(deadline_s)
         if number is None:
             what = f"to take {type(message).__name__}"
             number = self._until(
@@ -204,33 +206,31 @@ class LocalChannel(Generic[M]):
         """The next message: spun for where that pays, then waited for in a read, which wakes
         fastest, then slept for.
         """
-        started = time.monotonic()
-        spin_s = self._patience.spin_s()
+        spin_s = self._patience.spin_s
         waited_s = 0.0
         while True:
-            if waited_s >= IDLE_S:
-                self._sleep(deadline)
-            waits = spin_s <= waited_s < IDLE_S and not deadline.is_past
-            got = self._read(waits=waits)
-            waited_s = time.monotonic() - started
+            waits = spin_s <= waited_s < IDLE_S and deadline.seconds > waited_s
+            got = self._read(waits)
+            waited_s = deadline.since_s()
             if got is not None:
                 self._patience.waited(waited_s)
                 return got
-            if deadline.is_past:
+            if waited_s >= deadline.seconds:
                 silent = f"silent for {deadline.seconds:g} s"
                 raise WireError(f"{silent}, where {what} was expected")
-            if waits:
-                self._sleep(Deadline(0))  # its process may have ended
+            if waits or waited_s >= IDLE_S:
+                self._sleep(Deadline(0) if waited_s < IDLE_S else deadline)
 
-    def _read(self, *, waits: bool = False) -> Received[Any] | None:
+    def _read(self, waits: bool = False) -> Received[Any] | None:
         """A message, if one is there; see PacketSocket.receive()."""
-        packet = self._packets.receive(waits=waits)
+        packet = self._packets.receive(waits)
         if packet is None:
             return None
-        payload = None
-        if packet.payload is not None:
-            payload = self._inbox.accept(packet.payload, self._hooks)
-            self.traffic.payload_bytes_received += payload.num_bytes
+        span = packet.payload
+        if span is None:
+            return Received(packet.body, None, packet.number, packet.answers)
+        payload = self._inbox.accept(span, self._hooks)
+        self.traffic.payload_bytes_received += span.num_bytes
         return Received(packet.body, payload, packet.number, packet.answers)
 
     def _until(self, attempt: Callable[[], T | None], fd: int, deadline: Deadline, what: str) -> T:

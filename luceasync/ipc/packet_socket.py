@@ -24,6 +24,9 @@ from luceasync.ipc.packets import (
 )
 
 MAX_PINGS = 64  # that nobody has room for the answers to
+SENDING = socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT
+AT_ONCE = socket.MSG_TRUNC | socket.MSG_DONTWAIT
+WAITING = socket.MSG_TRUNC
 WAIT_US = 10_000  # by then a process that has ended is noticed, whoever holds its socket
 
 
@@ -39,13 +42,13 @@ class PacketSocket:
         self._traffic = traffic
         self._buffer = bytearray(MAX_PACKET_BYTES)
         self._view = memoryview(self._buffer)
-        self._pings: deque[int] = deque()
+        self.pings: deque[int] = deque()
 
     def send(self, message: Message, answers: int = 0, span: Span | None = None) -> int | None:
         """The number of the packet, or None: the socket is full. Raises OSError, ValueError."""
         raw = self._codec.encode(message, answers, span)
         try:
-            self._sock.send(raw, socket.MSG_NOSIGNAL | socket.MSG_DONTWAIT)
+            self._sock.send(raw, SENDING)
         except BlockingIOError:
             return None
         number = self._codec.next_number
@@ -54,11 +57,11 @@ class PacketSocket:
         self._traffic.packet_bytes_sent += len(raw)
         return number
 
-    def receive(self, *, waits: bool = False) -> Packet[Any] | None:
+    def receive(self, waits: bool = False) -> Packet[Any] | None:
         """The next packet, or None where there is none; `waits`: where none came for WAIT_US. That
         wait wakes faster than poll(2) and a read after it. Raises WireError, OSError.
         """
-        flags = socket.MSG_TRUNC if waits else socket.MSG_TRUNC | socket.MSG_DONTWAIT
+        flags = WAITING if waits else AT_ONCE
         try:
             num_bytes = self._sock.recv_into(self._buffer, 0, flags)
         except BlockingIOError:
@@ -72,16 +75,16 @@ class PacketSocket:
         self._traffic.packet_bytes_received += num_bytes
         if packet.body.__class__ is not Ping:
             return packet
-        if packet.payload is not None or len(self._pings) >= MAX_PINGS:
+        if packet.payload is not None or len(self.pings) >= MAX_PINGS:
             raise WireError("a ping with a payload, or more of them than can be answered")
-        self._pings.append(packet.number)
+        self.pings.append(packet.number)
         self.answer_pings()
         return None
 
     def answer_pings(self) -> None:
         """As far as the socket takes answers now."""
-        while self._pings and self.send(Pong(), self._pings[0]) is not None:
-            self._pings.popleft()
+        while self.pings and self.send(Pong(), self.pings[0]) is not None:
+            self.pings.popleft()
 
     def close(self) -> None:
         """Idempotent."""

@@ -43,10 +43,10 @@ class RingLedger:
 
         Raises ValueError for one that never fits.
         """
-        taken = ALIGN_BYTES + _aligned(num_bytes)
+        taken = ALIGN_BYTES - -num_bytes // ALIGN_BYTES * ALIGN_BYTES
         if taken > self.num_bytes:
             raise ValueError(f"a payload of {num_bytes} bytes in a ring of {self.num_bytes}")
-        begin = self._find(taken)
+        begin = self._find(taken) if self._in_use else 0  # the same bytes: caches hold them
         if begin is None:
             return None
         self._head = begin + taken
@@ -56,8 +56,6 @@ class RingLedger:
         return place
 
     def _find(self, taken: int) -> int | None:
-        if not self._in_use:
-            return 0  # the same bytes as before: caches hold them
         tail = self._in_use[0][1]
         if self._head > tail:
             if self._head + taken <= self.num_bytes:
@@ -113,7 +111,3 @@ def lay_out(ring_bytes: Sequence[int]) -> tuple[int, list[Region]]:
         begin, end = end, end + -(-num_bytes // PAGE_BYTES) * PAGE_BYTES
         regions.append(Region(begin, end, number * WORD_STRIDE_BYTES))
     return end, regions
-
-
-def _aligned(num_bytes: int) -> int:
-    return -(-num_bytes // ALIGN_BYTES) * ALIGN_BYTES

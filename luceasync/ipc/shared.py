@@ -86,18 +86,18 @@ class SharedInbox:
         self.is_closed = False
 
     def accept(self, span: Span, hooks: Hooks) -> SharedPayload:
+        at, num_bytes, sequence = span.begin, span.num_bytes, span.sequence
         begin, end = self._bounds
-        if span.begin + span.num_bytes > end or span.begin < begin + ALIGN_BYTES:
+        if at + num_bytes > end or at < begin + ALIGN_BYTES:
             raise WireError(f"{_told(span)} outside of [{begin}, {end})")
-        if span.begin % ALIGN_BYTES:
+        if at % ALIGN_BYTES:
             raise WireError(f"{_told(span)}, not at a multiple of {ALIGN_BYTES}")
-        is_own = self._begin <= span.begin < self._end
-        if is_own and not self._watermark.came(span.sequence):
-            raise WireError(f"payload {span.sequence} again")
-        words = self.doubt(span)
-        if words:
-            raise WireError(words)
-        return SharedPayload(self, span, hooks, is_own=is_own)
+        is_own = self._begin <= at < self._end
+        if is_own and not self._watermark.came(sequence):
+            raise WireError(f"payload {sequence} again")
+        if self._words[(at - ALIGN_BYTES) // 8] != sequence:
+            raise WireError(self.doubt(span))
+        return SharedPayload(self, span, hooks, is_own)
 
     def doubt(self, span: Span) -> str:
         """Why the bytes are not those of the span, or nothing."""
@@ -127,7 +127,7 @@ class SharedPayload:
 
     __slots__ = ("_hooks", "_inbox", "_is_freed", "_is_own", "_span", "_view", "num_bytes")
 
-    def __init__(self, inbox: SharedInbox, span: Span, hooks: Hooks, *, is_own: bool) -> None:
+    def __init__(self, inbox: SharedInbox, span: Span, hooks: Hooks, is_own: bool) -> None:
         self._inbox = inbox
         self._span = span
         self._hooks = hooks
@@ -152,7 +152,7 @@ class SharedPayload:
 
     def into(self, target: memoryview) -> None:
         view = self.view(target.nbytes)
-        target.cast("B")[:] = view
+        (target if target.format == "B" else target.cast("B"))[:] = view
         self.free()
 
     def free(self) -> None:

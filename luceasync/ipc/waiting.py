@@ -16,24 +16,26 @@ PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so oft
 class Deadline:
     """A moment by which something must have happened."""
 
+    __slots__ = ("_begun", "seconds")
+
     def __init__(self, seconds: float) -> None:
         """`seconds` from now; raises ValueError where that is no moment."""
-        if not (math.isfinite(seconds) and seconds >= 0):
+        if not 0 <= seconds < math.inf:
             raise ValueError(f"a deadline in {seconds} s")
         self.seconds = seconds
-        self._at = time.monotonic() + seconds
+        self._begun = time.monotonic()
 
-    def left_s(self) -> float:
-        """Seconds until then, never below 0."""
-        return max(0.0, self._at - time.monotonic())
+    def since_s(self) -> float:
+        """Seconds since it was set."""
+        return time.monotonic() - self._begun
 
     def left_ms(self) -> int:
         """As poll(2) wants it: rounded up, so that no wait of its is a spin."""
-        return math.ceil(self.left_s() * 1e3)
+        return math.ceil(max(0.0, self.seconds - self.since_s()) * 1e3)
 
     @property
     def is_past(self) -> bool:
-        return time.monotonic() >= self._at
+        return self.since_s() >= self.seconds
 
 
 class Patience:
@@ -43,21 +45,20 @@ class Patience:
     nothing, and with one core it keeps the other end from working.
     """
 
+    __slots__ = ("_max_s", "_num_slept", "spin_s")
+
     def __init__(self, num_cores: int | None = None) -> None:
         """`num_cores`: those that this process may use; asked of the system if None."""
-        self._can_spin = (num_cores or len(os.sched_getaffinity(0))) > 1
-        self._pays = True
+        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+        self._max_s = MAX_SPIN_S if cores > 1 else 0.0
         self._num_slept = 0
-
-    def spin_s(self) -> float:
-        """How long to spin now."""
-        if not self._can_spin:
-            return 0.0
-        if self._pays or self._num_slept % PROBE_EVERY == PROBE_EVERY - 1:
-            return MAX_SPIN_S
-        return 0.0
+        self.spin_s = self._max_s  # how long to spin now
 
     def waited(self, seconds: float) -> None:
         """Learn from a wait that has ended, whether it was spun or slept."""
-        self._pays = seconds <= MAX_SPIN_S
-        self._num_slept = 0 if self._pays else self._num_slept + 1
+        if seconds <= MAX_SPIN_S:
+            self._num_slept = 0
+            self.spin_s = self._max_s
+        else:
+            self._num_slept += 1
+            self.spin_s = self._max_s if self._num_slept % PROBE_EVERY == 0 else 0.0
