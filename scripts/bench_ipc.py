@@ -19,16 +19,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from luceasync.bench import command
 from luceasync.bench.figures import median, paired_ratio, percentile
 from luceasync.bench.report import Report, figure
 from luceasync.bench.rounds import interleave
+from luceasync.errors import ChannelClosed
 from luceasync.ipc.handshake import Statement, be_greeted, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
+from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import TRANSPORTS, come_home, open_rings
 
@@ -58,9 +61,15 @@ class Done(Message, frozen=True):
 def serve() -> None:
     """The other end: copies what comes, and answers."""
     home = come_home((Hop, Chunk))
-    channel = home.channel
+    be_greeted(home.channel, Statement(), DEADLINE_S)
+    with suppress(ChannelClosed):  # the measurement has ended
+        answer_all(home.channel)
+    home.close()
+
+
+def answer_all(channel: LocalChannel[Any]) -> None:
+    """Hops and chunks, until the other end is gone."""
     activation, chunk = memoryview(bytearray(HOP_BYTES)), memoryview(bytearray(CHUNK_BYTES))
-    be_greeted(channel, Statement(), DEADLINE_S)
     while True:
         got = channel.receive(DEADLINE_S)
         assert got.payload is not None

@@ -85,6 +85,8 @@ class LocalLauncher:
         path = program.executable
         if not (path.is_file() and os.access(path, os.X_OK)):
             raise ConfigError(f"{program.name}: {path} is no executable file")
+        rings = program.rings
+        assert rings is None or rings.ring_bytes == program.ring_bytes, "rings of other sizes"
         self._program = program
         self._on_line = on_line or (lambda line: log.info("%s: %s", program.name, line))
         # The kernel ends a child with the thread that started it: this one lives until close().
