@@ -44,16 +44,16 @@ class Ends:
                 rings.close()
 
 
-def make_ends(transport: str, died_fd: int = -1) -> Ends:
-    wiring = Wiring(session=SESSION, control=0, ring_bytes=RING_BYTES, written=1, read=0)
+def make_ends(transport: str, died_fd: int = -1, ring_bytes: tuple[int, ...] = RING_BYTES) -> Ends:
+    wiring = Wiring(session=SESSION, control=0, ring_bytes=ring_bytes, written=1, read=0)
     control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     streams: tuple[socket.socket | None, socket.socket | None] = (None, None)
     rings = rings_there = None
     if transport == "stream":
         streams = socket.socketpair()
     else:
-        rings = Rings.create(RING_BYTES)
-        rings_there = Rings.inherit(os.dup(rings.memory.fd), RING_BYTES)
+        rings = Rings.create(ring_bytes)
+        rings_there = Rings.inherit(os.dup(rings.memory.fd), ring_bytes)
     here = LocalChannel[Any](
         control,
         Codec(SESSION, (Heard, Say)),

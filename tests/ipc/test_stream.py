@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import msgspec
 import pytest
 
 from luceasync.errors import ChannelClosed
 from luceasync.ipc.packets import Packet, Span
-from tests.ipc.ends import DEADLINE_S, RING_BYTES, SESSION, Ends, Say, make_ends, send_bytes
+from tests.ipc.ends import (
+    DEADLINE_S,
+    RING_BYTES,
+    SESSION,
+    Ends,
+    Say,
+    make_ends,
+    send_bytes,
+    take_bytes,
+)
 
 
 def tell(ends: Ends, span: Span, number: int = 1) -> None:
@@ -63,6 +75,22 @@ def test_payloads_that_are_kept_beyond_the_ring_are_an_error_and_no_hang(
         for payload in kept:
             assert payload is not None
             payload.view(30_000)
+
+
+def test_both_may_write_more_than_a_socket_holds_before_they_read() -> None:
+    ends = make_ends("stream", ring_bytes=(1 << 20, 1 << 20))
+    content = os.urandom(60_000)
+
+    def write_then_read(channel) -> list[bytes]:
+        for _ in range(10):
+            send_bytes(channel, content)
+        return [take_bytes(channel, len(content)) for _ in range(10)]
+
+    with ThreadPoolExecutor(1) as pool:
+        there = pool.submit(write_then_read, ends.there)
+        assert write_then_read(ends.here) == [content] * 10
+        assert there.result() == [content] * 10
+    ends.close()
 
 
 def test_a_payload_goes_on_through_the_one_who_passes_it_on() -> None:
