@@ -8,7 +8,8 @@ nodefiles  nodes as files                      hoststore  host memory that holds
 dflash     drafts for the target to verify     pipeline   the model as a chain of groups
 models     families, kinds of layers, weights  kv         lanes: where their state lies
 kernels    Triton, beside torch twins          cuda       Numba kernels
-cyext      compiled loops                      bench      how measurements are taken and told
+cyext      compiled loops                      ipc        processes that work together
+bench      how measurements are taken and told
 
 Imports run downwards: cli -> server, engine -> keeping -> text, prefix, nodefiles, hoststore,
 dflash -> pipeline -> models, hoststore -> kv -> kernels. request.py is what server and engine say

@@ -11,6 +11,8 @@ LuceasyncError
 │   ├── CorruptNode        a node file that is damaged
 │   └── ForeignNode        a sound file that is no node of this namespace
 ├── GroupFailed            a group of shards cannot go on; ends what ran on it, 503
+├── ChannelClosed          the other end of a channel is gone, silent, or not to be believed
+│   └── PeerRefused        it lives, but does not belong to this end
 ├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
 │   └── GaveWay            the place was for a client that holds fewer
@@ -103,6 +105,16 @@ class GroupFailed(LuceasyncError):
     def __init__(self, group: int, detail: str) -> None:
         super().__init__(f"group {group} of the model failed: {detail}")
         self.group = group
+
+
+class ChannelClosed(LuceasyncError):
+    """The other end of a channel is gone, silent beyond a deadline, or sends what cannot be
+    believed; it counts as dead. The message says which.
+    """
+
+
+class PeerRefused(ChannelClosed):
+    """Both ends live and do not belong together: what differs, with both values."""
 
 
 class Unsupported(LuceasyncError):

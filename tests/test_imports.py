@@ -54,7 +54,7 @@ LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipe
 LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
 LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.directory"}
-LIGHT |= {"models.precision", "dflash.draft_config"}
+LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
 
@@ -265,6 +265,8 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
         ("text/words.py", "def f():\n  import luceasync.prefix.keys", circles, "prefix -> "),
         ("kernels/rows.py", "from luceasync import errors", upward_imports, "luceasync.errors"),
         ("junk/x.py", "", upward_imports, "luceasync.junk.x has no rule"),
+        ("ipc/ring.py", "import numpy", heavy_imports, "luceasync.ipc.ring -> numpy"),
+        ("ipc/ring.py", "from luceasync.kv import state", upward_imports, "ring must not import"),
         ("server/app.py", "import torch", heavy_imports, "luceasync.server.app -> torch"),
         ("server/app.py", "import luceasync.mid", heavy_imports, "mid -> numpy.linalg"),
         ("cli/plan.py", "from torch import nn", heavy_imports, "cli.plan -> torch"),

@@ -1,0 +1,174 @@
+"""What two processes need of each other: a channel for messages, and somebody who starts the other.
+
+Protocols alone. A body may reach another machine: no path, descriptor or device name in them means
+anything beyond its host, and who asks for room or for a payload is not told where it lies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from luceasync.ipc.memory import Register
+from luceasync.ipc.packets import Message, Span
+
+M = TypeVar("M")
+A = TypeVar("A", bound=Message)
+
+
+class Outgoing(Protocol):
+    """Room for a payload, of exactly the bytes that were asked for; fill it, then send it."""
+
+    @property
+    def view(self) -> memoryview: ...
+
+
+class Payload(Protocol):
+    """Bytes that came with a message, and lie in memory that the channel reuses.
+
+    Sizes are what the receiver has computed itself. Another one closes the channel, and nothing is
+    allocated or written. All methods raise ChannelClosed.
+    """
+
+    @property
+    def num_bytes(self) -> int:
+        """What the sender says."""
+
+    def view(self, num_bytes: int) -> memoryview:
+        """The bytes where they lie, until free()."""
+
+    def into(self, target: memoryview) -> None:
+        """Copy all of them to memory of exactly that size, then free()."""
+
+    def lend(self, memory: object) -> Span | None:
+        """What a packet tells of them to a process that maps `memory`, if they lie in it."""
+
+    def free(self) -> None:
+        """The sender may reuse their place. Idempotent."""
+
+
+class Received(NamedTuple, Generic[M]):
+    """A message, the payload that came with it, its number, and which of ours it answers (0: none).
+
+    Whoever is given a payload frees it.
+    """
+
+    message: M
+    payload: Payload | None
+    number: int
+    answers: int
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What has crossed a channel. Lent: payloads passed on by reference, whose bytes stayed."""
+
+    packets_sent: int = 0
+    packets_received: int = 0
+    packet_bytes_sent: int = 0
+    packet_bytes_received: int = 0
+    payload_bytes_sent: int = 0
+    payload_bytes_received: int = 0
+    payload_bytes_lent: int = 0
+
+
+class Channel(Protocol[M]):
+    """Messages to and from one other process, in order, each with a payload or without.
+
+    Used by one thread. Every wait ends: at its deadline, or when the other end dies, the channel
+    closes and all raise ChannelClosed, now and later.
+    """
+
+    @property
+    def traffic(self) -> Traffic: ...
+
+    @property
+    def closed(self) -> str | None:
+        """Why it is closed, or None while it is not."""
+
+    def register(self, register: Register) -> None:
+        """Let a device register the memory of payloads, until close()."""
+
+    def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:
+        """Room for a payload; waits while the other end still reads earlier ones.
+
+        Raises ValueError for more than the channel ever holds. Send rooms in the order in which
+        they were reserved.
+        """
+
+    def send(
+        self,
+        message: Message,
+        payload: Outgoing | None = None,
+        *,
+        answers: int = 0,
+        deadline_s: float,
+    ) -> int:
+        """The number of the packet, which an answer to it names."""
+
+    def forward(
+        self, message: Message, payload: Payload, *, answers: int = 0, deadline_s: float
+    ) -> int:
+        """Send with a payload that came from another channel, by reference where both share memory.
+
+        Free it when the other end has answered, not before.
+        """
+
+    def receive(self, deadline_s: float) -> Received[M]:
+        """The next message."""
+
+    def poll(self, timeout_s: float) -> bool:
+        """Whether a message is there, waiting up to `timeout_s`; this deadline closes nothing."""
+
+    def answer(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
+        """The answer to packet `number`; others that come before wait for receive().
+
+        One of another kind closes the channel.
+        """
+
+    def call(
+        self,
+        message: Message,
+        kind: type[A],
+        payload: Outgoing | None = None,
+        *,
+        deadline_s: float,
+    ) -> Received[A]:
+        """Send, and wait for the answer, both within the deadline."""
+
+    def ping(self, deadline_s: float) -> None:
+        """Ask the other end for a sign of life; it gives one whenever it waits for messages."""
+
+    def close(self, words: str = "closed here") -> None:
+        """Idempotent. The other end sees that this one is gone."""
+
+
+class Started(Protocol[M]):
+    """A process that was started, and the channel to it."""
+
+    @property
+    def channel(self) -> Channel[M]: ...
+
+    def is_alive(self) -> bool: ...
+
+    def last_words(self) -> str:
+        """How it ended, if it has, and its last log lines."""
+
+    def end(self, grace_s: float, deadline_s: float) -> None:
+        """Close the channel, give the process `grace_s` to end by itself, then kill it; afterwards
+        nothing of it is left. Idempotent. Raises LuceasyncError if the system does not let it go.
+        """
+
+
+class Launcher(Protocol):
+    """Starts the other end of a channel."""
+
+    def launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> Started[Any]:
+        """A new process given these arguments; `messages` are what it may say.
+
+        Raises ConfigError if there is nothing to start. Greet it before anything else.
+        """
+
+    def close(self) -> None:
+        """Give back what starting takes; whatever it started and still runs is ended."""

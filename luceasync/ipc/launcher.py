@@ -1,0 +1,169 @@
+"""Starts a program of another Python environment on this machine, at the end of a channel.
+
+Owns what it starts until that has been ended, and the thread that starts. Linux only.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from luceasync.errors import ConfigError, Unavailable
+from luceasync.ipc.child import Child
+from luceasync.ipc.local import LocalChannel
+from luceasync.ipc.memory import SealedMemory, require_linux
+from luceasync.ipc.packets import Codec, Message
+from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, boxes
+
+log = logging.getLogger(__name__)
+
+LEASH = Path(__file__).with_name("leash.py")
+# What belongs to this process's environment and misleads another one's Python.
+NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", VARIABLE)
+ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to other groups
+END_S = 10.0
+
+
+@dataclass(frozen=True)
+class Program:
+    """What is started, and what it is given.
+
+    `ring_bytes` are sizes of all rings, of which the child writes the one numbered `written` and
+    reads the one numbered `read`. `rings` has them in shared memory; None: payloads go as bytes.
+    `lent` is memory that it may map, by name.
+    """
+
+    executable: Path
+    name: str
+    ring_bytes: tuple[int, ...]
+    written: int = 1
+    read: int = 0
+    rings: Rings | None = None
+    environment: Mapping[str, str] = field(default_factory=dict)
+    lent: Mapping[str, SealedMemory] = field(default_factory=dict)
+
+
+class LocalStarted:
+    """A process of this machine and the channel to it."""
+
+    def __init__(self, child: Child, channel: LocalChannel[Any]) -> None:
+        self.child = child
+        self.channel = channel
+
+    def is_alive(self) -> bool:
+        return self.child.is_alive()
+
+    def last_words(self) -> str:
+        return self.child.last_words()
+
+    def end(self, grace_s: float, deadline_s: float) -> None:
+        self.channel.close()
+        self.child.end(grace_s, deadline_s)
+
+
+class LocalLauncher:
+    """Starts one program, as often as it is asked to. Call it from one thread at a time."""
+
+    def __init__(self, program: Program, on_line: Callable[[str], None] | None = None) -> None:
+        """`on_line` gets each line of the processes' log, in another thread; else it is logged.
+
+        Raises ConfigError for what cannot be started.
+        """
+        require_linux()
+        path = program.executable
+        if not (path.is_file() and os.access(path, os.X_OK)):
+            raise ConfigError(f"{program.name}: {path} is no executable file")
+        rings = program.rings
+        assert rings is None or rings.ring_bytes == program.ring_bytes, "rings of other sizes"
+        self._program = program
+        self._on_line = on_line or (lambda line: log.info("%s: %s", program.name, line))
+        # The kernel ends a child with the thread that started it: this one lives until close().
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"starts {program.name}")
+        self._started: list[LocalStarted] = []
+        self._is_closed = False
+
+    def launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalStarted:
+        """A new process; see `luceasync.ipc.channel.Launcher`. Raises Unavailable if the system
+        starts none.
+        """
+        assert not self._is_closed, "a launcher that was closed"
+        self._started = [each for each in self._started if not each.child.is_over]
+        try:
+            started = self._launch(arguments, messages)
+        except OSError as error:
+            raise Unavailable(f"{self._program.name} cannot be started: {error}") from error
+        self._started.append(started)
+        return started
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._is_closed = True
+        while self._started:
+            self._started.pop().end(0.0, END_S)
+        self._starter.shutdown()
+
+    def _launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalStarted:
+        program = self._program
+        with ExitStack() as ours, ExitStack() as theirs:
+            control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(control.close)
+            theirs.callback(control_there.close)
+            stream = stream_there = None
+            if program.rings is None:
+                stream, stream_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+                ours.callback(stream.close)
+                theirs.callback(stream_there.close)
+            wiring = Wiring(
+                session=secrets.randbits(60) + 1,
+                control=control_there.fileno(),
+                ring_bytes=program.ring_bytes,
+                written=program.written,
+                read=program.read,
+                stream=-1 if stream_there is None else stream_there.fileno(),
+                rings=-1 if program.rings is None else program.rings.memory.fd,
+                lent={name: (each.fd, each.num_bytes) for name, each in program.lent.items()},
+            )
+            # Before the child runs: it finds the words of its rings as they must be.
+            outbox, inbox = boxes(wiring, program.rings, stream, is_child=False)
+            ours.callback(outbox.close)
+            ours.callback(inbox.close)
+            process = self._starter.submit(self._start, arguments, wiring).result()
+            child = Child(process, self._on_line)
+            codec = Codec(wiring.session, messages)
+            channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
+            ours.pop_all()  # they are the channel's now
+            return LocalStarted(child, channel)
+
+    def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
+        """In the thread that lives as long as the children may."""
+        fds = [wiring.control, wiring.stream, wiring.rings, *(fd for fd, _ in wiring.lent.values())]
+        python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
+        return subprocess.Popen(
+            [*python, str(self._program.executable), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[fd for fd in fds if fd >= 0],
+            start_new_session=True,  # Ctrl-C at a terminal is for this process alone
+            env=child_environment(os.environ, self._program.environment, wiring),
+        )
+
+
+def child_environment(
+    own: Mapping[str, str], added: Mapping[str, str], wiring: Wiring
+) -> dict[str, str]:
+    """The variables of a child in another Python environment; `added` wins over all but one."""
+    kept = {name: value for name, value in own.items() if name not in NOT_INHERITED}
+    return {**kept, **ALSO_SET, **added, VARIABLE: msgspec.json.encode(wiring).decode()}

@@ -1,0 +1,117 @@
+"""Memory that several processes map: a memfd whose size nobody can change any more.
+
+Owns the descriptor, the mapping, and what devices have registered of it. Linux only. Without the
+seal, a peer that shrinks the file would end its readers (SIGBUS).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from luceasync.errors import ChannelClosed, ConfigError
+
+# Pins memory for a device; what it returns undoes that.
+Register = Callable[[memoryview], Callable[[], None]]
+
+
+def require_linux() -> None:
+    """Raises ConfigError where there are no memfds, pidfds and sockets that keep packets whole."""
+    if sys.platform != "linux":
+        raise ConfigError(
+            f"processes for groups and drafters need Linux (memfd, pidfd); this is {sys.platform}"
+        )
+
+
+def seals() -> int:
+    """Those that a memory must have: its size stays, and so do its seals."""
+    return fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
+
+
+class SealedMemory:
+    """A mapped memfd. `view` is all of it; `fd` is what other processes inherit.
+
+    Use from any thread; close() once nobody works in it.
+    """
+
+    def __init__(self, fd: int, num_bytes: int, *, populate: bool) -> None:
+        """Maps the descriptor, which is this object's from now on, also if this raises."""
+        self.fd = fd
+        self.num_bytes = num_bytes
+        self._undo: Callable[[], None] | None = None
+        self._is_closed = False
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if populate else 0)
+        try:
+            self._map = mmap.mmap(fd, num_bytes, flags=flags)
+        except BaseException:
+            os.close(fd)
+            raise
+        self.view = memoryview(self._map)
+
+    @classmethod
+    def create(cls, name: str, num_bytes: int, *, populate: bool = True) -> SealedMemory:
+        """New memory of zeros. `populate`: allocate it now; first use of a page is slow.
+
+        Raises OSError where the system gives none.
+        """
+        require_linux()
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, num_bytes)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals())
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(fd, num_bytes, populate=populate)
+
+    @classmethod
+    def inherit(cls, fd: int, num_bytes: int, *, populate: bool = True) -> SealedMemory:
+        """Memory that another process made. Raises ChannelClosed if it is not sealed, or of
+        another size than was told; the descriptor is closed then.
+        """
+        require_linux()
+        try:
+            words = _unlike(fd, num_bytes)
+        except OSError as error:
+            words = f"descriptor {fd}: {error.strerror}"
+        if words:
+            _close_quietly(fd)
+            raise ChannelClosed(f"the memory that was handed over is none to share: {words}")
+        os.set_inheritable(fd, False)
+        return cls(fd, num_bytes, populate=populate)
+
+    def register(self, register: Register) -> None:
+        """Let a device register all of it, until close(); once: what is pinned is so for all."""
+        if self._undo is None:
+            self._undo = register(self.view)
+
+    def close(self) -> None:
+        """Give it back; views that are still held keep the mapping until they go. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._undo is not None:
+            self._undo()
+        self.view.release()
+        os.close(self.fd)
+        with suppress(BufferError):  # somebody's view; the mapping goes with the last one
+            self._map.close()
+        del self._map
+
+
+def _unlike(fd: int, num_bytes: int) -> str:
+    """What is wrong with it, or nothing."""
+    found = os.fstat(fd).st_size
+    if found != num_bytes:
+        return f"it has {found} bytes, {num_bytes} were told"
+    has = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    return "" if has & seals() == seals() else f"its seals are {has:#x}, not {seals():#x}"
+
+
+def _close_quietly(fd: int) -> None:
+    with suppress(OSError):  # it was none; that is what is being said
+        os.close(fd)

@@ -1,0 +1,227 @@
+"""Payloads as bytes through a second socket, for systems that share no memory.
+
+Owns the bytes that wait on either side, in rings of its own that a device may register.
+"""
+
+from __future__ import annotations
+
+import mmap
+import socket
+from collections import deque
+from collections.abc import Callable
+
+from luceasync.errors import ChannelClosed
+from luceasync.ipc.channel import Outgoing, Payload
+from luceasync.ipc.memory import Register
+from luceasync.ipc.packets import Span, WireError
+from luceasync.ipc.payloads import Hooks, Room
+from luceasync.ipc.ring import Place, RingLedger, Watermark
+
+
+class _Ring:
+    """Memory of this process alone, with a ledger."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.ledger = RingLedger(num_bytes)
+        self._map = mmap.mmap(-1, num_bytes)
+        self._view = memoryview(self._map)
+        self._undo: Callable[[], None] | None = None
+
+    def reserve(self, num_bytes: int) -> Room | None:
+        place = self.ledger.reserve(num_bytes)
+        if place is None:
+            return None
+        return Room(place, self._view[place.begin : place.begin + num_bytes])
+
+    def register(self, register: Register) -> None:
+        if self._undo is None:
+            self._undo = register(self._view)
+
+    def close(self) -> None:
+        if self._undo is not None:
+            self._undo()
+            self._undo = None
+        self._view.release()  # the mapping goes with the last view of it
+
+
+class StreamOutbox:
+    """Bytes that go out, in the order of the packets that speak of them."""
+
+    def __init__(self, sock: socket.socket, ring_bytes: int, first_sequence: int) -> None:
+        self._sock = sock
+        self._ring = _Ring(ring_bytes)
+        self._next_sequence = first_sequence
+        self._queue: deque[tuple[Place, memoryview]] = deque()
+
+    @property
+    def fd(self) -> int:
+        return self._sock.fileno()
+
+    def reserve(self, num_bytes: int) -> Room | None:
+        return self._ring.reserve(num_bytes)
+
+    def commit(self, room: Outgoing) -> Span:
+        assert isinstance(room, Room), "room of another channel"
+        self._queue.append((room.place, room.view))
+        span = Span(0, room.place.num_bytes, self._next_sequence)
+        self._next_sequence += 1
+        return span
+
+    def refer(self, payload: Payload) -> Span | None:
+        return None
+
+    def push(self) -> bool:
+        while self._queue:
+            place, view = self._queue[0]
+            try:
+                num_sent = self._sock.send(view, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return False
+            if num_sent < len(view):
+                self._queue[0] = (place, view[num_sent:])
+                continue
+            self._queue.popleft()
+            self._ring.ledger.free_until(place.sequence)
+        return True
+
+    def register(self, register: Register) -> None:
+        self._ring.register(register)
+
+    def close(self) -> None:
+        self._queue.clear()
+        self._ring.close()
+        self._sock.close()
+
+
+class StreamInbox:
+    """Bytes that come in. They stay in the socket until they, or those after them, are wanted."""
+
+    def __init__(self, sock: socket.socket, ring_bytes: int, first_sequence: int) -> None:
+        self._sock = sock
+        self._ring = _Ring(ring_bytes)
+        self._watermark = Watermark()
+        self._next_sequence = first_sequence
+        self._due: deque[StreamPayload] = deque()  # whose bytes have not all come
+        self._is_full = False  # nothing more can be taken in until a payload is freed
+        self.is_closed = False
+
+    @property
+    def fd(self) -> int:
+        return self._sock.fileno() if self._due and not self._is_full else -1
+
+    def accept(self, span: Span, hooks: Hooks) -> StreamPayload:
+        if span.begin != 0:
+            raise WireError(f"a payload at {span.begin}, where payloads come as bytes")
+        if span.sequence != self._next_sequence:
+            raise WireError(f"payload {span.sequence}; {self._next_sequence} was expected")
+        largest = self._ring.ledger.largest_bytes
+        if span.num_bytes > largest:
+            raise WireError(f"a payload of {span.num_bytes} bytes; at most {largest} may come")
+        self._next_sequence += 1
+        payload = StreamPayload(self, span.num_bytes, hooks)
+        self._due.append(payload)
+        return payload
+
+    def pull(self) -> None:
+        while self._due and self._pull(self._due[0]):
+            self._due.popleft()
+
+    def _pull(self, payload: StreamPayload) -> bool:
+        """Read on; whether all is there."""
+        if payload.target is None:
+            room = self._ring.reserve(payload.num_bytes)
+            self._is_full = room is None
+            if room is None:
+                return False
+            self._watermark.came(room.place.sequence)
+            payload.place, payload.target = room.place, room.view
+        return self._fill(payload, payload.target)
+
+    def _fill(self, payload: StreamPayload, target: memoryview) -> bool:
+        while payload.num_read < payload.num_bytes:
+            try:
+                count = self._sock.recv_into(target[payload.num_read :])
+            except BlockingIOError:
+                return False
+            if count == 0:
+                told = f"{payload.num_read} of {payload.num_bytes} bytes"
+                raise WireError(f"a payload ended after {told}")
+            payload.num_read += count
+        return True
+
+    def load(self, payload: StreamPayload, target: memoryview | None, hooks: Hooks) -> None:
+        """Wait until its bytes are in the ring, or, if none has been read yet, in `target`."""
+        try:
+            while payload in self._due:
+                first = self._due[0]
+                if first is payload and payload.target is None and target is not None:
+                    payload.target = target
+                if self._pull(first):
+                    self._due.popleft()
+                elif first.target is None:
+                    raise WireError("more payloads than its ring holds, and none of them is freed")
+                else:
+                    hooks.wait(self._sock.fileno())
+        except (WireError, OSError) as error:
+            hooks.fail(str(error))
+
+    def done(self, place: Place) -> None:
+        """Reuse a payload's place."""
+        self._ring.ledger.free_until(self._watermark.done(place.sequence))
+        self._is_full = False
+
+    def register(self, register: Register) -> None:
+        self._ring.register(register)
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._due.clear()
+        self._ring.close()
+        self._sock.close()
+
+
+class StreamPayload:
+    """Bytes in the socket, in the ring of the inbox, or on their way from one to the other."""
+
+    def __init__(self, inbox: StreamInbox, num_bytes: int, hooks: Hooks) -> None:
+        self.num_bytes = num_bytes
+        self.num_read = 0
+        self.place: Place | None = None  # in the ring, if it is there
+        self.target: memoryview | None = None
+        self._inbox = inbox
+        self._hooks = hooks
+        self._is_freed = False
+
+    def view(self, num_bytes: int) -> memoryview:
+        self._expect(num_bytes)
+        self._inbox.load(self, None, self._hooks)
+        assert self.target is not None
+        return self.target
+
+    def into(self, target: memoryview) -> None:
+        self._expect(target.nbytes)
+        target = target.cast("B")
+        self._inbox.load(self, target, self._hooks)
+        assert self.target is not None
+        if self.target is not target:
+            target[:] = self.target
+        self.free()
+
+    def lend(self, memory: object) -> Span | None:
+        return None
+
+    def free(self) -> None:
+        if self._is_freed or self._inbox.is_closed:
+            return
+        self._inbox.load(self, None, self._hooks)  # else its bytes would be taken for the next's
+        self._is_freed = True
+        self.target = None
+        if self.place is not None:
+            self._inbox.done(self.place)
+
+    def _expect(self, num_bytes: int) -> None:
+        assert not self._is_freed, "a payload that was freed"
+        if self._inbox.is_closed:
+            raise ChannelClosed("the channel of this payload is closed")
+        if num_bytes != self.num_bytes:
+            self._hooks.fail(f"a payload of {self.num_bytes} bytes came, {num_bytes} were expected")

@@ -1,0 +1,160 @@
+"""What the two ends of a local channel are made of, and how the started one is told of it.
+
+Owns the names and numbers that a child inherits. Knows no process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from luceasync.errors import ConfigError
+from luceasync.ipc.local import LocalChannel
+from luceasync.ipc.memory import SealedMemory, require_linux
+from luceasync.ipc.packets import Codec, Message, Natural, Positive
+from luceasync.ipc.payloads import Inbox, Outbox
+from luceasync.ipc.ring import lay_out
+from luceasync.ipc.shared import SharedInbox, SharedOutbox
+from luceasync.ipc.stream import StreamInbox, StreamOutbox
+
+VARIABLE = "LUCEASYNC_WIRING"
+TRANSPORTS = ("auto", "shared", "stream")
+
+
+class Rings:
+    """A memory with rings in it, one for each end that writes."""
+
+    def __init__(self, memory: SealedMemory, ring_bytes: Sequence[int]) -> None:
+        self.memory = memory
+        self.ring_bytes = tuple(ring_bytes)
+        self.regions = lay_out(ring_bytes)[1]
+
+    @classmethod
+    def create(cls, ring_bytes: Sequence[int]) -> Rings:
+        """New ones. Raises OSError where the system shares no memory."""
+        return cls(SealedMemory.create("luceasync-rings", lay_out(ring_bytes)[0]), ring_bytes)
+
+    @classmethod
+    def inherit(cls, fd: int, ring_bytes: Sequence[int]) -> Rings:
+        """Those that another process made. Raises ChannelClosed where they are others."""
+        return cls(SealedMemory.inherit(fd, lay_out(ring_bytes)[0]), ring_bytes)
+
+    def close(self) -> None:
+        """After the channels over them. Idempotent."""
+        self.memory.close()
+
+
+def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
+    """Rings for `--ipc-transport`, or None where payloads go as bytes.
+
+    Raises ConfigError where memory must be shared and cannot be.
+    """
+    if transport not in TRANSPORTS:
+        allowed = "|".join(TRANSPORTS)
+        raise ConfigError(f"--ipc-transport {transport}: it must be {allowed}")
+    require_linux()
+    if transport == "stream":
+        return None
+    try:
+        return Rings.create(ring_bytes)
+    except OSError as error:
+        if transport == "auto":
+            return None
+        raise ConfigError(
+            f"--ipc-transport shared: no memory of {sum(ring_bytes)} bytes can be shared "
+            f"({error.strerror}); auto and stream need none"
+        ) from None
+
+
+class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a child is told: numbers of the descriptors it inherits, and what they are.
+
+    `rings` is -1 where payloads go through `stream`; `written` and `read` are the rings that the
+    child writes and reads, `ring_bytes` the sizes of all, or of those that it keeps for itself.
+    """
+
+    session: Positive
+    control: Natural
+    ring_bytes: tuple[Natural, ...]
+    written: Natural
+    read: Natural
+    stream: int = -1
+    rings: int = -1
+    lent: dict[str, tuple[Natural, Positive]] = {}
+
+
+def boxes(
+    wiring: Wiring, rings: Rings | None, stream: socket.socket | None, *, is_child: bool
+) -> tuple[Outbox, Inbox]:
+    """Those of one end; the other end's are the same the other way round."""
+    written, read = wiring.written, wiring.read
+    if not is_child:
+        written, read = read, written
+    first = wiring.session  # no payload of another session has these numbers
+    if rings is not None:
+        return (
+            SharedOutbox(rings.memory, rings.regions[written], first),
+            SharedInbox(rings.memory, rings.regions[read], first, is_lent=is_child),
+        )
+    assert stream is not None
+    stream.setblocking(False)
+    return (
+        StreamOutbox(stream, wiring.ring_bytes[written], first),
+        StreamInbox(stream.dup(), wiring.ring_bytes[read], first),
+    )
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a started process has of the one that started it: the channel to it, and memory that
+    it lent, by name.
+    """
+
+    channel: LocalChannel[Any]
+    lent: Mapping[str, SealedMemory] = field(default_factory=dict)
+    rings: Rings | None = None
+
+    def close(self) -> None:
+        """Idempotent."""
+        self.channel.close()
+        for memory in self.lent.values():
+            memory.close()
+        if self.rings is not None:
+            self.rings.close()
+
+
+def come_home(
+    messages: Sequence[type[Message]], environ: MutableMapping[str, str] = os.environ
+) -> Home:
+    """The end of the channel that this process has inherited; `messages` are what may come.
+
+    Takes the wiring out of the environment: it is this process's alone. Raises ConfigError where
+    there is none, and ChannelClosed for memory that is not what was told.
+    """
+    require_linux()
+    told = environ.pop(VARIABLE, None)
+    if told is None:
+        raise ConfigError(f"this program is started by luceasync, which sets {VARIABLE}")
+    try:
+        wiring = msgspec.json.decode(told, type=Wiring)
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{VARIABLE}: {error}") from None
+    rings = None if wiring.rings < 0 else Rings.inherit(wiring.rings, wiring.ring_bytes)
+    lent = {
+        name: SealedMemory.inherit(fd, num_bytes, populate=False)
+        for name, (fd, num_bytes) in wiring.lent.items()
+    }
+    stream = None if wiring.stream < 0 else socket.socket(fileno=wiring.stream)
+    control = socket.socket(fileno=wiring.control)
+    for each in (control, *([stream] if stream is not None else ())):
+        each.set_inheritable(False)
+    outbox, inbox = boxes(wiring, rings, stream, is_child=True)
+    channel = LocalChannel[Any](
+        control, Codec(wiring.session, messages), outbox, inbox, "the process that started this one"
+    )
+    return Home(channel, lent, rings)

@@ -1,0 +1,72 @@
+"""A process ends when it is told to, and is reaped whatever it does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from luceasync.ipc.child import Child
+
+DEADLINE_S = 30.0
+pytestmark = pytest.mark.slow
+
+
+def start(code: str) -> Child:
+    command = [sys.executable, "-c", code]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    return Child(process, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("pass", "its process ended with status 0"),
+        ("raise SystemExit('no')", "its process ended with status 1; its last lines:\n  no"),
+        ("import os; os.kill(os.getpid(), 11)", "its process was ended by SIGSEGV"),
+    ],
+)
+def test_its_end_is_told_before_and_after_it_is_reaped(code: str, words: str) -> None:
+    child = start(code)
+    child.end(DEADLINE_S, DEADLINE_S)
+    assert child.last_words() == words
+    assert child.is_over and not child.is_alive()
+
+
+def test_one_that_lives_says_that_it_does() -> None:
+    child = start("import sys, time; print('here', file=sys.stderr); time.sleep(600)")
+    deadline = time.monotonic() + DEADLINE_S
+    while "here" not in child.last_words() and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert child.last_words() == "its process lives; its last lines:\n  here"
+    assert child.is_alive()
+    child.end(0, DEADLINE_S)
+
+
+def test_one_that_takes_no_signal_is_killed_when_its_grace_is_over() -> None:
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())"
+    child = start(f"import signal, time; {block}; time.sleep(600)")
+    child.end(0.5, DEADLINE_S)
+    assert child.last_words() == "its process was ended by SIGKILL"
+
+
+def test_nothing_is_left_of_it() -> None:
+    before = os.listdir("/proc/self/fd")
+    child = start("pass")
+    child.end(DEADLINE_S, DEADLINE_S)
+    assert os.listdir("/proc/self/fd") == before
+    assert not os.path.exists(f"/proc/{child.pid}")
+
+
+def test_nothing_is_left_of_one_that_cannot_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(pid: int) -> int:
+        raise OSError(24, "Too many open files")
+
+    before = os.listdir("/proc/self/fd")
+    monkeypatch.setattr(os, "pidfd_open", none)
+    with pytest.raises(OSError, match="Too many open files"):
+        start("import time; time.sleep(600)")
+    assert os.listdir("/proc/self/fd") == before

@@ -1,0 +1,47 @@
+"""A wait ends at its deadline, and spins only where that has paid."""
+
+import pytest
+
+from luceasync.ipc.waiting import MAX_SPIN_S, PROBE_EVERY, Deadline, Patience
+
+
+def test_short_waits_are_spun_for() -> None:
+    patience = Patience(num_cores=2)
+    for _ in range(3):
+        patience.waited(MAX_SPIN_S / 2)
+        assert patience.spin_s == MAX_SPIN_S
+
+
+def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
+    patience = Patience(num_cores=2)
+    spins = []
+    for _ in range(10 * PROBE_EVERY):
+        patience.waited(5e-3)
+        spins.append(patience.spin_s)
+    assert sum(each > 0 for each in spins) == 10
+
+
+def test_a_probe_that_pays_brings_spinning_back() -> None:
+    patience = Patience(num_cores=2)
+    patience.waited(5e-3)
+    assert patience.spin_s == 0
+    patience.waited(1e-6)
+    assert patience.spin_s == MAX_SPIN_S
+
+
+def test_one_core_is_left_to_the_other_end() -> None:
+    assert Patience(num_cores=1).spin_s == 0
+
+
+def test_a_deadline_passes() -> None:
+    assert Deadline(0).is_past
+    assert Deadline(0).left_ms() == 0
+    soon = Deadline(100)
+    assert not soon.is_past
+    assert 99_000 < soon.left_ms() <= 100_000
+
+
+@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
+def test_what_is_no_moment_is_no_deadline(seconds: float) -> None:
+    with pytest.raises(ValueError, match="a deadline in"):
+        Deadline(seconds)
