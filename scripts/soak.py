@@ -180,6 +180,9 @@ def soak(server: Server, minutes: float, num_clients: int) -> None:
         f"at rest: {server.memory_mib:.0f} MiB, {server.num_descriptors} descriptors, "
         f"{server.num_threads} threads"
     )
+    server.post(b" " * (5 << 20))  # after a large body freed memory is given back to the system
+    time.sleep(3.0)
+    print(f"after freed memory was given back: {server.memory_mib:.0f} MiB")
     for what, num in sorted(load.counts.items()):
         print(f"  {num:6} x {what}")
     for line in server.told[:20]:

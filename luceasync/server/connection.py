@@ -167,6 +167,7 @@ class Connection(TCPServer):
                 client,
                 server,
                 self.protocol_send,
+                self.abort,
             )
         else:
             self._http = Http11(

@@ -56,6 +56,7 @@ MAX_HEADER_LIST_BYTES = 16384
 MAX_CLOSED_STREAMS = 1000  # that are remembered, so that a late frame is not an error
 NUM_FRAMES_AT_ONCE = 16  # then others have their turn
 WINDOW_TIMEOUT_S = 60.0  # in which a client has to make room for some of an answer
+GOODBYE_S = 0.1  # for the last word to a client that floods us, of which no more is read
 
 logger = logging.getLogger(__name__)
 
@@ -66,15 +67,18 @@ class _BoundedConnection(H2Connection):
 
 @dataclass(slots=True)
 class _Stream:
-    """One that is open. `heard`: its request is complete. `said`: so is its answer."""
+    """One that is open. `request`: what its handler is begun with; None: it has begun. `heard`:
+    its request is complete. `said`: so is its answer.
+    """
 
     http: HTTPStream
+    request: Request | None
     heard: bool = False
     said: bool = False
 
 
 class Http2:
-    """The protocol of a connection that `send` writes to; all streams of a client are one's own."""
+    """The protocol of a connection that `send` writes to and `abort` ends at once."""
 
     def __init__(
         self,
@@ -85,6 +89,7 @@ class Http2:
         client: Address,
         server: Address,
         send: Callable[[Event], Awaitable[None]],
+        abort: Callable[[], None],
     ) -> None:
         self._app = app
         self._config = config
@@ -93,6 +98,7 @@ class Http2:
         self._client = client
         self._server = server
         self._send = send
+        self._abort = abort
         self._h2 = _BoundedConnection(H2Configuration(client_side=False, header_encoding=None))
         self._h2.local_settings = Settings(
             client=False,
@@ -128,7 +134,9 @@ class Http2:
                     return
                 await self._receive(frame)
                 if number % NUM_FRAMES_AT_ONCE == 0:
+                    await self._begin_handlers()
                     await asyncio.sleep(0)
+            await self._begin_handlers()
 
     async def _receive(self, frame: bytes) -> None:
         if not self._purse.pay_for(frame):
@@ -149,13 +157,15 @@ class Http2:
                 await self._begin_stream(event)
             case DataReceived(stream_id=stream_id) if stream_id is not None:
                 if stream := self._streams.get(stream_id):
+                    await self._begin_handler(stream)
                     await stream.http.handle(Body(stream_id=stream_id, data=event.data or b""))
                 # Nobody reads more than that ahead of the handler: the client waits for this.
                 self._h2.acknowledge_received_data(event.flow_controlled_length or 0, stream_id)
             case StreamEnded(stream_id=stream_id) if stream_id is not None:
                 if stream := self._streams.get(stream_id):
                     stream.heard = True
-                    await stream.http.handle(EndBody(stream_id=stream_id))
+                    if stream.request is None:
+                        await stream.http.handle(EndBody(stream_id=stream_id))
             case StreamReset(stream_id=stream_id):
                 if not event.remote_reset and not self._purse.pay_for_reset():
                     await self._end(ErrorCodes.ENHANCE_YOUR_CALM)
@@ -188,19 +198,29 @@ class Http2:
             self._stream_send,
             stream_id,
         )
-        self._streams[stream_id] = _Stream(http)
-        await http.handle(
-            Request(
-                stream_id=stream_id,
-                headers=filter_pseudo_headers(headers),
-                http_version="2",
-                method=method.decode().upper(),
-                raw_path=path,
-                state=ConnectionState({}),
-            )
+        request = Request(
+            stream_id=stream_id,
+            headers=filter_pseudo_headers(headers),
+            http_version="2",
+            method=method.decode().upper(),
+            raw_path=path,
+            state=ConnectionState({}),
         )
+        self._streams[stream_id] = _Stream(http, request)
         if len(self._streams) == 1:
             await self._send(Updated(idle=False))
+
+    async def _begin_handlers(self) -> None:
+        """Of the streams that are still open: what is reset at once costs no handler."""
+        for stream in list(self._streams.values()):
+            await self._begin_handler(stream)
+
+    async def _begin_handler(self, stream: _Stream) -> None:
+        request, stream.request = stream.request, None
+        if request is not None:
+            await stream.http.handle(request)
+            if stream.heard:
+                await stream.http.handle(EndBody(stream_id=request.stream_id))
 
     async def _stream_send(self, event: StreamEvent) -> None:
         """Send what a handler says. Nothing, once its stream or its connection has ended."""
@@ -267,7 +287,8 @@ class Http2:
         if stream is None or stream_id is None:
             return
         self._wake_senders()
-        await stream.http.handle(StreamClosed(stream_id=stream_id))
+        if stream.request is None:
+            await stream.http.handle(StreamClosed(stream_id=stream_id))
         if not self._streams and not self._closed:
             await self._send(Updated(idle=True))
 
@@ -280,6 +301,9 @@ class Http2:
             self._h2.close_connection(error)
         await self._close()
         await self._flush()
+        if error is not None:  # a polite end would read, and decipher, what still comes
+            await asyncio.sleep(GOODBYE_S)
+            self._abort()
         await self._send(Closed())
 
     async def _close(self) -> None:

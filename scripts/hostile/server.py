@@ -11,6 +11,7 @@ import os
 import re
 import resource
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -27,9 +28,15 @@ ROOT = Path(__file__).parents[2]
 
 
 class Server:
-    """A process that serves the bundled model from `checkout`, with NUM_DESCRIPTORS to open."""
+    """A process that serves the bundled model from `checkout`, with NUM_DESCRIPTORS to open.
 
-    def __init__(self, checkout: Path = ROOT, flags: Sequence[str] = ()) -> None:
+    `cert`: the certificate that it is given in `flags`; then it is asked over TLS.
+    """
+
+    def __init__(
+        self, checkout: Path = ROOT, flags: Sequence[str] = (), cert: Path | None = None
+    ) -> None:
+        self._trusted = None if cert is None else ssl.create_default_context(cafile=cert)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags],
             cwd=checkout,
@@ -57,13 +64,21 @@ class Server:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
+    def speak(self) -> http.client.HTTPConnection:
+        """A connection to ask by."""
+        if self._trusted is None:
+            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        return http.client.HTTPSConnection(
+            "127.0.0.1", self.port, timeout=120, context=self._trusted
+        )
+
     def get(self, path: str) -> bytes:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = self.speak()
         connection.request("GET", path, headers={"connection": "close"})
         return connection.getresponse().read()
 
     def post(self, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        connection = self.speak()
         connection.request("POST", CHAT, body, {"content-type": "application/json"})
         response = connection.getresponse()
         return response.status, response.read()
