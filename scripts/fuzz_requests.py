@@ -25,6 +25,7 @@ from luceasync.server.app import create_app
 MAX_CTX_TOKENS = 256
 PLAIN_EVERY = 10  # refusals; after every other answer the plain request is asked at once
 NUM_TOLD = 20
+TOLD_EVERY = 500
 TOLD_CHARS = 300
 
 Ask = Callable[[bytes], Awaitable[tuple[int, bytes]]]
@@ -46,6 +47,8 @@ async def fuzz(ask: Ask, bodies: Iterable[bytes]) -> tuple[Counter[int], list[st
         if found:
             wrong.append(f"{found}: {body[:TOLD_CHARS].decode()}")
             print(wrong[-1], flush=True)
+        if (number + 1) % TOLD_EVERY == 0:
+            print(f"{number + 1} requests: {len(wrong)} wrong", file=sys.stderr, flush=True)
     return statuses, wrong
 
 

@@ -23,6 +23,7 @@ from hostile.server import CHAT, ROOT, SAID, Server, chat, watched
 DRIVER_NICE = 10
 REST_S = 5.0
 NUM_STREAMS = 2
+NUM_LANES = 4
 Sample = tuple[float, int, int]
 
 
@@ -123,8 +124,7 @@ class Streams:
 
 def crowd(server: Server, arguments: argparse.Namespace) -> None:
     """Clients of all hostile kinds at once."""
-    with Streams(server):  # lanes, and what is kept, are as large as they get
-        fill(server)
+    fill(server)
     time.sleep(REST_S)
     before = server.memory_mib
     with watched(server) as seen, Streams(server) as streams:
@@ -145,9 +145,13 @@ def crowd(server: Server, arguments: argparse.Namespace) -> None:
 
 
 def fill(server: Server) -> None:
-    """Long prompts, until what is kept of prompts takes what it may."""
-    for number in range(30):
-        server.post(chat(f"{number} " + "read the file and close it " * 500, max_tokens=4))
+    """Long prompts side by side, so that every lane has been used as far as it goes."""
+    body = chat("read the file and close it " * 400, max_tokens=4)
+    threads = [threading.Thread(target=server.post, args=[body]) for _ in range(NUM_LANES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def certificate(directory: str) -> list[str]:
@@ -195,13 +199,16 @@ def main() -> None:
     arguments.clients = arguments.clients or (10 if arguments.load == "rapid-reset" else 100)
     with tempfile.TemporaryDirectory() as directory:
         arguments.cert = None
-        flags = ["--prefix-cache-memory", "64M", "--log-level", "warning"]
+        flags = ["--prefix-cache-memory", "0", "--log-level", "warning"]
         if arguments.load == "rapid-reset":
             flags += certificate(directory)
             arguments.cert = Path(directory) / "cert.pem"
         server = Server(flags=flags, cert=arguments.cert)
         try:
             server.warm()
+            with watched(server) as seen:
+                time.sleep(REST_S)
+            print(f"slowest /health before: {seen[0]:.3f} s")
             loads[arguments.load](server, arguments)
             for line in server.told[:20]:
                 print(f"told: {line.decode(errors='replace').rstrip()}")

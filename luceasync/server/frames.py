@@ -15,9 +15,9 @@ MAX_FRAME_BYTES = 16384  # of a frame's payload, as we announce it
 DATA, HEADERS, RST_STREAM = 0, 1, 3
 SMALL_DATA_BYTES = 256
 
-# Whoever leaves 100 streams at once and begins again is in a hurry; whoever does it twice a second
+# Whoever leaves all streams at once is in a hurry; whoever does it again within five seconds
 # is no client.
-MAX_RESETS, RESETS_PER_S = 200.0, 20.0
+MAX_RESETS, RESETS_PER_S = 100.0, 20.0
 # Pings, settings, windows, continuations and crumbs of bodies. What we send is paid back: clients
 # say for it how much more they would read.
 MAX_CONTROLS, CONTROLS_PER_S = 1000.0, 200.0

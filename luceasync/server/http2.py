@@ -54,7 +54,7 @@ Address = tuple[str, int] | None
 MAX_STREAMS = 100
 MAX_HEADER_LIST_BYTES = 16384
 MAX_CLOSED_STREAMS = 1000  # that are remembered, so that a late frame is not an error
-NUM_FRAMES_AT_ONCE = 16  # then others have their turn
+NUM_FRAMES_AT_ONCE = 4  # then others have their turn
 WINDOW_TIMEOUT_S = 60.0  # in which a client has to make room for some of an answer
 GOODBYE_S = 0.1  # for the last word to a client that floods us, of which no more is read
 
