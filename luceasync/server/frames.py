@@ -1,6 +1,7 @@
 """Frames of HTTP/2 as they come in, one at a time, and what a client may spend on them.
 
-Owns where a frame ends and the allowances. Knows no stream: h2 reads what the frames say.
+Owns where a frame ends, the allowances, and what h2, which reads the frames, is told to bound.
+Knows no stream.
 """
 
 from __future__ import annotations
@@ -8,6 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 
+from h2.config import H2Configuration
+from h2.connection import H2Connection
+from h2.settings import SettingCodes, Settings
+
+MAX_STREAMS = 100
+MAX_HEADER_LIST_BYTES = 16384
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HEADER_BYTES = 9
 MAX_FRAME_BYTES = 16384  # of a frame's payload, as we announce it
@@ -101,3 +108,21 @@ class Purse:
     def paid_back(self) -> None:
         """The client was sent a piece of an answer."""
         self._controls.give()
+
+
+class _BoundedConnection(H2Connection):
+    MAX_CLOSED_STREAMS = 1000  # that are remembered, so that a late frame is not an error
+
+
+def bounded_connection() -> H2Connection:
+    """Our side of a connection, which tells the client so many streams and headers."""
+    connection = _BoundedConnection(H2Configuration(client_side=False, header_encoding=None))
+    connection.local_settings = Settings(
+        client=False,
+        initial_values={
+            SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
+            SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST_BYTES,
+        },
+    )
+    connection.decoder.max_header_list_size = MAX_HEADER_LIST_BYTES
+    return connection

@@ -11,8 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from h2.config import H2Configuration
-from h2.connection import H2Connection
 from h2.errors import ErrorCodes
 from h2.events import (
     ConnectionTerminated,
@@ -27,7 +25,6 @@ from h2.events import (
     Event as H2Event,
 )
 from h2.exceptions import ProtocolError
-from h2.settings import SettingCodes, Settings
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.task_group import TaskGroup
 from hypercorn.asyncio.worker_context import WorkerContext
@@ -47,22 +44,15 @@ from hypercorn.protocol.http_stream import HTTPStream
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import filter_pseudo_headers
 
-from luceasync.server.frames import Frames, Purse
+from luceasync.server.frames import MAX_STREAMS, Frames, Purse, bounded_connection
 
 Address = tuple[str, int] | None
 
-MAX_STREAMS = 100
-MAX_HEADER_LIST_BYTES = 16384
-MAX_CLOSED_STREAMS = 1000  # that are remembered, so that a late frame is not an error
 NUM_FRAMES_AT_ONCE = 4  # then others have their turn
 WINDOW_TIMEOUT_S = 60.0  # in which a client has to make room for some of an answer
 GOODBYE_S = 0.1  # for the last word to a client that floods us, of which no more is read
 
 logger = logging.getLogger(__name__)
-
-
-class _BoundedConnection(H2Connection):
-    MAX_CLOSED_STREAMS = MAX_CLOSED_STREAMS
 
 
 @dataclass(slots=True)
@@ -99,15 +89,7 @@ class Http2:
         self._server = server
         self._send = send
         self._abort = abort
-        self._h2 = _BoundedConnection(H2Configuration(client_side=False, header_encoding=None))
-        self._h2.local_settings = Settings(
-            client=False,
-            initial_values={
-                SettingCodes.MAX_CONCURRENT_STREAMS: MAX_STREAMS,
-                SettingCodes.MAX_HEADER_LIST_SIZE: MAX_HEADER_LIST_BYTES,
-            },
-        )
-        self._h2.decoder.max_header_list_size = MAX_HEADER_LIST_BYTES
+        self._h2 = bounded_connection()
         self._frames = Frames()
         self._purse = Purse()
         self._streams: dict[int, _Stream] = {}

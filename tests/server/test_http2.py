@@ -129,10 +129,12 @@ async def test_more_streams_than_are_allowed_end_the_connection(on_port):
     engine = endless()
     async with on_port(engine, SECURE) as client:
         h2 = await connect(client)
-        await h2.until(lambda h2: h2.h2.remote_settings.max_concurrent_streams == http2.MAX_STREAMS)
+        await h2.until(
+            lambda h2: h2.h2.remote_settings.max_concurrent_streams == frames.MAX_STREAMS
+        )
         h2.h2.remote_settings[SettingCodes.MAX_CONCURRENT_STREAMS] = 1000
         h2.h2.remote_settings.acknowledge()
-        for _ in range(http2.MAX_STREAMS + 1):
+        for _ in range(frames.MAX_STREAMS + 1):
             await h2.ask("POST", CHAT, BODY)
         await h2.until(lambda h2: h2.goaway is not None)
         h2.close()
@@ -141,7 +143,7 @@ async def test_more_streams_than_are_allowed_end_the_connection(on_port):
 async def test_a_list_of_headers_is_bounded(on_port):
     async with on_port(ScriptedEngine(), SECURE) as client:
         h2 = await connect(client)
-        h2.begin("GET", "/health", x="x" * (http2.MAX_HEADER_LIST_BYTES + 1))
+        h2.begin("GET", "/health", x="x" * (frames.MAX_HEADER_LIST_BYTES + 1))
         await h2.flush()
         await h2.until(lambda h2: h2.goaway is not None)
         h2.close()
