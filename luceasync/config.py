@@ -96,11 +96,14 @@ class DraftConfig:
 class ServerConfig:
     """The HTTP side. No API keys: everybody who reaches the port is served. `allow_hosts`: names
     that the server may be asked for beside its own; `allow_origins`: whose web pages may use it.
+    `tls_cert` and `tls_key`, both or neither: HTTPS.
     """
 
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
     allow_hosts: tuple[str, ...] = ()
     allow_origins: tuple[str, ...] = ()
     max_body_bytes: int = 16 * 2**20

@@ -136,12 +136,24 @@ def weights(value: object) -> tuple[float, ...]:
 def keys_in_file(value: object) -> tuple[str, ...]:
     """API keys of a file: one a line, `#` starts a comment line."""
     file = path(value)
-    if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
-        logging.getLogger("luceasync").warning(
-            "%s can be read by other users: chmod 600 it, it holds API keys", file
-        )
+    _warn_where_others_read(file, "API keys")
     lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
         raise ValueError
     return keys
+
+
+def private_path(value: object) -> Path:
+    """The path of a file with a private key, which there need not be yet."""
+    file = path(value)
+    if file.exists():
+        _warn_where_others_read(file, "a private key")
+    return file
+
+
+def _warn_where_others_read(file: Path, what: str) -> None:
+    if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
+        logging.getLogger("luceasync").warning(
+            "%s can be read by other users: chmod 600 it, it holds %s", file, what
+        )

@@ -6,96 +6,16 @@ For each: the slowest /health meanwhile, what the client got, the server's memor
 from __future__ import annotations
 
 import argparse
-import http.client
-import os
-import re
-import resource
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-MIB = 1 << 20
-CHAT = "/v1/chat/completions"
-SAID = '"messages":[{"role":"user","content":"What does os.getcwd do?"}]'
-NUM_DESCRIPTORS = 1024
+from hostile.server import CHAT, MIB, ROOT, SAID, Server, watched
+
 NUM_HEALTH_BYTES = 138  # of an answer of /health
-
-
-class Server:
-    """A process that serves the bundled model from `checkout`."""
-
-    def __init__(self, checkout: Path, flags: list[str]) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags],
-            cwd=checkout,
-            env={**os.environ, "PYTHONPATH": str(checkout)},
-            stderr=subprocess.PIPE,
-        )
-        limits = (NUM_DESCRIPTORS, NUM_DESCRIPTORS)
-        resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, limits)
-        self.port = 0
-        assert self.process.stderr is not None
-        for line in iter(self.process.stderr.readline, b""):
-            if found := re.search(rb"http://127.0.0.1:(\d+)", line):
-                self.port = int(found[1])
-            if line.startswith(b"Ready"):
-                break
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
-
-    def connect(self) -> socket.socket:
-        return socket.create_connection(("127.0.0.1", self.port), timeout=120)
-
-    def get(self, path: str) -> bytes:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request("GET", path, headers={"connection": "close"})
-        return connection.getresponse().read()
-
-    def post(self, body: bytes) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
-        connection.request("POST", CHAT, body, {"content-type": "application/json"})
-        response = connection.getresponse()
-        return response.status, response.read()
-
-    @property
-    def memory_mib(self) -> float:
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / MIB
-
-    @property
-    def num_descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-
-@contextmanager
-def watched(server: Server) -> Iterator[list[float]]:
-    """Ask for /health again and again; the seconds that each answer took, memory at its most."""
-    seconds: list[float] = [0.0, 0.0]
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not ended.is_set():
-            begin = time.perf_counter()
-            try:
-                server.get("/health")
-            except OSError:
-                seconds[0] = float("inf")
-            seconds[0] = max(seconds[0], time.perf_counter() - begin)
-            seconds[1] = max(seconds[1], server.memory_mib)
-            ended.wait(0.02)
-
-    thread = threading.Thread(target=watch)
-    thread.start()
-    try:
-        yield seconds
-    finally:
-        ended.set()
-        thread.join()
 
 
 def posted(body: bytes) -> Callable[[Server], str]:
@@ -249,7 +169,7 @@ def cases() -> dict[str, Callable[[Server], str]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--checkout", type=Path, default=Path(__file__).parents[1])
+    parser.add_argument("--checkout", type=Path, default=ROOT)
     parser.add_argument("--only", default="", help="of the cases those with this in their name")
     arguments = parser.parse_args()
     checkout = arguments.checkout.resolve()
@@ -257,7 +177,7 @@ def main() -> None:
     for name, act in cases().items():
         if arguments.only not in name:
             continue
-        server = Server(checkout, [])
+        server = Server(checkout)
         try:
             server.post(f'{{{SAID},"max_tokens":1}}'.encode())
             before = server.memory_mib

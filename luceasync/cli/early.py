@@ -59,8 +59,10 @@ def _check_weight_files(model_dir: Path) -> None:
 
 
 def check_serve(config: Config) -> None:
-    """`check_load`, and whether the port is free. Raises ConfigError."""
+    """`check_load`, and whether the certificate does and the port is free. Raises ConfigError."""
     from luceasync.server.listener import listen
+    from luceasync.server.tls import tls_context
 
+    tls_context(config.server)
     check_load(config)
     listen(config.server).close()

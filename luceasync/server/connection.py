@@ -1,24 +1,34 @@
-"""One client's connection: HTTP/1.1 by Hypercorn's protocol, over a socket that we let go of.
+"""One client's connection: HTTP/1.1 by Hypercorn's protocol, or HTTP/2, over a socket that we let
+go of.
 
-Owns when the connection ends: its client leaves, is silent, does not read, or says what is not
-HTTP/1.1. Knows no route.
+Owns when the connection ends: its client leaves, is silent, does not read, or says what is neither.
+Knows no route.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import h11
 from hypercorn.app_wrappers import ASGIWrapper
-from hypercorn.asyncio.task_group import TaskGroup
+from hypercorn.asyncio.task_group import TaskGroup, _handle
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData
 from hypercorn.protocol.h11 import H11Protocol
-from hypercorn.typing import ConnectionState
+from hypercorn.typing import (
+    AppWrapper,
+    ASGIReceiveEvent,
+    ASGISendEvent,
+    ConnectionState,
+    Scope,
+)
 from hypercorn.utils import parse_socket_addr
+
+from luceasync.server.http2 import Http2
 
 Address = tuple[str, int] | None
 
@@ -27,11 +37,43 @@ AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than anybody rea
 CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
 
 
+class Handlers(TaskGroup):
+    """Hypercorn's, but nobody waits to tell a handler that its client has left: one that reads no
+    more of a body would keep the connection for good.
+    """
+
+    async def spawn_app(
+        self,
+        app: AppWrapper,
+        config: Config,
+        scope: Scope,
+        send: Callable[[ASGISendEvent | None], Awaitable[None]],
+    ) -> Callable[[ASGIReceiveEvent], Awaitable[None]]:
+        messages: asyncio.Queue[ASGIReceiveEvent] = asyncio.Queue(config.max_app_queue_size)
+
+        async def put(message: ASGIReceiveEvent) -> None:
+            if message["type"] != "http.disconnect":
+                await messages.put(message)
+                return
+            while not messages.empty():  # the body of a client that has left
+                messages.get_nowait()
+            messages.put_nowait(message)
+
+        in_thread = partial(self._loop.run_in_executor, None)
+        self.spawn(_handle, app, config, scope, messages.get, send, in_thread, None)
+        return put
+
+
 class Http11(H11Protocol):
-    """HTTP/1.1 and nothing else: without TLS nobody needs HTTP/2, and its streams are not bounded.
+    """HTTP/1.1 and nothing else: HTTP/2 is what TLS has agreed on, or it is not spoken.
 
     An offer to upgrade is passed over, as a server may (RFC 9110, 7.8).
     """
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered."""
+        return self.stream is None
 
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version != b"1.1" and event.http_version != b"1.0":
@@ -56,14 +98,14 @@ class Connection(TCPServer):
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(app, loop, config, context, {}, reader, writer)
-        self._http: Http11 | None = None
+        self._http: Http11 | Http2 | None = None
         self._low_water_bytes = writer.transport.get_write_buffer_limits()[0]
 
     async def run(self) -> None:
         try:
             client, server = self._addresses()
-            async with TaskGroup(self.loop) as self._task_group:
-                self._begin(client, server)
+            async with Handlers(self.loop) as self._task_group:
+                await self._begin(client, server)
                 await self.idle_task.restart(self._task_group, self._idle_timeout)
                 await self._read_data()
                 # The task group waits for it: nobody else would end it before its time.
@@ -76,7 +118,7 @@ class Connection(TCPServer):
     @property
     def is_idle(self) -> bool:
         """Whether no request is being answered on it."""
-        return self._http is None or self._http.stream is None
+        return self._http is None or self._http.is_idle
 
     def abort(self) -> None:
         """End the connection now; what was not sent is lost."""
@@ -113,18 +155,34 @@ class Connection(TCPServer):
         client, server = (parse_socket_addr(socket.family, name) for name in names)
         return client, server
 
-    def _begin(self, client: Address, server: Address) -> None:
-        self.protocol = self._http = Http11(  # type: ignore[assignment]
-            self.app,
-            self.config,
-            self.context,
-            self._task_group,
-            ConnectionState({}),
-            False,
-            client,
-            server,
-            self.protocol_send,
-        )
+    async def _begin(self, client: Address, server: Address) -> None:
+        """Speak what TLS has agreed on; without it, HTTP/1.1."""
+        tls = self.writer.get_extra_info("ssl_object")
+        if tls is not None and tls.selected_alpn_protocol() == "h2":
+            self._http = Http2(
+                self.app,  # type: ignore[arg-type]
+                self.config,
+                self.context,
+                self._task_group,
+                client,
+                server,
+                self.protocol_send,
+                self.abort,
+            )
+        else:
+            self._http = Http11(
+                self.app,
+                self.config,
+                self.context,
+                self._task_group,
+                ConnectionState({}),
+                tls is not None,
+                client,
+                server,
+                self.protocol_send,
+            )
+        self.protocol = self._http  # type: ignore[assignment]
+        await self._http.initiate()
 
     async def _read_data(self) -> None:
         data = await self._read()
@@ -158,50 +216,3 @@ class Connection(TCPServer):
                 await super()._close()
         except TimeoutError:
             self.abort()
-
-
-class Connections:
-    """Those that are open, at most `most`: beyond, the oldest that is idle ends, else the newest.
-
-    `accept` is told of each one that comes.
-    """
-
-    def __init__(self, make: Callable[..., Connection], most: int) -> None:
-        self._make = make
-        self._most = most
-        self._open: dict[asyncio.Task[None], Connection] = {}
-        self._ending: set[asyncio.Task[None]] = set()
-
-    def __len__(self) -> int:
-        return len(self._open) - len(self._ending)
-
-    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a connection to its end."""
-        if len(self) >= self._most and not self._end_an_idle_one():
-            writer.transport.abort()
-            return
-        task = asyncio.current_task()
-        assert task is not None
-        self._open[task] = connection = self._make(reader, writer)
-        try:
-            await connection
-        finally:
-            del self._open[task]
-
-    def _end_an_idle_one(self) -> bool:
-        for task, connection in self._open.items():
-            if connection.is_idle and task not in self._ending:
-                self._ending.add(task)
-                task.add_done_callback(self._ending.discard)
-                connection.abort()
-                return True
-        return False
-
-    async def end(self, timeout_s: float) -> None:
-        """Wait for their ends, and after `timeout_s` end the others."""
-        if self._open:
-            await asyncio.wait(self._open, timeout=timeout_s)
-        for connection in self._open.values():
-            connection.abort()
-        if self._open:
-            await asyncio.wait(self._open, timeout=timeout_s)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import resource
 import socket
+import ssl
 from functools import partial
 
 from hypercorn.app_wrappers import ASGIWrapper
@@ -19,7 +20,8 @@ from starlette.applications import Starlette
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError
-from luceasync.server.connection import Connection, Connections
+from luceasync.server.connection import Connection
+from luceasync.server.connections import Connections
 
 # Time for the last events and the closing of connections, after the running requests have ended.
 LINGER_S = 2.0
@@ -29,7 +31,12 @@ MAX_DESCRIPTORS = 16384
 RESERVED_DESCRIPTORS = 192  # for weights, node files, devices and what libraries open
 
 
-async def run_hypercorn(app: Starlette, listener: socket.socket, closed: asyncio.Event) -> None:
+async def run_hypercorn(
+    app: Starlette,
+    listener: socket.socket,
+    closed: asyncio.Event,
+    tls: ssl.SSLContext | None = None,
+) -> None:
     """Serve `app` on `listener`, which it owns from now on, until `closed` is set."""
     config = HypercornConfig()
     config.errorlog = logging.getLogger("luceasync.hypercorn")
@@ -38,14 +45,16 @@ async def run_hypercorn(app: Starlette, listener: socket.socket, closed: asyncio
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]
     make = partial(Connection, wrapped, config, context)
-    connections = Connections(make, max_connections())
+    connections = Connections(make, max_connections(), tls)
     async with app.router.lifespan_context(app):
-        server = await asyncio.start_server(connections.accept, sock=listener, backlog=BACKLOG)
+        listener.listen(BACKLOG)
+        connections.accept_from(listener)
         try:
             await closed.wait()
         finally:
             await context.terminated.set()
-            server.close()
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
             await connections.end(LINGER_S)
 
 
@@ -84,7 +93,8 @@ def max_connections() -> int:
     return max(1, most - RESERVED_DESCRIPTORS)
 
 
-def url_of(listener: socket.socket) -> str:
+def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
     """The address to type into a client."""
     host, port = listener.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"

@@ -19,6 +19,7 @@ from luceasync.server.deadline import end_process_after
 from luceasync.server.drain import Drain
 from luceasync.server.listener import LINGER_S, listen, run_hypercorn, url_of
 from luceasync.server.race import race
+from luceasync.server.tls import tls_context
 
 END_S = 5.0  # after the graceful time
 
@@ -43,17 +44,19 @@ async def serve(
     disk that does not sync for example. A second SIGINT kills the process, and so does the first
     one before `load` is done: nobody waits for an answer yet. Returns whether every
     connection has ended: if not, some client holds one open without reading, and the caller must
-    exit hard. Raises ConfigError when the port cannot be bound, and what `load` raises.
+    exit hard. Raises ConfigError when the port cannot be bound or the
+    certificate does not do, and what `load` raises.
     """
     drain: Drain = app.state.drain
     stop, closed = asyncio.Event(), asyncio.Event()
+    tls = tls_context(config)
     listener = listen(config)
     signals = ExitStack()
     signals.enter_context(_signals(stop))
-    on_bound(url_of(listener))
+    on_bound(url_of(listener, tls))
     # Not in a task group: on a client that never reads hypercorn hangs even when it is cancelled,
     # and the end of this process must not wait for that.
-    serving = asyncio.create_task(run_hypercorn(app, listener, closed), name="hypercorn")
+    serving = asyncio.create_task(run_hypercorn(app, listener, closed, tls), name="hypercorn")
     try:
         await race(_load(load, stop), _stopped(stop), _crashed(serving))
     except _Stopped:

@@ -67,6 +67,11 @@ def test_a_cache_directory_that_is_a_file(command, tmp_path):
     refused(result, f"--kv-cache-dir {tmp_path / 'file'}: ")
 
 
+def test_a_certificate_that_is_not_there():
+    result = start("serve", "--tls-cert", "/none.pem", "--tls-key", "/none.pem")
+    refused(result, "--tls-cert /none.pem: cannot be read")
+
+
 def test_a_port_that_is_taken():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

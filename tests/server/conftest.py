@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.listener import listen, run_hypercorn, url_of
+from luceasync.server.tls import tls_context
 from tests.server.scripted import ScriptedEngine
 
 Clients = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
@@ -42,11 +44,16 @@ def on_port() -> Clients:
     async def open_client(
         engine: ScriptedEngine, config: ServerConfig | None = None
     ) -> AsyncIterator[httpx.AsyncClient]:
-        app = create_app(engine, config or ServerConfig())
-        listener, closed = listen(ServerConfig(port=0)), asyncio.Event()
-        url = url_of(listener)
-        async with asyncio.TaskGroup() as tasks, httpx.AsyncClient(base_url=url) as client:
-            tasks.create_task(run_hypercorn(app, listener, closed))
+        config = config or ServerConfig()
+        app = create_app(engine, config)
+        listener, closed, tls = listen(ServerConfig(port=0)), asyncio.Event(), tls_context(config)
+        url = url_of(listener, tls)
+        trusted = ssl.create_default_context(cafile=config.tls_cert)
+        async with (
+            asyncio.TaskGroup() as tasks,
+            httpx.AsyncClient(base_url=url, verify=trusted) as client,
+        ):
+            tasks.create_task(run_hypercorn(app, listener, closed, tls))
             try:
                 yield client
             finally:

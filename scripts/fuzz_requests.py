@@ -1,0 +1,121 @@
+"""Chat requests with two fields at their extremes: no 5xx, and the next is answered as ever.
+
+python scripts/fuzz_requests.py [--requests 20000] [--seed 0]             # in this process
+python scripts/fuzz_requests.py --server [--requests 2000]                # through a server
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from hostile.extremes import asked_plainly, pairs, text_of, wrong_in
+from hostile.server import CHAT, Server
+from starlette.types import ASGIApp, Message
+
+from luceasync.config import CacheConfig, Config, EngineConfig
+from luceasync.engine.start import build_engine
+from luceasync.server.app import create_app
+
+MAX_CTX_TOKENS = 256
+PLAIN_EVERY = 10  # refusals; after every other answer the plain request is asked at once
+NUM_TOLD = 20
+TOLD_EVERY = 500
+TOLD_CHARS = 300
+
+Ask = Callable[[bytes], Awaitable[tuple[int, bytes]]]
+
+
+async def fuzz(ask: Ask, bodies: Iterable[bytes]) -> tuple[Counter[int], list[str]]:
+    """Statuses, and what was wrong, with the request before it."""
+    usual = text_of((await ask(asked_plainly()))[1])
+    statuses: Counter[int] = Counter()
+    wrong: list[str] = []
+    for number, body in enumerate(bodies):
+        status, answer = await ask(body)
+        statuses[status] += 1
+        found = wrong_in(status, answer)
+        if status == 200 or number % PLAIN_EVERY == 0:
+            after, said = await ask(asked_plainly())
+            if after != 200 or text_of(said) != usual:
+                found = f"{found or ''} the next request got {after} {said[:100]!r}"
+        if found:
+            wrong.append(f"{found}: {body[:TOLD_CHARS].decode()}")
+            print(wrong[-1], flush=True)
+        if (number + 1) % TOLD_EVERY == 0:
+            print(f"{number + 1} requests: {len(wrong)} wrong", file=sys.stderr, flush=True)
+    return statuses, wrong
+
+
+async def in_process(bodies: Iterable[bytes]) -> tuple[Counter[int], list[str]]:
+    """The whole app and a real engine, without sockets."""
+    config = Config(
+        engine=EngineConfig(max_ctx_tokens=MAX_CTX_TOKENS), cache=CacheConfig(memory_bytes=1 << 26)
+    )
+    async with build_engine(config) as engine:
+        await engine.load()
+        app = create_app(engine, config.server)
+        return await fuzz(lambda body: post(app, body), bodies)
+
+
+async def post(app: ASGIApp, body: bytes) -> tuple[int, bytes]:
+    """Status and body of what `app` answers to a chat request."""
+    said: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    got: list[Message] = []
+
+    async def receive() -> Message:
+        if said:
+            return said.pop()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        got.append(message)
+
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    scope: dict[str, Any] = {
+        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(),
+        "query_string": b"", "headers": headers, "root_path": "", "scheme": "http",
+        "http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
+    }  # fmt: skip
+    try:
+        await app(scope, receive, send)
+    except Exception as error:  # Starlette raises again what it has answered with 500
+        print(f"raised: {error!r}", file=sys.stderr)
+    return got[0]["status"], b"".join(message.get("body", b"") for message in got[1:])
+
+
+async def through_a_server(bodies: Iterable[bytes]) -> tuple[Counter[int], list[str]]:
+    server = Server(flags=("--max-ctx", str(MAX_CTX_TOKENS), "--log-level", "warning"))
+    try:
+        return await fuzz(lambda body: asyncio.to_thread(server.post, body), bodies)
+    finally:
+        server.process.kill()
+        server.process.wait()
+        for line in server.told[:NUM_TOLD]:
+            print(f"told: {line.decode(errors='replace').rstrip()}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--server", action="store_true")
+    parser.add_argument("--requests", type=int)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    num = arguments.requests or (2000 if arguments.server else 20_000)
+    begin = time.perf_counter()
+    drive = through_a_server if arguments.server else in_process
+    statuses, wrong = asyncio.run(drive(pairs(num, arguments.seed)))
+    seconds = time.perf_counter() - begin
+    print(f"{statuses.total()} requests in {seconds:.0f} s: {dict(sorted(statuses.items()))}")
+    print(f"{len(wrong)} were answered wrongly")
+    sys.exit(1 if wrong else 0)
+
+
+if __name__ == "__main__":
+    main()

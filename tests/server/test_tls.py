@@ -1,0 +1,130 @@
+"""A certificate that does not do is told in one line, and one that does is shown to all alike."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+
+import pytest
+
+from luceasync.cli.talk import Manner, open_remote
+from luceasync.config import ServerConfig, load_config
+from luceasync.errors import ConfigError, Unavailable
+from luceasync.server import connections as connections_module
+from luceasync.server.tls import tls_context
+from tests.server.scripted import ScriptedEngine
+from tests.server.secure import CERT, DEADLINE_S, FILES, KEY, SECURE, trusting
+
+
+def test_without_files_there_is_no_tls():
+    assert tls_context(ServerConfig()) is None
+
+
+def test_what_is_spoken():
+    context = tls_context(SECURE)
+    assert context is not None
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+
+
+@pytest.mark.parametrize(
+    ("cert", "key", "words"),
+    [
+        ("none.pem", "key.pem", "none.pem: cannot be read (No such file"),
+        ("cert.pem", "none.pem", "none.pem: cannot be read (No such file"),
+        ("", "key.pem", "cannot be read (Is a directory)"),
+        ("key.pem", "key.pem", "--tls-cert .*key.pem: holds none"),
+        ("cert.pem", "cert.pem", "--tls-key .*cert.pem: holds none"),
+        ("cert.pem", "encrypted-key.pem", "the key is encrypted"),
+        ("cert.pem", "other-key.pem", "the key is not that of the certificate"),
+    ],
+)
+def test_files_that_do_not_do(cert, key, words):
+    with pytest.raises(ConfigError, match=words.replace("(", r"\(").replace(")", r"\)")):
+        tls_context(ServerConfig(tls_cert=FILES / cert, tls_key=FILES / key))
+
+
+def test_a_certificate_that_is_cut_off(tmp_path):
+    cut = tmp_path / "cut.pem"
+    cut.write_text(CERT.read_text()[:200] + "\n-----END CERTIFICATE-----\n")
+    with pytest.raises(ConfigError, match="OpenSSL does not take them"):
+        tls_context(ServerConfig(tls_cert=cut, tls_key=KEY))
+
+
+@pytest.mark.parametrize(("given", "missing"), [("tls-cert", "tls-key"), ("tls-key", "tls-cert")])
+def test_one_without_the_other_is_refused(given, missing):
+    with pytest.raises(ConfigError, match=f"not allowed without --{missing}"):
+        load_config({given: str(CERT)}, {}, None)
+
+
+def test_a_key_that_others_can_read_is_told(tmp_path, caplog):
+    key = tmp_path / "key.pem"
+    key.write_bytes(KEY.read_bytes())
+    key.chmod(0o600)
+    load_config({"tls-cert": str(CERT), "tls-key": str(key)}, {}, None)
+    assert not caplog.messages
+    key.chmod(0o644)
+    load_config({"tls-cert": str(CERT), "tls-key": str(key)}, {}, None)
+    assert caplog.messages == [
+        f"{key} can be read by other users: chmod 600 it, it holds a private key"
+    ]
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_both_versions_are_served(on_port, version):
+    async with on_port(ScriptedEngine(), SECURE) as client:
+        context = trusting("http/1.1")
+        context.minimum_version = context.maximum_version = version
+        host, port = client.base_url.host, client.base_url.port
+        reader, writer = await asyncio.open_connection(host, port, ssl=context)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
+async def test_the_chat_of_a_terminal_trusts_what_it_is_told_to(on_port, monkeypatch):
+    async with on_port(ScriptedEngine(), SECURE) as client:
+        messages = [{"role": "user", "content": "Hi"}]
+        async with open_remote(str(client.base_url), None, Manner()) as voice:
+            with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
+                [text async for text in voice.reply(messages)]
+        monkeypatch.setenv("SSL_CERT_FILE", str(CERT))
+        async with open_remote(str(client.base_url), None, Manner()) as voice:
+            assert "".join([text async for text in voice.reply(messages)]) == "Hello!"
+
+
+async def test_a_client_without_tls_is_let_go_of(on_port):
+    async with on_port(ScriptedEngine(), SECURE) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert b"HTTP/1.1 200" not in await _rest(reader)
+        writer.close()
+
+
+async def test_a_handshake_that_never_ends_has_a_deadline(on_port, monkeypatch):
+    monkeypatch.setattr(connections_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+    async with on_port(ScriptedEngine(), SECURE) as client:
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        writer.write(b"\x16\x03\x01")
+        assert await _rest(reader) == b""
+        writer.close()
+
+
+async def test_handshakes_that_never_end_are_bounded_and_cost_nobody(on_port, monkeypatch):
+    monkeypatch.setattr(connections_module, "MAX_HANDSHAKES", 4)
+    async with on_port(ScriptedEngine(), SECURE) as client:
+        assert (await client.get("/health")).status_code == 200  # its connection stays open
+        host, port = client.base_url.host, client.base_url.port
+        silent = [await asyncio.open_connection(host, port) for _ in range(12)]
+        for reader, _ in silent[:8]:
+            assert await _rest(reader) == b""
+        assert (await client.get("/health")).status_code == 200
+        new = await asyncio.open_connection(host, port, ssl=trusting())
+        for _, writer in [*silent, new]:
+            writer.transport.abort()
+
+
+async def _rest(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await asyncio.wait_for(reader.read(), DEADLINE_S)
+    except ConnectionError:
+        return b""
