@@ -80,9 +80,27 @@ def load_backend(order: dict[str, Any]) -> Any:
         spec = either("models.config:read_spec", "models.spec:read_spec")(Path(order["dir"]))
         return backend.open(Path(order["dir"]), spec, plan_for(spec, order), memory=memory)
     spec = either("models.config:parse_spec", "models.spec:parse_spec")(order["config"])
-    source = either("models.loader:RandomSource")
-    weights = source(DTYPES[order["dtype"]], place_of(order["device"]))
+    weights = DrawnAlike(DTYPES[order["dtype"]], place_of(order["device"]))
     return backend.load(spec, plan_for(spec, order), weights, memory=memory)
+
+
+class DrawnAlike:
+    """Random weights that are the same in both checkouts, whatever their RandomSource draws."""
+
+    def __init__(self, dtype: torch.dtype, place: torch.device) -> None:
+        self._own = either("models.loader:RandomSource")(dtype, place)
+        self._generator = torch.Generator(place)
+        self._dtype = dtype
+        self._place = place
+
+    def form(self, name: str) -> Any:
+        return self._own.form(name)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        seed = hashlib.blake2b(name.encode(), digest_size=7).digest()
+        self._generator.manual_seed(int.from_bytes(seed))
+        random = torch.randn(shape, generator=self._generator, device=self._place)
+        return (random * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)).to(self._dtype)
 
 
 def place_of(device: str) -> torch.device:
