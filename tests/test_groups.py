@@ -78,10 +78,10 @@ def life(backend: LayerSplitBackend, node: str | None = None) -> Tensor:
     else:
         backend.nodes.restore(1, [node], NUM_PROMPT)
         seen = []
-    seen.append(backend.decode([1], [NUM_PROMPT], [7])[0].clone())
-    seen += backend.verify([1], [NUM_PROMPT + 1], tokens[None, :6]).clone()[0]
+    seen.append(backend.decode([1], [NUM_PROMPT], [7]).whole()[0].clone())
+    seen += backend.verify([1], [NUM_PROMPT + 1], tokens[None, :6]).whole().clone()[0]
     backend.commit([[0, 1, 2]])
-    seen.append(backend.decode([1], [NUM_PROMPT + 4], [9])[0].clone())
+    seen.append(backend.decode([1], [NUM_PROMPT + 4], [9]).whole()[0].clone())
     ends = [tap.flatten() for tap in backend.taps()]
     ends.append(backend.embed(torch.tensor([5])).flatten())
     ends.append(backend.project_rows(ends[-1][None]).flatten())

@@ -18,6 +18,7 @@ from luceasync.dflash.adapt import Outlook, Plan, Record, Shape, plan_step, with
 from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.tally import LaneTally, StepCosts, Totals
 from luceasync.dflash.tree import Proposal
+from luceasync.ranking.logits import Logits
 from luceasync.request import Speculation, SpeculationStatus
 
 
@@ -32,7 +33,7 @@ class Verifier(Protocol):
         begins: Sequence[int],
         tokens: Tensor,
         parents: Tensor | None = None,
-    ) -> Tensor: ...
+    ) -> Logits: ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
 
@@ -47,8 +48,8 @@ class Accept(Protocol):
         """When the verified rows were on the host, by time.perf_counter."""
         ...
 
-    def __call__(self, proposal: Proposal, logits: Tensor) -> list[list[int]]:
-        """For each entry the rows to commit, row 0 first. logits: [entries, rows, vocab]."""
+    def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
+        """For each entry the rows to commit, row 0 first. logits: of [entries, rows]."""
         ...
 
 

@@ -29,6 +29,7 @@ from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.passes import Batch, Chain
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import on_host
+from luceasync.ranking.logits import Logits
 
 
 class LayerSplitBackend:
@@ -123,9 +124,8 @@ class LayerSplitBackend:
     @torch.inference_mode()
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
-    ) -> Tensor:
-        """Run one token on each of several lanes; logits float32 [lanes, vocab], valid until the
-        next call."""
+    ) -> Logits:
+        """Run one token on each of several lanes; logits of [lanes], valid until the next call."""
         for lane, position in zip(lanes, positions, strict=True):
             self._make_room(lane, position + 1)
         sizes = self.plan.decode_sizes
@@ -133,7 +133,8 @@ class LayerSplitBackend:
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
         self._num_entries = len(lanes)
         given = on_host([*tokens, *[0] * missing], np.int64)[:, None]
-        return self._passes.decode(batch, given)[: len(lanes), 0]
+        self._passes.decode(batch, given)
+        return self._passes.logits(len(lanes))
 
     @torch.inference_mode()
     def verify(
@@ -142,14 +143,14 @@ class LayerSplitBackend:
         begins: Sequence[int],
         tokens: Tensor,
         parents: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Logits:
         """Run trees of tokens after the `begins` tokens that their lanes have committed, and write
         nothing permanent; `commit` then takes paths.
 
         tokens: int64 [entries, rows], rows one of the plan's `verify_rows`; parents: int32
         [entries, rows], the row that each row follows, models.trees.ROOT for row 0; none: every
-        row follows the one before it. Both on any device. Returns logits float32 [entries, rows,
-        vocab], valid until the next call: row r predicts what follows on the path to r.
+        row follows the one before it. Both on any device. Returns logits of [entries, rows], valid
+        until the next call: row r predicts what follows on the path to r.
         """
         num_rows = tokens.shape[1]
         assert num_rows in self.plan.verify_rows, (
@@ -161,7 +162,8 @@ class LayerSplitBackend:
         if parents is not None and missing:
             parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
         given = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
-        return self._passes.verify(batch, given, parents)[: len(lanes)]
+        self._passes.verify(batch, given, parents)
+        return self._passes.logits(len(lanes))
 
     @torch.inference_mode()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:

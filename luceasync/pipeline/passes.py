@@ -13,6 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
+from luceasync.ranking.logits import Logits
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +36,23 @@ class Passes(Protocol):
         """
         ...
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        """Run one row for each entry; as above, logits for every entry: float32 [entries, 1,
-        vocab].
+    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+        """Run one row for each entry. Returns the activation; from the last layer None, since the
+        logits stay where they are: see `logits`.
         """
         ...
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
-        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above,
-        logits of every row: float32 [entries, rows, vocab]. `parents`: int32 [entries, rows], see
-        models.trees.TorchTrees; on any device. None: every row follows the one before it.
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
+        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above.
+        `parents`: int32 [entries, rows], see models.trees.TorchTrees; on any device. None: every
+        row follows the one before it.
+        """
+        ...
+
+    def logits(self, num_entries: int) -> Logits:
+        """Of the last decode or verify where the last layer is, of its first entries: float32
+        [entries, vocab] after a decode, [entries, rows, vocab] after a verify. Valid until the next
+        pass.
         """
         ...
 
@@ -92,15 +100,22 @@ class Chain:
             x = link.prefill(batch, x, project=project)
         return x
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+        x: Tensor | None = given
         for link in self._links:
-            given = link.decode(batch, given)
-        return given
+            assert x is not None, "only the last link gives nothing"
+            x = link.decode(batch, x)
+        return x
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
+        x: Tensor | None = given
         for link in self._links:
-            given = link.verify(batch, given, parents)
-        return given
+            assert x is not None, "only the last link gives nothing"
+            x = link.verify(batch, x, parents)
+        return x
+
+    def logits(self, num_entries: int) -> Logits:
+        return self._links[-1].logits(num_entries)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         for link in self._links:

@@ -28,6 +28,8 @@ from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import Logits
 from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -130,10 +132,10 @@ class Lanes:
             logits = self.backend.prefill(lane, begin, part, project=True)
             if self.speculator is not None:
                 self.speculator.prefilled(lane, begin, len(part))
-        self._choose([generation], logits[None])
+        self._choose([generation], LocalLogits(logits[None]))
         return generation
 
-    def _choose(self, generations: Sequence[Generation], logits: Tensor) -> None:
+    def _choose(self, generations: Sequence[Generation], logits: Logits) -> None:
         choose_next(generations, logits)
         self.show(generations)
 

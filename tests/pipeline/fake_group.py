@@ -16,6 +16,8 @@ from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import Logits
 from tests.hoststore.late import LateTicket
 
 Told = list[tuple]  # of all groups, in order: (group, verb, what matters of the arguments)
@@ -59,11 +61,22 @@ class FakePasses:
             return x
         return x[:, -1:] if project else None
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        return self._run("decode", batch, given)
+    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+        x = self._run("decode", batch, given)
+        if not self._group.is_last:
+            return x
+        self._logits = x[:, 0]
+        return None
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
-        return self._run("verify", batch, given)
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
+        x = self._run("verify", batch, given)
+        if not self._group.is_last:
+            return x
+        self._logits = x
+        return None
+
+    def logits(self, num_entries: int) -> Logits:
+        return LocalLogits(self._logits[:num_entries])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self._hear("commit", [list(path) for path in paths])

@@ -46,9 +46,14 @@ def test_what_one_group_gives_the_next_one_is_given():
     logits = bench.backend.prefill(0, 0, [3, 4], project=True)
     assert logits.tolist() == [4012.0]
     assert bench.backend.prefill(0, 2, [3], project=False) is None
-    assert bench.backend.decode([0], [3], [7])[0].tolist() == [7012.0]
+    assert bench.backend.decode([0], [3], [7]).whole()[0].tolist() == [7012.0]
     tokens = torch.tensor([[1, 2, 3, 4]])
-    assert bench.backend.verify([0], [3], tokens)[0, :, 0].tolist() == [1012, 2012, 3012, 4012]
+    assert bench.backend.verify([0], [3], tokens).whole()[0, :, 0].tolist() == [
+        1012,
+        2012,
+        3012,
+        4012,
+    ]
     passes = bench.verbs("prefill", "decode", "verify")
     assert [group for group, _ in passes] == [0, 1, 2] * 4
 
