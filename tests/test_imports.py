@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "models": {"kv.state"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
-    "ranking": set(),
+    "ranking": {"models.trees"},
     "text": {"cyext"},
     "ipc": set(),
 }

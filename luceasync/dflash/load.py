@@ -18,7 +18,7 @@ from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Eagerly, Graphs, Runner
-from luceasync.dflash.passes import DraftPasses
+from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -95,7 +95,7 @@ def join(
         if all(shard.device == device.name for shard in plan.shards):  # a graph is of one device
             run = _runner_on(platform)
         closing.callback(run.close)
-        passes = DraftPasses(
+        passes = LocalDraft(
             network, ring, backend, transfer, run, network.reach_for, device.short_rows
         )
         platform.warm_up(lambda: passes.warm_up(shapes))

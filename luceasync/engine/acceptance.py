@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
-from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import Ranked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
 from luceasync.ranking.logits import NO_TOKEN, Logits
+from luceasync.ranking.proposals import Proposal
 
 NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 

@@ -26,10 +26,11 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.group import Group, LocalGroup
-from luceasync.pipeline.passes import Batch, Chain
+from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 
 
 class LayerSplitBackend:
@@ -69,7 +70,7 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
     ) -> LayerSplitBackend:
         """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
-        layers whose rows `taps()` gives, `memory` holds saved nodes. Raises ModelError.
+        layers whose rows a ring can be given, `memory` holds saved nodes. Raises ModelError.
         """
         memory = memory or PlainMemory()
         with torch.inference_mode(), ExitStack() as loaded:
@@ -178,14 +179,32 @@ class LayerSplitBackend:
                 self._make_room(lane, begin + len(path))
         self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
 
-    def taps(self) -> list[Tensor]:
-        """The residual stream after each tapped layer, in the order in which the taps were given,
-        of every row of the last prefill, decode or verify: [entries, rows, hidden] in the model's
-        dtype, where the layer is. Rows may follow those of a prefill's chunk that mean nothing.
-        Valid until the next prefill, decode or verify.
+    @torch.inference_mode()
+    def send_taps(
+        self,
+        ring: TapRing,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None:
+        """Give `ring` the residual stream after each tapped layer of these rows, at most `num_rows`
+        each, of the last decode, or of the last verify once its paths are committed. Raises what
+        the ring raises.
         """
-        rows = self._passes.taps()
-        num_entries, found = self._num_entries, [rows[tap] for tap in self._taps]
+        ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows)
+
+    @torch.inference_mode()
+    def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
+        """As above, of the first `num_tokens` rows of the last prefill."""
+        ring.absorb_chunk(self._taps_of([range(num_tokens)]), lane, begin, num_tokens)
+
+    def _taps_of(self, paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """In the order in which the taps were given: [entries, rows, hidden] in the model's dtype,
+        where the layer is. Rows that mean nothing may follow those of a prefill's chunk.
+        """
+        rows, num_entries = self._passes.taps(paths), self._num_entries
+        found = [rows[tap] for tap in self._taps]
         return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
 
     @torch.inference_mode()
@@ -194,11 +213,12 @@ class LayerSplitBackend:
         return self._passes.embed(tokens)
 
     @torch.inference_mode()
-    def project_rows(self, rows: Tensor) -> Tensor:
-        """The head alone, without the final norm, where the last layer is: [..., hidden] -> logits
-        float32 [..., vocab].
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        """What the head says of a draft's rows [entries, slots, hidden], without the final norm: a
+        tree of `budget` rows behind each of `anchors`, int64 [entries], or a chain. Where the last
+        layer is.
         """
-        return self._passes.project_rows(rows)
+        return self._passes.propose_from(rows, anchors, budget)
 
     @torch.inference_mode()
     def reset(self, lane: int) -> None:

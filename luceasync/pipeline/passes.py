@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
 from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +63,10 @@ class Passes(Protocol):
         """
         ...
 
-    def taps(self) -> dict[int, Tensor]:
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         """The rows after each tapped layer in the last pass: [entries, rows, hidden], where the
-        layer is. After a chunk of a prompt, rows that mean nothing may follow.
+        layer is. Of entry i only the rows `paths[i]` mean something; so nothing else need cross.
+        After a chunk of a prompt, more rows may follow.
         """
         ...
 
@@ -72,9 +74,10 @@ class Passes(Protocol):
         """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
         ...
 
-    def project_rows(self, rows: Tensor) -> Tensor:
-        """The head without the final norm, where the last layer is: [..., hidden] -> float32 [...,
-        vocab].
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        """What the head says of a draft's rows [entries, slots, hidden], which have been normed, as
+        a proposal, where the last layer is: a tree of `budget` rows behind each of `anchors`, int64
+        [entries]; None: a chain.
         """
         ...
 
@@ -84,6 +87,30 @@ class Passes(Protocol):
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
+        ...
+
+
+class TapRing(Protocol):
+    """Who takes up rows of tapped layers, wherever its ring is; see
+    luceasync.dflash.passes.LocalDraft.
+    """
+
+    def absorb(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None:
+        """Take up the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden]:
+        they stand at positions from `begins` on. A lane that does not go on where it ended begins
+        anew there. Raises ValueError for rows that cannot be; nothing is written then.
+        """
+        ...
+
+    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
         ...
 
 
@@ -121,14 +148,14 @@ class Chain:
         for link in self._links:
             link.commit(paths)
 
-    def taps(self) -> dict[int, Tensor]:
-        return {layer: rows for link in self._links for layer, rows in link.taps().items()}
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+        return {layer: rows for link in self._links for layer, rows in link.taps(paths).items()}
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self._links[0].embed(tokens)
 
-    def project_rows(self, rows: Tensor) -> Tensor:
-        return self._links[-1].project_rows(rows)
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        return self._links[-1].propose_from(rows, anchors, budget)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         for link in self._links:

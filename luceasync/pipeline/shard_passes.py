@@ -21,6 +21,7 @@ from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import Transfer
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal, Proposer
 
 
 class Steps(Protocol):
@@ -58,6 +59,7 @@ class ShardPasses:
         self._shard = shard
         self._steps = steps
         self._transfer = transfer
+        self._proposer = Proposer()
         self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
@@ -92,16 +94,17 @@ class ShardPasses:
         with self._shard.on_device():
             self._steps.commit(paths)
 
-    def taps(self) -> dict[int, Tensor]:
-        return self._shard.taps
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+        return self._shard.taps  # nobody copies them, so all rows may stay in
 
     def embed(self, tokens: Tensor) -> Tensor:
         with self._shard.on_device():
             return self._shard.ends.embed(self._here(tokens))
 
-    def project_rows(self, rows: Tensor) -> Tensor:
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         with self._shard.on_device():
-            return self._shard.ends.project_rows(self._here(rows))
+            logits = self._shard.ends.project_rows(self._here(rows))
+            return self._proposer(self._here(anchors), logits, budget)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         self._shard.place(events)

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.generation import Generation, Prepared
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain
 from luceasync.request import Sampling
 
 VOCAB, START = 5, 0

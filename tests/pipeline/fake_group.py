@@ -18,6 +18,7 @@ from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 from tests.hoststore.late import LateTicket
 
 Told = list[tuple]  # of all groups, in order: (group, verb, what matters of the arguments)
@@ -81,16 +82,16 @@ class FakePasses:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self._hear("commit", [list(path) for path in paths])
 
-    def taps(self) -> dict[int, Tensor]:
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         return {layer: torch.full((1, 1, 1), float(layer)) for layer in self._group.layers}
 
     def embed(self, tokens: Tensor) -> Tensor:
         assert self._group.is_first
         return tokens.float()[..., None]
 
-    def project_rows(self, rows: Tensor) -> Tensor:
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         assert self._group.is_last
-        return rows.float()
+        return Proposal(torch.cat([anchors[:, None], rows[..., 0]], 1), None)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         self._hear("place", len(events))

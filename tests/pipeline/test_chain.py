@@ -12,6 +12,7 @@ from luceasync.hoststore.nodes import Nodes, Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.passes import Passes
 from tests.pipeline.fake_group import FakeGroup, Told
+from tests.pipeline.heard import taps_of
 from tests.pipeline.plans import plan_of
 from tests.pipeline.specs import make_spec
 
@@ -78,14 +79,15 @@ def test_paths_are_committed_by_every_group():
 def test_the_ends_are_those_of_the_first_and_of_the_last_group():
     bench = Bench(1, 1)
     assert bench.backend.embed(torch.tensor([3])).tolist() == [[3.0]]
-    assert bench.backend.project_rows(torch.tensor([3])).tolist() == [3.0]
+    proposal = bench.backend.propose_from(torch.tensor([[[3]]]), torch.tensor([7]), None)
+    assert proposal.tokens.tolist() == [[7, 3]]
 
 
 def test_taps_come_from_all_groups_in_the_order_in_which_they_were_asked_for():
     last = Bench(1, 1).plan.shards[-1].end - 1
     bench = Bench(1, 1, taps=(last, 0))
     bench.backend.decode([0], [0], [1])
-    assert [int(tap[0, 0, 0]) for tap in bench.backend.taps()] == [last, 0]
+    assert [int(tap[0, 0, 0]) for tap in taps_of(bench.backend)] == [last, 0]
 
 
 def test_shards_of_all_groups_are_counted_where_they_are():

@@ -17,6 +17,7 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from tests import tiny
+from tests.pipeline.heard import taps_of
 
 pytestmark = pytest.mark.gpu
 PROMPTS = {0: 130, 1: 5, 3: 70}
@@ -143,12 +144,12 @@ def speculate(backend: LayerSplitBackend, lanes: list[int], num_rows: int) -> li
         generator = torch.Generator().manual_seed(turn)
         tokens = torch.randint(3, tiny.VOCAB_SIZE, (len(lanes), num_rows), generator=generator)
         logits = backend.verify(lanes, at, tokens, torch.tensor(trees, dtype=torch.int32)).whole()
-        found += [x.cpu().clone() for x in (logits, *backend.taps())]
+        found += [x.cpu().clone() for x in (logits, *taps_of(backend))]
         paths = [path_to(tree, num_rows - 1 - turn) for tree in trees[:-1]] + [[]]
         backend.commit(paths)
         at = [begin + len(path) for begin, path in zip(at, paths, strict=True)]
     logits = backend.decode(lanes, at, [9] * len(lanes)).whole()
-    return found + [x.cpu().clone() for x in (logits, *backend.taps())]
+    return found + [x.cpu().clone() for x in (logits, *taps_of(backend))]
 
 
 def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor]:
@@ -158,7 +159,7 @@ def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor
     begin, found = 0, []
     for size in sizes:
         logits = backend.prefill(2, begin, tokens[begin : begin + size], project=True)
-        found += [logits.cpu().clone(), *(x[:, :size].cpu().clone() for x in backend.taps())]
+        found += [logits.cpu().clone(), *(x[:, :size].cpu().clone() for x in taps_of(backend))]
         begin += size
     return [*found, backend.decode([2], [begin], [7]).whole()[0].cpu().clone()]
 
