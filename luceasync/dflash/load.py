@@ -92,7 +92,7 @@ def join(
             platform=platform,
         )
         run: Runner = Eagerly()
-        if all(shard.device == device.name for shard in plan.shards):  # a graph is of one device
+        if plan.is_all_on(device):  # a graph is of one device
             run = _runner_on(platform)
         closing.callback(run.close)
         passes = LocalDraft(
@@ -114,7 +114,7 @@ def _runner_on(platform: Platform) -> Runner:
 
 
 def _transfer_to(platform: Platform, plan: Plan) -> Transfer:
-    """How tensors come from the target's devices to the draft's, and back."""
-    names = [platform.name, *(shard.device for shard in plan.shards), platform.name]
+    """How tensors come from the target's devices of this process to the draft's, and back."""
+    names = [platform.name, *(shard.device for shard in plan.here), platform.name]
     devices = [open_platform(name).device for name in names]
     return choose_transfer(plan.peer_access, devices)

@@ -235,6 +235,10 @@ class LayerSplitBackend:
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
         return family_of(self._spec).compress(self._spec, tokens, keep_ratio)
 
+    def synchronize(self) -> None:
+        """Wait until the device that gives the logits has done what it was given so far."""
+        self._groups[-1].synchronize()
+
     def close(self) -> None:
         """Free everything. May be called twice."""
         for group in self._groups:

@@ -45,6 +45,9 @@ class FakeGroup:
     def num_shards(self) -> tuple[int, int]:
         return 0, len(self.shards)
 
+    def synchronize(self) -> None:
+        self._told.append((self.number, "synchronize", None))
+
     def close(self) -> None:
         self.is_closed = True
 

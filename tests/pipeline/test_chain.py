@@ -83,6 +83,12 @@ def test_the_ends_are_those_of_the_first_and_of_the_last_group():
     assert proposal.tokens.tolist() == [[7, 3]]
 
 
+def test_the_last_group_is_the_one_that_is_waited_for():
+    bench = Bench(1, 1)
+    bench.backend.synchronize()
+    assert bench.verbs("synchronize") == [(1, "synchronize")]
+
+
 def test_taps_come_from_all_groups_in_the_order_in_which_they_were_asked_for():
     last = Bench(1, 1).plan.shards[-1].end - 1
     bench = Bench(1, 1, taps=(last, 0))
