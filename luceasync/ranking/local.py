@@ -40,7 +40,7 @@ class LocalLogits:
         """A row's candidates depend on nothing but that row. Log-probabilities are of the raw
         logits, in float32.
         """
-        raw = self._logits.flatten(0, -2)
+        raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
         if carry is None:
             carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
         edited = apply_edits(raw.float(), wanted.edits) if wanted.edits else raw

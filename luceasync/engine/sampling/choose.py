@@ -23,6 +23,7 @@ NUM_CANDIDATES = 1024
 TIE_MARGIN = 64
 # A row that asks for more than this is sorted whole, by itself: the others would pay for it too.
 MOST_RANKED = 4096
+_BEST = Wanted()  # of each row, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) 
     """What these rows want of their logits."""
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
-        return Wanted(edits)
+        return Wanted(edits) if edits else _BEST
     return Wanted(
         edits,
         num_ranked=max(_num_ranked(row.sampling, num_candidates) for row in rows),
