@@ -95,7 +95,7 @@ def fill(backend: LayerSplitBackend, num_lanes: int, prompt: Sequence[int]) -> N
 def step_of(backend: LayerSplitBackend, num_lanes: int, context: int) -> Callable[[], torch.Tensor]:
     """A decode step whose tokens stay on the device."""
     lanes = list(range(num_lanes))
-    return lambda: backend.decode(lanes, [context] * num_lanes, [1] * num_lanes)
+    return lambda: backend.decode(lanes, [context] * num_lanes, [1] * num_lanes).whole()
 
 
 def queued(step: Callable[[], object]) -> Callable[[], None]:

@@ -41,6 +41,7 @@ from luceasync.models.precision import ITEM_BYTES, Dtype, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.platform import open_platform
+from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import SafeText
 
@@ -185,7 +186,7 @@ def started(
             logits = backend.prefill(lane, first, part, project=True)
             speculator.prefilled(lane, first, len(part))
         assert logits is not None
-        choose_next([generation], logits[None])
+        choose_next([generation], LocalLogits(logits[None]))
         choices.append(generation)
     return choices
 

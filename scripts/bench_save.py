@@ -52,7 +52,7 @@ class Stream:
         for position in range(STREAM_TOKENS, STREAM_TOKENS + NUM_STEPS):
             started = time.perf_counter()
             beside()
-            logits = self._backend.decode([STREAM], [position], [self._token])
+            logits = self._backend.decode([STREAM], [position], [self._token]).whole()
             self._token = int(logits.argmax(-1))
             seconds.append(time.perf_counter() - started)
         return seconds

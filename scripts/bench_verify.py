@@ -126,7 +126,7 @@ def run_round(
     parents: Tensor,
     paths: Sequence[Sequence[int]],
 ) -> object:
-    best = backend.verify(lanes, begins, tokens, parents).argmax(-1).tolist()
+    best = backend.verify(lanes, begins, tokens, parents).whole().argmax(-1).tolist()
     backend.commit(paths)
     synchronize()
     return best

@@ -32,5 +32,5 @@ def in_groups(num_groups: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "named_devices", enough)
-        patch.setattr(plan, "group_shards", lambda count: even_groups(count, num_groups))
+        patch.setattr(plan, "group_shards", lambda shards: even_groups(len(shards), num_groups))
         yield

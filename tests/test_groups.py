@@ -26,6 +26,7 @@ from tests import tiny
 from tests.engine.test_speculation import ask_all, started
 from tests.engines import ask, running
 from tests.groups import even_groups, in_groups
+from tests.pipeline.heard import taps_of
 
 NUM_PROMPT = 100
 SPAN = Span(0, NUM_PROMPT, with_state=True)
@@ -78,13 +79,14 @@ def life(backend: LayerSplitBackend, node: str | None = None) -> Tensor:
     else:
         backend.nodes.restore(1, [node], NUM_PROMPT)
         seen = []
-    seen.append(backend.decode([1], [NUM_PROMPT], [7])[0].clone())
-    seen += backend.verify([1], [NUM_PROMPT + 1], tokens[None, :6]).clone()[0]
+    seen.append(backend.decode([1], [NUM_PROMPT], [7]).whole()[0].clone())
+    seen += backend.verify([1], [NUM_PROMPT + 1], tokens[None, :6]).whole().clone()[0]
     backend.commit([[0, 1, 2]])
-    seen.append(backend.decode([1], [NUM_PROMPT + 4], [9])[0].clone())
-    ends = [tap.flatten() for tap in backend.taps()]
+    seen.append(backend.decode([1], [NUM_PROMPT + 4], [9]).whole()[0].clone())
+    ends = [tap.flatten() for tap in taps_of(backend)]
     ends.append(backend.embed(torch.tensor([5])).flatten())
-    ends.append(backend.project_rows(ends[-1][None]).flatten())
+    rows = torch.stack([ends[-1], ends[0][: len(ends[-1])]])[None]
+    ends.append(backend.propose_from(rows, torch.tensor([5]), 4).tokens.flatten())
     return torch.cat([*seen, *ends])
 
 

@@ -24,22 +24,23 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
-    "engine": {"keeping", "text", "dflash", "pipeline", "hoststore.memory"}
+    "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory"}
     | {"models.config", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
     | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "dflash", "hoststore", "kv"},
-    "dflash": {"pipeline", "models", "kv", "ipc", "cuda", "kernels"},
+    "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "cuda", "kernels"},
     "bench": {"engine", "keeping", "text", "nodefiles", "hoststore", "dflash", "pipeline"}
-    | {"models", "kv", "cyext"},
+    | {"models", "kv", "cyext", "ranking"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "kv", "ipc", "cuda.launch", "kernels.kernel"},
+    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
     "models": {"kv.state"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
+    "ranking": {"models.trees"},
     "text": {"cyext"},
     "ipc": set(),
 }

@@ -233,7 +233,7 @@ def decoded(backend: LayerSplitBackend, prompt: list[int], num_tokens: int = 12)
     logits = backend.prefill(0, 0, prompt, project=True)
     tokens = [int(logits.argmax())]
     for i in range(num_tokens - 1):
-        logits = backend.decode([0], [len(prompt) + i], tokens[-1:])
+        logits = backend.decode([0], [len(prompt) + i], tokens[-1:]).whole()
         tokens.append(int(logits[0].argmax()))
     return tokens
 
@@ -274,10 +274,10 @@ def test_a_proposal_is_verified_and_committed_as_it_decodes(model_dir: Path):
     backend.reset(0)
     backend.prefill(0, 0, PROMPT, project=False)
     rows = torch.tensor([[*expected[:3], 0]])  # the last one is wrong
-    logits = backend.verify([0], [len(PROMPT)], rows)
+    logits = backend.verify([0], [len(PROMPT)], rows).whole()
     assert logits[0, :3].argmax(-1).tolist() == expected[1:4]
     backend.commit([[0, 1, 2]])
-    after = backend.decode([0], [len(PROMPT) + 3], [expected[3]])
+    after = backend.decode([0], [len(PROMPT) + 3], [expected[3]]).whole()
     assert int(after[0].argmax()) == expected[4]
     backend.close()
 

@@ -37,7 +37,6 @@ from luceasync.node_words import NodeKey
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
-from luceasync.pipeline.platform import open_platform
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
@@ -100,7 +99,7 @@ async def life(machine: Machine, limits: Limits = LIMITS) -> AsyncIterator[Local
             prefixes,
             num_lanes=plan.parallel,
             chunk_tokens=chunk_tokens,
-            synchronize=open_platform(plan.shards[-1].device).synchronize,
+            synchronize=backend.synchronize,
         )
         return Loaded(pump, lambda: None)
 

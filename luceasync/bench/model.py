@@ -90,7 +90,9 @@ class Decoding:
         self._tokens = [1] * num_lanes
 
     def __call__(self) -> None:
-        logits = self._backend.decode(self._lanes, [self.position] * len(self._lanes), self._tokens)
+        logits = self._backend.decode(
+            self._lanes, [self.position] * len(self._lanes), self._tokens
+        ).whole()
         self._tokens = logits.argmax(-1).tolist()
 
     def steps(self, num_steps: int) -> None:

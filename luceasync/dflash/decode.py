@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.adapt import Outlook, Plan, Record, Shape, plan_step, without_context
-from luceasync.dflash.passes import DraftPasses
 from luceasync.dflash.tally import LaneTally, StepCosts, Totals
-from luceasync.dflash.tree import Proposal
+from luceasync.pipeline.passes import TapRing
+from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 from luceasync.request import Speculation, SpeculationStatus
 
 
@@ -32,11 +33,47 @@ class Verifier(Protocol):
         begins: Sequence[int],
         tokens: Tensor,
         parents: Tensor | None = None,
-    ) -> Tensor: ...
+    ) -> Logits: ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
 
-    def taps(self) -> list[Tensor]: ...
+    def send_taps(
+        self,
+        ring: TapRing,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None: ...
+
+    def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None: ...
+
+
+class DraftPasses(TapRing, Protocol):
+    """A drafter with its ring of features, wherever it runs; luceasync.dflash.passes.LocalDraft is
+    one. Engine thread only.
+    """
+
+    @property
+    def num_unsettled(self) -> int:
+        """See luceasync.dflash.graph.Runner."""
+        ...
+
+    def propose(
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
+    ) -> Proposal:
+        """Rows to verify after each lane's last token; they hold until the next pass."""
+        ...
+
+    def reset(self, lane: int, begin: int = 0) -> None:
+        """The lane goes on at position `begin`, and has no features of what is before it."""
+        ...
+
+    def restore(self, lane: int, begin: int, rows: Tensor) -> None:
+        """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
+        no others. Raises ValueError for rows that are none of this drafter's.
+        """
+        ...
 
 
 class Accept(Protocol):
@@ -47,8 +84,8 @@ class Accept(Protocol):
         """When the verified rows were on the host, by time.perf_counter."""
         ...
 
-    def __call__(self, proposal: Proposal, logits: Tensor) -> list[list[int]]:
-        """For each entry the rows to commit, row 0 first. logits: [entries, rows, vocab]."""
+    def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
+        """For each entry the rows to commit, row 0 first. logits: of [entries, rows]."""
         ...
 
 
@@ -134,7 +171,7 @@ class Speculator:
     @torch.inference_mode()
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
-        self.passes.absorb_chunk(self._target.taps(), lane, begin, num_tokens)
+        self._target.send_chunk_taps(self.passes, lane, begin, num_tokens)
 
     # --- steps ----------------------------------------------------------------------------------
 
@@ -176,7 +213,7 @@ class Speculator:
         logits = self._target.verify(lanes, begins, proposal.tokens, proposal.parents)
         paths = accept(proposal, logits)
         self._target.commit(paths)
-        self.passes.absorb(self._target.taps(), lanes, begins, paths, shape.block)
+        self._target.send_taps(self.passes, lanes, begins, paths, shape.block)
         self._count(lanes, shape, paths)
         ended_at = time.perf_counter()
         self._totals.draft_s += proposed_at - started_at
@@ -191,7 +228,7 @@ class Speculator:
         """The target has just decoded these tokens in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         num_unsettled = self.passes.num_unsettled
-        self.passes.absorb(self._target.taps(), lanes, begins, [[0]] * len(lanes), 1)
+        self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
         self._is_settled = self.passes.num_unsettled == num_unsettled
         for lane in lanes:
             if lane in plan.off_reasons:

@@ -18,7 +18,7 @@ from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
-from luceasync.dflash.passes import DraftPasses
+from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -92,10 +92,10 @@ def join(
             platform=platform,
         )
         run: Runner = Eagerly()
-        if all(shard.device == device.name for shard in plan.shards):  # a graph is of one device
+        if plan.is_all_on(device):  # a graph is of one device
             run = _runner_on(platform)
         closing.callback(run.close)
-        passes = DraftPasses(
+        passes = LocalDraft(
             network, ring, backend, transfer, run, network.reach_for, device.short_rows
         )
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
@@ -114,7 +114,7 @@ def _runner_on(platform: Platform) -> Runner:
 
 
 def _transfer_to(platform: Platform, plan: Plan) -> Transfer:
-    """How tensors come from the target's devices to the draft's, and back."""
-    names = [platform.name, *(shard.device for shard in plan.shards), platform.name]
+    """How tensors come from the target's devices of this process to the draft's, and back."""
+    names = [platform.name, *(shard.device for shard in plan.here), platform.name]
     devices = [open_platform(name).device for name in names]
     return choose_transfer(plan.peer_access, devices)

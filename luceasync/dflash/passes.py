@@ -21,16 +21,16 @@ from luceasync.dflash.context import reach_for
 from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Eagerly, Runner
-from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.pipeline.transfer import Transfer, direct, on_host
+from luceasync.ranking.proposals import Proposal
 
 LONG_ROWS = 128  # more than a short chunk of a prompt has
 
 
 class Head(Protocol):
-    """The part of a target that a draft borrows."""
+    """The part of a target that a draft borrows: its head, which is asked for tokens."""
 
-    def project_rows(self, rows: Tensor) -> Tensor: ...
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal: ...
 
 
 class Draft(Protocol):
@@ -55,8 +55,10 @@ class Draft(Protocol):
     def set_valid_from(self, lane: int, position: int) -> None: ...
 
 
-class DraftPasses:
-    """The draft with its ring of features and the target's head. Engine thread only."""
+class LocalDraft:
+    """The draft with its ring of features, in this process, and the target's head. See DraftPasses
+    of luceasync.dflash.decode. Engine thread only.
+    """
 
     def __init__(
         self,
@@ -80,7 +82,6 @@ class DraftPasses:
         self._run = run or Eagerly()
         self._reach_for = reach_for
         self._short_rows = sorted(short_rows)
-        self._trees: dict[int, TreeProposer] = {}  # by budget
 
     @property
     def num_unsettled(self) -> int:
@@ -90,17 +91,13 @@ class DraftPasses:
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
     ) -> Proposal:
-        """Rows to verify after each lane's last token, on the device of the target's head; they
-        hold until the next pass.
-        """
+        """See DraftPasses; the rows are on the device of the target's head."""
         reach = self._reach_for(max(begins))
 
         def work(index: Tensor) -> Proposal:
             anchors, lanes, begins = self._here(index)
             hidden = self._draft.propose(anchors, lanes, begins, shape.block, reach=reach)
-            logits = self._head.project_rows(hidden)  # [entries, slots, vocab]
-            anchors = self._transfer(anchors, logits.device)
-            return self._proposer(shape, logits)(anchors, logits)
+            return self._head.propose_from(hidden, anchors, shape.budget)
 
         with self._on_device():
             index = on_host([tokens, lanes, begins], np.int64)
@@ -115,10 +112,7 @@ class DraftPasses:
         paths: Sequence[Sequence[int]],
         num_rows: int,
     ) -> None:
-        """Take up the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden]:
-        they stand at positions from `begins` on. A lane that does not go on where it ended begins
-        anew there. Raises ValueError for rows that cannot be; nothing is written then.
-        """
+        """See TapRing."""
         self._check(taps, lanes, begins, paths)
         counts = [len(path) for path in paths]
         padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
@@ -130,7 +124,7 @@ class DraftPasses:
             self.ring.advance(lane, begin, count)
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
-        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
+        """See TapRing."""
         num_rows = taps[0].shape[1]
         if num_rows in self._short_rows and all(tap.shape[1] == num_rows for tap in taps):
             self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows)
@@ -195,23 +189,13 @@ class DraftPasses:
             rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
         self._draft.write_context(rows[None], *index)
 
-    def _proposer(self, shape: Shape, logits: Tensor) -> Callable[[Tensor, Tensor], Proposal]:
-        if shape.budget is None:
-            return propose_chain
-        if shape.budget not in self._trees:
-            tree = TreeProposer(shape.budget, logits.shape[-1], logits.device)
-            self._trees[shape.budget] = tree
-        return self._trees[shape.budget]
-
     def reset(self, lane: int, begin: int = 0) -> None:
-        """The lane goes on at position `begin`, and has no features of what is before it."""
+        """See DraftPasses."""
         self.ring.reset(lane)
         self._draft.set_valid_from(lane, begin)
 
     def restore(self, lane: int, begin: int, rows: Tensor) -> None:
-        """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
-        no others. Raises ValueError for rows that are none of this drafter's.
-        """
+        """See DraftPasses."""
         self.ring.reset(lane)
         self.ring.restore(lane, begin, rows)
         held = self.ring.valid(lane)

@@ -16,7 +16,7 @@ from luceasync.dflash.spec import DraftSpec, adjusted
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.devices import default_device, find_devices
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
@@ -59,10 +59,12 @@ def drafter_of(
         swa_window_tokens=asked.swa_window_tokens,
         ctx_max_tokens=asked.ctx_max_tokens,
     )
-    device = target_devices[-1]
-    if asked.device is not None:
-        [named] = find_devices([asked.device], "--draft-device")
-        device = next((d for d in target_devices if d.name == named.name), named)
+    here = [device for device in target_devices if device.is_here]
+    if asked.device is not None or not here:
+        [named] = find_devices([asked.device or default_device()], "--draft-device")
+        device = next((d for d in here if d.name == named.name), named)
+    else:
+        device = here[-1]
     budget = (asked.ddtree_budget or DDTREE_BUDGET) if asked.ddtree else None
     return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget))
 

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
-from luceasync.dflash.tree import Proposal
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampling.choose import NO_TOKEN, Ranked, nothing, rank
+from luceasync.engine.sampling.choose import Ranked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
+from luceasync.ranking.logits import NO_TOKEN, Logits
+from luceasync.ranking.proposals import Proposal
 
 NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
@@ -41,20 +42,18 @@ class Acceptance:
         self._decide = decide
         self._meanwhile = meanwhile
 
-    def __call__(self, proposal: Proposal, logits: Tensor) -> list[list[int]]:
-        """The path that stands for each entry. logits: [entries, rows, vocab].
+    def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
+        """The path that stands for each entry. logits: of [entries, rows].
 
         The host waits for the device once; twice where a choice has penalties, since the edits of a
         row then depend on the proposed tokens above it.
         """
-        num_rows = logits.shape[1]
+        num_rows = proposal.tokens.shape[1]
         carry = proposal.tokens[..., None].long()  # [entries, rows, 1 or 2]
         if proposal.parents is not None:
             carry = torch.cat([carry, proposal.parents[..., None].long()], -1)
         rows = self._rows(carry, num_rows)
-        ranked = rank(
-            logits.flatten(0, 1), rows, carry=carry.flatten(0, 1), meanwhile=self._meanwhile
-        )
+        ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._meanwhile)
         self.arrived_at = time.perf_counter()
         carried = ranked.carried.reshape(*carry.shape).tolist()
         return [self._walk(i, ranked, entry) for i, entry in enumerate(carried)]

@@ -9,14 +9,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from torch import Tensor
-
 from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampling.choose import NO_TOKEN, choose, nothing
+from luceasync.engine.sampling.choose import choose, nothing
+from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation, SpeculationStatus
 
 
@@ -25,7 +24,7 @@ class Decoder(Protocol):
 
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
-    ) -> Tensor: ...
+    ) -> Logits: ...
 
 
 class Decoding(Protocol):
@@ -177,9 +176,9 @@ def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:
 
 
 def choose_next(
-    generations: Sequence[Generation], logits: Tensor, meanwhile: Callable[[], None] = nothing
+    generations: Sequence[Generation], logits: Logits, meanwhile: Callable[[], None] = nothing
 ) -> None:
-    """Sample a token for each row of logits [generations, vocab] and append it; `meanwhile`: see
+    """Sample a token for each generation, a row of logits each, and append it; `meanwhile`: see
     luceasync.engine.sampling.choose.rank.
     """
     choice = choose(logits, [g.next_row for g in generations], meanwhile=meanwhile)
@@ -190,7 +189,7 @@ def choose_next(
             g.append(token, logprobs)
 
 
-def _run(target: Decoder, anchors: Sequence[Anchor]) -> Tensor:
-    """Logits float32 [anchors, vocab] after each."""
+def _run(target: Decoder, anchors: Sequence[Anchor]) -> Logits:
+    """Those after each."""
     lanes, positions, tokens = zip(*((a.lane, a.position, a.token) for a in anchors), strict=True)
     return target.decode(lanes, positions, tokens)

@@ -30,7 +30,6 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.platform import open_platform
 from luceasync.text.tokenizer import Tokenizer
 
 Progress = Callable[[int, int], None]
@@ -157,7 +156,7 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
         num_lanes=plan.parallel,
         chunk_tokens=plan.prefill_chunk_tokens,
         computes_beside=recipe.computes_beside,
-        synchronize=open_platform(plan.shards[-1].device).synchronize,
+        synchronize=backend.synchronize,
         quiet=recipe.quiet,
     )
 

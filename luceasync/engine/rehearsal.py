@@ -17,6 +17,7 @@ from luceasync.engine.generation import Generation
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.steps import Prefiller
+from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -86,7 +87,7 @@ def rehearse(
         logits = target.prefill(LANE, begin, chunk, project=True)
         decoding.prefilled(LANE, begin, len(chunk))
     assert logits is not None, "a prompt has tokens"
-    choose_next([generation], logits[None])
+    choose_next([generation], LocalLogits(logits[None]))
     end_at = time.monotonic() + limit_s
     for _ in range(part.num_steps):
         if generation.has_ended or time.monotonic() > end_at:

@@ -47,11 +47,11 @@ def build_engine(
     limits = limits_of(config.cache, held_bytes)
     quiet, stopping = threading.Event(), threading.Event()
     host = host_memory(
-        [shard.device for shard in plan.shards],
+        [shard.device for shard in plan.here],
         max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES),
         warm_bytes=warm_bytes_of(limits, held_bytes),
         quiet=quiet,
-        lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.shards),
+        lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
     recipe = Recipe(
         model_dir,

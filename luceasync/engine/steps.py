@@ -17,6 +17,7 @@ from luceasync.engine.generation import Generation
 from luceasync.engine.leftovers import Leftovers
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.prefixes import Prefixes
+from luceasync.ranking.local import LocalLogits
 
 
 class Prefiller(Protocol):
@@ -99,4 +100,4 @@ def begin_answer(generation: Generation, logits: Tensor) -> None:
     if generation.prepared.max_tokens == 0:
         generation.end("length")
     else:
-        choose_next([generation], logits[None])
+        choose_next([generation], LocalLogits(logits[None]))

@@ -88,20 +88,25 @@ class Arena:
         slab_bytes: int = SLAB_BYTES,
         quiet: threading.Event | None = None,
         spare_bytes: int = SPARE_BYTES,
+        mapping: mmap.mmap | None = None,
     ) -> None:
         """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while nobody minds that a driver
         is busy: while it is not, slabs are added until `spare_bytes` are free, and again when half
-        of these are used or somebody finds no room. Raises MemoryError if nothing can be locked.
+        of these are used or somebody finds no room. `mapping`: memory of `capacity_bytes` that was
+        made for others to map too, and outlives what they hold of it; regions lie in it at
+        `offset_of`. None: memory of our own. Raises MemoryError if nothing can be locked.
         """
         assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
         self._quiet = quiet
         self._spare_bytes = spare_bytes
         self._pages = pages
         self._slab_bytes = slab_bytes
-        self._mapping = map_pages(capacity_bytes + PIECE_BYTES)
+        own = mapping is None
+        self._mapping = map_pages(capacity_bytes + PIECE_BYTES) if mapping is None else mapping
         self._area = np.frombuffer(self._mapping, np.uint8)
         address = self._area.ctypes.data
-        first = address + -address % PIECE_BYTES
+        # Elsewhere it begins at another address: pieces are counted from its begin then.
+        first = address + -address % PIECE_BYTES if own else address
         last = first + capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self._origin = address
         self._slabs = [(a, min(a + slab_bytes, last)) for a in range(first, last, slab_bytes)]
@@ -146,6 +151,12 @@ class Arena:
         going = weakref.finalize(region, self._returned.append, (address, address + room))
         going.atexit = False
         return region.data
+
+    def offset_of(self, region: memoryview) -> int:
+        """Where a region, or any view of one, begins in the memory: the same in every process."""
+        offset = int(np.frombuffer(region, np.uint8).ctypes.data) - self._origin
+        assert 0 <= offset < len(self._area), "the region is of other memory"
+        return offset
 
     def give_up_pages(self) -> None:
         """Let the system have the pages of what is free, which are made anew when it is used, and

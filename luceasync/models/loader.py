@@ -6,6 +6,7 @@ Checks every shape against the spec before a byte is read. Knows no kind of laye
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Protocol
 
@@ -37,13 +38,16 @@ class TensorSource(Protocol):
 class RandomSource:
     """Random weights of the right shapes, for benchmarks of models that are not at hand.
 
-    Matrices are scaled so that activations keep their size; norms are near what real ones are.
+    Matrices are scaled so that activations keep their size; norms are near what real ones are. A
+    tensor's numbers follow from the seed, its name, its shape and the kind of `device`: they are
+    the same whoever reads it, in whatever order.
     """
 
     def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
-        self._generator = torch.Generator(device).manual_seed(seed)
+        self._generator = torch.Generator(device)
         self._dtype = dtype
         self._device = device
+        self._seed = seed
 
     def form(self, name: str) -> Form:
         """See TensorSource."""
@@ -51,6 +55,8 @@ class RandomSource:
 
     def read(self, name: str, shape: Shape) -> Tensor:
         """See TensorSource."""
+        digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
+        self._generator.manual_seed(int.from_bytes(digest) >> 1)
         random = torch.randn(
             shape, generator=self._generator, dtype=torch.float32, device=self._device
         )

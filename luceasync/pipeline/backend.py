@@ -26,9 +26,11 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.group import Group, LocalGroup
-from luceasync.pipeline.passes import Batch, Chain
+from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import on_host
+from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 
 
 class LayerSplitBackend:
@@ -68,7 +70,7 @@ class LayerSplitBackend:
         memory: HostMemory | None = None,
     ) -> LayerSplitBackend:
         """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
-        layers whose rows `taps()` gives, `memory` holds saved nodes. Raises ModelError.
+        layers whose rows a ring can be given, `memory` holds saved nodes. Raises ModelError.
         """
         memory = memory or PlainMemory()
         with torch.inference_mode(), ExitStack() as loaded:
@@ -123,9 +125,8 @@ class LayerSplitBackend:
     @torch.inference_mode()
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
-    ) -> Tensor:
-        """Run one token on each of several lanes; logits float32 [lanes, vocab], valid until the
-        next call."""
+    ) -> Logits:
+        """Run one token on each of several lanes; logits of [lanes], valid until the next call."""
         for lane, position in zip(lanes, positions, strict=True):
             self._make_room(lane, position + 1)
         sizes = self.plan.decode_sizes
@@ -133,7 +134,8 @@ class LayerSplitBackend:
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
         self._num_entries = len(lanes)
         given = on_host([*tokens, *[0] * missing], np.int64)[:, None]
-        return self._passes.decode(batch, given)[: len(lanes), 0]
+        self._passes.decode(batch, given)
+        return self._passes.logits(len(lanes))
 
     @torch.inference_mode()
     def verify(
@@ -142,14 +144,14 @@ class LayerSplitBackend:
         begins: Sequence[int],
         tokens: Tensor,
         parents: Tensor | None = None,
-    ) -> Tensor:
+    ) -> Logits:
         """Run trees of tokens after the `begins` tokens that their lanes have committed, and write
         nothing permanent; `commit` then takes paths.
 
         tokens: int64 [entries, rows], rows one of the plan's `verify_rows`; parents: int32
         [entries, rows], the row that each row follows, models.trees.ROOT for row 0; none: every
-        row follows the one before it. Both on any device. Returns logits float32 [entries, rows,
-        vocab], valid until the next call: row r predicts what follows on the path to r.
+        row follows the one before it. Both on any device. Returns logits of [entries, rows], valid
+        until the next call: row r predicts what follows on the path to r.
         """
         num_rows = tokens.shape[1]
         assert num_rows in self.plan.verify_rows, (
@@ -161,7 +163,8 @@ class LayerSplitBackend:
         if parents is not None and missing:
             parents = F.pad(parents, (0, 0, 0, missing), value=ROOT)
         given = F.pad(tokens, (0, 0, 0, missing)) if missing else tokens
-        return self._passes.verify(batch, given, parents)[: len(lanes)]
+        self._passes.verify(batch, given, parents)
+        return self._passes.logits(len(lanes))
 
     @torch.inference_mode()
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
@@ -176,14 +179,32 @@ class LayerSplitBackend:
                 self._make_room(lane, begin + len(path))
         self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
 
-    def taps(self) -> list[Tensor]:
-        """The residual stream after each tapped layer, in the order in which the taps were given,
-        of every row of the last prefill, decode or verify: [entries, rows, hidden] in the model's
-        dtype, where the layer is. Rows may follow those of a prefill's chunk that mean nothing.
-        Valid until the next prefill, decode or verify.
+    @torch.inference_mode()
+    def send_taps(
+        self,
+        ring: TapRing,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None:
+        """Give `ring` the residual stream after each tapped layer of these rows, at most `num_rows`
+        each, of the last decode, or of the last verify once its paths are committed. Raises what
+        the ring raises.
         """
-        rows = self._passes.taps()
-        num_entries, found = self._num_entries, [rows[tap] for tap in self._taps]
+        ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows)
+
+    @torch.inference_mode()
+    def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
+        """As above, of the first `num_tokens` rows of the last prefill."""
+        ring.absorb_chunk(self._taps_of([range(num_tokens)]), lane, begin, num_tokens)
+
+    def _taps_of(self, paths: Sequence[Sequence[int]]) -> list[Tensor]:
+        """In the order in which the taps were given: [entries, rows, hidden] in the model's dtype,
+        where the layer is. Rows that mean nothing may follow those of a prefill's chunk.
+        """
+        rows, num_entries = self._passes.taps(paths), self._num_entries
+        found = [rows[tap] for tap in self._taps]
         return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
 
     @torch.inference_mode()
@@ -192,11 +213,12 @@ class LayerSplitBackend:
         return self._passes.embed(tokens)
 
     @torch.inference_mode()
-    def project_rows(self, rows: Tensor) -> Tensor:
-        """The head alone, without the final norm, where the last layer is: [..., hidden] -> logits
-        float32 [..., vocab].
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        """What the head says of a draft's rows [entries, slots, hidden], without the final norm: a
+        tree of `budget` rows behind each of `anchors`, int64 [entries], or a chain. Where the last
+        layer is.
         """
-        return self._passes.project_rows(rows)
+        return self._passes.propose_from(rows, anchors, budget)
 
     @torch.inference_mode()
     def reset(self, lane: int) -> None:
@@ -212,6 +234,10 @@ class LayerSplitBackend:
         if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")
         return family_of(self._spec).compress(self._spec, tokens, keep_ratio)
+
+    def synchronize(self) -> None:
+        """Wait until the device that gives the logits has done what it was given so far."""
+        self._groups[-1].synchronize()
 
     def close(self) -> None:
         """Free everything. May be called twice."""

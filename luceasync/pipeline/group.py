@@ -38,6 +38,10 @@ class Group(Protocol):
         """What can be run on it."""
         ...
 
+    def synchronize(self) -> None:
+        """Wait until what its last shard was given so far is done."""
+        ...
+
     @property
     def nodes(self) -> Sequence[Nodes]:
         """Who holds what of a node belongs to its layers."""
@@ -68,12 +72,12 @@ class LocalGroup:
         self._shards: list[Shard] = []
         self._steps: list[Steps] = []
         memory = memory or PlainMemory()
-        platforms = [open_platform(shard.device) for shard in plan.shards]
-        transfer = choose_transfer(plan.peer_access, [p.device for p in platforms])
+        here = [open_platform(shard.device).device for shard in plan.here]
+        transfer = choose_transfer(plan.peer_access, here)
         begin, end = plan.groups[number]
-        own = list(zip(plan.shards, platforms, strict=True))[begin:end]
         try:
-            for shard_plan, platform in own:
+            for shard_plan in plan.shards[begin:end]:
+                platform = open_platform(shard_plan.device)
                 shard = Shard(spec, plan, shard_plan, platform, source, advance, memory, taps)
                 self._shards.append(shard)
             for shard in self._shards:
@@ -92,6 +96,9 @@ class LocalGroup:
     @property
     def passes(self) -> Passes:
         return self._passes
+
+    def synchronize(self) -> None:
+        self._shards[-1].platform.synchronize()
 
     @property
     def nodes(self) -> Sequence[Nodes]:

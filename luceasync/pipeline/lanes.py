@@ -84,11 +84,11 @@ def _loads(
     loads = list(zip(devices, shards, strict=True))
     if guest is None:
         return loads
-    names = [device.name for device in devices]
-    if guest.device.name not in names:
+    hosts = [i for i, device in enumerate(devices) if device.is_same(guest.device)]
+    if not hosts:
         sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
         return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]
-    place = names.index(guest.device.name)
+    [place] = hosts
     shard = shards[place]
     together = replace(
         shard,

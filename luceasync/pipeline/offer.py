@@ -17,6 +17,7 @@ SHORT_ROWS = (16, 64)
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
 CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
 ONE_THREAD_BYTES = 128 * 2**20
+HERE = 0  # the process that plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,8 @@ class Offer:
     we fill where the user names no sizes. `short_rows`: see SHORT_ROWS. `num_staged_states`: places
     for recurrent states that wait for a copy to host memory. `computes_beside`: work is queued, and
     the host is free meanwhile. `one_thread_bytes`: of the weights of all that computes on the host;
-    with fewer than that, threads wait for each other longer than they compute.
+    with fewer than that, threads wait for each other longer than they compute. `process`: whose it
+    is. Only that process may open its name: to torch the "hip:0" of one is the "cuda:0" of another.
     """
 
     name: str
@@ -51,6 +53,16 @@ class Offer:
     num_staged_states: int = 0
     computes_beside: bool = False
     one_thread_bytes: int = 0
+    process: int = HERE
+
+    @property
+    def is_here(self) -> bool:
+        """Whether this process may open it."""
+        return self.process == HERE
+
+    def is_same(self, other: Offer) -> bool:
+        """Whether both are one device: another process may have one of the same name."""
+        return (self.process, self.name) == (other.process, other.name)
 
 
 # RAM is shared with other programs, so there our choice is modest. A row's result must not depend

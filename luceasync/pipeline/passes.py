@@ -13,6 +13,8 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
+from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +37,23 @@ class Passes(Protocol):
         """
         ...
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        """Run one row for each entry; as above, logits for every entry: float32 [entries, 1,
-        vocab].
+    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+        """Run one row for each entry. Returns the activation; from the last layer None, since the
+        logits stay where they are: see `logits`.
         """
         ...
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
-        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above,
-        logits of every row: float32 [entries, rows, vocab]. `parents`: int32 [entries, rows], see
-        models.trees.TorchTrees; on any device. None: every row follows the one before it.
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
+        """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above.
+        `parents`: int32 [entries, rows], see models.trees.TorchTrees; on any device. None: every
+        row follows the one before it.
+        """
+        ...
+
+    def logits(self, num_entries: int) -> Logits:
+        """Of the last decode or verify where the last layer is, of its first entries: float32
+        [entries, vocab] after a decode, [entries, rows, vocab] after a verify. Valid until the next
+        pass.
         """
         ...
 
@@ -54,9 +63,10 @@ class Passes(Protocol):
         """
         ...
 
-    def taps(self) -> dict[int, Tensor]:
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         """The rows after each tapped layer in the last pass: [entries, rows, hidden], where the
-        layer is. After a chunk of a prompt, rows that mean nothing may follow.
+        layer is. Of entry i only the rows `paths[i]` mean something; so nothing else need cross.
+        After a chunk of a prompt, more rows may follow.
         """
         ...
 
@@ -64,9 +74,10 @@ class Passes(Protocol):
         """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
         ...
 
-    def project_rows(self, rows: Tensor) -> Tensor:
-        """The head without the final norm, where the last layer is: [..., hidden] -> float32 [...,
-        vocab].
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        """What the head says of a draft's rows [entries, slots, hidden], which have been normed, as
+        a proposal, where the last layer is: a tree of `budget` rows behind each of `anchors`, int64
+        [entries]; None: a chain.
         """
         ...
 
@@ -76,6 +87,30 @@ class Passes(Protocol):
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
+        ...
+
+
+class TapRing(Protocol):
+    """Who takes up rows of tapped layers, wherever its ring is; see
+    luceasync.dflash.passes.LocalDraft.
+    """
+
+    def absorb(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None:
+        """Take up the rows of `paths`, at most `num_rows` each, of `taps` [entries, rows, hidden]:
+        they stand at positions from `begins` on. A lane that does not go on where it ended begins
+        anew there. Raises ValueError for rows that cannot be; nothing is written then.
+        """
+        ...
+
+    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
         ...
 
 
@@ -92,28 +127,35 @@ class Chain:
             x = link.prefill(batch, x, project=project)
         return x
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
+    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+        x: Tensor | None = given
         for link in self._links:
-            given = link.decode(batch, given)
-        return given
+            assert x is not None, "only the last link gives nothing"
+            x = link.decode(batch, x)
+        return x
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
+        x: Tensor | None = given
         for link in self._links:
-            given = link.verify(batch, given, parents)
-        return given
+            assert x is not None, "only the last link gives nothing"
+            x = link.verify(batch, x, parents)
+        return x
+
+    def logits(self, num_entries: int) -> Logits:
+        return self._links[-1].logits(num_entries)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         for link in self._links:
             link.commit(paths)
 
-    def taps(self) -> dict[int, Tensor]:
-        return {layer: rows for link in self._links for layer, rows in link.taps().items()}
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
+        return {layer: rows for link in self._links for layer, rows in link.taps(paths).items()}
 
     def embed(self, tokens: Tensor) -> Tensor:
         return self._links[0].embed(tokens)
 
-    def project_rows(self, rows: Tensor) -> Tensor:
-        return self._links[-1].project_rows(rows)
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        return self._links[-1].propose_from(rows, anchors, budget)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         for link in self._links:

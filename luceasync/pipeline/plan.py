@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
@@ -26,7 +27,7 @@ class Plan:
 
     shards: tuple[ShardPlan, ...]
     devices: tuple[Offer, ...]  # of the shards, in their order
-    groups: tuple[tuple[int, int], ...]  # shards [begin, end) of each process, in their order
+    groups: tuple[tuple[int, int], ...]  # shards [begin, end), neighbours of one process
     precision: Precision
     parallel: int
     max_ctx_tokens: int
@@ -58,10 +59,20 @@ class Plan:
         return all(device.computes_beside for device in self.devices)
 
     @property
-    def suits_one_thread(self) -> bool:
-        """Whether threads would wait for each other longer than they compute."""
+    def here(self) -> tuple[ShardPlan, ...]:
+        """The shards of this process: only their devices may be opened by name."""
         pairs = zip(self.devices, self.shards, strict=True)
-        on_host = [(device, shard) for device, shard in pairs if not device.computes_beside]
+        return tuple(shard for device, shard in pairs if device.is_here)
+
+    def is_all_on(self, device: Offer) -> bool:
+        """Whether the whole model is on this one device."""
+        return all(device.is_same(own) for own in self.devices)
+
+    @property
+    def suits_one_thread(self) -> bool:
+        """Whether threads of this process would wait for each other longer than they compute."""
+        pairs = zip(self.devices, self.shards, strict=True)
+        on_host = [(d, shard) for d, shard in pairs if d.is_here and not d.computes_beside]
         weight_bytes = sum(shard.weight_bytes for _, shard in on_host)
         return all(weight_bytes < device.one_thread_bytes for device, _ in on_host)
 
@@ -125,7 +136,7 @@ def make_plan(
     return Plan(
         shards=shards,
         devices=tuple(devices),
-        groups=group_shards(len(shards)),
+        groups=group_shards([device.process for device in devices]),
         precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
@@ -138,9 +149,13 @@ def make_plan(
     )
 
 
-def group_shards(num_shards: int) -> tuple[tuple[int, int], ...]:
-    """Which shards `[begin, end)` belong together: all of them are in this process."""
-    return ((0, num_shards),)
+def group_shards(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Which shards `[begin, end)` belong together: neighbours of one process. `processes`: that of
+    each shard.
+    """
+    counts = [len(list(neighbours)) for _, neighbours in groupby(processes)]
+    ends = list(accumulate(counts))
+    return tuple(zip([0, *ends[:-1]], ends, strict=True))
 
 
 def _ranges(

@@ -80,9 +80,27 @@ def load_backend(order: dict[str, Any]) -> Any:
         spec = either("models.config:read_spec", "models.spec:read_spec")(Path(order["dir"]))
         return backend.open(Path(order["dir"]), spec, plan_for(spec, order), memory=memory)
     spec = either("models.config:parse_spec", "models.spec:parse_spec")(order["config"])
-    source = either("models.loader:RandomSource")
-    weights = source(DTYPES[order["dtype"]], place_of(order["device"]))
+    weights = DrawnAlike(DTYPES[order["dtype"]], place_of(order["device"]))
     return backend.load(spec, plan_for(spec, order), weights, memory=memory)
+
+
+class DrawnAlike:
+    """Random weights that are the same in both checkouts, whatever their RandomSource draws."""
+
+    def __init__(self, dtype: torch.dtype, place: torch.device) -> None:
+        self._own = either("models.loader:RandomSource")(dtype, place)
+        self._generator = torch.Generator(place)
+        self._dtype = dtype
+        self._place = place
+
+    def form(self, name: str) -> Any:
+        return self._own.form(name)
+
+    def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        seed = hashlib.blake2b(name.encode(), digest_size=7).digest()
+        self._generator.manual_seed(int.from_bytes(seed))
+        random = torch.randn(shape, generator=self._generator, device=self._place)
+        return (random * (shape[-1] ** -0.5 if len(shape) > 1 else 0.1)).to(self._dtype)
 
 
 def place_of(device: str) -> torch.device:
@@ -141,7 +159,7 @@ class Passes:
         synchronize()
         started = time.perf_counter()
         for position in range(self._context, self._context + NUM_STEPS):
-            logits = self._backend.decode(lanes, [position] * num_lanes, tokens)
+            logits = rows_of(self._backend.decode(lanes, [position] * num_lanes, tokens))
             tokens = logits.argmax(-1).tolist()
             said.append(tokens[0])
         return (time.perf_counter() - started) / NUM_STEPS, said
@@ -154,7 +172,7 @@ class Passes:
         started = time.perf_counter()
         for i in range(NUM_ROUNDS):
             begin = self._context + i * NUM_ACCEPTED
-            logits = self._backend.verify([0], [begin], rows)
+            logits = rows_of(self._backend.verify([0], [begin], rows))
             said.append(logits.argmax(-1).tolist())
             self._backend.commit([list(range(NUM_ACCEPTED))])
             synchronize()
@@ -177,6 +195,11 @@ class Passes:
         wait(ticket, lambda: backend.settled(0))
         synchronize()
         return time.perf_counter() - started, None
+
+
+def rows_of(logits: Any) -> torch.Tensor:
+    """Logits as a tensor, where they lie."""
+    return logits if isinstance(logits, torch.Tensor) else logits.whole()
 
 
 def wait(ticket: Any, has_arrived: Callable[[], bool]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.load import LoadedDraft
-from luceasync.dflash.passes import DraftPasses
+from luceasync.dflash.passes import LocalDraft
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.generation import Generation
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -43,7 +43,7 @@ class ScriptedDecoding(SpeculativeDecoding):
         self._known = known
         self._draft = draft
         script = ScriptedDraft(self._scripts, is_wrong)
-        passes = DraftPasses(script, draft.ring, script)
+        passes = LocalDraft(script, draft.ring, script)
         super().__init__(
             backend, Speculator(backend, passes, [shape], num_lanes), force=forced(shape)
         )

@@ -18,7 +18,7 @@ from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Runner
-from luceasync.dflash.passes import DraftPasses
+from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
@@ -29,6 +29,9 @@ from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal, Proposer
 from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
@@ -131,10 +134,10 @@ class Lanes:
             logits = self.backend.prefill(lane, begin, part, project=True)
             if self.speculator is not None:
                 self.speculator.prefilled(lane, begin, len(part))
-        self._choose([generation], logits[None])
+        self._choose([generation], LocalLogits(logits[None]))
         return generation
 
-    def _choose(self, generations: Sequence[Generation], logits: Tensor) -> None:
+    def _choose(self, generations: Sequence[Generation], logits: Logits) -> None:
         choose_next(generations, logits)
         self.show(generations)
 
@@ -214,6 +217,7 @@ class ScriptedDraft:
     ) -> None:
         self.scripts = scripts
         self.is_wrong = is_wrong
+        self._proposer = Proposer()
         self.written: dict[int, list[int]] = {}
         self.valid_from: dict[int, int] = {}
 
@@ -233,8 +237,8 @@ class ScriptedDraft:
                 logits[slot, (token + 1) % tiny.VOCAB_SIZE] += 12
         return logits
 
-    def project_rows(self, rows: Tensor) -> Tensor:
-        return rows
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
+        return self._proposer(anchors, rows, budget)
 
     def write_context(self, features, lanes, begins, counts) -> None:
         for lane, begin, count in zip(*map(Tensor.tolist, (lanes, begins, counts)), strict=True):
@@ -257,7 +261,7 @@ def speculator_of(
         spec, num_lanes=4, capacity_tokens=MAX_CTX, dtype=torch.float32, platform=CpuPlatform()
     )
     head = draft if head is None else head
-    passes = DraftPasses(draft, ring, head, run=run, short_rows=short_rows)
+    passes = LocalDraft(draft, ring, head, run=run, short_rows=short_rows)
     return Speculator(backend, passes, SHAPES, num_lanes=4, costs=costs)
 
 

@@ -11,6 +11,7 @@ from luceasync.dflash.adapt import Plan, Shape
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.graph import Eagerly
 from luceasync.dflash.tally import StepCosts
+from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
 from tests.dflash.scripted import (
@@ -142,7 +143,7 @@ def test_the_lane_stands_where_the_text_ends(open_backend, tokenizer, shape, max
     prompt = prepare(tokenizer, Sampling()).prompt_ids
     position = len(prompt) + max_tokens - 1
     token = plain[0].token_ids[-1]
-    found = backend.decode([0], [position], [token])[0].clone()
+    found = backend.decode([0], [position], [token]).whole()[0].clone()
     backend.reset(1)
     truth = backend.prefill(1, 0, (*prompt, *plain[0].token_ids), project=True)
     assert (found - truth).abs().max() < 1e-4
@@ -311,9 +312,9 @@ def test_logits_that_are_no_numbers_end_one_lane_and_not_the_others(open_backend
     verify = backend.verify
 
     def sick(*arguments):
-        logits = verify(*arguments).clone()
+        logits = verify(*arguments).whole().clone()
         logits[1, 0, 3] = float("nan")
-        return logits
+        return LocalLogits(logits)
 
     backend.verify = sick
     lanes.round(list(lanes.running), Plan(CHAIN, (0, 1, 2, 3), False))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Graphs
-from luceasync.dflash.tree import TreeProposer
 from luceasync.pipeline.capture import Capture
+from luceasync.ranking.proposals import TreeProposer
 
 NUM_LANES, VOCAB = 4, 300
 

@@ -18,6 +18,7 @@ from tests.dflash.scripted import (
     random_speculator,
     speculator_of,
 )
+from tests.pipeline.heard import taps_of
 
 CHAIN = Shape(BLOCK)
 TOKENS = random_prompt(1, 90)
@@ -73,7 +74,7 @@ def test_shards_may_fill_up_a_chunk_or_not(backend, tiny_dir: Path, tmp_path: Pa
     backend.prefill(1, 0, TOKENS[:80], project=False)
     short.prefilled(1, 0, 80)
     backend.prefill(1, 80, TOKENS[80:], project=False)
-    taps = backend.taps()
+    taps = taps_of(backend)
     taps[0] = torch.nn.functional.pad(taps[0], (0, 0, 0, 6), value=9.0)
     with torch.inference_mode():
         short.passes.absorb_chunk(taps, 1, 80, 10)
@@ -90,7 +91,7 @@ def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
     backend.verify([1], [88], rows, parents)
     backend.commit([[0, 2]])
     with torch.inference_mode():
-        speculator.passes.absorb(backend.taps(), [1], [88], [[0, 2]], BLOCK)
+        backend.send_taps(speculator.passes, [1], [88], [[0, 2]], BLOCK)
     assert proposed(speculator, 1) == proposed(speculator, 0)
 
 
@@ -122,7 +123,7 @@ def test_context_with_a_gap_before_it_begins_after_the_gap(backend):
     prefill(backend, speculator, 0, [32])
     backend.prefill(0, 90, TOKENS[:10], project=False)
     assert draft.valid_from[0] == 0
-    speculator.passes.absorb(backend.taps(), [0], [99], [range(4)], 10)
+    backend.send_taps(speculator.passes, [0], [99], [range(4)], 10)
     assert draft.valid_from[0] == 99
 
 

@@ -15,6 +15,7 @@ from luceasync.keeping.disk_orders import NoDisk
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
 from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
+from luceasync.ranking.local import LocalLogits
 from luceasync.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 8
@@ -37,7 +38,7 @@ class CountingTarget:
 
     def decode(self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):
         self.calls.append(("decode", tuple(lanes), tuple(positions)))
-        return self._logits(tokens)
+        return LocalLogits(self._logits(tokens))
 
     def reset(self, lane: int) -> None:
         self.calls.append(("reset", lane))

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.generation import Generation
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import TokenCounts
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain
 from luceasync.request import Sampling
 
 VOCAB, START = 5, 0
@@ -78,7 +79,7 @@ def sample_pairs(sampling: Sampling, budget: int | None) -> tuple[Tensor, float]
             anchors = torch.tensor([g.last_token for g in running])
             proposal = propose(anchors, begin + num_rounds, budget)
             acceptance = Acceptance(running)
-            acceptance(proposal, NEXT[proposal.tokens])
+            acceptance(proposal, LocalLogits(NEXT[proposal.tokens]))
             num_rounds += len(running)
             for g in running:
                 if g.has_ended:

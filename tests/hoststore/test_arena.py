@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -217,6 +222,55 @@ def test_pages_that_are_given_up_are_those_of_nobody(arena: Arena):
     arena.give_up_pages()
     assert first.min() == 1 and third.min() == 3
     assert not np.frombuffer(arena.allocate(4096), np.uint8).any()
+
+
+@pytest.fixture
+def shared() -> Iterator[tuple[int, mmap.mmap]]:
+    """The descriptor of memory that other processes can map, and a mapping of it."""
+    fd = os.memfd_create("nodes")
+    os.ftruncate(fd, CAPACITY_BYTES)
+    yield fd, mmap.mmap(fd, CAPACITY_BYTES)
+    os.close(fd)
+
+
+def test_memory_that_others_map_is_given_out_at_offsets_that_mean_the_same_to_them(shared):
+    fd, mapping = shared
+    pages = NotedLock()
+    arena = Arena(CAPACITY_BYTES, pages, slab_bytes=PIECE_BYTES, mapping=mapping)
+    assert arena.wait(30) and arena.free_bytes == CAPACITY_BYTES
+    regions = [arena.allocate(10_000) for _ in range(3)]
+    theirs = mmap.mmap(fd, CAPACITY_BYTES)
+    for mark, region in enumerate(regions):
+        region[:] = bytes([mark + 1]) * 10_000
+        offset = arena.offset_of(region[100:])
+        assert offset == arena.offset_of(region) + 100
+        assert theirs[offset - 100 : offset + 9_900] == bytes([mark + 1]) * 10_000
+    [first, *_] = pages.locked
+    assert [(address - first) % PIECE_BYTES for address in pages.locked] == [0, 0, 0]
+    arena.close()
+
+
+def test_what_lies_in_it_outlives_the_process_that_wrote_it(shared):
+    fd, mapping = shared
+    arena = Arena(CAPACITY_BYTES, NotedLock(), mapping=mapping)
+    region = arena.allocate(4096)
+    code = (
+        "import mmap, os, signal, sys\n"
+        "fd, size, offset = map(int, sys.argv[1:])\n"
+        "mmap.mmap(fd, size)[offset : offset + 4096] = bytes([7]) * 4096\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    numbers = map(str, (fd, CAPACITY_BYTES, arena.offset_of(region)))
+    command = [sys.executable, "-c", code, *numbers]
+    done = subprocess.run(command, pass_fds=[fd], timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL
+    assert bytes(region) == bytes([7]) * 4096
+    arena.close()
+
+
+def test_a_region_of_other_memory_has_no_offset(arena: Arena):
+    with pytest.raises(AssertionError, match="of other memory"):
+        arena.offset_of(memoryview(bytearray(10)))
 
 
 def test_an_arena_whose_pages_do_not_come_says_so(monkeypatch: pytest.MonkeyPatch):

@@ -29,6 +29,7 @@ from luceasync.node_words import MissReason
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.node import NOWHERE, Node
+from luceasync.ranking.local import LocalLogits
 from tests.hoststore.late import LateTicket
 
 VOCAB_SIZE = 8
@@ -80,7 +81,7 @@ class TokenTarget:
         for lane, position, token in zip(lanes, positions, tokens, strict=True):
             assert len(self.lanes[lane]) == position
             self.lanes[lane].append(token)
-        return self._logits(lanes)
+        return LocalLogits(self._logits(lanes))
 
     def reset(self, lane: int) -> None:
         self.lanes[lane] = []

@@ -235,6 +235,16 @@ def test_random_weights_follow_from_the_seed():
     assert not torch.equal(read(1)[0], read(2)[0])
 
 
+def test_random_weights_are_the_same_in_whatever_order_they_are_read():
+    """So that the shards of a model may be read by several processes."""
+    names = ["a", "b", "c"]
+    forwards, backwards = RandomSource(torch.float32, CPU), RandomSource(torch.float32, CPU)
+    first = {name: forwards.read(name, (4, 6)) for name in names}
+    second = {name: backwards.read(name, (4, 6)) for name in reversed(names)}
+    assert all(torch.equal(first[name], second[name]) for name in names)
+    assert not torch.equal(first["a"], first["b"])
+
+
 def test_random_matrices_keep_the_size_of_what_they_multiply():
     source = RandomSource(torch.bfloat16, CPU)
     matrix = source.read("m", (512, 256))

@@ -16,6 +16,9 @@ from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
 from tests.hoststore.late import LateTicket
 
 Told = list[tuple]  # of all groups, in order: (group, verb, what matters of the arguments)
@@ -42,6 +45,9 @@ class FakeGroup:
     def num_shards(self) -> tuple[int, int]:
         return 0, len(self.shards)
 
+    def synchronize(self) -> None:
+        self._told.append((self.number, "synchronize", None))
+
     def close(self) -> None:
         self.is_closed = True
 
@@ -59,25 +65,36 @@ class FakePasses:
             return x
         return x[:, -1:] if project else None
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        return self._run("decode", batch, given)
+    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+        x = self._run("decode", batch, given)
+        if not self._group.is_last:
+            return x
+        self._logits = x[:, 0]
+        return None
 
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
-        return self._run("verify", batch, given)
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
+        x = self._run("verify", batch, given)
+        if not self._group.is_last:
+            return x
+        self._logits = x
+        return None
+
+    def logits(self, num_entries: int) -> Logits:
+        return LocalLogits(self._logits[:num_entries])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         self._hear("commit", [list(path) for path in paths])
 
-    def taps(self) -> dict[int, Tensor]:
+    def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         return {layer: torch.full((1, 1, 1), float(layer)) for layer in self._group.layers}
 
     def embed(self, tokens: Tensor) -> Tensor:
         assert self._group.is_first
         return tokens.float()[..., None]
 
-    def project_rows(self, rows: Tensor) -> Tensor:
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         assert self._group.is_last
-        return rows.float()
+        return Proposal(torch.cat([anchors[:, None], rows[..., 0]], 1), None)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         self._hear("place", len(events))

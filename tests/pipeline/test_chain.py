@@ -12,6 +12,7 @@ from luceasync.hoststore.nodes import Nodes, Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.passes import Passes
 from tests.pipeline.fake_group import FakeGroup, Told
+from tests.pipeline.heard import taps_of
 from tests.pipeline.plans import plan_of
 from tests.pipeline.specs import make_spec
 
@@ -46,9 +47,14 @@ def test_what_one_group_gives_the_next_one_is_given():
     logits = bench.backend.prefill(0, 0, [3, 4], project=True)
     assert logits.tolist() == [4012.0]
     assert bench.backend.prefill(0, 2, [3], project=False) is None
-    assert bench.backend.decode([0], [3], [7])[0].tolist() == [7012.0]
+    assert bench.backend.decode([0], [3], [7]).whole()[0].tolist() == [7012.0]
     tokens = torch.tensor([[1, 2, 3, 4]])
-    assert bench.backend.verify([0], [3], tokens)[0, :, 0].tolist() == [1012, 2012, 3012, 4012]
+    assert bench.backend.verify([0], [3], tokens).whole()[0, :, 0].tolist() == [
+        1012,
+        2012,
+        3012,
+        4012,
+    ]
     passes = bench.verbs("prefill", "decode", "verify")
     assert [group for group, _ in passes] == [0, 1, 2] * 4
 
@@ -73,14 +79,21 @@ def test_paths_are_committed_by_every_group():
 def test_the_ends_are_those_of_the_first_and_of_the_last_group():
     bench = Bench(1, 1)
     assert bench.backend.embed(torch.tensor([3])).tolist() == [[3.0]]
-    assert bench.backend.project_rows(torch.tensor([3])).tolist() == [3.0]
+    proposal = bench.backend.propose_from(torch.tensor([[[3]]]), torch.tensor([7]), None)
+    assert proposal.tokens.tolist() == [[7, 3]]
+
+
+def test_the_last_group_is_the_one_that_is_waited_for():
+    bench = Bench(1, 1)
+    bench.backend.synchronize()
+    assert bench.verbs("synchronize") == [(1, "synchronize")]
 
 
 def test_taps_come_from_all_groups_in_the_order_in_which_they_were_asked_for():
     last = Bench(1, 1).plan.shards[-1].end - 1
     bench = Bench(1, 1, taps=(last, 0))
     bench.backend.decode([0], [0], [1])
-    assert [int(tap[0, 0, 0]) for tap in bench.backend.taps()] == [last, 0]
+    assert [int(tap[0, 0, 0]) for tap in taps_of(bench.backend)] == [last, 0]
 
 
 def test_shards_of_all_groups_are_counted_where_they_are():

@@ -17,6 +17,7 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from tests import tiny
+from tests.pipeline.heard import taps_of
 
 pytestmark = pytest.mark.gpu
 PROMPTS = {0: 130, 1: 5, 3: 70}
@@ -53,7 +54,7 @@ def greedy(backend: LayerSplitBackend, lanes: list[int], num_tokens: int = 32) -
         out[lane] = [int(backend.prefill(lane, 0, prompt(lane), project=True).argmax())]
     for step in range(num_tokens - 1):
         positions = [PROMPTS[lane] + step for lane in lanes]
-        logits = backend.decode(lanes, positions, [out[lane][-1] for lane in lanes])
+        logits = backend.decode(lanes, positions, [out[lane][-1] for lane in lanes]).whole()
         for lane, token in zip(lanes, logits.argmax(-1).tolist(), strict=True):
             out[lane].append(token)
     return out
@@ -88,7 +89,7 @@ def test_two_gpus_give_the_bits_of_one(tiny_dir: Path, peer_access: str):
             backend.prefill(0, at, prompt(0)[at : at + 64], project=True).clone()
             for at in (0, 64, 128)
         ]
-        seen += [backend.decode([0], [130 + i], [i + 5])[0].clone() for i in range(8)]
+        seen += [backend.decode([0], [130 + i], [i + 5]).whole()[0].clone() for i in range(8)]
         logits.append(torch.stack([x.cpu() for x in seen]))
         backend.close()
     assert torch.equal(logits[0], logits[1])
@@ -99,10 +100,10 @@ def test_a_rows_logits_do_not_depend_on_the_rows_beside_it(tiny_dir: Path, dtype
     backend = load(tiny_dir, ["cuda:0"], dtype)
     for lane in PROMPTS:
         backend.prefill(lane, 0, prompt(lane), project=False)
-    together = backend.decode([0, 1, 3], [130, 5, 70], [7, 8, 9])[1].clone()
+    together = backend.decode([0, 1, 3], [130, 5, 70], [7, 8, 9]).whole()[1].clone()
     backend.reset(1)
     backend.prefill(1, 0, prompt(1), project=False)
-    assert torch.equal(backend.decode([1], [5], [8])[0], together)
+    assert torch.equal(backend.decode([1], [5], [8]).whole()[0], together)
     backend.close()
 
 
@@ -142,13 +143,13 @@ def speculate(backend: LayerSplitBackend, lanes: list[int], num_rows: int) -> li
         trees = [random_tree(num_rows, lane + 10 * turn) for lane in lanes]
         generator = torch.Generator().manual_seed(turn)
         tokens = torch.randint(3, tiny.VOCAB_SIZE, (len(lanes), num_rows), generator=generator)
-        logits = backend.verify(lanes, at, tokens, torch.tensor(trees, dtype=torch.int32))
-        found += [x.cpu().clone() for x in (logits, *backend.taps())]
+        logits = backend.verify(lanes, at, tokens, torch.tensor(trees, dtype=torch.int32)).whole()
+        found += [x.cpu().clone() for x in (logits, *taps_of(backend))]
         paths = [path_to(tree, num_rows - 1 - turn) for tree in trees[:-1]] + [[]]
         backend.commit(paths)
         at = [begin + len(path) for begin, path in zip(at, paths, strict=True)]
-    logits = backend.decode(lanes, at, [9] * len(lanes))
-    return found + [x.cpu().clone() for x in (logits, *backend.taps())]
+    logits = backend.decode(lanes, at, [9] * len(lanes)).whole()
+    return found + [x.cpu().clone() for x in (logits, *taps_of(backend))]
 
 
 def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor]:
@@ -158,9 +159,9 @@ def in_chunks(backend: LayerSplitBackend, sizes: list[int]) -> list[torch.Tensor
     begin, found = 0, []
     for size in sizes:
         logits = backend.prefill(2, begin, tokens[begin : begin + size], project=True)
-        found += [logits.cpu().clone(), *(x[:, :size].cpu().clone() for x in backend.taps())]
+        found += [logits.cpu().clone(), *(x[:, :size].cpu().clone() for x in taps_of(backend))]
         begin += size
-    return [*found, backend.decode([2], [begin], [7])[0].cpu().clone()]
+    return [*found, backend.decode([2], [begin], [7]).whole()[0].cpu().clone()]
 
 
 @pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
@@ -201,7 +202,7 @@ def test_a_chain_is_one_again_after_a_tree(tiny_dir: Path):
         for tree in trees:
             backend.verify([0], [130], tokens, torch.tensor([tree], dtype=torch.int32))
             backend.commit([[]])
-        found.append(backend.verify([0], [130], tokens).clone())
+        found.append(backend.verify([0], [130], tokens).whole().clone())
         backend.close()
     assert torch.equal(*found)
 
@@ -210,7 +211,7 @@ def test_in_bf16_a_verified_row_is_close_to_a_decoded_one(tiny_dir: Path):
     backend = load(tiny_dir, ["cuda:0"], "bf16")
     backend.prefill(0, 0, prompt(0), project=False)
     tokens = prompt(3)[:5]
-    verified = backend.verify([0], [130], torch.tensor([tokens], device="cuda"))[0].clone()
-    decoded = [backend.decode([0], [130 + i], [t])[0].clone() for i, t in enumerate(tokens)]
+    verified = backend.verify([0], [130], torch.tensor([tokens], device="cuda")).whole()[0].clone()
+    decoded = [backend.decode([0], [130 + i], [t]).whole()[0].clone() for i, t in enumerate(tokens)]
     assert (verified - torch.stack(decoded)).norm() / verified.norm() < 2e-2
     backend.close()

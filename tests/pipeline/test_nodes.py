@@ -58,7 +58,7 @@ def prefill_and_save(backend: LayerSplitBackend, lane: int) -> None:
 
 
 def decode(backend: LayerSplitBackend, lane: int, begin: int) -> Tensor:
-    steps = [backend.decode([lane], [begin + i], [i + 7])[0].clone() for i in range(12)]
+    steps = [backend.decode([lane], [begin + i], [i + 7]).whole()[0].clone() for i in range(12)]
     return torch.stack(steps)
 
 

@@ -80,7 +80,9 @@ def prefill(backend: LayerSplitBackend, lane: int, seed: int, num_tokens: int = 
 
 
 def decode(backend: LayerSplitBackend, lane: int, begin: int, num_steps: int = 8) -> Tensor:
-    steps = [backend.decode([lane], [begin + i], [i + 7])[0].clone() for i in range(num_steps)]
+    steps = [
+        backend.decode([lane], [begin + i], [i + 7]).whole()[0].clone() for i in range(num_steps)
+    ]
     return torch.stack(steps)
 
 

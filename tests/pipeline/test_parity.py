@@ -38,7 +38,7 @@ def greedy(backend: LayerSplitBackend, lanes: dict[int, list[int]], num_tokens: 
         out[lane] = [int(prefill(backend, lane, ids, 64)[-1].argmax())]
     for step in range(num_tokens - 1):
         positions = [len(ids) + step for ids in lanes.values()]
-        logits = backend.decode(list(lanes), positions, [out[lane][-1] for lane in lanes])
+        logits = backend.decode(list(lanes), positions, [out[lane][-1] for lane in lanes]).whole()
         for lane, token in zip(lanes, logits.argmax(-1).tolist(), strict=True):
             out[lane].append(token)
     return out
@@ -63,7 +63,7 @@ def test_decode_logits_are_the_peers(tiny_dir: Path, peer_logits: Tensor, make_b
     backend = make_backend(tiny_dir)
     prefill(backend, 1, prompt(0)[:10], 64)
     for position in range(10, NUM_PROMPT):
-        logits = backend.decode([1], [position], [prompt(0)[position]])[0]
+        logits = backend.decode([1], [position], [prompt(0)[position]]).whole()[0]
         assert (logits - peer_logits[position]).abs().max() < TOLERANCE
 
 
@@ -86,10 +86,10 @@ def test_a_rows_logits_do_not_depend_on_the_rows_beside_it(tiny_dir: Path, make_
     backend = make_backend(tiny_dir)
     for lane in range(4):
         prefill(backend, lane, prompt(lane, 100), 64)
-    alone = backend.decode([2], [100], [7])[0].clone()
+    alone = backend.decode([2], [100], [7]).whole()[0].clone()
     backend.reset(2)
     prefill(backend, 2, prompt(2, 100), 64)
-    together = backend.decode([0, 1, 2, 3], [100] * 4, [9, 8, 7, 6])[2]
+    together = backend.decode([0, 1, 2, 3], [100] * 4, [9, 8, 7, 6]).whole()[2]
     assert torch.equal(alone, together)
 
 

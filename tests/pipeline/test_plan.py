@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.group import LocalGroup
-from luceasync.pipeline.offer import offer_of
-from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.offer import Offer, offer_of
+from luceasync.pipeline.plan import group_shards, make_plan
 from tests import tiny
 from tests.pipeline.plans import MIB, plan_of, refusal
 from tests.pipeline.specs import make_hybrid_spec, make_spec
@@ -105,3 +107,47 @@ def test_a_tiny_model_needs_no_threads_on_the_cpu(device: str, small: bool):
     large = dataclasses.replace(plan.shards[0], weight_bytes=2**30)
     heavy = dataclasses.replace(plan, shards=(large,))
     assert heavy.suits_one_thread is (device != "cpu:0")
+
+
+# --- several processes --------------------------------------------------------------------------
+
+
+def of_processes(*processes: int) -> tuple[Offer, ...]:
+    offers = [offer_of(f"cpu:{i}", 8192 * MIB) for i in range(len(processes))]
+    return tuple(replace(o, process=p) for o, p in zip(offers, processes, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("processes", "groups"),
+    [
+        ((0,), ((0, 1),)),
+        ((0, 0, 0), ((0, 3),)),
+        ((0, 1, 1), ((0, 1), (1, 3))),
+        ((0, 1, 0), ((0, 1), (1, 2), (2, 3))),
+    ],
+)
+def test_neighbours_of_one_process_are_a_group(processes, groups):
+    assert group_shards(processes) == groups
+
+
+def test_only_devices_of_this_process_are_here():
+    plan = replace(plan_of([8192.0] * 3), devices=of_processes(0, 1, 0))
+    assert plan.here == (plan.shards[0], plan.shards[2])
+
+
+def test_a_device_of_the_same_name_in_another_process_is_another_one():
+    plan = plan_of()
+    [own] = plan.devices
+    assert plan.is_all_on(own)
+    assert not plan.is_all_on(replace(own, process=1))
+    assert not replace(plan, devices=of_processes(1)).is_all_on(own)
+
+
+def test_a_guest_of_another_process_takes_nothing_of_ours():
+    [own] = plan_of(1024).devices
+    guest = Guest(own, 256 * MIB, 0, 0)
+    sizes = [
+        plan_of(1024, guest=each, parallel=4).max_ctx_tokens
+        for each in (None, replace(guest, device=replace(own, process=1)), guest)
+    ]
+    assert sizes[0] == sizes[1] > sizes[2]

@@ -58,7 +58,7 @@ def run(backend: LayerSplitBackend, chunk: int = 64) -> Tensor:
             seen.append(backend.prefill(lane, begin, ids[begin : begin + chunk], project=True))
     for step in range(8):
         positions = [len(ids) + step for ids in lanes.values()]
-        logits = backend.decode(list(lanes), positions, [step + lane for lane in lanes])
+        logits = backend.decode(list(lanes), positions, [step + lane for lane in lanes]).whole()
         seen.extend(logits.clone())
     return torch.stack(seen)
 

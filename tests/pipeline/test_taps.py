@@ -12,7 +12,9 @@ from torch import Tensor
 
 from luceasync.errors import ModelError
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.ranking.proposals import TreeProposer, propose_chain
 from tests import tiny
+from tests.pipeline.heard import taps_of
 
 TAPS = (3, 0, 2)
 TOLERANCE = 1e-4
@@ -40,7 +42,7 @@ def first(out: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 def check(backend: LayerSplitBackend, expected: list[Tensor]) -> None:
-    for found, rows in zip(backend.taps(), expected, strict=True):
+    for found, rows in zip(taps_of(backend), expected, strict=True):
         assert found.shape == rows.shape and (found - rows).abs().max() < TOLERANCE
 
 
@@ -60,7 +62,7 @@ def test_prefill_decode_and_verify_give_the_peers_rows(
 def test_without_taps_nothing_is_kept(tiny_dir: Path, make_backend):
     backend = make_backend(tiny_dir)
     backend.prefill(0, 0, prompt(5), project=False)
-    assert backend.taps() == []
+    assert taps_of(backend) == []
 
 
 @pytest.mark.parametrize("taps", [[4], [-1], [1, 1]], ids=str)
@@ -70,11 +72,16 @@ def test_a_tap_that_is_no_layer_is_refused(tiny_dir: Path, make_backend, taps: l
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])
-def test_embedding_and_head_can_be_borrowed(tiny_dir: Path, make_backend, family, num_shards):
+def test_the_embedding_can_be_borrowed_and_the_head_be_asked(
+    tiny_dir: Path, make_backend, family, num_shards
+):
     backend, peer = make_backend(tiny_dir, num_shards=num_shards), tiny.build(family)
     tokens = torch.tensor([prompt(6), prompt(6)])
-    rows = backend.embed(tokens)
+    rows, anchors = backend.embed(tokens), torch.tensor([7, 8])
     with torch.inference_mode():
         assert torch.equal(rows, peer.model.embed_tokens(tokens))
         expected = peer.lm_head(rows)
-    assert (backend.project_rows(rows) - expected).abs().max() < TOLERANCE
+    chain, tree = (backend.propose_from(rows, anchors, budget) for budget in (None, 9))
+    assert torch.equal(chain.tokens, propose_chain(anchors, expected).tokens)
+    wanted = TreeProposer(9, tiny.VOCAB_SIZE, torch.device("cpu"))(anchors, expected)
+    assert torch.equal(tree.tokens, wanted.tokens) and torch.equal(tree.parents, wanted.parents)

@@ -40,7 +40,7 @@ def verify(
 ) -> Tensor:
     parents = torch.tensor(trees, dtype=torch.int32)
     begins = [NUM_PROMPT] * len(lanes)
-    return backend.verify(lanes, begins, torch.tensor(tokens), parents).clone()
+    return backend.verify(lanes, begins, torch.tensor(tokens), parents).whole().clone()
 
 
 def path_to(parents: tuple[int, ...], row: int) -> list[int]:
@@ -80,28 +80,28 @@ def test_every_row_sees_its_path_and_nothing_else(
 def test_verification_writes_nothing(tiny_dir: Path, make_backend):
     backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
     prefill(backend, 0, prompt())
-    untouched = backend.decode([0], [NUM_PROMPT], [9])[0].clone()
+    untouched = backend.decode([0], [NUM_PROMPT], [9]).whole()[0].clone()
     prefill(backend, 0, prompt())
     verify(backend, [0], [CHAIN], [random_tokens(6, 3)])
-    assert torch.equal(backend.decode([0], [NUM_PROMPT], [9])[0], untouched)
+    assert torch.equal(backend.decode([0], [NUM_PROMPT], [9]).whole()[0], untouched)
 
 
 def test_without_parents_every_row_follows_the_one_before_it(tiny_dir: Path, make_backend):
     backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
     prefill(backend, 2, prompt())
     tokens = torch.tensor([random_tokens(6, 1)])
-    logits = backend.verify([2], [NUM_PROMPT], tokens).clone()
+    logits = backend.verify([2], [NUM_PROMPT], tokens).whole().clone()
     assert torch.equal(verify(backend, [2], [CHAIN], tokens.tolist()), logits)
 
 
 def test_an_empty_path_keeps_nothing(tiny_dir: Path, make_backend):
     backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS)
     prefill(backend, 0, prompt())
-    untouched = backend.decode([0], [NUM_PROMPT], [9])[0].clone()
+    untouched = backend.decode([0], [NUM_PROMPT], [9]).whole()[0].clone()
     prefill(backend, 0, prompt())
     verify(backend, [0], [CHAIN], [random_tokens(6, 3)])
     backend.commit([[]])
-    assert torch.equal(backend.decode([0], [NUM_PROMPT], [9])[0], untouched)
+    assert torch.equal(backend.decode([0], [NUM_PROMPT], [9]).whole()[0], untouched)
 
 
 @pytest.mark.parametrize("row", [0, 3, 8])
@@ -114,7 +114,7 @@ def test_a_committed_path_is_as_if_it_had_been_decoded(tiny_dir: Path, make_back
     backend.commit([path])
     for step in range(4):
         end = NUM_PROMPT + len(path) + step
-        found = backend.decode([0], [end], [step + 11])[0].clone()
+        found = backend.decode([0], [end], [step + 11]).whole()[0].clone()
         spoken = prompt() + [tokens[r] for r in path] + [i + 11 for i in range(step + 1)]
         assert (found - prefill(backend, 2, spoken)).abs().max() < TOLERANCE
 
@@ -141,14 +141,14 @@ def test_greedy_speculation_with_any_proposal_gives_the_decoded_tokens(tiny_dir,
     token, plain = int(prefill(backend, 0, prompt()).argmax()), []
     for step in range(40):
         plain.append(token)
-        token = int(backend.decode([0], [NUM_PROMPT + step], [token])[0].argmax())
+        token = int(backend.decode([0], [NUM_PROMPT + step], [token]).whole()[0].argmax())
     choose, spoken = random.Random(3), [int(prefill(backend, 1, prompt()).argmax())]
     while len(spoken) < 40:
         begin = NUM_PROMPT + len(spoken) - 1
         guess = [*plain[len(spoken) :], *[5] * 6][:5]
         wrong = choose.randrange(6)
         guess = [t if i < wrong else (t + 1) % 512 for i, t in enumerate(guess)]
-        logits = backend.verify([1], [begin], torch.tensor([[spoken[-1], *guess]]))[0]
+        logits = backend.verify([1], [begin], torch.tensor([[spoken[-1], *guess]])).whole()[0]
         best = logits.argmax(-1).tolist()
         accepted = next((i for i, t in enumerate(guess) if t != best[i]), len(guess))
         backend.commit([list(range(accepted + 1))])

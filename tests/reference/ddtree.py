@@ -1,5 +1,5 @@
 """The draft tree as it was published, one node at a time off a heap: the slow truth of
-luceasync.dflash.tree.
+luceasync.ranking.proposals.
 """
 
 import heapq

@@ -8,7 +8,9 @@ edits.py            changes logits before they are ranked (a bias, a penalty); r
 filter_and_draw.py  leaves candidates out, or draws another way (top_p, min_p); choose._num_ranked
                     says how many candidates it must see
 row.py              needs more of a sequence than its counts of tokens: what one row brings along
-choose.py           the order of all of it: on the device what is queued, on the host what is chosen
+choose.py           the order of all of it: what is wanted of the logits, and what is chosen then
+
+What is done beside the logits, wherever they lie, is in luceasync.ranking.
 
 tests/reference/sampler.py says the same in a few slow lines, and is held against it.
 """

@@ -1,6 +1,6 @@
-"""What is done to logits before they are ranked: bias and penalties, for a batch of rows at once.
+"""What is to be done to logits before they are ranked: bias and penalties, as data.
 
-Owns no logits. Knows neither candidates nor draws.
+Pure, on the host. Knows neither logits nor candidates; see luceasync.ranking for who applies it.
 """
 
 from __future__ import annotations
@@ -9,43 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from luceasync.engine.sampling.row import RowSampling, TokenCounts, has_penalties, is_edited
+from luceasync.ranking.logits import Edits
 
 
-def apply_edits(logits: Tensor, rows: Sequence[RowSampling]) -> Tensor:
-    """Bias and penalties applied to float32 `logits` `[rows, vocab]`; a copy, or `logits` when none
-    has any.
+def edits_of(rows: Sequence[RowSampling]) -> tuple[Edits, ...]:
+    """Bias and penalties of the rows, which are told what stands above them.
 
-    The rows of one proposal share all but a few edits. What they share is sent to the device once,
-    for the first of them, and what follows in each of them replaces it there.
-    """
-    parts = _parts(rows)
-    if not any(edits.shape[1] for _, edits in parts):
-        return logits
-    packed = np.concatenate([edits for _, edits in parts], axis=1)
-    assert packed[1].max() < logits.shape[1], "token id outside the vocabulary"
-    # Pageable memory is staged before the call returns: asynchronous, and safe.
-    here = torch.from_numpy(packed).to(logits.device, non_blocking=True)
-    result = logits.clone()
-    begin = 0
-    for num_rows, edits in parts:
-        part = here[:, begin : begin + edits.shape[1]]
-        begin += edits.shape[1]
-        below = torch.arange(num_rows, device=logits.device)[:, None]
-        where = (part[0].long() + below, part[1].long().expand(num_rows, -1))
-        bias, repetition, shift = part[2:].float()  # [edits] each
-        edited = logits[where] + bias
-        edited = torch.where(edited > 0, edited / repetition, edited * repetition) - shift
-        result.index_put_(where, edited)
-    return result
-
-
-def _parts(rows: Sequence[RowSampling]) -> list[tuple[int, np.ndarray]]:
-    """Edits, and of how many rows each of them is, from the row that it names on. A later part
-    replaces what an earlier one has done.
+    The rows of one proposal share all but a few edits. What they share is told once, for the first
+    of them, and what follows in each of them replaces it there.
     """
     shared: dict[int, list[np.ndarray]] = {}  # by number of rows
     own = []
@@ -54,8 +27,10 @@ def _parts(rows: Sequence[RowSampling]) -> list[tuple[int, np.ndarray]]:
             shared.setdefault(num_rows, []).append(_edits(first, rows[first]))
             following = range(first, first + num_rows)
             own += [_edits_behind(i, rows[i]) for i in following if rows[i].following]
-    parts = [(num_rows, np.concatenate(found, axis=1)) for num_rows, found in shared.items()]
-    return [*parts, (1, np.concatenate(own, axis=1))] if own else parts
+    parts = [Edits(num_rows, np.concatenate(found, 1)) for num_rows, found in shared.items()]
+    if own:
+        parts.append(Edits(1, np.concatenate(own, 1)))
+    return tuple(parts)
 
 
 def _siblings(rows: Sequence[RowSampling]) -> Iterator[tuple[int, int]]:

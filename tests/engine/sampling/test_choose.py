@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.sampling.choose import NO_TOKEN, choose, rank
+from luceasync.engine.sampling import choose as sampler
 from luceasync.engine.sampling.filter_and_draw import uniform
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 
@@ -27,6 +29,14 @@ def random_logits(
 ) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, vocab, generator=generator) * spread
+
+
+def choose(logits: torch.Tensor, rows, **how) -> sampler.Choice:
+    return sampler.choose(LocalLogits(logits), rows, **how)
+
+
+def rank(logits: torch.Tensor, rows, **how) -> sampler.Ranked:
+    return sampler.rank(LocalLogits(logits), rows, **how)
 
 
 def row_of(sampling: Sampling, seed: int = 0, position: int = 0, **extra) -> RowSampling:

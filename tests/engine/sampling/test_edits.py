@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.sampling.edits import apply_edits
+from luceasync.engine.sampling.edits import edits_of
 from luceasync.engine.sampling.row import RowSampling, TokenCounts, has_penalties
+from luceasync.ranking.edits import apply_edits
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 
@@ -26,6 +27,10 @@ samplings = st.builds(
 )
 
 
+def edited(logits: torch.Tensor, rows: list[RowSampling]) -> torch.Tensor:
+    return apply_edits(logits, edits_of(rows))
+
+
 def row_of(sampling: Sampling) -> RowSampling:
     counts = TokenCounts(PROMPT_IDS)
     for token_id in GENERATED_IDS:
@@ -38,8 +43,8 @@ def row_of(sampling: Sampling) -> RowSampling:
 def test_each_row_gets_the_edits_of_the_slow_truth(wanted: list[Sampling], seed: int):
     logits = torch.randn(len(wanted), VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
     before = logits.tolist()
-    edited = apply_edits(logits, [row_of(sampling) for sampling in wanted])
-    for row, sampling, raw in zip(edited.tolist(), wanted, before, strict=True):
+    found = edited(logits, [row_of(sampling) for sampling in wanted])
+    for row, sampling, raw in zip(found.tolist(), wanted, before, strict=True):
         assert row == slow.edit_logits(raw, sampling, PROMPT_IDS, GENERATED_IDS)
     assert logits.tolist() == before
 
@@ -57,19 +62,19 @@ def test_rows_of_a_proposal_get_the_edits_of_what_stands_above_them(wanted, line
         for line in lines
     ]
     logits = torch.randn(len(rows), VOCAB, generator=torch.Generator().manual_seed(seed)) * 2
-    edited = apply_edits(logits, rows)
-    for found, row, raw in zip(edited.tolist(), rows, logits.tolist(), strict=True):
+    found = edited(logits, rows)
+    for had, row, raw in zip(found.tolist(), rows, logits.tolist(), strict=True):
         generated = (*GENERATED_IDS, *row.following)
-        assert found == slow.edit_logits(raw, row.sampling, PROMPT_IDS, generated)
+        assert had == slow.edit_logits(raw, row.sampling, PROMPT_IDS, generated)
 
 
 def test_logits_that_nobody_edits_are_not_copied():
     logits = torch.zeros(2, VOCAB)
-    assert apply_edits(logits, [row_of(Sampling(temperature=1.0))] * 2) is logits
+    assert edited(logits, [row_of(Sampling(temperature=1.0))] * 2) is logits
 
 
 def test_repetition_counts_the_prompt_and_presence_does_not():
     logits = torch.zeros(2, VOCAB)
     logits[:, 3], logits[:, 40] = 2.0, 1.9  # 3 is in the prompt only
     rows = [row_of(Sampling(repetition_penalty=1.2)), row_of(Sampling(presence_penalty=1.0))]
-    assert apply_edits(logits, rows).argmax(-1).tolist() == [40, 3]
+    assert edited(logits, rows).argmax(-1).tolist() == [40, 3]

@@ -10,8 +10,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.sampling.choose import NO_TOKEN, choose
+from luceasync.engine.sampling.choose import Choice
+from luceasync.engine.sampling.choose import choose as choose_from
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
 
 VOCAB = 300
@@ -35,6 +38,10 @@ SAMPLINGS = [
     for that in EXTREMES[other]
 ]
 BYSTANDER = RowSampling(Sampling(temperature=0.8, top_p=0.9), seed=4, position=9)
+
+
+def choose(logits: torch.Tensor, rows, **how) -> Choice:
+    return choose_from(LocalLogits(logits), rows, **how)
 
 
 def row_of(sampling: Sampling, **extra) -> RowSampling:

@@ -7,9 +7,11 @@ import itertools
 import pytest
 import torch
 
-from luceasync.engine.sampling.choose import NO_TOKEN, choose
+from luceasync.engine.sampling.choose import choose
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.errors import RequestError
+from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
 from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
 
@@ -79,5 +81,5 @@ def test_what_is_let_in_can_be_drawn(one, other):
         counts.add(3)
     for this, that in itertools.product(RANGES[one], RANGES[other]):
         sampling = sampling_of(SamplingBody(**{one: this, other: that}))
-        [token] = choose(logits, [RowSampling(sampling, 1, 2, counts)]).token_ids
+        [token] = choose(LocalLogits(logits), [RowSampling(sampling, 1, 2, counts)]).token_ids
         assert token != NO_TOKEN, sampling

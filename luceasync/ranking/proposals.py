@@ -1,4 +1,4 @@
-"""Proposals: the rows that one verify pass is to check, from one pass of the draft.
+"""Proposals: the rows that one verify pass is to check, from the head's logits for a draft's rows.
 
 All of it is tensors of fixed shape on the device: nothing here waits for it. Knows no lanes, and
 not which rows will be accepted.
@@ -94,6 +94,23 @@ class TreeProposer:
             ranks.append(self._ranks[chosen])
             parents.append(self._paths[chosen] + (slot - 1) * self.budget)
         return torch.stack(sums, 1), torch.stack(ranks, 1), torch.stack(parents, 1)
+
+
+class Proposer:
+    """Proposals of every shape; keeps what the trees of each budget need."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, TreeProposer] = {}
+
+    def __call__(self, anchors: Tensor, logits: Tensor, budget: int | None) -> Proposal:
+        """Trees of `budget` rows after the anchor, None: chains. anchors: int64 [entries]; logits:
+        [entries, slots, vocab], slot 0 right after the anchor.
+        """
+        if budget is None:
+            return propose_chain(anchors, logits)
+        if budget not in self._trees:
+            self._trees[budget] = TreeProposer(budget, logits.shape[-1], logits.device)
+        return self._trees[budget](anchors, logits)
 
 
 def _count_up(like: Tensor) -> Tensor:

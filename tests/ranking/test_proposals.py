@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luceasync.dflash.tree import Proposal, TreeProposer, propose_chain
 from luceasync.models.trees import ROOT
+from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain
 from tests.reference import ddtree
 
 CPU = torch.device("cpu")

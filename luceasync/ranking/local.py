@@ -1,0 +1,135 @@
+"""Logits on a device of this process: edited, ranked and packed there, in one copy to the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luceasync.ranking.edits import apply_edits
+from luceasync.ranking.logits import (
+    NO_TOKEN,
+    Block,
+    Candidates,
+    Logprobs,
+    Ranking,
+    Wanted,
+    WholeRow,
+)
+
+
+class LocalLogits:
+    """See Logits."""
+
+    def __init__(self, logits: Tensor) -> None:
+        """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are."""
+        self._logits = logits
+
+    @property
+    def num_vocab(self) -> int:
+        return self._logits.shape[-1]
+
+    def whole(self) -> Tensor:
+        return self._logits
+
+    @torch.inference_mode()
+    def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
+        """A row's candidates depend on nothing but that row. Log-probabilities are of the raw
+        logits, in float32.
+        """
+        raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
+        if carry is None:
+            carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
+        edited = apply_edits(raw.float(), wanted.edits) if wanted.edits else raw
+        if wanted.num_ranked:
+            return _ranked(raw, edited.float(), wanted, carry)
+        peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is
+        is_odd = (peaks - peaks).isnan()  # infinite, or NaN
+        return _Best(torch.cat([carry, ids.masked_fill_(is_odd, NO_TOKEN)], 1))
+
+
+@dataclass(frozen=True, slots=True)
+class _Best:
+    """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
+
+    packed: Tensor
+
+    def candidates(self) -> Candidates:
+        host = self.packed.cpu().numpy()
+        return Candidates(host[:, :-1], host[:, -1], None)
+
+    def whole_row(self, index: int) -> WholeRow:
+        raise AssertionError("nothing was to be ranked")
+
+    def whole_logprobs(self, index: int) -> WholeRow:
+        raise AssertionError("no log-probabilities were wanted")
+
+    def logprob(self, index: int, token_id: int) -> float:
+        raise AssertionError("no log-probabilities were wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranked:
+    """`edited` and `logprobs` float32 `[rows, vocab]`, `logprobs` None where nobody wants them.
+    `packed`: float64 `[rows, n]`, the blocks of `widths` columns side by side.
+    """
+
+    edited: Tensor
+    logprobs: Tensor | None
+    packed: Tensor
+    widths: tuple[int, ...]
+
+    def candidates(self) -> Candidates:
+        host = np.split(self.packed.cpu().numpy(), np.cumsum(self.widths)[:-1], axis=1)
+        carried, best, peaks, masses, values, ids, *rest = host
+        found = np.where(np.isfinite(peaks[:, 0]), best[:, 0], NO_TOKEN)
+        logprobs = Logprobs(*rest) if rest else None
+        block = Block(values, ids, masses[:, 0], logprobs)
+        return Candidates(carried.astype(np.int64), found.astype(np.int64), block)
+
+    def whole_row(self, index: int) -> WholeRow:
+        return _sorted(self.edited[index])
+
+    def whole_logprobs(self, index: int) -> WholeRow:
+        assert self.logprobs is not None, "no log-probabilities were wanted"
+        return _sorted(self.logprobs[index])
+
+    def logprob(self, index: int, token_id: int) -> float:
+        assert self.logprobs is not None, "no log-probabilities were wanted"
+        return float(self.logprobs[index, token_id].item())
+
+
+def _ranked(raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor) -> _Ranked:
+    """`edited` float32: all is queued on the device, to be copied once."""
+    num_vocab = raw.shape[1]
+    peaks, best = edited.max(-1, keepdim=True)
+    values, ids = edited.topk(min(num_vocab, wanted.num_ranked))
+    blocks = [carry, best, peaks, _masses(edited, values, wanted.mass_at), values, ids]
+    logprobs = None
+    if wanted.num_top is not None:
+        logprobs = raw.float().log_softmax(-1)
+        blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
+        blocks.extend(logprobs.topk(min(num_vocab, wanted.num_top)))
+    packed = torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
+    return _Ranked(edited, logprobs, packed, tuple(block.shape[1] for block in blocks))
+
+
+def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
+    """float64 `[rows, 1]`, row by row, so that the order of summation cannot depend on how many
+    rows there are.
+    """
+    masses = [torch.zeros((), dtype=torch.float64, device=edited.device)] * len(edited)
+    for i, temperature in enumerate(mass_at):
+        if temperature:
+            scaled = (edited[i] - values[i, 0]) / temperature  # [vocab]
+            masses[i] = scaled.exp_().sum(dtype=torch.float64)
+    return torch.stack(masses)[:, None]
+
+
+def _sorted(row: Tensor) -> WholeRow:
+    ranked = row[None].sort(descending=True, stable=True)  # stable: equals stay in order of id
+    host = torch.cat([ranked.values.double(), ranked.indices.double()]).cpu().numpy()
+    return WholeRow(host[0], host[1])
