@@ -1,0 +1,84 @@
+"""Passes that were compiled ahead, by a run without launches, give what they give without it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from luceasync.kernels.kernel import compiled_ahead
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
+from luceasync.models.triton_ops import TritonOps
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import make_plan
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run in the interpreter here"),
+]
+PROMPT = [5, 9, 2, 7, 3]
+SHORT_ROWS = (16,)  # to which it is filled up
+
+
+class Again:
+    """Stands for a Capture: to replay is to run once more, into the same output."""
+
+    device = torch.device("cpu")
+
+    def compile_ahead(self, runs) -> None:
+        with compiled_ahead(self.device):
+            for run in runs:
+                run()
+
+    def __call__(self, run, *, num_warmups: int):
+        output = run()
+
+        def replay() -> None:
+            found = run()
+            if output is not None:
+                output.copy_(found)
+
+        return SimpleNamespace(replay=replay, output=output)
+
+
+@pytest.fixture
+def unwritten_is_nan() -> Iterator[None]:
+    """What no kernel has written is no number: kernels that are not launched leave just that."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def logits(model_dir: Path) -> torch.Tensor:
+    """Of a short prompt, over two shards."""
+    spec = read_spec(model_dir)
+    plan = make_plan(
+        spec,
+        [replace(offer_of(f"cpu:{i}", 2**33), short_rows=SHORT_ROWS) for i in range(2)],
+        precision=Precision.of("fp32"),
+        weights=[1.0, 1.0],
+        parallel=1,
+        max_ctx_tokens=128,
+        prefill_chunk_tokens=64,
+    )
+    backend = LayerSplitBackend.open(model_dir, spec, plan)
+    try:
+        found = backend.prefill(0, 0, PROMPT, project=True)
+        assert found is not None
+        return found.clone()
+    finally:
+        backend.close()
+
+
+def test_what_fills_up_a_short_chunk_is_no_trace_of_it(tiny_dir, unwritten_is_nan, monkeypatch):
+    expected = logits(tiny_dir)
+    monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
+    monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
+    assert torch.allclose(logits(tiny_dir), expected, atol=1e-4)
