@@ -27,6 +27,7 @@ from luceasync.request import (
 )
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.pieces import PieceMaker, PlainText
+from luceasync.text.returns import UNKNOWN, Returns
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -36,8 +37,8 @@ class Prepared:
 
     `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
     key under which what is computed may be shared; `boundaries` are where turns of the prompt end;
-    `keep_prompt`: the prompt is to be kept for itself; `answer_returns`: a later prompt may begin
-    with it and its answer.
+    `keep_prompt`: the prompt is to be kept for itself; `answer_returns`: with which answers a later
+    prompt may begin, after it.
     """
 
     stream_id: int
@@ -55,7 +56,7 @@ class Prepared:
     tenant: bytes = field(default=NO_TENANT, repr=False)
     boundaries: tuple[int, ...] = ()
     keep_prompt: bool = False
-    answer_returns: bool = True
+    answer_returns: Returns = UNKNOWN
 
 
 @dataclass(slots=True, eq=False)

@@ -228,7 +228,7 @@ def test_and_who_gives_it_back_as_it_was_behind_it(recurrent: bool):
 
 def test_an_answer_that_cannot_come_back_is_worth_no_file():
     bench = Bench()
-    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=False)
+    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=lambda generated: False)
     bench.prefill(lease, begin=bench.start(lease))
     bench.end(lease, num_generated=20)
     bench.disk.deliver_all(bench.prefixes)
@@ -237,9 +237,26 @@ def test_an_answer_that_cannot_come_back_is_worth_no_file():
     assert bench.serve([*lease.sequence, 7], 100) == len(lease.sequence)  # memory has it
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_whether_it_can_is_asked_about_what_was_generated(is_kept: bool):
+    bench = Bench()
+    asked: list[list[int]] = []
+
+    def returns(generated) -> bool:
+        asked.append(list(generated))
+        return is_kept
+
+    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=returns)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert asked == [list(lease.sequence[len(PROMPT) :])]
+    assert (len(PROMPT) + 20 in state_ends(bench)) == is_kept
+
+
 def test_where_nothing_opens_it_the_prompts_end_serves_instead():
     bench = Bench()
-    lease = bench.lease(PROMPT, answer_returns=False)
+    lease = bench.lease(PROMPT, answer_returns=lambda generated: False)
     bench.prefill(lease, begin=bench.start(lease))
     bench.end(lease, num_generated=20)
     bench.disk.deliver_all(bench.prefixes)
