@@ -154,7 +154,7 @@ class Prefixes:
                 raise TimeoutError(f"copies into a lane: not over within {COPY_TIMEOUT_S:g} s")
             lease.ticket.wait()
         elapsed_s = now_s - lease.started_s
-        missed = lease.fault or match.miss_reason
+        missed = lease.fault or match.miss_reason or self._decision.lacking(lease, match)
         if match.num_tokens == 0:
             lease.restored(Restore(decision=lease.decision, miss_reason=missed))
             self._index.missed[missed or MissReason.PREFILL_IS_FASTER] += 1

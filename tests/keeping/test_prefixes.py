@@ -340,6 +340,26 @@ def test_the_rest_of_a_chain_that_broke_is_used():
     assert after.start(lease) == 100
 
 
+def test_why_no_more_is_found_is_said():
+    bench = Bench(memory_bytes=(len(PROMPT) - 20) * TOKEN_BYTES)
+    bench.serve(PROMPT, 100, num_generated=0)
+    lease = bench.lease(PROMPT, 100)
+    assert bench.start(lease) == 100
+    assert lease.restore.miss_reason == "no_memory"
+    bench.prefixes.release(lease)
+    other = bench.lease([*PROMPT[:100], *(7 for _ in PROMPT[100:])], 100)
+    assert bench.start(other) == 100
+    assert other.restore.miss_reason is None  # nobody has run more of it
+
+
+def test_a_place_without_a_state_is_told_from_one_that_was_never_reached():
+    bench = Bench()
+    bench.serve(PROMPT, 100)
+    lease = bench.lease([*PROMPT[:-1], 7, 7], 100)
+    assert bench.start(lease) == 100
+    assert lease.restore.miss_reason == "no_state"
+
+
 def test_nothing_is_read_that_has_no_room():
     bench = served(Bench(), num_generated=0)
     num_bytes = len(PROMPT) * TOKEN_BYTES
