@@ -21,9 +21,9 @@ from turns.flow import Flow, Kind, Size
 from turns.flows import FLOWS
 from turns.models import MODELS, TEMPLATES, Model, ModelName, TemplateName, make_model
 
-HELP = """Each row is a flow over a model with a template, and a size of a prefill's chunk. Its cells
-are kinds of servers: one, one that is killed before every request once it has written all, one that
-is killed in the middle; some with a drafter, or little memory.
+HELP = """Each row is a flow over a model with a template, and a size of a prefill's chunk. Its
+cells are kinds of servers: one, one that is killed before every request once it has written all,
+one that is killed in the middle; some with a drafter, or little memory.
 
 A cell tells cached of ideal tokens, and in brackets what the request that found least was short of.
 Ideal is the longest beginning that was seen before; a flow's first request is left out. Then come

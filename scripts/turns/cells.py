@@ -183,6 +183,8 @@ def faults_of(
         faults.append("another text than a server's that keeps nothing")
     elif (off := _off(asked, cold)) > tolerance:
         faults.append(f"log-probabilities differ by {off:.1e}")
+    if cell.kind.startswith("drafted") and not any(one.num_rounds for one in asked):
+        faults.append("nothing was drafted")
     if cell.written is not None and cell.written > cell.max_written:
         faults.append(f"{cell.written:.2f} of new state is written, not {cell.max_written:.2f}")
     return faults

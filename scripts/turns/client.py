@@ -45,10 +45,12 @@ class Question:
 class Asked:
     """An answered choice: of `num_prompt_tokens`, `num_ideal` begin something that was said before;
     `num_new` tokens of prompt and answer had not been run. `logprobs` are those of every token, and
-    of the likeliest others. `returns`: a later prompt may begin with all of it.
+    of the likeliest others; `num_rounds` of speculation gave them. `returns`: a later prompt may
+    begin with all of it.
     """
 
     answer: tuple[int, ...]
+    num_rounds: int
     logprobs: tuple[float, ...]
     num_prompt_tokens: int
     num_cached: int
@@ -182,6 +184,7 @@ class Client:
         self.asked.append(
             Asked(
                 answer,
+                0 if finish.speculation is None else finish.speculation.rounds,
                 tuple(v for one in logprobs for v in (one.logprob, *(t.logprob for t in one.top))),
                 len(ids),
                 finish.usage.cached_tokens,

@@ -16,7 +16,7 @@ from turns.flows import FLOWS
 from turns.models import make_model
 
 SHORT = Size(num_turns=2, num_steps=1, system=20, message=8, answer=12, long=300)
-ASKED = Asked((7, 8), (-0.5, -1.5), 100, 90, 90, 11, True, None)
+ASKED = Asked((7, 8), 0, (-0.5, -1.5), 100, 90, 90, 11, True, None)
 CELL = Cell("a row", "memory", 90, 90, 0, None, 1.1)
 
 
@@ -62,6 +62,11 @@ def test_another_text_or_probability_is_named():
     assert "another text" in faults(answer=(7, 9))[0]
     assert "log-probabilities differ by 1.0e-01" in faults(logprobs=(-0.5, -1.4))[0]
     assert faults(logprobs=(-0.5, -1.50001)) == []
+
+
+def test_a_drafter_that_does_nothing_is_named():
+    assert faults(replace(CELL, kind="drafted")) == ["nothing was drafted"]
+    assert faults(replace(CELL, kind="drafted"), num_rounds=1) == []
 
 
 def test_more_bytes_than_those_of_new_state_are_named():
