@@ -21,7 +21,7 @@ class MissReason(StrEnum):
     CORRUPT = "corrupt"  # a file that is damaged, or not what its name says
     GONE = "gone"  # a file that another process has removed
     IO_ERROR = "io_error"  # a passing fault, a slow disk too; the file is kept
-    NO_MEMORY = "no_memory"  # no room to restore into
+    NO_MEMORY = "no_memory"  # no room to keep it, or to restore into
 
     @property
     def is_passing(self) -> bool:

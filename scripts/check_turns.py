@@ -1,150 +1,110 @@
-"""Hold conversations with servers over a small model, and say how much of each prompt they found.
+"""Hold conversations with servers over small models, and say how much of each prompt they found.
 
-For each flow: cached of ideal tokens with one server, and with a new one for each request. Ideal is
-the longest beginning that was seen before; a flow's first request is left out. Every answer must be
-that of a server that keeps nothing, in float32.
+Owns which rows the table has, and how it is told. What is said is in turns/flows.py, what a cell
+must come to in turns/cells.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
-import logging
-import shutil
+import multiprocessing
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import get_args
 
-from turns.client import Asked, Client
-from turns.flows import FLOWS, Size
+from turns.cells import Cell, Row, hold
+from turns.flow import Flow, Kind, Size
+from turns.flows import FLOWS
+from turns.models import MODELS, TEMPLATES, Model, ModelName, TemplateName, make_model
 
-from luceasync.config import (
-    BUNDLED_MODEL_DIR,
-    CacheConfig,
-    Config,
-    EngineConfig,
-    ModelConfig,
-    PlacementConfig,
-)
+HELP = """Each row is a flow over a model with a template, and a size of a prefill's chunk. Its
+cells are kinds of servers: one, one that is killed before every request once it has written all,
+one that is killed in the middle; some with a drafter, or little memory.
 
-MAX_CTX_TOKENS = 16384
-MEMORY_BYTES = 1 << 30
-TEMPLATES = Path(__file__).parent / "turns"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """What one flow came to; `worst`: tokens that the request that found least was short of."""
-
-    num_cached: int
-    num_ideal: int
-    worst: int
-    is_equal: bool
-
-    @classmethod
-    def of(cls, asked: Sequence[Asked], cold: Sequence[Asked]) -> Cell:
-        rest = asked[1:]
-        return cls(
-            sum(a.num_cached for a in rest),
-            sum(a.num_ideal for a in rest),
-            max((a.num_ideal - a.num_cached for a in rest), default=0),
-            [a.answer for a in asked] == [a.answer for a in cold],
-        )
-
-    def __str__(self) -> str:
-        text = f"{self.num_cached}/{self.num_ideal} (-{self.worst})"
-        return text if self.is_equal else f"{text} OTHER TEXT"
+A cell tells cached of ideal tokens, and in brackets what the request that found least was short of.
+Ideal is the longest beginning that was seen before; a flow's first request is left out. Then come
+the bytes written over those of new state, and what is allowed: 1.1, and a state more for each
+answer that can come back. Every answer and its log-probabilities must be those of a server that
+keeps nothing, in float32. Exits with 1, and names the cells, where a rule is broken.
+"""
+KINDS: tuple[Kind, ...] = get_args(Kind)
+KEEPING: tuple[Kind, ...] = ("memory", "restarts", "one restart")
+DRAFTED: tuple[Kind, ...] = ("drafted", "drafted, restarts")
+CHUNKS = (256, 2048)
+# What the bundled model, ten times as slow, and drafters are tried with.
+FEW_FLOWS = ("chat", "thinking", "agent_without_reasoning")
 
 
-def model_copy(model_dir: Path, template: str | None, folder: Path) -> Path:
-    """The model under another template, and for a longer context; its weights are linked."""
-    folder.mkdir()
-    for path in model_dir.iterdir():
-        if path.suffix == ".safetensors":
-            (folder / path.name).symlink_to(path)
-        elif path.is_file():
-            shutil.copy(path, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["max_position_embeddings"] = MAX_CTX_TOKENS
-    (folder / "config.json").write_text(json.dumps(config))
-    if template is not None:
-        shutil.copy(TEMPLATES / f"{template}.jinja", folder / "chat_template.jinja")
-    return folder
+def rows_of(args: argparse.Namespace) -> Iterator[Row]:
+    """The rows of the table that were asked for."""
+    for model in args.models:
+        for template in args.templates:
+            for chunk_tokens in args.chunks:
+                for name in args.flows:
+                    kinds = kinds_of(FLOWS[name], model, template, chunk_tokens)
+                    kinds = tuple(kind for kind in kinds if kind in args.kinds)
+                    if kinds:
+                        size = Size(num_turns=args.turns, num_steps=args.steps)
+                        yield Row(name, model, template, chunk_tokens, kinds, size)
 
 
-def config_of(
-    model_dir: Path, cache_dir: Path | None, chunk_tokens: int, memory_bytes: int
-) -> Config:
-    return Config(
-        model=ModelConfig(model_dir=model_dir, dtype="fp32"),
-        placement=PlacementConfig(devices=("cpu",)),
-        engine=EngineConfig(
-            parallel=1, max_ctx_tokens=MAX_CTX_TOKENS, prefill_chunk_tokens=chunk_tokens
-        ),
-        cache=CacheConfig(
-            cache_dir=cache_dir,
-            budget_bytes=None if cache_dir is None else 8 << 30,
-            memory_bytes=memory_bytes,
-            min_tokens=1,
-        ),
-    )
+def kinds_of(
+    flow: Flow, model: ModelName, template: TemplateName, chunk_tokens: int
+) -> tuple[Kind, ...]:
+    """The kinds of servers that a row has; none: it would show what another one does."""
+    is_first = template == TEMPLATES[0]
+    is_plain = is_first and chunk_tokens == CHUNKS[0]
+    if flow.name in FEW_FLOWS and is_plain:
+        return (*KEEPING, *DRAFTED, *(("little memory",) if model == "hybrid" else ()))
+    if model == "bundled" or not (flow.has_template or is_first):
+        return ()
+    if flow.name in ("ended", "killed_at_once"):
+        return ("restarts",)
+    return tuple(kind for kind in KEEPING if kind != "memory" or not flow.needs_directory)
 
 
-async def held(name: str, config: Config, size: Size, *, restarts: bool) -> list[Asked]:
-    """The requests of a flow."""
-    client = Client(config, restarts=restarts)
-    try:
-        await FLOWS[name](client, size)
-    finally:
-        await client.close()
-    return client.asked
-
-
-async def cells(
-    name: str, model_dir: Path, size: Size, chunk_tokens: int, memory_bytes: int = MEMORY_BYTES
-) -> dict[str, Cell]:
-    """What the flow comes to, by kind of server."""
-    cold = await held(name, config_of(model_dir, None, chunk_tokens, 0), size, restarts=False)
-    in_memory = config_of(model_dir, None, chunk_tokens, memory_bytes)
-    found = {"memory": Cell.of(await held(name, in_memory, size, restarts=False), cold)}
-    with tempfile.TemporaryDirectory() as cache_dir:
-        on_disk = config_of(model_dir, Path(cache_dir), chunk_tokens, memory_bytes)
-        found["restart"] = Cell.of(await held(name, on_disk, size, restarts=True), cold)
-    return found
-
-
-async def check(args: argparse.Namespace) -> bool:
-    """Print the table; whether every answer was right and no request too short."""
-    is_good = True
-    size = Size(num_turns=args.turns, num_steps=args.steps)
+def check(args: argparse.Namespace) -> bool:
+    """Print the table; whether no rule is broken."""
+    rows, faulty, start_s = list(rows_of(args)), list[Cell](), time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        template = None if args.template == "own" else args.template
-        model_dir = model_copy(args.model, template, Path(folder) / "model")
-        print(f"{args.model.name}, template {args.template}, chunk {args.chunk}", flush=True)
-        for name in args.flows:
-            found = await cells(name, model_dir, size, args.chunk, args.memory)
-            row = "  ".join(f"{kind} {cell!s:28}" for kind, cell in found.items())
-            print(f"{name:24}  {row}", flush=True)
-            is_good &= all(c.is_equal and c.worst <= args.short for c in found.values())
-    return is_good
+        models: dict[tuple[ModelName, TemplateName], Model] = {}
+        for row in rows:
+            key = row.model_name, row.template
+            if key not in models:
+                models[key] = make_model(*key, Path(folder) / "-".join(key))
+        spawning = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(args.jobs, spawning) as pool:
+            held = [pool.submit(hold, row, models[row.model_name, row.template]) for row in rows]
+            for row, future in zip(rows, held, strict=True):
+                cells = future.result()
+                shown = "".join(f"  {cell.kind}: {cell}" for cell in cells)
+                print(f"{row.name:52}{shown}", flush=True)
+                for cell in (cell for cell in cells if cell.faults):
+                    print(f"  BROKEN, {cell.kind}: {'; '.join(cell.faults)}", flush=True)
+                    faulty.append(cell)
+    print(f"{len(rows)} rows, {len(faulty)} cells break a rule, {time.monotonic() - start_s:.0f} s")
+    return not faulty
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=HELP)
     parser.add_argument("flows", nargs="*", default=list(FLOWS), help=", ".join(FLOWS))
-    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL_DIR)
-    parser.add_argument("--template", choices=("thinking", "own"), default="thinking")
-    parser.add_argument("--chunk", type=int, default=256, help="tokens of a chunk of a prefill")
-    parser.add_argument("--memory", type=int, default=MEMORY_BYTES, help="bytes for prefixes")
-    parser.add_argument("--turns", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=3, help="of an agent's turn")
-    parser.add_argument("--short", type=int, default=64, help="tokens that a request may miss")
-    return parser.parse_args()
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
+    parser.add_argument("--templates", nargs="+", choices=TEMPLATES, default=TEMPLATES)
+    parser.add_argument("--chunks", nargs="+", type=int, default=CHUNKS, help="of a prefill")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=KINDS)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=2, help="of an agent's turn")
+    parser.add_argument("--jobs", type=int, default=2, help="rows at a time")
+    args = parser.parse_args()
+    if unknown := set(args.flows) - set(FLOWS):
+        parser.error(f"no such flow: {', '.join(sorted(unknown))}; expected {', '.join(FLOWS)}")
+    return args
 
 
 if __name__ == "__main__":
-    logging.disable(logging.INFO)
-    sys.exit(0 if asyncio.run(check(arguments())) else 1)
+    sys.exit(0 if check(arguments()) else 1)

@@ -130,13 +130,14 @@ class Generation:
         self.last_token = None
         self.num_cached = self.num_prefilled = 0
         self.prefill_s = 0.0
+        begun = self.lease.sequence[len(self.prepared.prompt_ids) :]
         self.lease = Lease(
             tenant=self.prepared.tenant,
             sequence=self.lease.sequence,
             num_prompt_tokens=len(self.lease.sequence),
             boundaries=self.prepared.boundaries,
             keep_prompt=False,
-            answer_returns=self.prepared.answer_returns,
+            answer_returns=lambda ids: self.prepared.answer_returns([*begun, *ids]),
         )
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:

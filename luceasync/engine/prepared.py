@@ -12,6 +12,7 @@ from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.pieces import PieceMaker, PlainText
+from luceasync.text.returns import UNKNOWN, Returns
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -21,8 +22,8 @@ class Prepared:
 
     `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
     key under which what is computed may be shared; `client` is who asks; `boundaries` are where
-    turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`: a
-    later prompt may begin with it and its answer.
+    turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
+    with which answers a later prompt may begin, after it.
     """
 
     stream_id: int
@@ -41,4 +42,4 @@ class Prepared:
     client: str = field(default="", repr=False)
     boundaries: tuple[int, ...] = ()
     keep_prompt: bool = False
-    answer_returns: bool = True
+    answer_returns: Returns = UNKNOWN

@@ -13,7 +13,7 @@ from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
 from luceasync.text.length import refuse_too_long
-from luceasync.text.returns import answer_returns
+from luceasync.text.returns import UNKNOWN, Returns
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
@@ -33,15 +33,15 @@ class Language:
 @dataclass(frozen=True, slots=True)
 class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
-    none, and nothing is remembered under it. `answer_returns`: a later prompt may begin with all of
-    it and its answer.
+    none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
+    begin with all of it and them.
     """
 
     tenant: Tenant
     text: str | None
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
-    answer_returns: bool = True
+    answer_returns: Returns = UNKNOWN
 
 
 class Prompts:
@@ -65,7 +65,8 @@ class Prompts:
                 template = self._language.template
                 text = template.render(messages, tools, **template_kwargs)
                 prompt = self._of_text(tenant, text, param)
-                returns = answer_returns(template, text, messages, tools, template_kwargs)
+                tokenizer = self._language.tokenizer
+                returns = Returns.of(template, tokenizer, text, messages, tools, template_kwargs)
                 prompt = replace(prompt, answer_returns=returns)
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)

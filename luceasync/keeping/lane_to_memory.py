@@ -86,6 +86,8 @@ class LaneToMemory:
         if not self._has_copied(save, size.span_bytes + size.end_bytes):
             log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
             self._index.forget(key, "memory")
+            parent = lease.path[-1] if lease.path else None
+            self._index.unkept.add((lease.tenant, parent), tokens)
             return False
         node = Node(
             key=key,

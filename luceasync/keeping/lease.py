@@ -29,9 +29,10 @@ class Lease:
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
     `splits` where its chunks end besides the fixed positions; `fork` is that of them where it parts
-    from another prompt, with which it shares `num_shared` tokens. `answer_returns`: a later prompt
-    may begin with all of its sequence. `awaited` are nodes on their way from the disk; `logits`
-    those after the prompt, float32 [vocab], where nothing of it has to be run.
+    from another prompt, with which it shares `num_shared` tokens. `answer_returns` says by what was
+    generated whether a later prompt may begin with all of its sequence. `awaited` are nodes on
+    their way from the disk; `logits` those after the prompt, float32 [vocab], where nothing of it
+    has to be run.
     """
 
     tenant: bytes = field(repr=False)
@@ -39,7 +40,7 @@ class Lease:
     num_prompt_tokens: int
     boundaries: tuple[int, ...]
     keep_prompt: bool
-    answer_returns: bool = True
+    answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
@@ -68,6 +69,11 @@ class Lease:
     def prompt(self) -> array[int]:
         """The prompt's token ids."""
         return self.sequence[: self.num_prompt_tokens]
+
+    @property
+    def returns(self) -> bool:
+        """Whether a later prompt may begin with all of its sequence."""
+        return self.answer_returns(self.sequence[self.num_prompt_tokens :])
 
     @property
     def opener(self) -> int | None:

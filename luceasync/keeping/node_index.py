@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from luceasync.keeping.disk_orders import DiskOrders
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.ownerless_files import OwnerlessFiles
+from luceasync.keeping.unkept import Unkept
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.prefix.eviction import MIN_AGE_S, victims
 from luceasync.prefix.keys import node_key
@@ -72,6 +73,7 @@ class NodeIndex:
         self.evicted = _none_yet()
         self.restored = _none_yet()
         self.restored_tokens = _none_yet()
+        self.unkept = Unkept()
         self.missed = {reason.value: 0 for reason in MissReason}
         self._status = CacheStatus()
 
@@ -219,6 +221,9 @@ class NodeIndex:
         for key in eviction.ends:
             self._forget_end(key)
         for key in eviction.keys:
+            node = self.node(key)
+            if node is not None and node.tiers == {"memory"}:
+                self.unkept.add((self._tenants[key], node.parent), node.tokens)
             self.forget(key, tier)
         if tier == "disk" and eviction.keys:
             self._disk.remove(eviction.keys)

@@ -159,7 +159,7 @@ class Prefixes:
                 raise TimeoutError(f"copies into a lane: not over within {COPY_TIMEOUT_S:g} s")
             lease.ticket.wait()
         elapsed_s = now_s - lease.started_s
-        missed = lease.fault or match.miss_reason
+        missed = lease.fault or match.miss_reason or self._decision.lacking(lease, match)
         if match.num_tokens == 0:
             lease.restored(Restore(decision=lease.decision, miss_reason=missed))
             self._index.missed[missed or MissReason.PREFILL_IS_FASTER] += 1
@@ -206,7 +206,7 @@ class Prefixes:
                 lease.leave_out_opening(self._index.node)
             kept = Kept(end, is_turn_end=True, is_generated=is_generated)
             node = self._from_lanes.keep(lease, lane, kept)
-        is_written = node is not None and (lease.answer_returns or not is_generated)
+        is_written = node is not None and (not is_generated or lease.returns)
         prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
         if prompt is not None and not lease.is_opening(prompt):
             self._to_disk.add(prompt, with_end=not is_written)

@@ -66,6 +66,19 @@ class RestoreDecision:
         self.rates = self.rates if decision.restore else self.rates.after_refusal()
         return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
 
+    def lacking(self, lease: Lease, match: Match) -> MissReason | None:
+        """Why no more than the match was found of a prompt that was run before; None where nobody
+        knows of more.
+        """
+        last = match.nodes[-1].key if match.nodes else None
+        place = lease.tenant, last
+        if match.part is None and self._index.unkept.begins(
+            place, lease.prompt[match.num_tokens :]
+        ):
+            return MissReason.NO_MEMORY
+        num_more = match.num_shared_tokens - match.num_tokens
+        return MissReason.NO_STATE if self._recurrent and num_more > CHUNK_TOKENS else None
+
     def patience_s(self, match: Match) -> float:
         """How long to wait for the match to come from the disk; see luceasync.prefix.cost."""
         return patience_s(match.num_tokens, self.rates)

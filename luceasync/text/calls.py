@@ -11,19 +11,30 @@ from typing import Any
 
 
 class Arguments(dict[str, Any]):
-    """The arguments of a call by name; `text` is the JSON that they were read from.
+    """The arguments of a call by name; where a template writes them as text, or as JSON, they are
+    `text`: the JSON that they were read from, which is what the model wrote, to the space.
 
-    A template that writes them as JSON gets that text: it is what the model wrote, to the space.
+    Some templates name arguments one by one, others put them between other texts: `+`, `~` and
+    `{{ }}` must not write Python's form of a dict.
     """
 
     def __init__(self, values: Mapping[str, Any], text: str) -> None:
         super().__init__(values)
         self.text = text
 
+    def __str__(self) -> str:
+        return self.text
+
+    def __add__(self, other: str) -> str:
+        return self.text + other
+
+    def __radd__(self, other: str) -> str:
+        return other + self.text
+
 
 def with_parsed_arguments(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages with the arguments of calls as objects, where they are the JSON of one; a
-    message without such calls is the same object. Nothing that was given is changed.
+    """The messages with the arguments of calls as Arguments, where they are an object or the JSON
+    of one; a message without such calls is the same object. Nothing that was given is changed.
 
     Clients send arguments as text; templates that name them one by one want a mapping.
     """
@@ -41,13 +52,19 @@ def _read_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _read_call(call: Any) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    text = function.get("arguments") if isinstance(function, Mapping) else None
-    if function is None or not isinstance(text, str):
+    given = function.get("arguments") if isinstance(function, Mapping) else None
+    read = _read(given)
+    if function is None or read is None:
         return call
+    return {**call, "function": {**function, "arguments": read}}
+
+
+def _read(given: Any) -> Arguments | None:
+    """None for what is no object, or has been read."""
     try:
-        values = json.loads(text)
-    except (ValueError, RecursionError):  # not JSON, or nested too deeply to be read
-        return call
-    if not isinstance(values, dict):
-        return call
-    return {**call, "function": {**function, "arguments": Arguments(values, text)}}
+        if isinstance(given, Mapping) and not isinstance(given, Arguments):
+            return Arguments(given, json.dumps(given, ensure_ascii=False))
+        values = json.loads(given) if isinstance(given, str) else None
+    except (ValueError, TypeError, RecursionError):  # not JSON, or nested too deeply to be read
+        return None
+    return Arguments(values, given) if isinstance(values, dict) else None

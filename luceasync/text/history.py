@@ -77,7 +77,8 @@ class History:
         to get these ids.
 
         Remembered without the last one too: the model has not run it, and where it ends the answer
-        a template may spell the end otherwise.
+        a template may spell the end otherwise. Ids at the end that spell nothing are left out: the
+        text is the same without them, and asked again it must not grow.
         """
         self._hold(prompt_text.encode("utf-8", "surrogatepass"), prompt_ids, generated_ids)
 
@@ -136,14 +137,19 @@ class History:
         sequence = _Sequence(array("i", (*prompt_ids, *generated_ids)))
         if len(sequence.ids) > self._max_tokens_held:
             return
-        # In this order: where the last id spells nothing, both texts are one, and all ids are it.
         for said in (generated_ids[:-1], generated_ids):
-            spelled = prompt + _spell(self._tokenizer, said)
+            num_said = self._num_spelling(said)
+            spelled = prompt + _spell(self._tokenizer, said[:num_said])
             if spelled and _is_text(spelled):
                 key = _Key(len(spelled), blake2b(spelled, digest_size=_DIGEST_BYTES).digest())
-                num_ids = len(prompt_ids) + len(said)
+                num_ids = len(prompt_ids) + num_said
                 with self._lock:
                     self._insert(key, _Match(len(spelled), sequence, num_ids))
+
+    def _num_spelling(self, ids: Sequence[int]) -> int:
+        """How many of the first `ids` it takes to spell what all do."""
+        spelling = (i for i in range(len(ids), 0, -1) if self._tokenizer.token_bytes(ids[i - 1]))
+        return next(spelling, 0)
 
     def _insert(self, key: _Key, match: _Match) -> None:
         """The newest ids of a text count: their state is the likeliest to be kept still."""

@@ -1,40 +1,87 @@
 """Whether an answer can come back: whether a later prompt can begin with its prompt and with it.
 
 Templates leave out what was thought before a user's last turn, or open an old answer otherwise than
-a new one. Owns how they are tried. Knows no cache and no tokens.
+a new one. Owns how they are tried. Knows no cache.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import RequestError
 from luceasync.text.template import Template
+from luceasync.text.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
 
 THOUGHT, SAID = "thought", "said"  # of the answer that is tried
+OPENING = "<think>"  # what a model writes that opens its reasoning itself
+WRITTEN = f"{OPENING}\n{THOUGHT}\n</think>\n\n{SAID}"
 CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
-def answer_returns(
+@dataclass(frozen=True, slots=True)
+class Returns:
+    """Whether answers to one prompt can come back: those that the model opens with `opening_id`,
+    which begins its reasoning, and others. None: the model's vocabulary has no such token.
+    """
+
+    others: bool = True
+    thoughtful: bool = True
+    opening_id: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        template: Template,
+        tokenizer: Tokenizer,
+        text: str,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None = None,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> Returns:
+        """What `template` does with answers to the prompt `text`, to which these are rendered."""
+        opening_id = tokenizer.token_id(OPENING)
+        has_tools, variables = bool(tools), template_kwargs or {}
+
+        def returns(tried: Iterator[tuple[str, list[Message]]]) -> bool:
+            return _returns(template, text, messages, tools, variables, tried)
+
+        if opening_id is None or text.rstrip().endswith(OPENING):  # the model does not open it
+            return cls(returns(_continued(has_tools=has_tools)))
+        written = {"role": "assistant", "content": WRITTEN}
+        return cls(
+            returns(_continued(has_tools=has_tools)),
+            returns(_followed(WRITTEN, written, has_tools=has_tools)),
+            opening_id,
+        )
+
+    def __call__(self, generated_ids: Sequence[int]) -> bool:
+        """Whether a later prompt may begin with this answer, whole."""
+        is_thoughtful = len(generated_ids) > 0 and generated_ids[0] == self.opening_id
+        return self.thoughtful if is_thoughtful else self.others
+
+
+UNKNOWN = Returns()
+
+
+def _returns(
     template: Template,
     text: str,
     messages: Sequence[Message],
-    tools: Sequence[Message] | None = None,
-    template_kwargs: Mapping[str, Any] | None = None,
+    tools: Sequence[Message] | None,
+    variables: Mapping[str, Any],
+    tried: Iterator[tuple[str, list[Message]]],
 ) -> bool:
-    """Whether a prompt that goes on from `messages` may begin with `text`, to which these are
-    rendered, and the answer as it was generated.
-
-    Tried are answers with and without their reasoning, then a user's turn and, where there are
-    `tools`, a result. True also where the template refuses all of these: nothing is known then.
+    """Whether any of the continuations begins with the prompt and its answer; true also where the
+    template refuses all of them: nothing is known then.
     """
     is_known = False
-    for start, said in _continued(has_tools=bool(tools)):
+    for start, said in tried:
         try:
-            later = template.render([*messages, *said], tools, **(template_kwargs or {}))
+            later = template.render([*messages, *said], tools, **variables)
         except RequestError:
             continue
         if later.startswith(text + start):
@@ -44,11 +91,20 @@ def answer_returns(
 
 
 def _continued(*, has_tools: bool) -> Iterator[tuple[str, list[Message]]]:
-    """How an answer starts, and the messages of which it is the first."""
+    """How an answer starts, and the messages of which it is the first: with and without reasoning,
+    which the template opens if anybody does.
+    """
     plain = {"role": "assistant", "content": SAID}
+    yield from _followed(SAID, plain, has_tools=has_tools)
     thoughtful = {**plain, "reasoning_content": THOUGHT}
-    for start, answer in ((SAID, plain), (THOUGHT, thoughtful)):
-        yield start, [answer, {"role": "user", "content": "0"}]
-        if has_tools:
-            result = {"role": "tool", "tool_call_id": CALL["id"], "name": "f", "content": "0"}
-            yield start, [{**answer, "tool_calls": [CALL]}, result]
+    yield from _followed(THOUGHT, thoughtful, has_tools=has_tools)
+
+
+def _followed(
+    start: str, answer: Message, *, has_tools: bool
+) -> Iterator[tuple[str, list[Message]]]:
+    """A user's turn follows and, where there are tools, a result."""
+    yield start, [answer, {"role": "user", "content": "0"}]
+    if has_tools:
+        result = {"role": "tool", "tool_call_id": CALL["id"], "name": "f", "content": "0"}
+        yield start, [{**answer, "tool_calls": [CALL]}, result]

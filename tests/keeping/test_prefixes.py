@@ -280,7 +280,7 @@ def test_and_who_gives_it_back_as_it_was_behind_it(recurrent: bool):
 
 def test_an_answer_that_cannot_come_back_is_worth_no_file():
     bench = Bench()
-    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=False)
+    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=lambda generated: False)
     bench.prefill(lease, begin=bench.start(lease))
     bench.end(lease, num_generated=20)
     bench.disk.deliver_all(bench.prefixes)
@@ -289,9 +289,26 @@ def test_an_answer_that_cannot_come_back_is_worth_no_file():
     assert bench.serve([*lease.sequence, 7], 100) == len(lease.sequence)  # memory has it
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_whether_it_can_is_asked_about_what_was_generated(is_kept: bool):
+    bench = Bench()
+    asked: list[list[int]] = []
+
+    def returns(generated) -> bool:
+        asked.append(list(generated))
+        return is_kept
+
+    lease = bench.lease(PROMPT, 100, OPENER, answer_returns=returns)
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    bench.disk.deliver_all(bench.prefixes)
+    assert asked == [list(lease.sequence[len(PROMPT) :])]
+    assert (len(PROMPT) + 20 in state_ends(bench)) == is_kept
+
+
 def test_where_nothing_opens_it_the_prompts_end_serves_instead():
     bench = Bench()
-    lease = bench.lease(PROMPT, answer_returns=False)
+    lease = bench.lease(PROMPT, answer_returns=lambda generated: False)
     bench.prefill(lease, begin=bench.start(lease))
     bench.end(lease, num_generated=20)
     bench.disk.deliver_all(bench.prefixes)
@@ -373,6 +390,26 @@ def test_the_rest_of_a_chain_that_broke_is_used():
     while not after.prefixes.prepare(lease, []):
         after.disk.deliver(after.prefixes)
     assert after.start(lease) == 100
+
+
+def test_why_no_more_is_found_is_said():
+    bench = Bench(memory_bytes=(len(PROMPT) - 20) * TOKEN_BYTES)
+    bench.serve(PROMPT, 100, num_generated=0)
+    lease = bench.lease(PROMPT, 100)
+    assert bench.start(lease) == 100
+    assert lease.restore.miss_reason == "no_memory"
+    bench.prefixes.release(lease)
+    other = bench.lease([*PROMPT[:100], *(7 for _ in PROMPT[100:])], 100)
+    assert bench.start(other) == 100
+    assert other.restore.miss_reason is None  # nobody has run more of it
+
+
+def test_a_place_without_a_state_is_told_from_one_that_was_never_reached():
+    bench = Bench()
+    bench.serve(PROMPT, 100)
+    lease = bench.lease([*PROMPT[:-1], 7, 7], 100)
+    assert bench.start(lease) == 100
+    assert lease.restore.miss_reason == "no_state"
 
 
 def test_nothing_is_read_that_has_no_room():

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from luceasync.text.calls import with_parsed_arguments
+from luceasync.text.calls import Arguments, with_parsed_arguments
 from luceasync.text.history import History
 from luceasync.text.template import ChatTemplate
 
@@ -23,6 +23,20 @@ AS_JSON = BY_NAME.replace(
     "{%- for name, value in call.function.arguments | items %}<{{ name }}>{{ value }}{% endfor %}",
     "{{ call.function.arguments | tojson }}",
 )
+
+# As DeepSeek's and others: text among texts.
+AS_TEXT = """\
+{%- for m in messages %}<|im_start|>{{ m.content }}
+{%- for tool in m['tool_calls'] or [] %}
+{{- '```json' + '\\n' + tool['function']['arguments'] + '\\n' + '```' }}
+{%- endfor %}<|im_end|>{% endfor %}"""
+WAYS_TO_WRITE = {
+    "plus": AS_TEXT,
+    "tilde": AS_TEXT.replace(" + ", " ~ "),
+    "print": AS_TEXT.replace("' + tool", "' }}{{ tool").replace("] + '", "] }}{{ '"),
+    "filter": AS_TEXT.replace("'arguments']", "'arguments'] | string"),
+    "first": AS_TEXT.replace("'```json' + '\\n' + ", "").replace("+ '```'", ""),
+}
 
 
 def calling(arguments) -> dict:
@@ -55,11 +69,33 @@ def test_what_is_no_object_stays_text(text: str):
         ASKED,
         {"role": "assistant", "tool_calls": None},
         {"role": "assistant", "tool_calls": [None, {"function": None}, {"function": {}}]},
-        calling({"path": "a"}),
+        calling(Arguments({"path": "a"}, '{"path":  "a"}')),
     ],
 )
 def test_a_message_without_such_text_is_passed_on(message):
     assert with_parsed_arguments([message])[0] is message
+
+
+@pytest.mark.parametrize("source", WAYS_TO_WRITE.values(), ids=WAYS_TO_WRITE)
+def test_a_template_that_writes_text_gets_the_text(source: str):
+    text = ChatTemplate(source).render([ASKED, calling(TEXT)])
+    assert f"\n{TEXT}\n" in text or f"|>{TEXT}\n" in text
+
+
+def test_which_is_json_where_a_client_sends_an_object():
+    text = ChatTemplate(AS_TEXT).render([ASKED, calling({"path": "\u00e4", "all": True})])
+    assert '\n{"path": "\u00e4", "all": true}\n' in text
+
+
+def test_a_whole_call_is_written_as_one_object():
+    source = AS_TEXT.replace("tool['function']['arguments']", "(tool.function | tojson)")
+    text = ChatTemplate(source).render([ASKED, calling(TEXT)])
+    assert '{"name": "f", "arguments": {"path": "a b", "line": 1.5}}' in text
+
+
+def test_what_cannot_be_json_is_passed_on():
+    call = calling({"path": object()})
+    assert with_parsed_arguments([call])[0] is call
 
 
 def test_the_clients_messages_stay_as_they_are():

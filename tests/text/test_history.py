@@ -112,6 +112,24 @@ def test_a_kept_prompt_needs_no_answer(byte_level):
     assert history.recall("the cat") == prompt_ids + byte_level.encode("at")
 
 
+@pytest.mark.parametrize("said", ["", "cat"])
+def test_what_spells_nothing_does_not_lengthen_a_text(tokenizer, said):
+    unknown = [10**6] * 3  # models have more ids than their tokenizers
+    history, ids = asked(tokenizer, [*by_letter(tokenizer, said), *unknown])
+    history.relearn([*ids])
+    expected = ids[: -len(unknown)]
+    for _ in range(3):
+        assert history.recall(ASKED + said) == expected
+        history.remember(ASKED + said, expected, unknown)
+    assert history.recall(ASKED + said + NEXT) == expected + tokenizer.encode(NEXT)
+
+
+def test_but_stays_within_it(tokenizer):
+    answer = [*by_letter(tokenizer, "cat"), 10**6, *by_letter(tokenizer, "dog")]
+    history, ids = asked(tokenizer, answer)
+    assert history.recall(f"{ASKED}catdog{NEXT}")[: len(ids)] == ids
+
+
 @pytest.mark.parametrize(
     "text",
     [ASKED + "cot sat" + NEXT, ASKED + "cat s", ASKED.replace("user", "system") + "cat sat" + NEXT],
@@ -169,11 +187,6 @@ def test_where_encoding_puts_a_space_before_a_text_only_special_tokens_follow(fa
     assert history.recall("<s>the cat</s><s>dog") == kept + fallback.encode("<s>dog")
     assert history.recall("<s>the cat</s>dog") == kept[:-1] + fallback.encode("</s>dog")
     assert history.recall("<s>the catdog") == fallback.encode("<s>the catdog")
-
-
-def test_a_last_id_without_text_comes_back_too(byte_level):
-    history, ids = asked(byte_level, [*by_letter(byte_level, "cat"), byte_level.vocab_size])
-    assert history.recall(f"{ASKED}cat") == ids
 
 
 def test_what_was_kept_over_a_restart_is_learned_again(tokenizer):
