@@ -52,6 +52,10 @@ class Leases:
         """See NodeIndex.make_hole."""
         return self._index.make_hole(num_bytes, self._in_use())
 
+    def make_file_room(self, num_bytes: int) -> bool:
+        """See NodeIndex.make_file_room."""
+        return self._index.make_file_room(num_bytes, self._in_use())
+
     def shrink(self) -> None:
         """Evict what is beyond the budgets and not needed."""
         self._index.shrink(self._in_use())

@@ -1,4 +1,4 @@
-"""The disk tier: a node is written whole or not at all, and read as it was written or not at all.
+"""The disk tier: a file is written whole or not at all, and read as it was written or not at all.
 
 Owns the threads, deadlines and outcomes of file work. Knows no tree, no eviction and no tensor
 library; what lies where is the directory's.
@@ -25,10 +25,10 @@ from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
 from luceasync.nodefiles.faults import Faults
 from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
 from luceasync.nodefiles.files import FileSystem, allocate
-from luceasync.nodefiles.layout import EndKinds
+from luceasync.nodefiles.layout import EndKinds, Half
 from luceasync.nodefiles.listing import Listing, Scan, changes
-from luceasync.nodefiles.outcomes import DiskCounters, Miss, WriteOutcome, WriteResult
-from luceasync.nodefiles.reader import Allocate, NodeFile, read_node
+from luceasync.nodefiles.outcomes import DiskCounters, Miss, WriteOutcome, WriteResult, miss_of
+from luceasync.nodefiles.reader import Allocate, NodeFile, read_node, with_own_end
 
 CLOSE_TIMEOUT_S = 30.0
 NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
@@ -128,24 +128,26 @@ class DiskTier:
             quarantined=self._quarantined,
         )
 
-    async def write(self, key: str, header: bytes, buffers: Sequence[Buffer]) -> WriteResult:
-        """Put a node under its key; what is there under the key is replaced.
+    async def write(
+        self, key: str, header: bytes, buffers: Sequence[Buffer], half: Half = Half.ROWS
+    ) -> WriteResult:
+        """Put half a node under its key; what is there of that half is replaced.
 
         `buffers`: the tensors' bytes, contiguous, in the order of the encoded `header`; they must
         not change meanwhile. The file appears whole or not at all. Raises CorruptNode where header
         and buffers disagree; the disk's faults are outcomes.
         """
         num_bytes = len(header) + sum(memoryview(buffer).nbytes for buffer in buffers)
-        decode_header(
-            header, num_bytes, namespace=self._namespace, key=key, end_kinds=self.end_kinds
-        )
+        names = {"namespace": self._namespace, "key": key}
+        decode_header(header, num_bytes, **names, end_kinds=self.end_kinds, half=half)
         if self._pending_bytes and self._pending_bytes + num_bytes > self._max_pending_bytes:
             detail = f"{self._pending_bytes} bytes wait, {self._max_pending_bytes} are allowed"
             self._outcomes[WriteOutcome.BUSY] += 1
             return WriteResult(WriteOutcome.BUSY, num_bytes, detail)
         self._pending_bytes += num_bytes
         try:
-            outcome, detail = await self._try_write(key, num_bytes, [header, *buffers])
+            path = self._directory.path(key, half=half)
+            outcome, detail = await self._try_write(path, num_bytes, [header, *buffers])
         finally:
             self._pending_bytes -= num_bytes
         self._outcomes[outcome] += 1
@@ -157,7 +159,7 @@ class DiskTier:
         self, key: str, *, with_end: bool = True, timeout_s: float | None = None
     ) -> NodeFile | Miss:
         """The node, or without its end only the span, checked to the last byte of that; or why not.
-        Raises nothing but cancellation.
+        An end that is damaged alone is told with the rest. Raises nothing but cancellation.
 
         It is given up after `timeout_s`, where that is less than the tier's own patience. Up to
         NUM_READERS nodes are read at a time. What is damaged, or no regular file, is moved to
@@ -168,31 +170,23 @@ class DiskTier:
             async with asyncio.timeout(patience_s):
                 node = await self._read_or_set_aside(key, with_end)
         except TimeoutError:
-            detail = f"node {key} was not read within {patience_s:.3g} s"
-            self._faults.tell("read", detail)
-            return self._miss(MissReason.IO_ERROR, detail)
-        except FileNotFoundError:
-            return self._miss(MissReason.GONE, "no such file")
-        except ForeignNode as error:
-            return self._miss(MissReason.CORRUPT, str(error))
-        except CorruptNode as error:
-            return self._miss(MissReason.CORRUPT, str(error))
-        except MemoryError as error:
-            return self._miss(MissReason.NO_MEMORY, str(error) or "out of memory")
-        except OSError as error:
-            self._faults.tell("read", str(error))
-            return self._miss(MissReason.IO_ERROR, str(error))
-        self._faults.tell("read")
-        self._hits += 1
-        self._bytes_read += node.num_bytes
-        return node
+            miss = Miss(MissReason.IO_ERROR, f"node {key} was not read within {patience_s:.3g} s")
+        except (CorruptNode, ForeignNode, MemoryError, OSError) as error:
+            miss = miss_of(error)
+        else:
+            self._faults.tell("read")
+            self._hits += 1
+            self._bytes_read += node.num_bytes
+            return node
+        if miss.reason is MissReason.IO_ERROR:
+            self._faults.tell("read", miss.detail)
+        self._misses[miss.reason] += 1
+        return miss
 
     async def scan(self) -> Scan:
         """The nodes under `root`, those of other namespaces by their names, and what is new or gone
-        since the scan before, by whomever. Only what is new in this namespace is opened.
-
-        Temporary files that no process writes any more are removed, damaged headers and tokens
-        quarantined. A disk that cannot be looked at now leaves all as it was.
+        since the scan before, by whomever; see NodeDirectory.scan. A disk that cannot be looked at
+        now leaves all as it was.
         """
         async with self._scanning:
             before = self._listings
@@ -220,17 +214,21 @@ class DiskTier:
         """
         return await self._try(partial(self._directory.remove, key, namespace), 0)
 
+    async def remove_end(self, key: str) -> int:
+        """Remove the file of a node's end, and leave that of its rows; see remove."""
+        return await self._try(partial(self._directory.remove_end, key), 0)
+
     async def quarantine(self, key: str) -> None:
         """Set a node aside that is whole, but not what its name says."""
-        path = self._directory.path(key)
-        self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
+        for path in (self._directory.path(key, half=half) for half in Half):
+            self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
 
     async def _try_write(
-        self, key: str, num_bytes: int, buffers: list[Buffer]
+        self, path: Path, num_bytes: int, buffers: list[Buffer]
     ) -> tuple[WriteOutcome, str]:
         try:
             async with asyncio.timeout(self._write_timeout_s), self._writing:
-                return WriteOutcome.WRITTEN, await self._write_file(key, num_bytes, buffers)
+                return WriteOutcome.WRITTEN, await self._write_file(path, num_bytes, buffers)
         except TimeoutError:
             return WriteOutcome.TIMEOUT, f"expected within {self._write_timeout_s} s"
         except BelowFloor as error:
@@ -239,10 +237,9 @@ class DiskTier:
             is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
             return WriteOutcome.NO_SPACE if is_full else WriteOutcome.IO_ERROR, str(error)
 
-    async def _write_file(self, key: str, num_bytes: int, buffers: list[Buffer]) -> str:
+    async def _write_file(self, path: Path, num_bytes: int, buffers: list[Buffer]) -> str:
         """Empty, or why the written file might not outlive a power cut."""
-        path = self._directory.path(key)
-        temporary = self._directory.temporary(key)
+        temporary = self._directory.temporary(path.stem)
         create = partial(self._directory.create, temporary, num_bytes)
         discard = partial(self._files.remove, temporary)  # nothing is left to remove once renamed
         async with ThreadedFile(self._threads, create, discard) as file:
@@ -256,29 +253,34 @@ class DiskTier:
         return ""
 
     async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
-        path = self._directory.path(key)
+        path, end_path = (self._directory.path(key, half=half) for half in Half)
         given_up = threading.Event()
         read = partial(
             read_node,
             self._files,
-            path,
-            self._namespace,
+            namespace=self._namespace,
             end_kinds=self.end_kinds,
-            with_end=with_end,
             allocate=self._allocate,
             is_given_up=given_up.is_set,
         )
+
+        def read_both() -> NodeFile:
+            node = read(path, with_end=with_end)
+            return with_own_end(node, partial(read, end_path, with_end=True)) if with_end else node
+
         try:
-            return await self._readers.submit(read)
+            node = await self._readers.submit(read_both)
         except CorruptNode:
-            self._quarantined += await self._threads.submit(self._directory.set_aside, path)
+            await self._set_aside(path)
             raise
         finally:
             given_up.set()
+        if isinstance(node.end_fault, CorruptNode):
+            await self._set_aside(end_path)
+        return node
 
-    def _miss(self, reason: MissReason, detail: str) -> Miss:
-        self._misses[reason] += 1
-        return Miss(reason, detail)
+    async def _set_aside(self, path: Path) -> None:
+        self._quarantined += await self._threads.submit(self._directory.set_aside, path)
 
     async def _try(self, function: Callable[[], T], otherwise: T) -> T:
         try:

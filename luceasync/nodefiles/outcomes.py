@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.node_words import MissReason
 
 
@@ -26,6 +27,16 @@ class Miss:
 
     reason: MissReason
     detail: str
+
+
+def miss_of(error: CorruptNode | ForeignNode | MemoryError | OSError) -> Miss:
+    """What a file that could not be read comes to."""
+    if isinstance(error, FileNotFoundError):
+        return Miss(MissReason.GONE, "no such file")
+    if isinstance(error, MemoryError):
+        return Miss(MissReason.NO_MEMORY, str(error) or "out of memory")
+    is_fault = isinstance(error, OSError)
+    return Miss(MissReason.IO_ERROR if is_fault else MissReason.CORRUPT, str(error))
 
 
 @dataclass(frozen=True, slots=True)
