@@ -35,6 +35,7 @@ from luceasync.models.precision import Dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.node_words import NodeKey
 from luceasync.nodefiles.disk import DiskTier
+from luceasync.nodefiles.names import parse_file_name
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import open_platform
@@ -61,8 +62,9 @@ class Machine:
 
     @property
     def files(self) -> list[Path]:
-        """The nodes on disk."""
-        return sorted(self.root.glob(f"{NAMESPACE}/*.safetensors"))
+        """The nodes on disk, their rows and their ends."""
+        found = self.root.glob(f"{NAMESPACE}/*")
+        return sorted(path for path in found if parse_file_name(path.name) is not None)
 
 
 def make_machine(
