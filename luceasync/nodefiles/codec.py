@@ -33,6 +33,7 @@ from luceasync.nodefiles.metadata import NodeMetadata
 SCHEMA = "luceasync.node.2"
 END_SCHEMA = "luceasync.end.1"
 PAGE_BYTES = 4096  # what follows the tokens begins on a multiple: it may be read past the cache
+LINE_BYTES = 64
 MAX_HEADER_BYTES = 4 << 20
 MAX_FILE_BYTES = 16 << 30  # more than memory has room for on the way; a sparse file claims anything
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
@@ -103,7 +104,8 @@ def encode_header(
 ) -> bytes:
     """The bytes before the tensors, which follow in this order without holes.
 
-    What comes after the tokens, where they come first, begins on a page. Raises ValueError where a
+    What comes after the tokens, where they come first, begins on a page; an end begins on a line of
+    the processor's cache: beside a small state a page is much. Raises ValueError where a
     tensor would not be aligned to its items; in `file_order`, with a span of multiples of 64 bytes
     beside the tokens, none is.
     """
@@ -123,7 +125,8 @@ def encode_header(
         }
         begin = end
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(LENGTH_BYTES + len(text) + lead_bytes) % PAGE_BYTES)
+    unit = PAGE_BYTES if half is Half.ROWS else LINE_BYTES
+    text += b" " * (-(LENGTH_BYTES + len(text) + lead_bytes) % unit)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
 
 
