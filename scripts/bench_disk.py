@@ -22,11 +22,12 @@ from luceasync.bench.figures import medians
 from luceasync.bench.report import Report, figure, ms, share
 from luceasync.bench.rounds import Run, measure
 from luceasync.nodefiles.codec import MAX_HEADER_BYTES, checksum, encode_header
-from luceasync.nodefiles.disk import NUM_READERS, DiskTier
+from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.layout import TensorEntry, file_order
 from luceasync.nodefiles.metadata import NodeMetadata
 from luceasync.nodefiles.outcomes import WriteOutcome
 from luceasync.nodefiles.reader import NodeFile
+from luceasync.nodefiles.reads import NUM_READERS
 
 NAMESPACE = "bench"
 NUM_TOKENS = 2048

@@ -28,6 +28,7 @@ from luceasync.bench.report import Table, figure, ms
 from luceasync.bench.rounds import interleave, measure
 from luceasync.bench.small import SMALL
 from luceasync.cyext.flatten import fill
+from luceasync.nodefiles.names import parse_file_name
 
 NUM_STEPS = 20
 DEADLINE_S = 300.0
@@ -78,7 +79,8 @@ def in_new_process(what: str, shape: str, root: str, num_tokens: int) -> list[fl
 
 def part(what: str, shape: str, root: Path, num_tokens: int) -> list[float]:
     """Keep a prompt; or take it up, and a decode step; or read its files."""
-    files = sorted(root.glob(f"{NAMESPACE}/*.safetensors"))
+    found = sorted(root.glob(f"{NAMESPACE}/*"))
+    files = [path for path in found if parse_file_name(path.name) is not None]
     if what in ("touched", "new"):
         return [plain(files, is_touched=what == "touched")]
     return asyncio.run(first(what, shape, root, files, num_tokens))

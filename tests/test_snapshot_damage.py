@@ -14,6 +14,8 @@ import pytest
 
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.codec import decode_header
+from luceasync.nodefiles.layout import Half
+from luceasync.nodefiles.names import SUFFIXES
 from tests import tiny
 from tests.engines import Answer, ask, running, written
 
@@ -58,21 +60,26 @@ def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {path.name: path for path in (root / "cache").glob("*/*.safetensors")}
 
 
-def nodes(cache_dir: Path) -> list[Path]:
-    """The files, by where their nodes begin and end."""
+def nodes(cache_dir: Path, half: Half = Half.ROWS) -> list[Path]:
+    """The files of rows, or of ends, by where their nodes begin and end."""
 
     def place(path: Path) -> tuple[int, int]:
         fields = header_of(path).metadata
         return fields.begin, fields.end
 
-    return sorted(cache_dir.glob("*/*.safetensors"), key=place)
+    return sorted(cache_dir.glob(f"*/*{SUFFIXES[half]}"), key=place)
 
 
 def header_of(path: Path):
     content = path.read_bytes()
-    return decode_header(
-        content, len(content), namespace=path.parent.name, key=path.stem, end_kinds=END_KINDS
-    )
+    names = {"namespace": path.parent.name, "key": path.stem}
+    half = Half.END if path.suffix == SUFFIXES[Half.END] else Half.ROWS
+    return decode_header(content, len(content), **names, end_kinds=END_KINDS, half=half)
+
+
+def nodes_by_name(cache_dir: Path) -> list[Path]:
+    """All files of nodes, whatever they hold."""
+    return sorted(path for suffix in SUFFIXES.values() for path in cache_dir.glob(f"*/*{suffix}"))
 
 
 def flip(path: Path, position: int, bit: int = 0) -> None:
@@ -182,6 +189,27 @@ async def test_a_damaged_node_is_a_miss_and_is_written_again(model_dir, whole, t
     assert whole[1].num_prompt_tokens - num_cached <= NUM_OPENER_TOKENS
 
 
+END_DAMAGE: dict[str, Damage] = {
+    "a state": lambda path: flip(path, header_of(path).slots[0].begin),
+    "cut": lambda path: cut(path, path.stat().st_size - 1),
+    "the seal": DAMAGE["the seal"],
+    "another node's": lambda path: shutil.copy(nodes(path.parents[1], Half.END)[0], path),
+    "a directory": make_directory,
+}
+
+
+@pytest.mark.parametrize("kind", END_DAMAGE)
+async def test_a_damaged_end_costs_its_state_alone(model_dir, whole, tmp_path, kind: str):
+    cache_dir = shutil.copytree(whole[0], tmp_path / "cache")
+    end = nodes(cache_dir, Half.END)[-2]  # of the prompt, the last is the answer's
+    rows = {path: path.stat().st_ino for path in nodes(cache_dir)}
+    END_DAMAGE[kind](end)
+    num_cached, num_set_aside = await served(model_dir, cache_dir, whole[1])
+    assert 0 < num_cached < whole[1].num_prompt_tokens  # from the state before
+    assert num_set_aside == 1
+    assert {path: path.stat().st_ino for path in rows} == rows  # none of them is written again
+
+
 @pytest.mark.parametrize("kind", FOREIGN)
 async def test_a_file_of_others_is_a_miss_and_no_damage(model_dir, whole, tmp_path, kind: str):
     shutil.copytree(whole[0], tmp_path / "cache")
@@ -213,12 +241,12 @@ async def test_every_part_of_every_file_is_checked_when_it_is_read(model_dir, wh
     source = random.Random(1)
     async with running(model_dir, cache_dir, memory_bytes=0) as engine:
         for number in range(len(nodes(cache_dir)) - 1):  # the last one is the answer's own
-            for slot in header_of(nodes(cache_dir)[number]).slots:
-                flip(
-                    nodes(cache_dir)[number],
-                    source.randrange(slot.begin, slot.end),
-                    source.randrange(8),
-                )
+            path = nodes(cache_dir)[number]
+            end = path.with_suffix(SUFFIXES[Half.END])
+            slots = [(path, slot) for slot in header_of(path).slots]
+            slots += [(end, slot) for slot in (header_of(end).slots if end.exists() else ())]
+            for damaged, slot in slots:
+                flip(damaged, source.randrange(slot.begin, slot.end), source.randrange(8))
                 answer = await ask(engine, PROMPT, NUM_TOKENS, **KEEP)
                 assert (answer.ids, answer.finish.reason) == (cold.ids, "length"), slot.name
                 await written(engine)
@@ -233,7 +261,7 @@ async def test_bytes_at_random(model_dir, whole, tmp_path):
     async with running(model_dir, cache_dir, memory_bytes=0) as engine:
         for _ in range(30):
             # Not by where they begin: a damaged answer stays until somebody goes on from it.
-            for path in source.sample(sorted(cache_dir.glob("*/*.safetensors")), 2):
+            for path in source.sample(nodes_by_name(cache_dir), 2):
                 position = source.randrange(min(path.stat().st_size, NUM_HEADER_BYTES + 2000))
                 flip(path, position, source.randrange(8))
             answer = await ask(engine, PROMPT, NUM_TOKENS, **KEEP)

@@ -26,8 +26,8 @@ from luceasync.engine.thread import Loaded
 from luceasync.hoststore.arena import Arena, WarmMemory
 from luceasync.hoststore.memory import HostMemory
 from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
-from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.model_card import ModelCard
 from luceasync.models.config import parse_spec
@@ -35,6 +35,7 @@ from luceasync.models.precision import Dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.node_words import NodeKey
 from luceasync.nodefiles.disk import DiskTier
+from luceasync.nodefiles.names import parse_file_name
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
@@ -60,8 +61,9 @@ class Machine:
 
     @property
     def files(self) -> list[Path]:
-        """The nodes on disk."""
-        return sorted(self.root.glob(f"{NAMESPACE}/*.safetensors"))
+        """The nodes on disk, their rows and their ends."""
+        found = self.root.glob(f"{NAMESPACE}/*")
+        return sorted(path for path in found if parse_file_name(path.name) is not None)
 
 
 def make_machine(

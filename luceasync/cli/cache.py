@@ -64,10 +64,10 @@ def show(
     with _opened(config) as upkeep:
         name, found = _one_node(upkeep, namespace, key)
         try:
-            header = upkeep.header(name, found)
+            headers = upkeep.headers(name, found)
         except SnapshotMismatch as error:
             _fail(f"node {name}/{found}: {error}")
-        print_node(header, upkeep.nodes(name), as_json)
+        print_node(headers, upkeep.nodes(name), as_json)
 
 
 @cache_app.command()

@@ -46,8 +46,11 @@ def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> Non
     _print(_node_table(ordered))
 
 
-def print_node(header: Header, nodes: Iterable[NodeMeta], as_json: bool) -> None:
-    """One of the nodes: what it says of itself, its tensors, and its chain from the root."""
+def print_node(headers: Sequence[Header], nodes: Iterable[NodeMeta], as_json: bool) -> None:
+    """One of the nodes: what it says of itself, its tensors, and its chain from the root.
+    `headers`: of its files, that of its rows first.
+    """
+    header = headers[0]
     by_key = {node.key: node for node in nodes}
     node = by_key[header.metadata.key]
     chain = _chain(node, by_key)
@@ -56,7 +59,7 @@ def print_node(header: Header, nodes: Iterable[NodeMeta], as_json: bool) -> None
             {
                 **_summary(node),
                 "split": list(header.metadata.split),
-                "tensors": _tensors(header),
+                "tensors": _tensors(headers),
                 "chain": [_summary(each) for each in chain],
             }
         )
@@ -66,13 +69,14 @@ def print_node(header: Header, nodes: Iterable[NodeMeta], as_json: bool) -> None
         "num_tokens": len(node.tokens),
         "num_bytes": size_text(node.num_bytes),
         "end_bytes": size_text(node.end_bytes),
+        "end_file_bytes": size_text(node.end_file_bytes),
         "created_s": _age(header.metadata.created_s),
         "last_used_s": _age(node.last_used_s),
     }
     for name, value in facts.items():
         words = name.removeprefix("num_").removesuffix("_s").replace("_", " ")
         _print(f"{words:10} {_shown(value)}")
-    _print("", _tensor_table(header), "", _node_table(chain))
+    _print("", _tensor_table(headers), "", _node_table(chain))
     if chain[0].metadata is None or chain[0].metadata.begin > 0:
         _print("", "What it continues is not here: no request can use it.")
 
@@ -108,11 +112,12 @@ def _summary(node: NodeMeta) -> dict[str, object]:
         "parts": sorted(node.parts),
         "num_bytes": node.num_bytes,
         "end_bytes": node.end_bytes,
+        "end_file_bytes": node.end_file_bytes,
         "last_used_s": node.last_used_s,
     }
 
 
-def _tensors(header: Header) -> list[dict[str, object]]:
+def _tensors(headers: Sequence[Header]) -> list[dict[str, object]]:
     return [
         {
             "name": slot.name,
@@ -120,29 +125,31 @@ def _tensors(header: Header) -> list[dict[str, object]]:
             "shape": list(slot.shape),
             "num_bytes": slot.end - slot.begin,
         }
+        for header in headers
         for slot in header.slots
     ]
 
 
-def _tensor_table(header: Header) -> Table:
+def _tensor_table(headers: Sequence[Header]) -> Table:
     table = _table("tensor", "dtype", "shape", "bytes")
-    for slot in header.slots:
+    for slot in (slot for header in headers for slot in header.slots):
         shape = " x ".join(map(str, slot.shape))
         table.add_row(slot.name, slot.dtype, shape, size_text(slot.end - slot.begin))
     return table
 
 
 def _node_table(nodes: Iterable[NodeMeta]) -> Table:
-    table = _table("key", "parent", "tokens", "bytes", "state", "last used")
+    table = _table("key", "parent", "tokens", "rows", "end", "state", "last used")
     for node in nodes:
-        size, age = size_text(node.num_bytes), _age(node.last_used_s)
+        size, age = size_text(node.span_bytes), _age(node.last_used_s)
+        end_size = size_text(node.end_bytes) if node.end_bytes else "-"
         if node.metadata is None:
-            table.add_row(node.key[:SHORT], "", "another schema", size, "", age)
+            table.add_row(node.key[:SHORT], "", "another schema", size, end_size, "", age)
             continue
         parent = node.metadata.parent[:SHORT] or "-"
         span = f"[{node.metadata.begin}, {node.metadata.end})"
         state = "yes" if Part.STATE in node.parts else "no"
-        table.add_row(node.key[:SHORT], parent, span, size, state, age)
+        table.add_row(node.key[:SHORT], parent, span, size, end_size, state, age)
     return table
 
 

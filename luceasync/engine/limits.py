@@ -12,7 +12,7 @@ import psutil
 
 from luceasync.config import CacheConfig
 from luceasync.errors import ConfigError
-from luceasync.keeping.node_index import Limits
+from luceasync.keeping.limits import Limits
 from luceasync.nodefiles.upkeep import Upkeep
 
 TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the disk

@@ -29,6 +29,7 @@ from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import ErrorKind, FinishReason
 
 Tell = Callable[[list[Emitted]], None]
+Chosen = Callable[[Generation], bool]
 Command = Callable[["Pump"], list[Emitted] | None]  # what it returns is to be told
 
 IDLE_PAUSE_S = 1.0
@@ -194,13 +195,7 @@ class Pump:
             self.decoding.start(lane)
         return self._outbox.take()
 
-    def _fail(
-        self,
-        chosen: Callable[[Generation], bool],
-        error: str,
-        kind: ErrorKind,
-        retry_after_s: int = 1,
-    ) -> None:
+    def _fail(self, chosen: Chosen, error: str, kind: ErrorKind, retry_after_s: int = 1) -> None:
         self._leftovers.distrust()
         self._outbox.leave_unread()
         self._end(chosen, "error", error, kind, retry_after_s)
@@ -284,7 +279,7 @@ class Pump:
 
     def _end(
         self,
-        chosen: Callable[[Generation], bool],
+        chosen: Chosen,
         reason: FinishReason,
         error: str | None,
         kind: ErrorKind = "failed",

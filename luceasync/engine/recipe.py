@@ -24,8 +24,8 @@ from luceasync.errors import PlacementError
 from luceasync.hoststore.memory import HostMemory
 from luceasync.keeping.disk_orders import DiskOrders
 from luceasync.keeping.draft_features import DraftFeatures
+from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import Features, MemoryNodes, NoFeatures
-from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend

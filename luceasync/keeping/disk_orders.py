@@ -11,14 +11,15 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.node_words import NodeKey
-from luceasync.nodefiles.layout import Part
+from luceasync.node_words import MissReason, NodeKey
+from luceasync.nodefiles.layout import Half, Part
 
 
 @dataclass(frozen=True, slots=True)
 class KeptNode:
-    """A node on its way to a file. `tensors` are in host memory and do not change any more."""
+    """Half a node on its way to a file. `tensors` are in host memory and do not change any more."""
 
+    half: Half
     key: NodeKey
     parent: NodeKey | None
     begin: int
@@ -42,23 +43,43 @@ class Order:
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """A node from the disk, or its span alone, checked to its last byte; the tensors are the
-    receiver's. `parts`: what came, `file_parts`: all that the file holds.
+    receiver's. `parts`: what came, `file_parts`: all that the files hold, None where that of the
+    end was not looked at. `end_fault`: why its end did not come with it.
     """
 
     tensors: Mapping[str, Tensor]
     parts: frozenset[Part]
-    file_parts: frozenset[Part]
+    file_parts: frozenset[Part] | None
     num_bytes: int
+    end_fault: MissReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What became of a write of half a node: whether it is there, in a file of `num_bytes`; if it
+    is not, whether to try again, since the disk was only too busy.
+    """
+
+    half: Half
+    is_there: bool
+    again: bool = False
+    num_bytes: int = 0
 
 
 class DiskOrders(Protocol):
     """Where nodes are kept beyond memory. Every call returns at once; Outcomes hears the rest."""
+
+    def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        """How large their file is at most."""
+        ...
 
     def read(self, orders: Sequence[Order]) -> None: ...
 
     def write(self, node: KeptNode) -> None: ...
 
     def remove(self, keys: Sequence[NodeKey]) -> None: ...
+
+    def remove_ends(self, keys: Sequence[NodeKey]) -> None: ...
 
     def touch(self, keys: Sequence[NodeKey]) -> None: ...
 
@@ -68,6 +89,9 @@ class DiskOrders(Protocol):
 class NoDisk:
     """Of a server without a cache directory: nothing is ever asked of it."""
 
+    def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        return 0
+
     def read(self, orders: Sequence[Order]) -> None:
         raise AssertionError("nothing was ever written, so nothing can be read")
 
@@ -75,6 +99,9 @@ class NoDisk:
         raise AssertionError("nodes are not queued for a disk that there is not")
 
     def remove(self, keys: Sequence[NodeKey]) -> None:
+        return None
+
+    def remove_ends(self, keys: Sequence[NodeKey]) -> None:
         return None
 
     def touch(self, keys: Sequence[NodeKey]) -> None:

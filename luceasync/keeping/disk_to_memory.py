@@ -89,7 +89,8 @@ class DiskToMemory:
         node = self._index.node(key)
         if node is None:
             return Miss(MissReason.GONE, "forgotten meanwhile, with what it continues")
-        self._index.hold(_held(node, DISK, fetched.file_parts))
+        if fetched.file_parts is not None:
+            self._index.hold(_held(node, DISK, fetched.file_parts))
         if not _gains(node, fetched.parts):
             return None  # a prefill has kept it meanwhile
         with_state = Part.STATE in fetched.parts

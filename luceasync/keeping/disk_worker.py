@@ -9,17 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from luceasync.keeping.disk_orders import Fetched, KeptNode, Order
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Order, Written
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.node_words import MissReason, NodeKey
-from luceasync.nodefiles.codec import checksum, encode_header
+from luceasync.nodefiles.codec import checksum, encode_header, header_bytes_at_most
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.layout import Part, TensorEntry, file_order
 from luceasync.nodefiles.listing import NodeMeta, misplaced
@@ -58,13 +58,17 @@ class DiskWorker:
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
         self._life = 0  # of the index that gives orders; changed and asked in the engine's thread
-        self._writing = asyncio.Lock()  # in order: no node is there before what it continues
+        # In order: nothing comes before what it continues, or needs gone.
+        self._writing = asyncio.Lock()
 
     # --- from the engine's thread ----------------------------------------------------------------
 
     def begin_life(self) -> None:
         """From now on orders are another index's: it hears nothing of what came before."""
         self._life += 1
+
+    def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        return header_bytes_at_most(len(tensors)) + sum(t.nbytes for t in tensors.values())
 
     def read(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -74,7 +78,10 @@ class DiskWorker:
         self._post(partial(self._write, node=node, life=self._life))
 
     def remove(self, keys: Sequence[NodeKey]) -> None:
-        self._post(lambda disk: _each(disk.remove, keys))
+        self._post(lambda disk: self._remove(disk.remove, keys))
+
+    def remove_ends(self, keys: Sequence[NodeKey]) -> None:
+        self._post(lambda disk: self._remove(disk.remove_end, keys))
 
     def touch(self, keys: Sequence[NodeKey]) -> None:
         if keys:
@@ -169,28 +176,34 @@ class DiskWorker:
                 log.debug("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
                 result = found
             else:
-                parts = found.header.parts
-                result = Fetched(_tensors(found), found.parts, parts, found.num_bytes)
+                result = _fetched(found, with_end=order.with_end)
         finally:
             self._answer(life, lambda prefixes: prefixes.fetched(order.key, result))
 
+    async def _remove(
+        self, call: Callable[[str], Awaitable[object]], keys: Sequence[NodeKey]
+    ) -> None:
+        """What is written later may count on the room."""
+        async with self._writing:
+            await _each(call, keys)
+
     async def _write(self, disk: DiskTier, node: KeptNode, life: int) -> None:
-        outcome = WriteOutcome.IO_ERROR
+        outcome, num_bytes = WriteOutcome.IO_ERROR, 0
         try:
             async with self._writing:
                 header, buffers = await asyncio.to_thread(self._encode, node, disk)
-                result = await disk.write(node.key.hex(), header, buffers)
-            outcome = result.outcome
+                result = await disk.write(node.key.hex(), header, buffers, node.half)
+            outcome, num_bytes = result.outcome, result.num_bytes
             if outcome is not WriteOutcome.WRITTEN:
-                log.warning("node %s is not on disk: %s", node.key.hex()[:16], result.detail)
+                name = node.key.hex()[:16]
+                log.warning("node %s: %s not on disk: %s", name, node.half, result.detail)
         finally:
             is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
-            self._answer(
-                life, lambda prefixes: prefixes.written(node.key, is_there=is_there, again=again)
-            )
+            written = Written(node.half, is_there, again, num_bytes)
+            self._answer(life, lambda prefixes: prefixes.written(node.key, written))
 
     def _encode(self, node: KeptNode, disk: DiskTier) -> tuple[bytes, list[memoryview]]:
-        """The header of the node's file and its tensors' bytes, in order. Hashes all of them."""
+        """The header of the file and its tensors' bytes, in order. Hashes all of them."""
         buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
         entries = [
             TensorEntry(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
@@ -208,7 +221,9 @@ class DiskWorker:
             generated=node.is_generated,
             turn_end=node.is_turn_end,
         )
-        return encode_header(entries, metadata), [buffers[entry.name] for entry in entries]
+        return encode_header(entries, metadata, node.half), [
+            buffers[entry.name] for entry in entries
+        ]
 
 
 async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[NodeKey]) -> None:
@@ -220,13 +235,20 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
+def _fetched(file: NodeFile, *, with_end: bool) -> Fetched:
+    """What the engine's thread is to have of the files."""
+    parts = file.header.parts if file.end is None else file.header.parts | file.end.parts
+    fault = None if file.end_fault is None else MissReason.CORRUPT
+    return Fetched(_tensors(file), file.parts, parts if with_end else None, file.num_bytes, fault)
+
+
 def _tensors(file: NodeFile) -> dict[str, Tensor]:
     """The file's tensors as views of its buffer; those of dtypes that no node has are left out, and
     missed when the node is adopted.
     """
     return {
         slot.name: torch.frombuffer(file.tensors[slot.name], dtype=dtype).view(slot.shape)
-        for slot in file.header.slots
+        for slot in file.slots
         if slot.name in file.tensors and (dtype := TORCH_DTYPES.get(slot.dtype)) is not None
     }
 
@@ -248,6 +270,8 @@ def _node(meta: NodeMeta) -> Node | None:
         logits_tiers=DISK if Part.LOGITS in meta.parts else NOWHERE,
         num_bytes=meta.span_bytes,
         state_bytes=meta.end_bytes,
+        file_bytes=meta.num_bytes - meta.end_file_bytes,
+        end_file_bytes=meta.end_file_bytes,
         is_turn_end=meta.metadata.turn_end,
         is_generated=meta.metadata.generated,
         last_used_s=meta.last_used_s,

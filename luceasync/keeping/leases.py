@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lease import Lease
+from luceasync.keeping.limits import Needed
 from luceasync.keeping.memory_to_disk import MemoryToDisk
-from luceasync.keeping.node_index import Needed, NodeIndex
+from luceasync.keeping.node_index import NodeIndex
 from luceasync.node_words import NodeKey
 
 
@@ -51,6 +52,10 @@ class Leases:
     def make_hole(self, num_bytes: int) -> bool:
         """See NodeIndex.make_hole."""
         return self._index.make_hole(num_bytes, self._in_use())
+
+    def make_file_room(self, num_bytes: int) -> bool:
+        """See NodeIndex.make_file_room."""
+        return self._index.make_file_room(num_bytes, self._in_use())
 
     def shrink(self) -> None:
         """Evict what is beyond the budgets and not needed."""

@@ -167,6 +167,13 @@ class MemoryNodes:
         ids = torch.frombuffer(tokens, dtype=torch.int32)
         return tensors | extras.features | {TOKENS: ids}
 
+    def export_end(self, node: NodeKey) -> dict[str, Tensor]:
+        """What the node holds for its end alone, by name; see export."""
+        extras = self._extras[node]
+        rows = self._target.shapes(replace(extras.span, with_state=False))
+        tensors = {n: t for n, t in self._target.export(node).items() if n not in rows}
+        return tensors if extras.logits is None else {**tensors, LOGITS: extras.logits}
+
     def adopt(
         self, node: NodeKey, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
     ) -> None:

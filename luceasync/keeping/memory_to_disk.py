@@ -6,39 +6,49 @@ decided by whoever adds it.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from luceasync.hoststore.tickets import Call, Ticket
-from luceasync.keeping.disk_orders import DiskOrders, KeptNode
+from luceasync.keeping.disk_orders import DiskOrders, KeptNode, Written
+from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import MemoryNodes
-from luceasync.keeping.node_index import Limits, NodeIndex
+from luceasync.keeping.node_index import NodeIndex
 from luceasync.node_words import NodeKey
-from luceasync.nodefiles.layout import Part
+from luceasync.nodefiles.layout import Half, Part
 from luceasync.prefix.node import NOWHERE, Node, Tier
+
+log = logging.getLogger(__name__)
 
 DISK: frozenset[Tier] = frozenset(("disk",))
 NOTHING: frozenset[Part] = frozenset()
-MAX_WRITING = 2  # nodes that are handed to the disk at a time; the others wait by key
+MAX_WRITING = 2  # files that are handed to the disk at a time; the others wait by key
 
 Hear = Callable[[Ticket, Call], None]  # call in the engine's thread once the ticket is done
 
 
+File = tuple[NodeKey, Half]  # half a node
+
+
 @dataclass(frozen=True, slots=True)
 class _Write:
-    """A file that the disk is writing, and what of the node's end goes into it. `is_void`: the
-    node was forgotten meanwhile; what is kept under its key later is not what the file holds.
+    """A file that the disk is writing, of about that size, and what of the node's end goes into it.
+    `is_void`: the node was forgotten meanwhile; what is kept under its key later is not what the
+    file holds.
     """
 
     key: NodeKey
-    with_end: bool
+    half: Half
     ends: frozenset[Part]
+    num_bytes: int
     is_void: bool = False
 
 
 class MemoryToDisk:
-    """Nodes on their way to files, parents before what continues them."""
+    """Nodes on their way to files: parents before what continues them, rows before their end."""
 
     def __init__(
         self,
@@ -47,19 +57,26 @@ class MemoryToDisk:
         disk: DiskOrders,
         limits: Limits,
         hear: Hear,
+        make_room: Callable[[int], bool],
+        let_go: Callable[[], None],
     ) -> None:
+        """`make_room(num_bytes)`: whether so much fits on the disk beside what is there;
+        `let_go()` is told when nodes need not stay in memory any more, though nothing was written.
+        """
         self._index = index
         self._memory = memory
         self._disk = disk
         self._hear = hear
+        self._make_room = make_room
+        self._let_go = let_go
         self._limits = limits
-        self._waiting: dict[NodeKey, bool] = {}  # with what belongs to the node's end, or without
+        self._waiting: dict[File, None] = {}  # in this order
         self._under_way: list[_Write] = []
         self._arriving: NodeKey | None = None  # a node whose copies out of its lane are heard of
 
     def __iter__(self) -> Iterator[NodeKey]:
         """Keys of the nodes that must stay in memory."""
-        yield from self._waiting
+        yield from (key for key, _ in self._waiting)
         yield from (write.key for write in self._under_way)
 
     def __len__(self) -> int:
@@ -69,15 +86,15 @@ class MemoryToDisk:
     @property
     def ends(self) -> set[NodeKey]:
         """Keys of those that must keep what belongs to their end."""
-        return {key for key, with_end in self._waiting.items() if with_end}
+        return {key for key, half in self._waiting if half is Half.END}
 
     @property
     def is_due(self) -> bool:
-        """Whether `hand_over` has something to do: the disk would take a node, which may have
-        arrived in host memory.
+        """Whether `hand_over` has something to do: the disk would take a file, and its node may
+        have arrived in host memory.
         """
         has_room = len(self._under_way) < MAX_WRITING
-        return has_room and next(iter(self._waiting), None) not in (None, self._arriving)
+        return has_room and any(key != self._arriving for key, _ in islice(self._waiting, 1))
 
     def add(self, node: Node, *, with_end: bool) -> None:
         """Write the node, and before it what it continues, as far as the disk has none of it."""
@@ -86,31 +103,38 @@ class MemoryToDisk:
         for key in self._index.chain(node.key):
             above = self._index.node(key)
             assert above is not None
+            if "disk" not in above.tiers:
+                self._add(above, Half.ROWS)
             is_last = key == node.key
-            lacks_end = is_last and with_end and _ends(above, "memory") > _ends(above, "disk")
-            if "disk" not in above.tiers or lacks_end:
-                self._add(above, with_end=is_last and with_end)
+            if is_last and with_end and _ends(above, "memory") > _ends(above, "disk"):
+                self._add(above, Half.END)
 
-    def _add(self, node: Node, *, with_end: bool) -> None:
-        ends = _ends(node, "memory") if with_end else NOTHING
-        if not any(write.key == node.key and write.ends >= ends for write in self._under_way):
-            self._waiting[node.key] = with_end or self._waiting.get(node.key, False)
+    def _add(self, node: Node, half: Half) -> None:
+        ends = _ends(node, "memory") if half is Half.END else NOTHING
+        if not any(
+            (write.key, write.half) == (node.key, half) and write.ends >= ends
+            for write in self._under_way
+        ):
+            self._waiting[node.key, half] = None
 
     def hand_over(self, *, wait: bool = False) -> None:
-        """Give the disk nodes that have arrived in host memory, a few at a time; with `wait` all
-        of them, however long their copies take.
+        """Give the disk nodes that have arrived in host memory, a few files at a time; with `wait`
+        all of them, however long their copies take.
         """
+        num_files = len(self)
         while self._waiting and (wait or self.is_due):
-            key, with_end = next(iter(self._waiting.items()))
+            key, half = next(iter(self._waiting))
             node = self._index.node(key)
-            if node is not None and "memory" in node.tiers and self._has_parent(node):
+            if node is not None and self._can_follow(node, half):
                 ticket = self._memory.ticket(key)
                 if not (wait or ticket.is_done):
                     self._arriving = key
                     self._hear(ticket, partial(self._arrived, key))
-                    return
-                self._hand_over(node, with_end)
-            del self._waiting[key]
+                    break
+                self._hand_over(node, half)
+            del self._waiting[key, half]
+        if len(self) < num_files:
+            self._let_go()
 
     def _arrived(self, key: NodeKey) -> None:
         """The copies are over that were heard of; those of another node may not be."""
@@ -118,29 +142,33 @@ class MemoryToDisk:
             self._arriving = None
         self.hand_over()
 
-    def written(self, key: NodeKey, *, is_there: bool, again: bool) -> None:
-        """What became of the first write of the node that is under way; `again`: the disk was too
-        busy.
-        """
-        write = next(write for write in self._under_way if write.key == key)
+    def written(self, key: NodeKey, written: Written) -> None:
+        """What became of the first write of that half of the node that is under way."""
+        half = written.half
+        write = next(w for w in self._under_way if (w.key, w.half) == (key, half))
         self._under_way.remove(write)
         node = self._index.node(key)
-        if again and not write.is_void:
-            self._put_first(key, with_end=write.with_end)
-        elif not is_there:
+        if written.again and not write.is_void:
+            self._put_first(key, half)
+        elif not written.is_there:
             self._drop_orphans()
-        elif write.is_void or node is None or not self._has_parent(node):
+        elif write.is_void or node is None or (half is Half.ROWS and not self._has_parent(node)):
             self._disk.remove([key])  # nobody may take it up, or could reach it
-        else:
-            self._index.hold(
-                replace(
-                    node,
-                    tiers=DISK,
-                    state_tiers=DISK if Part.STATE in write.ends else NOWHERE,
-                    logits_tiers=DISK if Part.LOGITS in write.ends else NOWHERE,
-                )
-            )
+        elif half is Half.END and "disk" not in node.tiers:
+            self._disk.remove_ends([key])
+        elif half is Half.ROWS:
+            self._hold(replace(node, file_bytes=written.num_bytes), _ends(node, "disk"))
             self._index.saved["disk"] += 1
+        else:
+            self._hold(replace(node, end_file_bytes=written.num_bytes), write.ends)
+
+    def _hold(self, node: Node, ends: frozenset[Part]) -> None:
+        """The disk has the node, and these parts of its end."""
+        state_tiers = DISK if Part.STATE in ends else NOWHERE
+        logits_tiers = DISK if Part.LOGITS in ends else NOWHERE
+        self._index.hold(
+            replace(node, tiers=DISK, state_tiers=state_tiers, logits_tiers=logits_tiers)
+        )
 
     def forgotten(self) -> None:
         """Nodes were forgotten because what they hold is wrong: so are the files on their way."""
@@ -153,39 +181,66 @@ class MemoryToDisk:
         """The disk has lost the node. Others there that continue it need it again."""
         node = self._index.node(key)
         if node is not None and any("disk" in n.tiers for n in self._index.children(key)):
-            self._put_first(key, with_end=True)
+            self._put_first(key, Half.END)
+            self._put_first(key, Half.ROWS)
 
-    def _put_first(self, key: NodeKey, *, with_end: bool) -> None:
-        """Write the node before what waits already, which may continue it."""
-        with_end |= self._waiting.pop(key, False)
-        self._waiting = {key: with_end, **self._waiting}
+    def _put_first(self, key: NodeKey, half: Half) -> None:
+        """Write the file before what waits already, which may continue it."""
+        self._waiting.pop((key, half), None)
+        self._waiting = {(key, half): None, **self._waiting}
 
     def _drop_orphans(self) -> None:
         """Nothing is written that continues what the disk does not have."""
         waiting, self._waiting = self._waiting, {}
-        for key, with_end in waiting.items():
+        for key, half in waiting:
             node = self._index.node(key)
-            if node is not None and (node.parent in self._waiting or self._has_parent(node)):
-                self._waiting[key] = with_end
+            needed = None if node is None else node.parent if half is Half.ROWS else key
+            if node is not None and (
+                (needed, Half.ROWS) in self._waiting or self._can_follow(node, half)
+            ):
+                self._waiting[key, half] = None
+
+    def _can_follow(self, node: Node, half: Half) -> bool:
+        """Whether memory has that half of the node, and the disk has what must be there before, or
+        will have.
+        """
+        if half is Half.ROWS:
+            return "memory" in node.tiers and self._has_parent(node)
+        return bool(_ends(node, "memory")) and self._is_there(node)
 
     def _has_parent(self, node: Node) -> bool:
         """Whether what the node continues is on the disk, or will be before it."""
         parent = None if node.parent is None else self._index.node(node.parent)
-        is_coming = any(write.key == node.parent for write in self._under_way)
-        return node.parent is None or is_coming or (parent is not None and "disk" in parent.tiers)
+        return node.parent is None or (parent is not None and self._is_there(parent))
 
-    def _hand_over(self, node: Node, with_end: bool) -> None:
-        ends = _ends(node, "memory") if with_end else NOTHING
-        self._under_way.append(_Write(node.key, with_end, ends))
+    def _is_there(self, node: Node) -> bool:
+        """Whether the disk has the node's rows, or is writing them."""
+        is_coming = any((w.key, w.half) == (node.key, Half.ROWS) for w in self._under_way)
+        return is_coming or "disk" in node.tiers
+
+    def _hand_over(self, node: Node, half: Half) -> None:
+        """Give the disk the file, if it has room beside all that it is writing already."""
+        if half is Half.ROWS:
+            ends = NOTHING
+            tensors = self._memory.export(node.key, node.tokens, with_end=False)
+        else:
+            ends = _ends(node, "memory")
+            tensors = self._memory.export_end(node.key)
+        num_bytes = self._disk.file_bytes(tensors)
+        if not self._make_room(num_bytes + sum(write.num_bytes for write in self._under_way)):
+            log.debug("node %s is not written: no room within the budget", node.key.hex()[:16])
+            return
+        self._under_way.append(_Write(node.key, half, ends, num_bytes))
         self._disk.write(
             KeptNode(
+                half=half,
                 key=node.key,
                 parent=node.parent,
                 begin=node.begin,
                 end=node.end,
                 is_turn_end=node.is_turn_end,
                 is_generated=node.is_generated,
-                tensors=self._memory.export(node.key, node.tokens, with_end=with_end),
+                tensors=tensors,
             )
         )
 

@@ -10,14 +10,14 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
 
 from luceasync.keeping.disk_orders import DiskOrders
+from luceasync.keeping.limits import Limits, Needed
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.ownerless_files import OwnerlessFiles
 from luceasync.keeping.unkept import Unkept
 from luceasync.node_words import MissReason, NodeKey
-from luceasync.prefix.eviction import MIN_AGE_S, victims
+from luceasync.prefix.eviction import MIN_AGE_S, Eviction, victims
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, Node, Tier
 from luceasync.prefix.policy import thin_states
@@ -28,30 +28,7 @@ log = logging.getLogger(__name__)
 
 SLACK = 0.02  # of a budget: what is freed beyond the need, so that eviction is rare
 ORPHAN_AGE_S = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Sizes of the prefix cache. `transit_bytes` of memory may be taken beyond `memory_bytes` by
-    nodes on their way to or from the disk. `disk_bytes` None: there is no disk; prefixes of fewer
-    than `min_disk_tokens` tokens are not worth a file.
-    """
-
-    memory_bytes: int
-    transit_bytes: int = 0
-    disk_bytes: int | None = None
-    min_disk_tokens: int = 1
-    interval_tokens: int = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Needed:
-    """Keys of the nodes that must stay, with all that they continue, and of those of which what
-    belongs to their end must stay.
-    """
-
-    nodes: AbstractSet[NodeKey]
-    ends: AbstractSet[NodeKey]
+NONE_YET: dict[str, int] = dict.fromkeys(sorted(TIERS), 0)
 
 
 class NodeIndex:
@@ -69,10 +46,10 @@ class NodeIndex:
         self._ownerless = OwnerlessFiles()
         self._strange: set[NodeKey] = set()  # those of them that no tenant so far can have named
         # With every key from the start: other threads read while they are counted up.
-        self.saved = _none_yet()
-        self.evicted = _none_yet()
-        self.restored = _none_yet()
-        self.restored_tokens = _none_yet()
+        self.saved = NONE_YET.copy()
+        self.evicted = NONE_YET.copy()
+        self.restored = NONE_YET.copy()
+        self.restored_tokens = NONE_YET.copy()
         self.unkept = Unkept()
         self.missed = {reason.value: 0 for reason in MissReason}
         self._status = CacheStatus()
@@ -179,7 +156,7 @@ class NodeIndex:
         branches = {key for key in path if len(tree.children(key)) > 1}
         for key in thin_states([tree[key] for key in path], branches | keep):
             if "memory" in tree[key].state_tiers:
-                self._forget_end(key)
+                self._forget_end(key, "memory")
 
     def make_room(self, num_bytes: int, keep: Needed) -> bool:
         """Whether `num_bytes` fit into memory, after evicting what is worth least."""
@@ -195,16 +172,31 @@ class NodeIndex:
             return False
         return self._evict("memory", max(0, held - num_bytes), keep)
 
+    def make_file_room(self, num_bytes: int, keep: Needed) -> bool:
+        """Whether files of `num_bytes` fit on the disk, after removing what is worth least: what
+        was written just now only if it has to be. Nothing goes if that is not enough.
+        """
+        most = (self._limits.disk_bytes or 0) - num_bytes
+        return most >= 0 and any(
+            self._evict("disk", most, keep, min_age_s=min_age_s, in_part=False)
+            for min_age_s in (MIN_AGE_S, 0.0)
+        )
+
     def shrink(self, keep: Needed) -> None:
         """Evict what is beyond the budgets."""
         self._evict("memory", self._limits.memory_bytes, keep)
         if self._limits.disk_bytes is not None:
-            self._evict("disk", self._limits.disk_bytes, keep)
+            self._evict("disk", self._limits.disk_bytes, keep, min_age_s=MIN_AGE_S)
 
-    def _evict(self, tier: Tier, most_bytes: int, keep: Needed) -> bool:
-        """Whether `tier` holds at most `most_bytes`, after an eviction if it has to be. A file goes
-        as a whole, memory may hold a node without its state.
-        """
+    def _evict(
+        self,
+        tier: Tier,
+        most_bytes: int,
+        keep: Needed,
+        min_age_s: float = 0.0,
+        in_part: bool = True,
+    ) -> bool:
+        """Whether `tier` holds at most `most_bytes`, perhaps after an eviction."""
         over_bytes = self.num_bytes(tier) - most_bytes
         if over_bytes <= 0:
             return True
@@ -215,25 +207,36 @@ class NodeIndex:
             time.time(),
             recurrent=self._recurrent,
             protected=keep.nodes,
-            protected_ends=keep.ends if tier == "memory" and self._recurrent else None,
-            min_age_s=MIN_AGE_S if tier == "disk" else 0.0,
+            protected_ends=keep.ends if self._recurrent else None,
+            min_age_s=min_age_s,
         )
+        is_enough = eviction.freed_bytes >= over_bytes
+        if is_enough or in_part:
+            self._drop(eviction, tier)
+        return is_enough
+
+    def _drop(self, eviction: Eviction, tier: Tier) -> None:
         for key in eviction.ends:
-            self._forget_end(key)
+            self._forget_end(key, tier)
         for key in eviction.keys:
             node = self.node(key)
             if node is not None and node.tiers == {"memory"}:
                 self.unkept.add((self._tenants[key], node.parent), node.tokens)
             self.forget(key, tier)
+        if tier == "disk" and eviction.ends:
+            self._disk.remove_ends(eviction.ends)
         if tier == "disk" and eviction.keys:
             self._disk.remove(eviction.keys)
         self.evicted[tier] += len(eviction.keys)
-        return eviction.freed_bytes >= over_bytes
 
-    def _forget_end(self, key: NodeKey) -> None:
-        """Memory holds the node without what belongs to its end."""
-        self._trees[self._tenants[key]].drop_state(key, "memory")
-        self._memory.drop(key, state_only=True)
+    def _forget_end(self, key: NodeKey, tier: Tier) -> None:
+        """The tier holds the node without what belongs to its end."""
+        if key in self._ownerless:
+            self._ownerless.drop_end(key)
+            return
+        self._trees[self._tenants[key]].drop_state(key, tier)
+        if tier == "memory":
+            self._memory.drop(key, state_only=True)
 
     def _own_files(self, tenant: bytes, nodes: Iterable[Node]) -> list[NodeKey]:
         """Take in those of `nodes` that only this tenant's key can have named; the keys of all
@@ -276,7 +279,3 @@ class NodeIndex:
     def status(self) -> CacheStatus:
         """How things were when a generation ended last; may be read from any thread."""
         return self._status
-
-
-def _none_yet() -> dict[str, int]:
-    return dict.fromkeys(sorted(TIERS), 0)

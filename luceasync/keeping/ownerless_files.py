@@ -6,9 +6,10 @@ Owns these nodes and counts their bytes. Knows no tenant and removes no file.
 from __future__ import annotations
 
 from collections.abc import Container, Iterator
+from dataclasses import replace
 
 from luceasync.node_words import NodeKey
-from luceasync.prefix.node import Node
+from luceasync.prefix.node import NOWHERE, Node
 
 
 class OwnerlessFiles:
@@ -38,6 +39,11 @@ class OwnerlessFiles:
         node = self._nodes.pop(key, None)
         if node is not None:
             self.num_bytes -= node.bytes_in("disk")
+
+    def drop_end(self, key: NodeKey) -> None:
+        """Of the node only the rows are left."""
+        node = self._nodes[key]
+        self.add(replace(node, state_tiers=NOWHERE, logits_tiers=NOWHERE))
 
     def orphans(self, owned: Container[NodeKey], saved_before_s: float) -> list[NodeKey]:
         """Keys of old nodes whose parent is neither here nor owned: nobody can reach them."""

@@ -16,15 +16,16 @@ from torch import Tensor
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
-from luceasync.keeping.disk_orders import DiskOrders, Fetched
+from luceasync.keeping.disk_orders import DiskOrders, Fetched, Written
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.forks import least_tokens
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
 from luceasync.keeping.lease import Lease, shared_tokens, tokens_to_come
 from luceasync.keeping.leases import Leases
+from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
-from luceasync.keeping.node_index import Limits, NodeIndex
+from luceasync.keeping.node_index import NodeIndex
 from luceasync.keeping.restore_decision import RestoreDecision
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
@@ -63,7 +64,8 @@ class Prefixes:
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
         self._post: Post | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
-        self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear)
+        room = (self._make_file_room, self._let_go)
+        self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
         self._leases = Leases(self._index, self._to_memory, self._to_disk)
         self._decision = RestoreDecision(
             self._index, self._to_memory, self._leases, recurrent=recurrent
@@ -257,9 +259,9 @@ class Prefixes:
             self._to_disk.mend(key)
         self._index.refresh_status()
 
-    def written(self, key: NodeKey, *, is_there: bool, again: bool = False) -> None:
-        """What became of a write; `again`: the disk was too busy."""
-        self._to_disk.written(key, is_there=is_there, again=again)
+    def written(self, key: NodeKey, written: Written) -> None:
+        """What became of a write."""
+        self._to_disk.written(key, written)
         self._leases.shrink()
         self._index.refresh_status()
 
@@ -271,6 +273,8 @@ class Prefixes:
                 lease.missed(key, lost.reason)
             elif isinstance(result, Fetched):
                 self._came(lease, key, result.num_bytes)
+                if result.end_fault is not None:
+                    lease.missed(key, result.end_fault)
         if lost is not None and not lost.reason.is_passing:
             self._index.forget(key, "disk")
             self._to_disk.mend(key)
@@ -282,6 +286,12 @@ class Prefixes:
             assert lease.started_s is not None
             elapsed_s = time.perf_counter() - lease.started_s
             self.observed("disk_bytes_per_s", lease.num_fetched_bytes, elapsed_s)
+
+    def _make_file_room(self, num_bytes: int) -> bool:
+        return self._leases.make_file_room(num_bytes)
+
+    def _let_go(self) -> None:
+        self._leases.shrink()
 
     def _hear(self, ticket: Ticket, call: Call) -> None:
         """Have it called in this thread once the ticket is done."""

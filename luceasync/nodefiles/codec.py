@@ -1,6 +1,6 @@
-"""A node as one safetensors file: its header is written and checked here, its tensors are sealed.
+"""A node's safetensors files: headers are written and checked here, tensors are sealed.
 
-Owns the layout of the file and its checksums. Knows no directory, no tensor library, and not what
+Owns the layout of a file and its checksums. Knows no directory, no tensor library, and not what
 a tensor's name means.
 """
 
@@ -22,6 +22,7 @@ from luceasync.nodefiles.layout import (
     TOKEN_DTYPE,
     TOKENS,
     EndKinds,
+    Half,
     Part,
     TensorEntry,
     TensorSlot,
@@ -30,7 +31,9 @@ from luceasync.nodefiles.layout import (
 from luceasync.nodefiles.metadata import NodeMetadata
 
 SCHEMA = "luceasync.node.2"
+END_SCHEMA = "luceasync.end.1"
 PAGE_BYTES = 4096  # what follows the tokens begins on a multiple: it may be read past the cache
+LINE_BYTES = 64
 MAX_HEADER_BYTES = 4 << 20
 MAX_FILE_BYTES = 16 << 30  # more than memory has room for on the way; a sparse file claims anything
 LENGTH_BYTES = 8  # a safetensors file begins with its header's length, little-endian
@@ -83,10 +86,12 @@ def checksum(content: Buffer) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def metadata_strings(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> dict[str, str]:
-    """The safetensors metadata of a node; the last of them seals the others and the table."""
+def metadata_strings(
+    entries: Sequence[TensorEntry], metadata: NodeMetadata, half: Half = Half.ROWS
+) -> dict[str, str]:
+    """The safetensors metadata of a file; the last of them seals the others and the table."""
     strings = {
-        "schema": SCHEMA,
+        "schema": _schema(half),
         **node_metadata.to_strings(metadata),
         "xxh3_128": json.dumps({entry.name: entry.xxh3_128 for entry in entries}),
     }
@@ -94,14 +99,17 @@ def metadata_strings(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> 
     return {**strings, SEAL: _seal(strings, table)}
 
 
-def encode_header(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> bytes:
+def encode_header(
+    entries: Sequence[TensorEntry], metadata: NodeMetadata, half: Half = Half.ROWS
+) -> bytes:
     """The bytes before the tensors, which follow in this order without holes.
 
-    What comes after the tokens, where they come first, begins on a page. Raises ValueError where a
+    What comes after the tokens, where they come first, begins on a page; an end begins on a line of
+    the processor's cache: beside a small state a page is much. Raises ValueError where a
     tensor would not be aligned to its items; in `file_order`, with a span of multiples of 64 bytes
     beside the tokens, none is.
     """
-    table: dict[str, object] = {"__metadata__": metadata_strings(entries, metadata)}
+    table: dict[str, object] = {"__metadata__": metadata_strings(entries, metadata, half)}
     lead_bytes = entries[0].num_bytes if entries[0].name == TOKENS else 0
     begin = 0
     for entry in entries:
@@ -117,8 +125,14 @@ def encode_header(entries: Sequence[TensorEntry], metadata: NodeMetadata) -> byt
         }
         begin = end
     text = json.dumps(table, separators=(",", ":")).encode()
-    text += b" " * (-(LENGTH_BYTES + len(text) + lead_bytes) % PAGE_BYTES)
+    unit = PAGE_BYTES if half is Half.ROWS else LINE_BYTES
+    text += b" " * (-(LENGTH_BYTES + len(text) + lead_bytes) % unit)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def header_bytes_at_most(num_tensors: int) -> int:
+    """What `encode_header` gives for so many tensors of a node, and no more than a page beyond."""
+    return PAGE_BYTES + 1024 + 256 * num_tensors
 
 
 def header_extent(first_bytes: Buffer, file_bytes: int) -> int:
@@ -136,12 +150,18 @@ def header_extent(first_bytes: Buffer, file_bytes: int) -> int:
 
 
 def decode_header(
-    first_bytes: Buffer, file_bytes: int, *, namespace: str, key: str, end_kinds: EndKinds
+    first_bytes: Buffer,
+    file_bytes: int,
+    *,
+    namespace: str,
+    key: str,
+    end_kinds: EndKinds,
+    half: Half = Half.ROWS,
 ) -> Header:
     """The header of a file of `file_bytes` bytes, all of it checked.
 
-    `first_bytes`: at least the first `header_extent` bytes; `key`: what the file is named after;
-    `end_kinds`: see luceasync.nodefiles.layout.
+    `first_bytes`: at least the first `header_extent` bytes; `key` and `half`: what the
+    file is named after; `end_kinds`: see luceasync.nodefiles.layout.
     Raises CorruptNode where it is damaged or another node's, ForeignNode where it is whole but of
     another schema or namespace, or no node at all.
     """
@@ -149,7 +169,7 @@ def decode_header(
     if len(first_bytes) < extent:
         raise CorruptNode(f"header of {extent} bytes: found {len(first_bytes)}")
     table = _parse_object(bytes(first_bytes[LENGTH_BYTES:extent]), "header")
-    strings = _checked_strings(table.pop("__metadata__", {}), table)
+    strings = _checked_strings(table.pop("__metadata__", {}), table, _schema(half))
     if strings["namespace"] != namespace:
         raise ForeignNode(f"namespace {strings['namespace']}: expected {namespace}")
     if strings["key"] != key:
@@ -161,7 +181,7 @@ def decode_header(
     slots.sort(key=lambda slot: (slot.begin, slot.end))
     _expect_no_holes(slots, extent, file_bytes)
     metadata = node_metadata.from_strings(strings)
-    _expect_tokens(slots, metadata)
+    _expect_tokens(slots, metadata, half)
     return Header(metadata, tuple(slots), extent, file_bytes, end_kinds)
 
 
@@ -169,6 +189,10 @@ def verify(slot: TensorSlot, content: Buffer) -> None:
     """Raise CorruptNode unless `content`, the bytes of the tensor, has its checksum."""
     if checksum(content) != slot.xxh3_128:
         raise CorruptNode(f"{slot.name}: expected checksum {slot.xxh3_128}")
+
+
+def _schema(half: Half) -> str:
+    return SCHEMA if half is Half.ROWS else END_SCHEMA
 
 
 def _parse_object(text: bytes, what: str) -> dict[str, object]:
@@ -189,20 +213,20 @@ def _parse_object(text: bytes, what: str) -> dict[str, object]:
     return value
 
 
-def _checked_strings(strings: object, table: dict[str, object]) -> dict[str, str]:
-    """The metadata of a node of our schema, unchanged since it was sealed."""
+def _checked_strings(strings: object, table: dict[str, object], expected: str) -> dict[str, str]:
+    """The metadata of a file of the schema that is expected, unchanged since it was sealed."""
     if not isinstance(strings, dict) or not all(isinstance(s, str) for s in strings.values()):
         raise CorruptNode("metadata: expected strings")
     schema = strings.get("schema")
     if SEAL not in strings:
-        if schema == SCHEMA or not all(_is_row(row) for row in table.values()):
+        if schema == expected or not all(_is_row(row) for row in table.values()):
             raise CorruptNode(f"metadata: expected {SEAL}, and tensors beside it")
-        raise ForeignNode(f"schema {schema}: expected {SCHEMA}")
+        raise ForeignNode(f"schema {schema}: expected {expected}")
     columns = {name: _column(row) for name, row in table.items()}
     if _seal({name: s for name, s in strings.items() if name != SEAL}, columns) != strings[SEAL]:
         raise CorruptNode(f"{SEAL}: expected that of the header, which is another")
-    if schema != SCHEMA:
-        raise ForeignNode(f"schema {schema}: expected {SCHEMA}")
+    if schema != expected:
+        raise ForeignNode(f"schema {schema}: expected {expected}")
     if strings.keys() != FIELDS:
         odd = ", ".join(sorted(strings.keys() ^ FIELDS)[:4])
         raise CorruptNode(f"metadata: missing or unexpected: {odd}")
@@ -258,8 +282,12 @@ def _expect_no_holes(slots: list[TensorSlot], data_begin: int, file_bytes: int) 
             raise CorruptNode(f"a tensor ends at byte {end}, the next or the file's end is {begin}")
 
 
-def _expect_tokens(slots: list[TensorSlot], metadata: NodeMetadata) -> None:
+def _expect_tokens(slots: list[TensorSlot], metadata: NodeMetadata, half: Half) -> None:
     num_tokens = metadata.end - metadata.begin
     found = [(slot.dtype, slot.shape) for slot in slots if slot.name == TOKENS]
+    if half is Half.END:
+        if found:
+            raise CorruptNode(f"{TOKENS}: expected in the file of the rows alone")
+        return
     if found != [(TOKEN_DTYPE, (num_tokens,))]:
         raise CorruptNode(f"{TOKENS}: expected {TOKEN_DTYPE} [{num_tokens}]")

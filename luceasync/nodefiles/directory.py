@@ -1,7 +1,7 @@
 """The directory of node files and its upkeep. Its calls block.
 
-Owns what is created, moved and removed: `<root>/<namespace>/<key>.safetensors`, the temporary files
-beside them and the quarantine. Knows no deadline, no event loop and no tensor.
+Owns what is created, moved and removed: in `<root>/<namespace>` the files that nodes are named
+after, the temporary files beside them and the quarantine. Knows no deadline and no tensor.
 """
 
 from __future__ import annotations
@@ -17,21 +17,15 @@ from pathlib import Path
 
 from luceasync.errors import CorruptNode
 from luceasync.nodefiles.files import FileSystem
-from luceasync.nodefiles.layout import EndKinds
-from luceasync.nodefiles.listing import (
-    NAMESPACE,
-    NOTHING,
-    SUFFIX,
-    TEMPORARY,
-    Listing,
-    look_into,
-    namespaces,
-)
+from luceasync.nodefiles.layout import EndKinds, Half
+from luceasync.nodefiles.listing import NOTHING, Listing, NodeMeta, look_into, namespaces
 from luceasync.nodefiles.metadata import KEY
+from luceasync.nodefiles.names import NAMESPACE, TEMPORARY, file_name
 
 QUARANTINE = "quarantine"
 NUM_QUARANTINED = 16  # what is set aside to be looked at must not fill the disk
 ORPHAN_AGE_S = 3600
+LONE_END_AGE_S = 60  # its rows may have been renamed while the directory was listed
 
 
 class BelowFloor(Exception):
@@ -64,10 +58,10 @@ class NodeDirectory:
         self._min_free_bytes = min_free_bytes
         self._end_kinds = end_kinds
 
-    def path(self, key: str, namespace: str | None = None) -> Path:
-        """Where a node is, of another namespace if one is named."""
+    def path(self, key: str, namespace: str | None = None, half: Half = Half.ROWS) -> Path:
+        """Where half a node is, of another namespace if one is named."""
         assert KEY.fullmatch(key), key
-        return self._root / (namespace or self._namespace) / f"{key}{SUFFIX}"
+        return self._root / (namespace or self._namespace) / file_name(key, half)
 
     def temporary(self, key: str) -> Path:
         """A name that nobody else uses, from which a file is renamed to the node's."""
@@ -91,7 +85,8 @@ class NodeDirectory:
         """What lies in the directories, by namespace, and how many files were set aside.
 
         Only this namespace's files are opened, and none that is `known`. Temporary files that
-        nobody writes any more are removed, damaged files set aside, unknown names left alone.
+        nobody writes any more are removed, and ends without rows; damaged files are set aside,
+        unknown names left alone.
         Raises OSError where not even the namespaces can be listed.
         """
         listings = {}
@@ -100,18 +95,22 @@ class NodeDirectory:
             opening = self._end_kinds if name == self._namespace else None
             seen = look_into(self._files, directory, known.get(name, NOTHING), opening=opening)
             faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
+            lone = [end for key, end in seen.ends.items() if key not in seen.nodes]
+            faults += [fault for end in lone for fault in self._collect_end(end.meta, now_s)]
             listings[name] = replace(seen, faults=(*seen.faults, *faults))
         own = listings.get(self._namespace, NOTHING)
         return listings, sum(map(self.set_aside, own.damaged))
 
     def remove(self, key: str, namespace: str | None = None) -> int:
         """Remove a node; the bytes that it took up, 0 where there is none. Raises OSError."""
-        path = self.path(key, namespace)
-        try:
-            num_bytes = path.lstat().st_size
-        except FileNotFoundError:
-            return 0
-        return num_bytes if self._files.remove(path) else 0
+        # Who is killed in between leaves a node without its end, which is one that is whole.
+        return self.remove_end(key, namespace) + self._remove(self.path(key, namespace))
+
+    def remove_end(self, key: str, namespace: str | None = None) -> int:
+        """Remove the file of a node's end, and leave its rows; the bytes that it took up. Raises
+        OSError.
+        """
+        return self._remove(self.path(key, namespace, Half.END))
 
     def set_aside(self, path: Path) -> int:
         """Move what is there to the quarantine and drop the oldest there; how many were moved."""
@@ -126,6 +125,13 @@ class NodeDirectory:
                 self._files.remove(entry)
         return 1
 
+    def _remove(self, path: Path) -> int:
+        try:
+            num_bytes = path.lstat().st_size
+        except FileNotFoundError:
+            return 0
+        return num_bytes if self._files.remove(path) else 0
+
     def _oldest_first(self, quarantine: Path) -> list[Path]:
         """What was set aside and can be removed: directories that were named as nodes cannot."""
         found = []
@@ -136,6 +142,16 @@ class NodeDirectory:
                     if not stat.S_ISDIR(status.st_mode):
                         found.append((status.st_ctime_ns, entry.path))
         return [Path(path) for _, path in sorted(found)]
+
+    def _collect_end(self, end: NodeMeta, now_s: float) -> list[str]:
+        """Remove an end that no rows belong to; what went wrong."""
+        try:
+            rows = self.path(end.key, end.namespace)
+            if now_s - end.last_used_s > LONE_END_AGE_S and not os.path.lexists(rows):
+                self.remove_end(end.key, end.namespace)
+        except OSError as error:
+            return [str(error)]
+        return []
 
     def _collect(self, path: Path, now_s: float) -> list[str]:
         """Remove a temporary file if nobody writes it any more; what went wrong.

@@ -1,4 +1,4 @@
-"""The disk tier: a node is written whole or not at all, and read as it was written or not at all.
+"""The disk tier: a file is written whole or not at all, and read as it was written or not at all.
 
 Owns the threads, deadlines and outcomes of file work. Knows no tree, no eviction and no tensor
 library; what lies where is the directory's.
@@ -7,9 +7,7 @@ library; what lies where is the directory's.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,21 +16,19 @@ from functools import partial
 from pathlib import Path
 from typing import Self, TypeVar
 
-from luceasync.errors import ConfigError, CorruptNode, ForeignNode
-from luceasync.node_words import MissReason
+from luceasync.errors import ConfigError
 from luceasync.nodefiles.codec import Buffer, decode_header
 from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
 from luceasync.nodefiles.faults import Faults
 from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
 from luceasync.nodefiles.files import FileSystem, allocate
-from luceasync.nodefiles.hung_reads import HungReads
-from luceasync.nodefiles.layout import EndKinds
+from luceasync.nodefiles.layout import EndKinds, Half
 from luceasync.nodefiles.listing import Listing, Scan, changes
-from luceasync.nodefiles.outcomes import DiskCounters, Miss, WriteOutcome, WriteResult
+from luceasync.nodefiles.outcomes import DiskCounters, Miss, WriteOutcome, WriteResult, outcome_of
 from luceasync.nodefiles.reader import Allocate, NodeFile, read_node
+from luceasync.nodefiles.reads import NodeReads
 
 CLOSE_TIMEOUT_S = 30.0
-NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
 
 T = TypeVar("T")
 
@@ -69,18 +65,26 @@ class DiskTier:
         self._read_timeout_s = read_timeout_s
         self._scan_timeout_s = scan_timeout_s
         self._write_timeout_s = write_timeout_s
-        self._allocate = allocate
         self._threads = FileThreads()
-        self._readers = FileThreads(NUM_READERS)  # no read waits for a disk that syncs
         self._writing = asyncio.Lock()
         self._scanning = asyncio.Lock()
         self._listings: dict[str, Listing] = {}
         self._pending_bytes = 0
         self._faults = Faults()
-        self._hung = HungReads(partial(self._faults.tell, "read"))
+        self._reads = NodeReads(
+            self._directory,
+            partial(
+                read_node,
+                self._files,
+                namespace=namespace,
+                end_kinds=end_kinds,
+                allocate=allocate,
+            ),
+            self._faults,
+            read_timeout_s,
+        )
         self._outcomes: Counter[WriteOutcome] = Counter()
-        self._misses: Counter[MissReason] = Counter()
-        self._hits = self._bytes_read = self._bytes_written = self._quarantined = 0
+        self._bytes_written = self._quarantined = 0
 
     def __repr__(self) -> str:
         return f"DiskTier({self._root / self._namespace}, {self._pending_bytes} bytes pending)"
@@ -97,19 +101,17 @@ class DiskTier:
 
     async def __aexit__(self, *_: object) -> None:
         """Wait until what was given up has left no temporary file, unless the disk hangs."""
-        await self._readers.close(CLOSE_TIMEOUT_S)
+        await self._reads.close(CLOSE_TIMEOUT_S)
         await self._threads.close(CLOSE_TIMEOUT_S)
 
     @property
     def namespace(self) -> str:
-        """Of the nodes that are written and read here."""
         return self._namespace
 
     @property
     def degraded(self) -> str:
         """What goes wrong with the disk; empty again once work of each kind that had failed has
-        succeeded. It is told to whoever asks after the server's health: where the files lie is left
-        out.
+        succeeded. Where the files lie is left out: it is told to whoever asks.
         """
         return str(self._faults).replace(f"{self._root}{os.sep}", "")
 
@@ -120,34 +122,37 @@ class DiskTier:
 
     def counters(self) -> DiskCounters:
         """A snapshot."""
+        reads = self._reads
         return DiskCounters(
             writes=dict(self._outcomes),
             bytes_written=self._bytes_written,
-            reads=self._hits + self._misses.total(),
-            hits=self._hits,
-            misses=dict(self._misses),
-            bytes_read=self._bytes_read,
-            quarantined=self._quarantined,
+            reads=reads.hits + reads.misses.total(),
+            hits=reads.hits,
+            misses=dict(reads.misses),
+            bytes_read=reads.bytes_read,
+            quarantined=self._quarantined + reads.quarantined,
         )
 
-    async def write(self, key: str, header: bytes, buffers: Sequence[Buffer]) -> WriteResult:
-        """Put a node under its key; what is there under the key is replaced.
+    async def write(
+        self, key: str, header: bytes, buffers: Sequence[Buffer], half: Half = Half.ROWS
+    ) -> WriteResult:
+        """Put half a node under its key; what is there of that half is replaced.
 
         `buffers`: the tensors' bytes, contiguous, in the order of the encoded `header`; they must
         not change meanwhile. The file appears whole or not at all. Raises CorruptNode where header
         and buffers disagree; the disk's faults are outcomes.
         """
         num_bytes = len(header) + sum(memoryview(buffer).nbytes for buffer in buffers)
-        decode_header(
-            header, num_bytes, namespace=self._namespace, key=key, end_kinds=self.end_kinds
-        )
+        names = {"namespace": self._namespace, "key": key}
+        decode_header(header, num_bytes, **names, end_kinds=self.end_kinds, half=half)
         if self._pending_bytes and self._pending_bytes + num_bytes > self._max_pending_bytes:
             detail = f"{self._pending_bytes} bytes wait, {self._max_pending_bytes} are allowed"
             self._outcomes[WriteOutcome.BUSY] += 1
             return WriteResult(WriteOutcome.BUSY, num_bytes, detail)
         self._pending_bytes += num_bytes
         try:
-            outcome, detail = await self._try_write(key, num_bytes, [header, *buffers])
+            path = self._directory.path(key, half=half)
+            outcome, detail = await self._try_write(path, num_bytes, [header, *buffers])
         finally:
             self._pending_bytes -= num_bytes
         self._outcomes[outcome] += 1
@@ -158,40 +163,13 @@ class DiskTier:
     async def read(
         self, key: str, *, with_end: bool = True, timeout_s: float | None = None
     ) -> NodeFile | Miss:
-        """The node, or without its end only the span, checked to the last byte of that; or why not.
-        Raises nothing but cancellation.
-
-        It is given up after `timeout_s`, where that is less than the tier's own patience, and at
-        once while one that was given up has not come back. Up to NUM_READERS are read at a time.
-        What is damaged, or no regular file, is moved to the quarantine; nothing else is touched.
-        """
-        patience_s = min(self._read_timeout_s, timeout_s or self._read_timeout_s)
-        if self._hung:
-            return self._miss(MissReason.IO_ERROR, "the disk hangs: a read has not come back")
-        try:
-            async with asyncio.timeout(patience_s):
-                node = await self._read_or_set_aside(key, with_end)
-        except FileNotFoundError:
-            return self._miss(MissReason.GONE, "no such file")
-        except (ForeignNode, CorruptNode) as error:
-            return self._miss(MissReason.CORRUPT, str(error))
-        except MemoryError as error:
-            return self._miss(MissReason.NO_MEMORY, str(error) or "out of memory")
-        except OSError as error:
-            detail = str(error) or f"node {key} was not read within {patience_s:.3g} s"
-            self._faults.tell("read", detail)
-            return self._miss(MissReason.IO_ERROR, detail)
-        self._faults.tell("read")
-        self._hits += 1
-        self._bytes_read += node.num_bytes
-        return node
+        """See NodeReads.read."""
+        return await self._reads.read(key, with_end, timeout_s)
 
     async def scan(self) -> Scan:
         """The nodes under `root`, those of other namespaces by their names, and what is new or gone
-        since the scan before, by whomever. Only what is new in this namespace is opened.
-
-        Temporary files that no process writes any more are removed, damaged headers and tokens
-        quarantined. A disk that cannot be looked at now leaves all as it was.
+        since the scan before, by whomever; see NodeDirectory.scan. A disk that cannot be looked at
+        now leaves all as it was.
         """
         async with self._scanning:
             before = self._listings
@@ -219,29 +197,29 @@ class DiskTier:
         """
         return await self._try(partial(self._directory.remove, key, namespace), 0)
 
+    async def remove_end(self, key: str) -> int:
+        """Remove the file of a node's end, and leave that of its rows; see remove."""
+        return await self._try(partial(self._directory.remove_end, key), 0)
+
     async def quarantine(self, key: str) -> None:
         """Set a node aside that is whole, but not what its name says."""
-        path = self._directory.path(key)
-        self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
+        for path in (self._directory.path(key, half=half) for half in Half):
+            self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
 
     async def _try_write(
-        self, key: str, num_bytes: int, buffers: list[Buffer]
+        self, path: Path, num_bytes: int, buffers: list[Buffer]
     ) -> tuple[WriteOutcome, str]:
         try:
             async with asyncio.timeout(self._write_timeout_s), self._writing:
-                return WriteOutcome.WRITTEN, await self._write_file(key, num_bytes, buffers)
-        except TimeoutError:
-            return WriteOutcome.TIMEOUT, f"expected within {self._write_timeout_s} s"
+                return WriteOutcome.WRITTEN, await self._write_file(path, num_bytes, buffers)
         except BelowFloor as error:
             return WriteOutcome.BELOW_FLOOR, str(error)
         except OSError as error:
-            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            return WriteOutcome.NO_SPACE if is_full else WriteOutcome.IO_ERROR, str(error)
+            return outcome_of(error), str(error) or f"expected within {self._write_timeout_s} s"
 
-    async def _write_file(self, key: str, num_bytes: int, buffers: list[Buffer]) -> str:
+    async def _write_file(self, path: Path, num_bytes: int, buffers: list[Buffer]) -> str:
         """Empty, or why the written file might not outlive a power cut."""
-        path = self._directory.path(key)
-        temporary = self._directory.temporary(key)
+        temporary = self._directory.temporary(path.stem)
         create = partial(self._directory.create, temporary, num_bytes)
         discard = partial(self._files.remove, temporary)  # nothing is left to remove once renamed
         async with ThreadedFile(self._threads, create, discard) as file:
@@ -253,34 +231,6 @@ class DiskTier:
             except OSError as error:
                 return str(error)
         return ""
-
-    async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
-        path = self._directory.path(key)
-        given_up = threading.Event()
-        read = partial(
-            read_node,
-            self._files,
-            path,
-            self._namespace,
-            end_kinds=self.end_kinds,
-            with_end=with_end,
-            allocate=self._allocate,
-            is_given_up=given_up.is_set,
-        )
-        call = self._readers.submit(read)
-        try:
-            return await asyncio.shield(call)
-        except CorruptNode:
-            self._quarantined += await self._threads.submit(self._directory.set_aside, path)
-            raise
-        finally:
-            given_up.set()
-            if not call.done():
-                self._hung.leave(call)
-
-    def _miss(self, reason: MissReason, detail: str) -> Miss:
-        self._misses[reason] += 1
-        return Miss(reason, detail)
 
     async def _try(self, function: Callable[[], T], otherwise: T) -> T:
         try:

@@ -1,4 +1,4 @@
-"""What a node's file holds, in which order, and what of it belongs to the node's end alone.
+"""What a node's files hold, in which order, and what of it belongs to the node's end alone.
 
 Owns dtypes, sizes and the parts that tensor names stand for. Knows no header and no file.
 """
@@ -36,6 +36,19 @@ class Part(StrEnum):
     STATE = "state"
     LOGITS = "logits"
     FEATURES = "features"
+
+
+class Half(StrEnum):
+    """A node is two files: one is written once and never again, the other comes and goes.
+
+    That of the rows may hold the end too: so it was before ends had files of their own.
+    """
+
+    ROWS = "rows"  # the tokens, and what each of them left behind: rows, features
+    END = "end"  # what is true at the last token alone
+
+
+END_PARTS = frozenset((Part.STATE, Part.LOGITS))  # what the file of an end holds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Looks and changes nothing; its calls block. Knows no deadline and no event loop.
 from __future__ import annotations
 
 import os
-import re
 from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,23 +13,21 @@ from pathlib import Path
 
 from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.nodefiles.files import FileSystem
-from luceasync.nodefiles.layout import EndKinds, Part
-from luceasync.nodefiles.metadata import KEY, NodeMetadata
-from luceasync.nodefiles.reader import read_tokens
+from luceasync.nodefiles.layout import EndKinds, Half, Part
+from luceasync.nodefiles.metadata import NodeMetadata
+from luceasync.nodefiles.names import NAMESPACE, TEMPORARY, parse_file_name
+from luceasync.nodefiles.reader import read_header, read_tokens
 
-SUFFIX = ".safetensors"
-TEMPORARY = re.compile(r"\.[0-9a-f]+\.([0-9]{1,9})\.[0-9a-f]+\.tmp")
-NAMESPACE = re.compile(r"[0-9A-Za-z_-]{1,128}")
 NO_TOKENS = array("i")
 
 
 @dataclass(frozen=True, slots=True)
 class NodeMeta:
-    """A node's file, as a scan found it.
+    """A node, or one of its files, as a scan found it.
 
     Of a file that is another namespace's or schema's only names, size and age are known: it has no
-    `metadata`, tokens or parts. `end_bytes` is the size of the tensors that belong to the node's
-    end alone. Two that were used at different times are equal.
+    `metadata`, tokens or parts. `end_bytes` is the size of what belongs to the node's end alone,
+    `end_file_bytes` that of the end's own file. Two that were used at different times are equal.
     """
 
     namespace: str
@@ -41,11 +38,22 @@ class NodeMeta:
     tokens: array[int] = field(default_factory=lambda: NO_TOKENS)
     parts: frozenset[Part] = frozenset()
     end_bytes: int = 0
+    end_file_bytes: int = 0
 
     @property
     def span_bytes(self) -> int:
         """Size of the rest: rows of keys and values, tokens, header."""
         return self.num_bytes - self.end_bytes
+
+    def with_end(self, end: NodeMeta) -> NodeMeta:
+        """The node, of whose rows this is, with the file of its end."""
+        return replace(
+            self,
+            num_bytes=self.num_bytes + end.num_bytes,
+            parts=self.parts | end.parts,
+            end_bytes=self.end_bytes + end.num_bytes,
+            end_file_bytes=end.num_bytes,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +72,24 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """One look into a namespace's directory: its nodes by key, files that are damaged or no nodes,
-    what processes are writing or left behind, and what could not be looked at.
+    """One look into a namespace's directory: the files of nodes and of their ends by key, those
+    that are damaged or no nodes, what processes are writing or left behind, and what could not be
+    looked at.
     """
 
     nodes: Mapping[str, Found]
+    ends: Mapping[str, Found] = field(default_factory=dict)
     damaged: tuple[Path, ...] = ()
     temporaries: tuple[Path, ...] = ()
     faults: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> dict[str, NodeMeta]:
+        """The nodes by key, each with its end where that is there."""
+        return {
+            key: found.meta.with_end(end.meta) if (end := self.ends.get(key)) else found.meta
+            for key, found in self.nodes.items()
+        }
 
 
 NOTHING = Listing({})
@@ -111,31 +129,35 @@ def look_into(
     What is `known` and unchanged is not opened again, and what cannot be looked at now counts as it
     did then.
     """
-    nodes: dict[str, Found] = {}
+    found: dict[Half, dict[str, Found]] = {half: {} for half in Half}
+    before = {Half.ROWS: known.nodes, Half.END: known.ends}
     damaged, temporaries, faults = [], [], []
     try:
         entries = files.entries(directory)
     except FileNotFoundError:
         return NOTHING
     except OSError as error:
-        return Listing(known.nodes, faults=(str(error),))
+        return Listing(known.nodes, known.ends, faults=(str(error),))
     for entry in entries:
         path = directory / entry.name
         if TEMPORARY.fullmatch(entry.name):
             temporaries.append(path)
-        elif path.suffix == SUFFIX and KEY.fullmatch(path.stem):
-            before = known.nodes.get(path.stem)
+        elif named := parse_file_name(entry.name):
+            key, half = named
+            old = before[half].get(key)
             try:
-                nodes[path.stem] = _look_at(files, path, entry, before, opening=opening)
+                found[half][key] = _look_at(files, path, entry, old, opening=opening)
             except FileNotFoundError:  # another process has removed it just now
                 continue
             except CorruptNode:
                 damaged.append(path)
             except OSError as error:
                 faults.append(str(error))
-                if before is not None:
-                    nodes[path.stem] = before
-    return Listing(nodes, tuple(damaged), tuple(temporaries), tuple(faults))
+                if old is not None:
+                    found[half][key] = old
+    return Listing(
+        found[Half.ROWS], found[Half.END], tuple(damaged), tuple(temporaries), tuple(faults)
+    )
 
 
 def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan:
@@ -164,9 +186,9 @@ def misplaced(nodes: Iterable[NodeMeta]) -> set[str]:
 
 def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]:
     return {
-        (namespace, key): found.meta
+        (namespace, key): meta
         for namespace, listing in listings.items()
-        for key, found in listing.nodes.items()
+        for key, meta in listing.whole.items()
     }
 
 
@@ -182,11 +204,17 @@ def _look_at(
     status = entry.stat(follow_symlinks=False)
     if before is not None and before.is_still(status):
         return before
+    named = parse_file_name(path.name)
+    assert named is not None, path
+    key, half = named
     namespace = path.parent.name
-    meta = NodeMeta(namespace, path.stem, status.st_size, status.st_mtime)
+    meta = NodeMeta(namespace, key, status.st_size, status.st_mtime)
     if opening is not None:
         try:
-            header, tokens = read_tokens(files, path, namespace, opening)
+            if half is Half.ROWS:
+                header, tokens = read_tokens(files, path, namespace, opening)
+            else:
+                header, tokens = read_header(files, path, namespace, opening), NO_TOKENS
         except ForeignNode:
             return Found(meta, status.st_ino, status.st_mtime_ns)
         meta = replace(

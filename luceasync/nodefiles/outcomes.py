@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.node_words import MissReason
 
 
@@ -26,6 +28,24 @@ class Miss:
 
     reason: MissReason
     detail: str
+
+
+def miss_of(error: CorruptNode | ForeignNode | MemoryError | OSError) -> Miss:
+    """What a file that could not be read comes to."""
+    if isinstance(error, FileNotFoundError):
+        return Miss(MissReason.GONE, "no such file")
+    if isinstance(error, MemoryError):
+        return Miss(MissReason.NO_MEMORY, str(error) or "out of memory")
+    is_fault = isinstance(error, OSError)
+    return Miss(MissReason.IO_ERROR if is_fault else MissReason.CORRUPT, str(error))
+
+
+def outcome_of(error: OSError) -> WriteOutcome:
+    """What a file that could not be written comes to."""
+    if isinstance(error, TimeoutError):
+        return WriteOutcome.TIMEOUT
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return WriteOutcome.NO_SPACE if is_full else WriteOutcome.IO_ERROR
 
 
 @dataclass(frozen=True, slots=True)

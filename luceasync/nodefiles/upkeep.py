@@ -15,9 +15,9 @@ from luceasync.errors import ConfigError, CorruptNode, ForeignNode
 from luceasync.nodefiles.codec import Header
 from luceasync.nodefiles.directory import QUARANTINE, NodeDirectory
 from luceasync.nodefiles.files import FileSystem, allocate
-from luceasync.nodefiles.layout import EndKinds
-from luceasync.nodefiles.listing import NodeMeta, look_into, namespaces
-from luceasync.nodefiles.reader import read_node, read_tokens
+from luceasync.nodefiles.layout import EndKinds, Half
+from luceasync.nodefiles.listing import Listing, NodeMeta, look_into, namespaces
+from luceasync.nodefiles.reader import NodeFile, read_header, read_node, read_tokens, with_own_end
 
 State = Literal["whole", "damaged", "foreign", "unreadable", "gone"]
 
@@ -76,30 +76,29 @@ class Upkeep:
         """
         return self._look(namespace, opening=True)
 
-    def header(self, namespace: str, key: str) -> Header:
-        """The node's header. Raises CorruptNode, ForeignNode and OSError."""
-        path = self._directory(namespace).path(key)
-        header, _ = read_tokens(self._files, path, namespace, self._end_kinds)
-        return header
+    def headers(self, namespace: str, key: str) -> list[Header]:
+        """Those of the node's files: of its rows, and of its end where that has one. Raises
+        CorruptNode, ForeignNode and OSError.
+        """
+        rows, end = (self._directory(namespace).path(key, half=half) for half in Half)
+        headers = [read_tokens(self._files, rows, namespace, self._end_kinds)[0]]
+        with contextlib.suppress(FileNotFoundError):
+            headers.append(read_header(self._files, end, namespace, self._end_kinds))
+        return headers
 
     def keys(self, namespace: str) -> list[str]:
         """What is named as nodes are, whatever it holds."""
         listing = look_into(self._files, self.root / namespace, opening=None)
-        return sorted([*listing.nodes, *(path.stem for path in listing.damaged)])
+        damaged = (path.stem for path in listing.damaged)
+        return sorted({*listing.nodes, *listing.ends, *damaged})
 
     def verify(self, namespace: str, key: str) -> Verdict:
-        """Read every byte of the node; what is damaged is moved to the quarantine."""
+        """Read every byte of the node's files; what is damaged is moved to the quarantine."""
         directory = self._directory(namespace)
-        path = directory.path(key)
+        path, end_path = (directory.path(key, half=half) for half in Half)
         try:
-            read_node(
-                self._files,
-                path,
-                namespace,
-                end_kinds=self._end_kinds,
-                with_end=True,
-                allocate=allocate,
-                is_given_up=lambda: False,
+            node = with_own_end(
+                self._read(namespace, path), lambda: self._read(namespace, end_path)
             )
         except FileNotFoundError:
             return Verdict(namespace, key, "gone")
@@ -110,18 +109,22 @@ class Upkeep:
             return Verdict(namespace, key, "damaged", str(error))
         except (OSError, MemoryError) as error:
             return Verdict(namespace, key, "unreadable", str(error) or "out of memory")
+        if isinstance(node.end_fault, CorruptNode):
+            directory.set_aside(end_path)
+            return Verdict(namespace, key, "damaged", f"its end alone: {node.end_fault}")
         return Verdict(namespace, key, "whole")
 
     def remove(self, namespace: str, key: str) -> int:
-        """Remove the node; the bytes that it took up."""
+        """Remove the node, its end too; the bytes that they took up."""
         return self._directory(namespace).remove(key)
 
     def clear(self, namespace: str) -> tuple[int, int]:
         """Remove all nodes of the namespace and what was set aside there; how many nodes there
         were, and their bytes. Nothing else is removed.
         """
-        nodes = self._look(namespace, opening=False)
-        num_bytes = sum(self.remove(namespace, node.key) for node in nodes)
+        listing = self._listing(namespace, opening=False)
+        keys = {*listing.nodes, *listing.ends}
+        num_bytes = sum(self.remove(namespace, key) for key in keys)
         quarantine = self.root / namespace / QUARANTINE
         with contextlib.suppress(FileNotFoundError):
             for entry in self._files.entries(quarantine):
@@ -130,14 +133,28 @@ class Upkeep:
         for directory in (quarantine, quarantine.parent):
             with contextlib.suppress(OSError):  # it holds what is not ours, or is being used
                 directory.rmdir()
-        return len(nodes), num_bytes
+        return len(listing.nodes), num_bytes
+
+    def _read(self, namespace: str, path: Path) -> NodeFile:
+        return read_node(
+            self._files,
+            path,
+            namespace,
+            end_kinds=self._end_kinds,
+            with_end=True,
+            allocate=allocate,
+            is_given_up=lambda: False,
+        )
 
     def _look(self, namespace: str, *, opening: bool) -> list[NodeMeta]:
+        return list(self._listing(namespace, opening=opening).whole.values())
+
+    def _listing(self, namespace: str, *, opening: bool) -> Listing:
         kinds = self._end_kinds if opening else None
         listing = look_into(self._files, self.root / namespace, opening=kinds)
         if listing.faults:
             raise OSError(listing.faults[0])
-        return [found.meta for found in listing.nodes.values()]
+        return listing
 
     def _directory(self, namespace: str) -> NodeDirectory:
         return NodeDirectory(self._files, self.root, namespace, 0, self._end_kinds)

@@ -123,8 +123,7 @@ class _Order:
 
     def _entry(self, node: Node) -> _Entry | None:
         """The place of the whole node; None where it stays."""
-        is_young = abs(self._now_s - node.saved_at_s) < self._min_age_s
-        if not self._crown.is_leaf(node) or node.key in self._kept or is_young:
+        if not self._crown.is_leaf(node) or node.key in self._kept or self._is_young(node):
             return None
         saved = _saved_tokens(node, self._by_key, self._tier) if self._recurrent else 0
         if self._kept_ends is not None and 0 < saved < FEW_TOKENS:
@@ -147,11 +146,22 @@ class _Order:
             return None
         if self._tier not in node.state_tiers or self._crown.is_gone(node):
             return None
+        if self._is_young(node) or not node.end_bytes_in(self._tier):  # one file holds both
+            return None
         if self._crown.is_leaf(node) and node.key not in self._kept:
             return None
-        rank = 0 if self._crown.num_below(node) == 1 else 2
         saved = _saved_tokens(node, self._by_key, self._tier)
+        if self._tier == "disk" and self._crown.is_before_tip(node):
+            # Where the answer is opened: the next turn begins there, unless it goes on from the
+            # tip. It is worth what a tip is; memory has what opens the answer as a branch there.
+            recency = 0.5 ** (max(0.0, self._now_s - node.last_used_s) / self._half_life_s)
+            value = saved * recency * (node.hits + 1) / node.end_bytes_in(self._tier)
+            return 1, value, node.last_used_s, node.key, True
+        rank = 0 if self._crown.num_below(node) == 1 else 2
         return rank, node.last_used_s, saved, node.key, True
+
+    def _is_young(self, node: Node) -> bool:
+        return abs(self._now_s - node.saved_at_s) < self._min_age_s
 
     def _drop_end(self, node: Node) -> int:
         """Count its end as dropped; the bytes of it."""
@@ -209,6 +219,11 @@ class _Crown:
         self._gone: set[NodeKey] = set()
         self._below = Counter(node.parent for node in by_key.values())
         self._below_here = Counter(n.parent for n in by_key.values() if tier in n.tiers)
+        self._before_leaves = Counter(
+            node.parent
+            for node in by_key.values()
+            if tier in node.tiers and not self._below_here[node.key]
+        )
 
     def is_leaf(self, node: Node) -> bool:
         """Whether the tier holds the node and nothing that continues it needs it there. A node that
@@ -226,10 +241,18 @@ class _Crown:
         """How many nodes continue it in the tier."""
         return self._below_here[node.key]
 
+    def is_before_tip(self, node: Node) -> bool:
+        """Whether one leaf, and nothing else, continues it in the tier."""
+        return self._before_leaves[node.key] == self._below_here[node.key] == 1
+
     def drop(self, node: Node) -> Node | None:
         """Count the node as dropped; its parent."""
         self._gone.add(node.key)
         self._below_here[node.parent] -= 1
+        self._before_leaves[node.parent] -= 1
+        parent = None if node.parent is None else self._by_key.get(node.parent)
+        if parent is not None and not self._below_here[node.parent]:
+            self._before_leaves[parent.parent] += 1
         if len(node.tiers) == 1:
             self._below[node.parent] -= 1
-        return None if node.parent is None else self._by_key.get(node.parent)
+        return parent

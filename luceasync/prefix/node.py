@@ -44,8 +44,9 @@ class Node:
 
     `tiers` hold its K/V rows, `num_bytes`; of those, `state_tiers` hold the recurrent state at
     `end` and `logits_tiers` the logits after its last token. `state_bytes` is the size of all that
-    belongs to `end` alone: state and logits. `is_generated`: the model wrote the tokens. Times are
-    seconds of one clock.
+    belongs to `end` alone: state and logits. `file_bytes` and `end_file_bytes` are the sizes of
+    the files of its rows and of its end, where they are known; 0 of the end if the rows' file holds
+    that too. `is_generated`: the model wrote the tokens. Times are seconds of one clock.
     """
 
     key: NodeKey
@@ -57,6 +58,8 @@ class Node:
     logits_tiers: frozenset[Tier] = NOWHERE
     num_bytes: int
     state_bytes: int = 0
+    file_bytes: int | None = None
+    end_file_bytes: int | None = None
     is_turn_end: bool = False
     is_generated: bool = False
     hits: int = 0
@@ -82,8 +85,15 @@ class Node:
         """What the node takes up in `tier`."""
         if tier not in self.tiers:
             return 0
-        has_end = tier in self.state_tiers or tier in self.logits_tiers
-        return self.num_bytes + (self.state_bytes if has_end else 0)
+        is_file = tier == "disk" and self.file_bytes is not None
+        return (self.file_bytes or 0 if is_file else self.num_bytes) + self.end_bytes_in(tier)
+
+    def end_bytes_in(self, tier: Tier) -> int:
+        """How much less that would be without what belongs to `end` alone."""
+        if tier not in self.state_tiers | self.logits_tiers:
+            return 0
+        is_file = tier == "disk" and self.end_file_bytes is not None
+        return self.end_file_bytes or 0 if is_file else self.state_bytes
 
 
 @dataclass(frozen=True, slots=True)

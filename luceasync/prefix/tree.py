@@ -6,12 +6,12 @@ it. Knows no tensors, files or clocks.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from luceasync.node_words import MissReason, NodeKey
+from luceasync.prefix.candidates import Candidate, Need
 from luceasync.prefix.node import TIERS, Match, Node, Tier, pack_tokens
 from luceasync.prefix.siblings import Siblings
 
@@ -82,7 +82,7 @@ class Tree:
         exact, the last token is left over: running it gives the logits. Tokens are compared, so no
         collision of keys can give a wrong prefix.
         """
-        need = _Need(pack_tokens(tokens), recurrent, chunk_tokens)
+        need = Need(pack_tokens(tokens), recurrent, chunk_tokens)
         best, num_shared = self._search(need, tiers)
         if best.num_tokens == 0:
             return Match((), None, 0, False, num_shared, self._why_nothing(num_shared, recurrent))
@@ -145,9 +145,9 @@ class Tree:
             self._forget(node)
         return gone
 
-    def _search(self, need: _Need, tiers: AbstractSet[Tier]) -> tuple[_Candidate, int]:
+    def _search(self, need: Need, tiers: AbstractSet[Tier]) -> tuple[Candidate, int]:
         """The best candidate, and how many tokens any node shares with the prompt."""
-        best, num_shared = _Candidate(), 0
+        best, num_shared = Candidate(), 0
         walk: list[tuple[NodeKey | None, int, int]] = [(None, 0, 0)]
         while walk:
             parent, begin, in_memory = walk.pop()
@@ -159,12 +159,12 @@ class Tree:
                 if node.tiers & tiers:
                     held = in_memory + ("memory" in node.tiers) * len(node.tokens)
                     walk.append((node.key, node.end, held))
-                    best = max(best, need.whole(node, held, tiers), key=_Candidate.rank)
+                    best = max(best, need.whole(node, held, tiers), key=Candidate.rank)
             key, shared = siblings.longest_part(rest, lambda k: bool(self._nodes[k].tiers & tiers))
             num_shared = max(num_shared, begin + shared)
             if key is not None:
                 part = need.part(self._nodes[key], begin + shared, in_memory)
-                best = max(best, part, key=_Candidate.rank)
+                best = max(best, part, key=Candidate.rank)
         return best, num_shared
 
     def _why_nothing(self, num_shared: int, recurrent: bool) -> MissReason:
@@ -227,44 +227,6 @@ def parents_first(nodes: Iterable[Node]) -> tuple[list[Node], list[Node]]:
     return rooted, orphans
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """Whole nodes up to the key `last`, then `part`; `in_memory` of the tokens need no disk."""
-
-    num_tokens: int = 0
-    in_memory: int = 0
-    last: NodeKey | None = None
-    part: NodeKey | None = None
-
-    def rank(self) -> tuple[int, int]:
-        return self.num_tokens, self.in_memory
-
-
-@dataclass(frozen=True, slots=True)
-class _Need:
-    """A prompt, and what its model can take up."""
-
-    prompt: array[int]
-    recurrent: bool
-    chunk_tokens: int
-
-    def whole(self, node: Node, in_memory: int, tiers: AbstractSet[Tier]) -> _Candidate:
-        """The chain that ends with `node`, if the model can go on from there."""
-        if self.recurrent and not node.state_tiers & tiers:
-            return _Candidate()
-        if node.end == len(self.prompt) and not node.logits_tiers & tiers:
-            return _Candidate()
-        return _Candidate(node.end, in_memory, node.key)
-
-    def part(self, node: Node, shared_end: int, in_memory: int) -> _Candidate:
-        """The chain before `node`, and its tokens up to a multiple of the chunk."""
-        end = min(shared_end, len(self.prompt) - 1) // self.chunk_tokens * self.chunk_tokens
-        if self.recurrent or end <= node.begin:
-            return _Candidate()
-        held = in_memory + ("memory" in node.tiers) * (end - node.begin)
-        return _Candidate(end, held, node.parent, node.key)
-
-
 def _check(node: Node) -> None:
     """Raise ValueError for a node that contradicts itself."""
     name = f"node {node.key.hex()}"
@@ -293,6 +255,8 @@ def _merged(known: Node, node: Node) -> Node:
         state_tiers=known.state_tiers | node.state_tiers,
         logits_tiers=known.logits_tiers | node.logits_tiers,
         state_bytes=max(known.state_bytes, node.state_bytes),
+        file_bytes=known.file_bytes if node.file_bytes is None else node.file_bytes,
+        end_file_bytes=known.end_file_bytes if node.end_file_bytes is None else node.end_file_bytes,
         is_turn_end=known.is_turn_end or node.is_turn_end,
         hits=max(known.hits, node.hits),
         last_used_s=max(known.last_used_s, node.last_used_s),

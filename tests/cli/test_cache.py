@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from luceasync.cli.app import app
 from luceasync.errors import ConfigError
-from tests.nodefiles.node_files import contents_of, file_of
+from tests.nodefiles.node_files import END_SHAPES, ROW_SHAPES, contents_of, end_of, file_of
 
 DAY_S = 86400
 ROOT, MIDDLE, TIP, BRANCH = (f"{digit}{'0' * 15}" for digit in "abcd")
@@ -31,6 +31,20 @@ def put(cache: Path, namespace: str, key: str, **more: object) -> Path:
     used_s = time.time() - AGE_DAYS[key] * DAY_S - 60
     os.utime(path, (used_s, used_s))
     return path
+
+
+def put_apart(cache: Path, namespace: str, key: str) -> Path:
+    """The same node, in two files; that of its end."""
+    path = put(cache, namespace, key)
+    used_s = path.stat().st_mtime
+    fields = {"namespace": namespace, "key": key, "parent": CHAIN[key]}
+    fields |= {"begin": 17 * DEPTH[key], "end": 17 * DEPTH[key] + 17}
+    path.write_bytes(file_of({name: contents_of()[name] for name in ROW_SHAPES}, **fields))
+    os.utime(path, (used_s, used_s))
+    end = path.with_suffix(".end")
+    header, buffers = end_of({name: contents_of()[name] for name in END_SHAPES}, **fields)
+    end.write_bytes(b"".join((header, *buffers)))
+    return end
 
 
 @pytest.fixture
@@ -88,6 +102,34 @@ def test_ls_as_json_tells_what_a_program_wants(cache: Path) -> None:
     assert (tip["key"], tip["parent"], tip["begin"], tip["end"]) == (TIP, MIDDLE, 34, 51)
     assert tip["parts"] == ["features", "span", "state"]
     assert tip["generated"] is True
+
+
+def test_an_end_in_a_file_of_its_own_belongs_to_its_node(cache: Path) -> None:
+    end = put_apart(cache, "feed0123", TIP)
+    told = json.loads(done(cache, "ls", "--json"))["namespaces"]
+    sizes = [path.stat().st_size for path in (cache / "feed0123").iterdir()]
+    assert (told[0]["num_nodes"], told[0]["num_bytes"]) == (4, sum(sizes))
+    tip = json.loads(done(cache, "ls", "feed0123", "--json"))["nodes"][2]
+    assert tip["parts"] == ["features", "span", "state"]
+    assert tip["end_file_bytes"] == end.stat().st_size
+    text = done(cache, "show", "c")
+    assert "ls1_delta.2" in text
+    assert max(map(len, text.splitlines())) <= 80
+    damage(end)
+    result = run(cache, "verify", "--namespace", "feed0123")
+    assert result.exit_code == 1
+    assert "its end alone" in result.stdout
+    assert (keys(cache), end.exists()) == ({ROOT, MIDDLE, TIP, BRANCH}, False)
+    assert "5 nodes are whole" in done(cache, "verify")
+
+
+def test_an_end_goes_with_its_node_and_alone_too(cache: Path) -> None:
+    ends = [put_apart(cache, "feed0123", key) for key in (TIP, BRANCH)]
+    done(cache, "prune", "--older-than", "3")
+    assert (keys(cache), [end.exists() for end in ends]) == ({ROOT, BRANCH}, [False, True])
+    (cache / "feed0123" / f"{BRANCH}.safetensors").unlink()
+    done(cache, "clear", "--yes")
+    assert not list(cache.glob("*/*.end"))
 
 
 def test_ls_of_an_empty_directory_tells_so(tmp_path: Path) -> None:

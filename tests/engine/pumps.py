@@ -12,8 +12,8 @@ from luceasync.engine.pump import Pump
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping.disk_orders import NoDisk
+from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
-from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.ranking.local import LocalLogits
 from luceasync.text.tokenizer import Tokenizer

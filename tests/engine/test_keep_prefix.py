@@ -82,7 +82,7 @@ async def test_the_end_of_a_kept_prompt_is_on_disk(serve, tmp_path, family):
     async with serve() as (_, post):
         kept = await post(SYSTEM, QUESTION, **KEEP)
     ends = {}
-    for path in tmp_path.glob("cache/*/*.safetensors"):
+    for path in tmp_path.glob("cache/*/*.end"):
         with safe_open(path, "pt") as node:
             ends[int(node.metadata()["end"])] = set(node.keys())
     names = ends[kept["usage"]["prompt_tokens"]]

@@ -252,6 +252,8 @@ class Server(RuleBasedStateMachine):
             assert held.num_bytes(tier) == sum(n.bytes_in(tier) for n in held) + ownerless
         most = self.limits["memory_bytes"] + self.limits["transit_bytes"]
         assert held.num_bytes("memory") + self.prefixes._to_memory.num_bytes <= most
+        under_way = sum(write.num_bytes for write in self.prefixes._to_disk._under_way)
+        assert held.num_bytes("disk") + under_way <= self.limits["disk_bytes"]
 
     @invariant()
     def a_lane_is_not_given_while_something_is_awaited(self) -> None:

@@ -17,16 +17,16 @@ from luceasync.hoststore.holes import Holes
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.keeping.chunks import chunk_end
-from luceasync.keeping.disk_orders import Fetched, KeptNode, Order
+from luceasync.keeping.disk_orders import Fetched, KeptNode, Order, Written
 from luceasync.keeping.lease import Lease
+from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
-from luceasync.keeping.node_index import Limits
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.kv.cache import Shape
 from luceasync.models.mixers import END_KINDS
 from luceasync.node_words import MissReason
-from luceasync.nodefiles.layout import Part, part_of
+from luceasync.nodefiles.layout import END_PARTS, Half, Part, part_of
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.node import NOWHERE, Node
 from luceasync.ranking.local import LocalLogits
@@ -162,7 +162,9 @@ class TokenTarget:
 
 
 class FakeDisk:
-    """Files in a dict. Orders wait until `deliver` carries them out, one after the other."""
+    """Files in a dict, a node's two as one. Orders wait until `deliver` carries them out, one after
+    the other. `written`: keys of rows, `ends_written`: of ends.
+    """
 
     def __init__(self) -> None:
         self.files: dict[bytes, KeptNode] = {}
@@ -170,7 +172,11 @@ class FakeDisk:
         self.reads: list[bytes] = []
         self.timeouts_s: list[float | None] = []  # of these reads
         self.written: list[bytes] = []
+        self.ends_written: list[bytes] = []
         self.quarantined: list[bytes] = []
+
+    def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        return sum(tensor.nbytes for tensor in tensors.values())
 
     def read(self, orders: Sequence[Order]) -> None:
         for order in orders:
@@ -181,15 +187,30 @@ class FakeDisk:
     def write(self, node: KeptNode) -> None:
         def job(prefixes: Prefixes, fault: Miss | None) -> None:
             if fault is None:
-                self.written.append(node.key)
-                self.files[node.key] = node
+                self._put(node)
             busy = fault is not None and fault.reason.is_passing
-            prefixes.written(node.key, is_there=fault is None, again=busy)
+            prefixes.written(node.key, Written(node.half, fault is None, busy, _bytes_of(node)))
 
         self.jobs.append(job)
 
     def remove(self, keys: Sequence[bytes]) -> None:
         self.jobs.append(lambda prefixes, fault: [self.files.pop(key, None) for key in keys])
+
+    def remove_ends(self, keys: Sequence[bytes]) -> None:
+        self.jobs.append(lambda prefixes, fault: [self._drop_end(key) for key in keys])
+
+    def _put(self, node: KeptNode) -> None:
+        (self.written if node.half is Half.ROWS else self.ends_written).append(node.key)
+        there = self.files.get(node.key)
+        if there is None and node.half is Half.END:
+            return  # an end that no rows belong to
+        tensors = {**(there.tensors if there else {}), **node.tensors}
+        self.files[node.key] = replace(node, half=Half.ROWS, tensors=tensors)
+
+    def _drop_end(self, key: bytes) -> None:
+        if node := self.files.get(key):
+            rows = {n: t for n, t in node.tensors.items() if part_of(n, END_KINDS) not in END_PARTS}
+            self.files[key] = replace(node, tensors=rows)
 
     def touch(self, keys: Sequence[bytes]) -> None:
         assert all(isinstance(key, bytes) for key in keys)
@@ -223,6 +244,15 @@ class FakeDisk:
             if order.with_end or part_of(name, END_KINDS) is Part.SPAN
         }
         return Fetched(tensors, _parts(tensors), _parts(node.tensors), num_bytes=1)
+
+
+def _bytes_of(node: KeptNode) -> int:
+    """The size that the index counts of it, from which it is found again."""
+    num_tokens = node.end - node.begin
+    if node.half is Half.ROWS:
+        return TOKEN_BYTES * num_tokens
+    parts = _parts(node.tensors)
+    return STATE_BYTES * (Part.STATE in parts) + 4 * VOCAB_SIZE * (Part.LOGITS in parts)
 
 
 def _parts(names: Iterable[str]) -> frozenset[Part]:

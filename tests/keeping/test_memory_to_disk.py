@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.keeping.memory_to_disk import MAX_WRITING
+from luceasync.keeping.tenants import NO_TENANT
 from luceasync.kv.pages import CHUNK_TOKENS
 from tests.keeping.kept import FAULT, GONE, Bench
 
@@ -143,3 +144,33 @@ def test_the_outcome_of_a_lost_node_is_no_surprise():
     while bench.disk.jobs:
         bench.disk.deliver(bench.prefixes, GONE)
     assert not bench.ends("disk")
+
+
+def test_rows_are_written_before_their_end_and_once():
+    bench = bench_with_turns()
+    bench.disk.deliver_all(bench.prefixes)
+    assert len(bench.disk.written) == len(set(bench.disk.written))
+    assert set(bench.disk.ends_written) < set(bench.disk.written)
+
+
+def test_a_state_is_added_to_what_the_disk_has_without_its_rows():
+    bench = bench_with_turns(1)
+    bench.disk.deliver_all(bench.prefixes)
+    tip = max((n for n in bench.index if "disk" in n.state_tiers), key=lambda n: n.end)
+    bench.index.tree(NO_TENANT).drop_state(tip.key, "disk")
+    bench.disk.written.clear()
+    bench.disk.ends_written.clear()
+    bench.prefixes._to_disk.add(bench.index.node(tip.key), with_end=True)
+    bench.disk.deliver_all(bench.prefixes)
+    assert (bench.disk.written, bench.disk.ends_written) == ([], [tip.key])
+    assert "disk" in bench.index.node(tip.key).state_tiers
+
+
+def test_an_end_whose_rows_could_not_be_written_is_not_written():
+    bench = bench_with_turns(1)
+    bench.prefixes.hand_over()
+    while bench.disk.jobs:
+        bench.disk.deliver(bench.prefixes, DISK_IS_FULL)
+        bench.prefixes.hand_over()
+    assert not bench.disk.ends_written
+    assert not len(bench.prefixes._to_disk)

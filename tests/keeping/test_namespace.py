@@ -19,7 +19,7 @@ from luceasync.keeping import namespace as namespaces
 from luceasync.keeping.namespace import MEMO, namespace_of
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
-from luceasync.nodefiles.listing import NAMESPACE
+from luceasync.nodefiles.names import NAMESPACE
 
 WEIGHTS = "model.safetensors"
 FP32 = Precision.of("fp32")

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from luceasync.keeping import node_index as module
-from luceasync.keeping.node_index import ORPHAN_AGE_S, Limits, Needed, NodeIndex
+from luceasync.keeping.limits import Limits, Needed
+from luceasync.keeping.node_index import ORPHAN_AGE_S, NodeIndex
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node, pack_tokens
 from tests.keeping.kept import DISK, MEMORY

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from luceasync.keeping.ownerless_files import OwnerlessFiles
 from tests.keeping.test_node_index import node
+from tests.prefix.nodes import DISK
 
 
 def test_bytes_are_those_of_the_nodes_that_are_here():
@@ -16,6 +17,14 @@ def test_bytes_are_those_of_the_nodes_that_are_here():
     for key in (second.key, second.key, b"another"):
         ownerless.discard(key)
     assert (list(ownerless), ownerless.num_bytes) == ([replace(first, num_bytes=200)], 210)
+
+
+def test_an_end_goes_without_its_rows():
+    ownerless, file = OwnerlessFiles(), replace(node([1]), state_tiers=DISK, state_bytes=50)
+    ownerless.add(replace(file, tiers=DISK))
+    ownerless.drop_end(file.key)
+    assert ownerless.num_bytes == file.num_bytes
+    assert not next(iter(ownerless)).state_tiers
 
 
 def test_an_orphan_is_old_and_its_parent_nowhere():

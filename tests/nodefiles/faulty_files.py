@@ -17,9 +17,11 @@ from pathlib import Path
 
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.files import FileSystem
-from tests.nodefiles.node_files import END_KINDS, NAMESPACE, TOKENS, contents_of, node
+from luceasync.nodefiles.layout import Half
+from tests.nodefiles.node_files import END_KINDS, NAMESPACE, TOKENS, contents_of, end_of, node
 
 BIG = TOKENS | {"a": ("U8", (9 << 20,)), "b": ("F32", (1 << 18,)), "c": ("U8", (5,))}
+BIG_END = {"ls0_delta.0": ("F32", (5 << 18,))}
 STEPS = "create write sync rename sync_directory".split()
 
 
@@ -114,6 +116,8 @@ async def write_until_killed(root: Path, when: str, step: str) -> None:
         for number in range(1 << 20):
             key = f"{number % 4:08x}"
             await tier.write(key, *node(contents_of(number % 4, BIG), BIG, key=key))
+            end = contents_of(number % 4, BIG_END)
+            await tier.write(key, *end_of(end, BIG_END, key=key), Half.END)
 
 
 if __name__ == "__main__":

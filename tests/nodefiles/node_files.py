@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from luceasync.nodefiles.codec import checksum, encode_header
-from luceasync.nodefiles.layout import TensorEntry, file_order
+from luceasync.nodefiles.layout import Half, TensorEntry, file_order
 from luceasync.nodefiles.metadata import NodeMetadata
 
 NAMESPACE = "feed0123"
@@ -32,6 +32,9 @@ SHAPES = TOKENS | {
     "empty": ("F16", (0, 4)),
 }
 
+END_SHAPES = {name: SHAPES[name] for name in ("ls0_conv.1", "ls1_delta.2")}
+ROW_SHAPES = {name: shape for name, shape in SHAPES.items() if name not in END_SHAPES}
+
 
 def entries_of(contents: dict[str, bytes], shapes: dict = SHAPES) -> list[TensorEntry]:
     """The tensors' entries in the order of a file."""
@@ -54,6 +57,13 @@ def node(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object):
     """(header, buffers) as `DiskTier.write` takes them."""
     entries = entries_of(contents, shapes)
     header = encode_header(entries, replace(METADATA, **metadata))
+    return header, [contents[entry.name] for entry in entries]
+
+
+def end_of(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object):
+    """(header, buffers) of the file of an end."""
+    entries = entries_of(contents, shapes)
+    header = encode_header(entries, replace(METADATA, **metadata), Half.END)
     return header, [contents[entry.name] for entry in entries]
 
 

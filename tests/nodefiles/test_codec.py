@@ -15,7 +15,7 @@ from safetensors.numpy import save_file
 
 from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.nodefiles import codec
-from luceasync.nodefiles.codec import decode_header, encode_header
+from luceasync.nodefiles.codec import decode_header, encode_header, header_bytes_at_most
 from luceasync.nodefiles.layout import ITEM_BYTES, TensorEntry, file_order
 from tests.nodefiles.node_files import (
     END_KINDS,
@@ -296,3 +296,10 @@ def test_each_field_is_sealed() -> None:
     changes = ({"end": 82}, {"split": (0, 3)}, {"generated": False}, {"turn_end": True})
     others = [replace(METADATA, **change) for change in changes]
     assert all(codec.metadata_strings(entries, m)[codec.SEAL] != sealed for m in others)
+
+
+@pytest.mark.parametrize("num_tensors", [1, 7, 400])
+def test_a_header_is_no_larger_than_was_counted_on(num_tensors: int) -> None:
+    shapes = {f"ls63_conv_state.{i}": ("BF16", (1 << 20, 128, 256)) for i in range(num_tensors)}
+    entries = [TensorEntry(name, *shape, "f" * 32) for name, shape in shapes.items()]
+    assert len(encode_header(entries, METADATA)) <= header_bytes_at_most(num_tensors)

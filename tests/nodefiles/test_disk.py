@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from luceasync.errors import ConfigError, CorruptNode
 from luceasync.node_words import MissReason
-from luceasync.nodefiles.disk import NUM_READERS, DiskTier
+from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.outcomes import Miss, WriteOutcome
 from luceasync.nodefiles.reader import NodeFile
+from luceasync.nodefiles.reads import NUM_READERS
 from tests.nodefiles.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
 from tests.nodefiles.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
 from tests.nodefiles.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of

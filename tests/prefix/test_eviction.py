@@ -213,9 +213,35 @@ def test_a_leaf_of_a_few_tokens_goes_as_early_as_a_state():
     assert evict_states([root, opening, *others], 1).keys == (opening.key,)
 
 
-def test_a_file_goes_as_a_whole():
-    chain = with_states(4)
-    assert evict(chain, 1, recurrent=True).ends == ()
+def test_a_file_that_holds_rows_and_end_goes_as_a_whole():
+    sizes = {"file_bytes": 1100, "end_file_bytes": 0}
+    chain = [replace(n, **sizes) for n in on_disk(with_states(4))]
+    found = evict_states(chain, 1, tier="disk")
+    assert (found.ends, found.keys, found.freed_bytes) == ((), (chain[-1].key,), 1100)
+
+
+def on_disk(nodes: list) -> list:
+    return [replace(node, tiers=DISK, state_tiers=DISK) for node in nodes]
+
+
+def test_of_files_those_of_inner_states_go_before_any_rows():
+    chain = on_disk(with_states(4))
+    gone = evict_states(chain, 2 * chain[0].state_bytes, tier="disk")
+    assert set(gone.ends) == {n.key for n in chain[:2]} and gone.keys == ()
+
+
+def test_on_disk_the_state_where_the_last_answer_is_opened_is_worth_what_a_tip_is():
+    """Of an old conversation the tip goes before it, though the tip is a leaf."""
+    old = on_disk(with_states(1, last_used_s=1.0))
+    new = on_disk(with_states(2, first=50, last_used_s=9e4))
+    gone = evict_states([*old, *new], 1, tier="disk", now_s=1e5)
+    assert (gone.ends, gone.keys) == ((), (old[0].key,))
+
+
+def test_a_state_that_was_just_saved_stays_as_a_node_does():
+    chain = with_states(3, saved_at_s=950.0)
+    assert evict_states(chain, 1) == Eviction((), (), 0, 1)
+    assert evict_states(chain, 1, min_age_s=0.0).ends
 
 
 @settings(deadline=None)
