@@ -13,7 +13,8 @@ LuceasyncError
 ├── GroupFailed            a group of shards cannot go on; ends what ran on it, 503
 ├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
-└── Unavailable            not loaded yet, shutting down, or the engine died; 503
+│   └── GaveWay            the place was for a client that holds fewer
+└── Unavailable            not loaded yet, shutting down, or the engine failed; 503
 """
 
 
@@ -119,5 +120,23 @@ class QueueFull(LuceasyncError):
         self.retry_after_s = retry_after_s
 
 
+class GaveWay(QueueFull):
+    """The queue is full, and the client held more of its places than another one who came."""
+
+    def __init__(self, retry_after_s: int) -> None:
+        LuceasyncError.__init__(
+            self,
+            "The server is busy: this request gave its place to a client that holds fewer. "
+            f"Retry after {retry_after_s} s.",
+        )
+        self.retry_after_s = retry_after_s
+
+
 class Unavailable(LuceasyncError):
-    """The engine cannot take or finish requests now; the message says why."""
+    """The engine cannot take or finish requests now; the message says why. It may be worth a try
+    after `retry_after_s` seconds.
+    """
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from luceasync.model_card import ModelCard
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-ErrorKind = Literal["failed", "unavailable"]
+ErrorKind = Literal["failed", "unavailable", "gave_way"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class Request:
     `max_tokens` None means until the context is full. `num_choices` answers are generated for the
     one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
-    never seen by another. `keep_prefix`: somebody asked for the prompt to be kept, whether or not
-    an answer follows.
+    never seen by another. `client`: who asks; lanes and places are shared between clients.
+    `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
     """
 
     prompt: Prompt
@@ -82,6 +82,7 @@ class Request:
     num_choices: int = 1
     top_logprobs: int | None = None
     tenant: str = field(default="", repr=False)
+    client: str = field(default="", repr=False)
     keep_prefix: bool = False
 
 
@@ -158,8 +159,9 @@ class Speculation:
 @dataclass(frozen=True, slots=True)
 class Finish:
     """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
-    "unavailable": not the request's fault, it may be sent again. `speculation` None: the server
-    has no draft.
+    "unavailable": not the request's fault, it may be sent again; "gave_way": the place was for a
+    client that holds fewer. `retry_after_s`: when to come back. `speculation` None: the server has
+    no draft.
     """
 
     reason: FinishReason
@@ -169,6 +171,7 @@ class Finish:
     restore: Restore = Restore()
     speculation: Speculation | None = None
     error_kind: ErrorKind = "failed"
+    retry_after_s: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,8 +245,10 @@ class SpeculationStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start.
-    `cache`, `speculation` None: there is none.
+    """A look at the engine from outside; counts are of this moment, totals since the start, of
+    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
+    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
+    `retry_after_s`.
     """
 
     ready: bool
@@ -256,6 +261,9 @@ class EngineStatus:
     decode_steps_total: int
     cache: CacheStatus | None = None
     speculation: SpeculationStatus | None = None
+    has_failed: bool = False
+    restarts_total: int = 0
+    retry_after_s: int = 1
 
 
 class Stream(Protocol):

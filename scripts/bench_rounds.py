@@ -33,7 +33,8 @@ from luceasync.dflash.placement import guest_of
 from luceasync.dflash.weights import read_weights
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
+from luceasync.engine.prepared import Prepared
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.precision import ITEM_BYTES, Dtype, torch_dtype

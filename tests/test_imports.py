@@ -36,7 +36,7 @@ MAY_IMPORT = {
     | {"models", "kv", "cyext", "ranking"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch"},
+    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
     "models": {"kv.state"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("luceasync/kernels", "cuda")
-COMPILED = {"triton.jit", "cuda.jit"}
+COMPILED = {"kernel", "triton.jit", "cuda.jit"}
 # Plain functions that a kernel takes in: their types are those of the device.
 TAKEN_IN = "_same|_fp32_to_fp32|_bf16_to_fp32|_fp16_to_fp32|_fp32_to_bf16|_fp32_to_fp16".split("|")
 
@@ -49,6 +49,7 @@ def test_functions_that_launch_kernels_are_typed() -> None:
         ("def attend(x: Tensor, *more) -> None: ...", ["attend"]),
         ("@triton.jit\ndef kernel(x, N: tl.constexpr): ...", []),
         ("@triton.jit(do_not_specialize=['n'])\ndef kernel(x, n): ...", []),
+        ("@kernel()\ndef _add_kernel(x, n): ...", []),
         ("class Launcher:\n    def launch(self, x: Tensor) -> None: ...", []),
     ],
 )

@@ -19,6 +19,10 @@ from luceasync.pipeline.capture import Capture, Captured
 
 NUM_EAGER_CALLS = 2  # kernels are compiled meanwhile, and a shape that hardly comes costs nothing
 
+NUM_WARM_UPS = (
+    NUM_EAGER_CALLS  # after one to compile: then a pass is run as it will be from then on
+)
+
 Pass = Callable[..., Any]
 
 

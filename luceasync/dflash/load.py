@@ -17,7 +17,7 @@ from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
-from luceasync.dflash.graph import Eagerly, Graphs, Runner
+from luceasync.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
 from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.placement import Drafter, ring_capacity
 from luceasync.models.precision import torch_dtype
@@ -98,7 +98,7 @@ def join(
         passes = LocalDraft(
             network, ring, backend, transfer, run, network.reach_for, device.short_rows
         )
-        platform.warm_up(lambda: passes.warm_up(shapes))
+        platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         return LoadedDraft(speculator, ring, closing.pop_all().close)
 

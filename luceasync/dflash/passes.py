@@ -20,7 +20,7 @@ from luceasync.dflash.adapt import Shape
 from luceasync.dflash.context import reach_for
 from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
-from luceasync.dflash.graph import NUM_EAGER_CALLS, Eagerly, Runner
+from luceasync.dflash.graph import Eagerly, Runner
 from luceasync.pipeline.transfer import Transfer, direct, on_host
 from luceasync.ranking.proposals import Proposal
 
@@ -139,20 +139,19 @@ class LocalDraft:
             self._write_context(lane, begin, rows)
 
     def warm_up(self, shapes: Sequence[Shape]) -> None:
-        """Run every pass of one lane, with padding alone, until it is run as it will be from then
-        on: no request waits for kernels to be compiled or a graph to be captured.
+        """Run every pass of one lane, with padding alone. Once it has been done often enough no
+        request waits for kernels to be compiled or a graph to be captured: see NUM_WARM_UPS.
         """
         spec = self.ring.spec
-        for _ in range(NUM_EAGER_CALLS + 1):
-            for shape in shapes:
-                self.propose([0], [-1], [0], shape)
-            of_chunks = {(num_rows, num_rows) for num_rows in self._short_rows}
-            of_rounds = {(1, 1), *((shape.num_rows, shape.block) for shape in shapes)}
-            for num_verified, num_kept in of_chunks | of_rounds:
-                tap = self.ring.store.new_zeros(1, num_verified, spec.hidden_size)
-                index = on_host([-1, *[0] * (2 + num_kept)], np.int32)
-                with self._on_device():
-                    self._run("absorb", self._write, index, *[tap] * len(spec.taps))
+        for shape in shapes:
+            self.propose([0], [-1], [0], shape)
+        of_chunks = {(num_rows, num_rows) for num_rows in self._short_rows}
+        of_rounds = {(1, 1), *((shape.num_rows, shape.block) for shape in shapes)}
+        for num_verified, num_kept in of_chunks | of_rounds:
+            tap = self.ring.store.new_zeros(1, num_verified, spec.hidden_size)
+            index = on_host([-1, *[0] * (2 + num_kept)], np.int32)
+            with self._on_device():
+                self._run("absorb", self._write, index, *[tap] * len(spec.taps))
         with self._on_device():  # what is restored, and long chunks of a prompt
             for num_rows in (*self._short_rows, LONG_ROWS):
                 self._write_context(-1, 0, self.ring.store.new_zeros(num_rows, spec.width))

@@ -21,6 +21,7 @@ class _Answer:
 
     stream: LocalStream
     prompt: Rendered
+    client: str
     said: dict[int, array[int]] = field(default_factory=dict)
 
 
@@ -34,15 +35,23 @@ class Answers:
         return f"Answers({len(self._answers)} open)"
 
     def open(
-        self, stream_id: int, prompt: Rendered, num_choices: int, cancel: Callable[[], None]
+        self,
+        stream_id: int,
+        prompt: Rendered,
+        num_choices: int,
+        cancel: Callable[[], None],
+        read: Callable[[bool], None] = lambda is_behind: None,
+        client: str = "",
     ) -> LocalStream:
-        """The stream of a new answer; `cancel` is called if it is closed before its end."""
-        stream = LocalStream(len(prompt.ids), num_choices, cancel)
-        self._answers[stream_id] = _Answer(stream, prompt)
+        """The stream of a new answer to `client`; `cancel`, `read`: see LocalStream."""
+        stream = LocalStream(len(prompt.ids), num_choices, cancel, read)
+        self._answers[stream_id] = _Answer(stream, prompt, client)
         return stream
 
-    def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[Finish]:
-        """Hand (stream id, delta) pairs to their streams; how the choices ended that did."""
+    def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[tuple[str, Finish]]:
+        """Hand (stream id, delta) pairs to their streams; how the choices ended that did, and
+        whose they were.
+        """
         ended = []
         for stream_id, delta in deltas:
             answer = self._answers[stream_id]
@@ -54,7 +63,7 @@ class Answers:
             prompt = answer.prompt
             if prompt.text is not None:
                 prompt.tenant.history.remember(prompt.text, prompt.ids, said)
-            ended.append(delta.finish)
+            ended.append((answer.client, delta.finish))
             if answer.stream.num_open == 0:
                 del self._answers[stream_id]
         return ended

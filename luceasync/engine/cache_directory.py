@@ -82,6 +82,16 @@ class CacheDirectory:
             opened()
             await self.orders.serve(disk)
 
+    def begin_life(self) -> None:
+        """A new index takes the place of the old one; called in the engine's thread, before the
+        first order of it.
+        """
+        self.orders.begin_life()
+
+    def tell_again(self) -> None:
+        """Tell the new index all that the disk holds, once the disk is open."""
+        self.orders.tell_again()
+
     async def drain(self, timeout_s: float) -> None:
         """Wait until every order is done, but not longer than `timeout_s`."""
         await self.orders.drain(timeout_s)

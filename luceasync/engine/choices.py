@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 
-from luceasync.engine.generation import Prepared
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.engine.sampling.filter_and_draw import choice_seed
 from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
@@ -39,6 +39,7 @@ def prepare(
             tokenizer=language.tokenizer,
             detokenizer=Detokenizer(language.tokenizer, request.stop),
             tenant=prompt.tenant.key,
+            client=request.client,
             boundaries=prompt.boundaries,
             keep_prompt=request.keep_prefix,
             answer_returns=prompt.answer_returns,

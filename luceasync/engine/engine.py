@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import logging
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from typing import Self
 
@@ -19,8 +20,8 @@ from luceasync.engine.answers import Answers
 from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
-from luceasync.engine.generation import Prepared
 from luceasync.engine.outbox import Emitted
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Prompts, Rendered
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
@@ -52,10 +53,17 @@ class LocalEngine:
         load: Callable[[DiskOrders], Loaded],
         config: EngineConfig,
         cabinet: Cabinet | None = None,
+        *,
+        stopping: threading.Event | None = None,
+        release: Callable[[], None] = lambda: None,
     ) -> None:
+        """`stopping`, `release`: see EngineThread."""
         self._language = language
         self._load = load
         self._cabinet = cabinet
+        self._stopping = stopping or threading.Event()
+        self._release = release
+        self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer))
         self._prompts = Prompts(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
@@ -76,7 +84,9 @@ class LocalEngine:
         if self._cabinet is not None:
             self._directory = CacheDirectory(self._cabinet, self._tenants, self._tell)
             orders = self._directory.orders
-        self._thread = EngineThread(lambda: self._load(orders), self)
+        self._thread = EngineThread(
+            lambda: self._make(orders), self, stopping=self._stopping, release=self._release
+        )
         self._thread.start()
         self._disk_task = asyncio.create_task(self._keep_disk())
         return self
@@ -84,11 +94,18 @@ class LocalEngine:
     async def __aexit__(self, *exc: object) -> None:
         self._availability.stop("the server is shutting down")
         assert self._thread is not None and self._disk_task is not None
+        self._stopping.set()
         if self._pump is not None:
             await self._end_all()
         self._disk_task.cancel()
         await asyncio.wait([self._disk_task])
         await self._thread.join()
+
+    def _make(self, orders: DiskOrders) -> Loaded:
+        """A life of the engine; called in its thread."""
+        if self._directory is not None:
+            self._directory.begin_life()
+        return self._load(orders)
 
     async def load(self) -> None:
         """Wait until the model is loaded and the cache directory is known. Raises what one of them
@@ -147,6 +164,9 @@ class LocalEngine:
             decode_steps_total=pump.steps.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
             speculation=pump.decoding.status if pump else None,
+            has_failed=self._availability.is_interrupted,
+            restarts_total=self._num_restarts,
+            retry_after_s=self._availability.retry_after_s,
         )
 
     def _cache_status(self, pump: Pump) -> CacheStatus:
@@ -160,11 +180,17 @@ class LocalEngine:
         prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
         self._check_open(request)  # others may have come in between
         stream = self._answers.open(
-            stream_id, prompt, len(choices), lambda: self._cancel(stream_id)
+            stream_id,
+            prompt,
+            len(choices),
+            lambda: self._cancel(stream_id),
+            lambda is_behind: self._read(stream_id, is_behind),
+            request.client,
         )
-        self._admission.enter(len(choices))
+        self._admission.enter(len(choices), request.client)
         assert self._thread is not None
-        self._thread.post(lambda pump: pump.submit(choices))
+        room = self._admission.room
+        self._thread.post(lambda pump: pump.submit(choices, room))
         return stream
 
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
@@ -174,12 +200,19 @@ class LocalEngine:
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
-            raise Unavailable(f"The model is not available: {self._availability.detail}.")
-        self._admission.check(request.num_choices)
+            raise Unavailable(
+                f"The model is not available: {self._availability.detail}.",
+                self._availability.retry_after_s,
+            )
+        self._admission.check(request.num_choices, request.client)
 
     def _cancel(self, stream_id: int) -> None:
         assert self._thread is not None
         self._thread.post(lambda pump: pump.cancel(stream_id))
+
+    def _read(self, stream_id: int, is_behind: bool) -> None:
+        assert self._thread is not None
+        self._thread.post(lambda pump: pump.read(stream_id, is_behind=is_behind))
 
     def _tell(self, outcome: Callable[[Prefixes], None]) -> None:
         """An outcome of the disk for the engine's thread."""
@@ -190,17 +223,23 @@ class LocalEngine:
 
     def deliver(self, emitted: Sequence[Emitted]) -> None:
         """Hand deltas to their streams."""
-        for finish in self._answers.deliver(emitted):
-            self._admission.leave(finish.timings)
+        for client, finish in self._answers.deliver(emitted):
+            self._admission.leave(finish.timings, client)
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
-        """The model is there, or it will never be."""
+        """The model is there, or again, or it will never be."""
         self._pump = pump
-        if error is None:
-            self._availability.arrived(MODEL)
-        else:
+        if error is not None:
             self._availability.lost(MODEL, error)
+        elif self._availability.is_interrupted:
+            self._num_restarts += 1
+            self._availability.resume()
+            if self._directory is not None:
+                self._directory.tell_again()
+        else:
+            self._availability.arrived(MODEL)
 
-    def failed(self, detail: str) -> None:
-        """The engine will never do anything again."""
-        self._availability.stop(detail)
+    def failed(self, detail: str, back_in_s: int) -> None:
+        """The engine has failed; it is made anew."""
+        self._pump = None
+        self._availability.interrupt(detail, back_in_s)

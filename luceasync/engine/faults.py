@@ -1,6 +1,6 @@
 """What a failure means: for those who were served when it came, and for the engine.
 
-Pure, but for the count of failures. Knows neither threads nor lanes.
+Pure, but for the counts of failures and of restarts. Knows neither threads nor lanes.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from luceasync.request import ErrorKind
 During = Literal["prefill", "decode", "between", "command"]
 
 MAX_IN_A_ROW = 3
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0  # before the engine is made anew
+SOUND_LIFE_S = 60.0  # after which a failure counts as the first one
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,3 +56,17 @@ class Failures:
         self._completed[during] = num_completed
         self._in_a_row[during] += 1
         return self._in_a_row[during] >= MAX_IN_A_ROW
+
+
+class Restarts:
+    """How long to wait before the engine is made anew: longer each time that it did not last."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_PAUSE_S
+
+    def pause_s(self, lived_s: float) -> float:
+        """Seconds to wait now; the life that has ended took `lived_s`, 0 where there was none."""
+        if lived_s >= SOUND_LIFE_S:
+            self._next_s = FIRST_PAUSE_S
+        pause_s, self._next_s = self._next_s, min(2 * self._next_s, LONGEST_PAUSE_S)
+        return pause_s

@@ -8,65 +8,41 @@ from __future__ import annotations
 
 import time
 from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from luceasync.engine.sampling.row import RowLogprobs, RowSampling, TokenCounts
+from luceasync.engine.lane_work import LaneWork
+from luceasync.engine.prepared import Prepared
+from luceasync.engine.sampling.row import RowLogprobs, RowSampling
 from luceasync.keeping.lease import Lease
-from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import (
     Delta,
     ErrorKind,
     Finish,
     FinishReason,
     Piece,
-    Sampling,
     Speculation,
     Timings,
     TokenLogprob,
     Usage,
 )
-from luceasync.text.detokenizer import Detokenizer
-from luceasync.text.pieces import PieceMaker, PlainText
+from luceasync.text.pieces import PlainText
 from luceasync.text.tokenizer import Tokenizer
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """What a choice needs to run: tokens, limits, sampling and the way back to text.
-
-    `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
-    key under which what is computed may be shared; `boundaries` are where turns of the prompt end;
-    `keep_prompt`: the prompt is to be kept for itself; `answer_returns`: a later prompt may begin
-    with it and its answer.
-    """
-
-    stream_id: int
-    index: int
-    prompt_ids: tuple[int, ...]
-    max_tokens: int
-    stop_ids: frozenset[int]
-    sampling: Sampling
-    seed: int
-    counts: TokenCounts | None
-    top_logprobs: int | None
-    tokenizer: Tokenizer
-    detokenizer: Detokenizer
-    piece_maker: PieceMaker = field(default_factory=PlainText)
-    tenant: bytes = field(default=NO_TENANT, repr=False)
-    boundaries: tuple[int, ...] = ()
-    keep_prompt: bool = False
-    answer_returns: bool = True
 
 
 @dataclass(slots=True, eq=False)
 class Generation:
     """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
     restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
-    that the lane holds were not run.
+    that the lane holds were not run. `is_unread`: its client leaves behind what it is sent.
+
+    A choice that decodes may leave its lane (`leave_lane`), and waits for one as if its prompt were
+    all that there is of its sequence: prompt and position alone decide what follows.
     """
 
     prepared: Prepared
     lease: Lease = field(init=False)
+    is_unread: bool = False
     lane: int | None = None
     is_restoring: bool = False
     num_cached: int = 0
@@ -77,9 +53,12 @@ class Generation:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     first_token_at: float | None = None
+    _num_before: int = 0  # tokens that were generated when it had its lane
+    _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
     _error: str | None = None
     _error_kind: ErrorKind = "failed"
+    _retry_after_s: int = 1
     _unspelled: list[int] = field(default_factory=list)  # of the held ids
     _held_text: str = ""
     _held_ids: list[int] = field(default_factory=list)
@@ -103,6 +82,16 @@ class Generation:
     @property
     def is_prefilling(self) -> bool:
         return self.last_token is None and not self.is_restoring
+
+    @property
+    def to_prefill(self) -> Sequence[int]:
+        """What the lane has to hold before it decodes: the prompt, and what it said before."""
+        return self.prepared.prompt_ids if self._earlier is None else self.lease.prompt
+
+    @property
+    def num_in_turn(self) -> int:
+        """How many tokens it has got since it had its lane."""
+        return self.num_generated - self._num_before
 
     @property
     def num_committed(self) -> int:
@@ -131,7 +120,24 @@ class Generation:
         self.lane = lane
         self.is_restoring = True
         self.num_cached = self.num_prefilled = num_cached
-        self.started_at = time.monotonic()
+        self._num_before = self.num_generated
+        self.started_at = time.monotonic() if self.started_at is None else self.started_at
+
+    def leave_lane(self, speculation: Speculation | None) -> None:
+        """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
+        self._earlier = self._work(speculation)
+        self.lane = None
+        self.last_token = None
+        self.num_cached = self.num_prefilled = 0
+        self.prefill_s = 0.0
+        self.lease = Lease(
+            tenant=self.prepared.tenant,
+            sequence=self.lease.sequence,
+            num_prompt_tokens=len(self.lease.sequence),
+            boundaries=self.prepared.boundaries,
+            keep_prompt=False,
+            answer_returns=self.prepared.answer_returns,
+        )
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
         """Append a token; whether the text goes on after it. What it spells is made out when it is
@@ -187,6 +193,7 @@ class Generation:
         reason: FinishReason,
         error: str | None = None,
         error_kind: ErrorKind = "failed",
+        retry_after_s: int = 1,
     ) -> None:
         """No token follows, and nothing is held back any more. What an error leaves unspelled stays
         so: it may be what has failed.
@@ -196,6 +203,7 @@ class Generation:
         self._spell()
         self._held_text += self.prepared.detokenizer.flush()
         self._reason, self._error, self._error_kind = reason, error, error_kind
+        self._retry_after_s = retry_after_s
 
     def _spell(self) -> bool:
         """Make out the text of the tokens that have come; whether a stop string has ended it."""
@@ -215,25 +223,34 @@ class Generation:
         """How it has ended; None while it goes on."""
         if self._reason is None:
             return None
+        work = self._work(speculation)
         return Finish(
             reason=self._reason,
-            usage=Usage(len(self.prepared.prompt_ids), self.num_generated, self.num_cached),
-            timings=self._timings(),
+            usage=Usage(len(self.prepared.prompt_ids), self.num_generated, work.num_cached),
+            timings=self._timings(work),
             error=self._error,
-            restore=self.lease.restore,
-            speculation=speculation,
+            restore=work.restore,
+            speculation=work.speculation,
             error_kind=self._error_kind,
+            retry_after_s=self._retry_after_s,
         )
 
-    def _timings(self) -> Timings:
+    def _work(self, speculation: Speculation | None) -> LaneWork:
+        """What it did on all its lanes; `speculation`: on the last one."""
+        num_run = self.num_prefilled - self.num_cached
+        restore = self.lease.restore
+        work = LaneWork(self.num_cached, num_run, self.prefill_s, restore, speculation)
+        return work.after(self._earlier)
+
+    def _timings(self, work: LaneWork) -> Timings:
         now = time.monotonic()
         started = now if self.started_at is None else self.started_at
         first = now if self.first_token_at is None else self.first_token_at
         return Timings(
             queued_s=started - self.submitted_at,
-            prefill_s=self.prefill_s,
+            prefill_s=work.prefill_s,
             decode_s=now - first,
-            num_prefilled=self.num_prefilled - self.num_cached,
+            num_prefilled=work.num_run,
             num_decoded=max(0, self.num_generated - 1),
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from luceasync.engine.generation import Generation
 from luceasync.engine.roster import Roster
 from luceasync.keeping.prefixes import Prefixes
+from luceasync.request import Speculation
 
 
 class Leftovers:
@@ -37,6 +38,21 @@ class Leftovers:
     def ended(self, generation: Generation) -> None:
         """It runs no more; its lane is free once what is in it has been kept."""
         self._ended.append((generation, generation.is_sound))
+
+    def gave_way(self, generation: Generation, speculation: Speculation | None) -> None:
+        """It leaves its lane to somebody else, and waits for another one: what the lane holds is
+        kept, and taken up again then.
+        """
+        lane, lease = generation.lane, generation.lease
+        assert lane is not None
+        try:
+            self._prefixes.finished(lease, lane, generation.num_committed)
+        finally:
+            generation.leave_lane(speculation)
+            self._roster.wait_again(generation)
+            self._roster.free(lane)
+            self._prefixes.release(lease)
+            self._prefixes.admit(generation.lease)
 
     def distrust(self) -> None:
         """A step has failed: nothing of what it left is kept."""

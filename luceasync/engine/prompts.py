@@ -12,6 +12,7 @@ from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from luceasync.text.length import refuse_too_long
 from luceasync.text.returns import answer_returns
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
@@ -87,9 +88,7 @@ class Prompts:
         one.
         """
         most = self._language.card.max_ctx_tokens
-        num_least = self._language.tokenizer.least_tokens(text, most)
-        if num_least > most:
-            raise ContextLengthError(most, num_least, param, is_least=True)
+        refuse_too_long(self._language.tokenizer, text, most, param)
         return tenant.history.recall(text)
 
     def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> Rendered:

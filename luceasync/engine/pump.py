@@ -12,15 +12,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
+from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
 from luceasync.engine.faults import During, Fault
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.outbox import Emitted, Outbox
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.roster import Roster
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.scheduling import Balance, Step
+from luceasync.engine.seating import Seating
 from luceasync.engine.steps import Prefiller, Steps, begin_answer
+from luceasync.errors import GaveWay
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import ErrorKind, FinishReason
 
@@ -61,6 +65,7 @@ class Pump:
         self._roster = Roster(num_lanes)
         self._outbox = Outbox()
         self._leftovers = Leftovers(prefixes, self._roster)
+        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers)
         self.steps = Steps(
             target,
             decoding,
@@ -71,7 +76,7 @@ class Pump:
             synchronize=synchronize,
         )
         self._balance = Balance()
-        self._at_hand: list[Generation] = []  # those that wait, and end with what is being done
+        self._submitted: list[Generation] = []  # while they are: they end with that
         self._num_completed: Counter[Step] = Counter()
         self.doing: During = "between"  # at this moment, or when the last step has failed
 
@@ -116,15 +121,24 @@ class Pump:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def submit(self, prepared: Sequence[Prepared]) -> None:
-        """Queue the choices of a request."""
+    def submit(self, prepared: Sequence[Prepared], room: Room | None = None) -> list[Emitted]:
+        """Queue the choices of a request. Where that is more than there is room for, who holds
+        most makes some.
+        """
         self._quiet.clear()
         self._was_idle = False
-        self._at_hand = [Generation(choice) for choice in prepared]
-        self._roster.queue(self._at_hand)  # first: whoever fails is told so
-        for generation in self._at_hand:
+        self._submitted = [Generation(choice) for choice in prepared]
+        self._roster.queue(self._submitted)  # first: whoever fails is told so
+        for generation in self._submitted:
             self.prefixes.admit(generation.lease)
-        self._at_hand = []
+        self._submitted = []
+        return [] if room is None else self._turn_out(room)
+
+    def read(self, stream_id: int, *, is_behind: bool) -> None:
+        """The stream's client leaves unread what it is sent, or reads again: meanwhile its choices
+        get no more tokens, and their lanes are there for others.
+        """
+        self._roster.read(stream_id, is_behind=is_behind)
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
@@ -154,14 +168,24 @@ class Pump:
         self._fail(lambda g: True, error, kind)
         return self._outbox.take()
 
+    def give_up(self, fault: Fault, back_in_s: int) -> list[Emitted]:
+        """End everything, since this pump does nothing any more: who ran is told of the fault, who
+        waited may come back in so many seconds.
+        """
+        self._fail(self._roster.running.__contains__, fault.words, fault.kind)
+        self._fail(lambda g: True, fault.words, "unavailable", back_in_s)
+        return self._outbox.take()
+
     def recover(self, fault: Fault) -> list[Emitted]:
         """End what ran when a step or a command has raised, and make every lane as if nothing had
         run on it; what waits goes on waiting. Raises what a reset raises; what is to be told is
         told by the next call, of this or `fail_all`.
         """
         self.doing = "between"
-        ended = {*self._roster.running, *self._at_hand}
-        self._at_hand = []
+        ended = {*self._roster.running, *self._submitted}
+        if self._seating.at_hand is not None:
+            ended.add(self._seating.at_hand)
+        self._submitted, self._seating.at_hand = [], None
         if fault.during == "command":  # it may have been the one that these wait for
             ended.update(g for g in self._roster.waiting if g.lease.awaited)
         self._fail(ended.__contains__, fault.words, fault.kind)
@@ -170,10 +194,16 @@ class Pump:
             self.decoding.start(lane)
         return self._outbox.take()
 
-    def _fail(self, chosen: Callable[[Generation], bool], error: str, kind: ErrorKind) -> None:
+    def _fail(
+        self,
+        chosen: Callable[[Generation], bool],
+        error: str,
+        kind: ErrorKind,
+        retry_after_s: int = 1,
+    ) -> None:
         self._leftovers.distrust()
         self._outbox.leave_unread()
-        self._end(chosen, "error", error, kind)
+        self._end(chosen, "error", error, kind, retry_after_s)
         self._leftovers.clear()
 
     # --- a step --------------------------------------------------------------------------------
@@ -186,7 +216,8 @@ class Pump:
         self._leftovers.clear()
         self.prefixes.hand_over()
         if self._roster.waiting:
-            self._assign_lanes()
+            self._seating.make_way()
+            self._seating.assign_lanes()
         restoring, prefilling, decoding = self._roster.parted()
         if restoring:
             self._end_restores(restoring)
@@ -213,21 +244,14 @@ class Pump:
         self.doing = "between"
         return told
 
-    def _assign_lanes(self) -> None:
-        """In order; but whoever waits for what is still to come holds up nobody."""
-        for generation in list(self._roster.waiting):
-            lane = self._roster.first_free_lane
-            if lane is None:
-                break
-            self._at_hand = [generation]
-            prefilling = (g.lease for g in self._roster.running if not g.is_decoding)
-            if self.prefixes.prepare(generation.lease, prefilling):
-                self._target.reset(lane)
-                self.decoding.start(lane)
-                generation.start(lane, self.prefixes.take_up(generation.lease, lane))
-                self._roster.seat(generation, lane)
-        self._at_hand = []
-        self._roster.pass_over()
+    def _turn_out(self, room: Room) -> list[Emitted]:
+        """End the requests that have no place beside the others."""
+        gone, later_s = self._roster.turned_out(room.num_places), room.retry_after_s
+        if not gone:
+            return []
+        words = str(GaveWay(later_s))
+        self._end(lambda g: g.prepared.stream_id in gone, "error", words, "gave_way", later_s)
+        return self._outbox.take()
 
     def _end_restores(self, restoring: Iterable[Generation]) -> None:
         """Let go on whose prefix has arrived."""
@@ -263,13 +287,14 @@ class Pump:
         reason: FinishReason,
         error: str | None,
         kind: ErrorKind = "failed",
+        retry_after_s: int = 1,
     ) -> None:
         self._outbox.make_out()  # by itself: with an end that is a failure it is not shown
         for generation in [g for g in self._roster.running if chosen(g)]:
-            generation.end(reason, error, kind)
+            generation.end(reason, error, kind, retry_after_s)
             self._advanced([generation])
         for generation in [g for g in self._roster.waiting if chosen(g)]:
             self._roster.give_up(generation)
-            generation.end(reason, error, kind)
+            generation.end(reason, error, kind, retry_after_s)
             self._outbox.advanced(generation)
             self.prefixes.release(generation.lease)

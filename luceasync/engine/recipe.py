@@ -83,7 +83,6 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         # Measured with the bundled model and 16 streams on 2 cores: almost three times the tokens.
         torch.set_num_threads(1)  # of this thread, which is the engine's
     with ExitStack() as closing:
-        closing.callback(recipe.host.close)
         backend = LayerSplitBackend.open(
             recipe.model_dir,
             recipe.spec,

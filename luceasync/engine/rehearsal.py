@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from luceasync.dflash.adapt import Plan, Shape
 from luceasync.engine.decoding import Decoding, choose_next
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.steps import Prefiller
 from luceasync.ranking.local import LocalLogits

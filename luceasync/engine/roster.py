@@ -1,12 +1,15 @@
 """Who waits for a lane, who has one, and which lanes are free.
 
-Owns these three, and nothing of what happens on a lane: generations are moved as it is told.
+Owns these three and whose turn it was last, and nothing of what happens on a lane: generations are
+moved as it is told.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 
+from luceasync.engine.fairness import Held, Seat, gives_way, in_turn, turned_out
 from luceasync.engine.generation import Generation
 
 
@@ -18,9 +21,11 @@ class Roster:
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self._passed_over: set[Generation] = set()  # they wait, and not for the disk
+        self._last_turn: dict[str, int] = {}  # by client, of those that are here
+        self._num_turns = 0
 
     def __repr__(self) -> str:
-        num_decoding = len(self.parted()[2])
+        num_decoding = sum(g.is_decoding for g in self.running)
         return (
             f"{len(self.waiting)} waiting, {len(self.running) - num_decoding} prefilling, "
             f"{num_decoding} decoding, {len(self._free_lanes)} lanes free"
@@ -30,9 +35,9 @@ class Roster:
     def has_work(self) -> bool:
         """Whether a step has something to do for one of them, as far as is known here."""
         for g in self.running:
-            if not g.is_restoring or g.lease.has_arrived:
+            if g.lease.has_arrived if g.is_restoring else not (g.is_unread and g.is_decoding):
                 return True
-        waiting = [g for g in self.waiting if not g.lease.awaited]
+        waiting = self._eligible()
         if self.running:  # who was passed over waits for those, or for a lane of theirs
             waiting = [g for g in waiting if g not in self._passed_over]
         return bool(waiting)
@@ -43,13 +48,14 @@ class Roster:
         return self._free_lanes[0] if self._free_lanes else None
 
     def parted(self) -> tuple[list[Generation], list[Generation], list[Generation]]:
-        """Of those that run: who is being restored, who prefills, who decodes."""
+        """Of those that run: who is being restored, who prefills, who decodes and is read."""
         restoring: list[Generation] = []
         prefilling: list[Generation] = []
         decoding: list[Generation] = []
         for generation in self.running:
             if generation.last_token is not None:
-                decoding.append(generation)
+                if not generation.is_unread:
+                    decoding.append(generation)
             elif generation.is_restoring:
                 restoring.append(generation)
             else:
@@ -69,10 +75,26 @@ class Roster:
         self.waiting.remove(generation)
         self._free_lanes.remove(lane)
         self.running.append(generation)
+        present = {g.prepared.client for g in (*self.waiting, *self.running)}
+        self._last_turn = {c: turn for c, turn in self._last_turn.items() if c in present}
+        self._last_turn[generation.prepared.client] = self._num_turns
+        self._num_turns += 1
 
     def pass_over(self) -> None:
         """Who still waits, and not for the disk, has no better chance before a lane is free."""
-        self._passed_over = {g for g in self.waiting if not g.lease.awaited}
+        self._passed_over = set(self._eligible())
+
+    def wait_again(self, generation: Generation) -> None:
+        """It runs no more, and waits for another lane; its own is not free yet."""
+        self.running.remove(generation)
+        self.waiting.insert(0, generation)
+
+    def read(self, stream_id: int, *, is_behind: bool) -> None:
+        """The stream's client does not read what it is sent, or does so again."""
+        for generation in (*self.running, *self.waiting):
+            if generation.prepared.stream_id == stream_id:
+                generation.is_unread = is_behind
+        self._passed_over.clear()
 
     def let_go(self, generation: Generation) -> None:
         """It runs no more; its lane is not free yet."""
@@ -83,3 +105,50 @@ class Roster:
         self._free_lanes.append(lane)
         self._free_lanes.sort()
         self._passed_over.clear()
+
+    # --- between clients: see luceasync.engine.fairness ----------------------------------------
+
+    def in_turn(self) -> list[Generation]:
+        """Those that may have a lane, in the order in which they get one."""
+        eligible = self._eligible()
+        clients = [g.prepared.client for g in eligible]
+        return [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
+
+    def gives_way(self) -> Generation | None:
+        """Who leaves its lane to somebody who waits, while none is free."""
+        waiting = {g.prepared.client for g in self._eligible()}
+        if not waiting or self._free_lanes:
+            return None
+        decoding = [g for g in self.running if g.is_decoding]
+        seats = [Seat(g.prepared.client, g.is_unread, g.num_in_turn) for g in decoding]
+        chosen = gives_way(seats, self._num_lanes_of(), waiting)
+        return None if chosen is None else decoding[chosen]
+
+    def turned_out(self, num_places: int) -> set[int]:
+        """The streams that have to go so that the others have a place."""
+        if len(self.running) + len(self.waiting) <= num_places:
+            return set()
+        return set(turned_out(self._held(), num_places))
+
+    def _held(self) -> list[Held]:
+        """The requests that are here, in order of their coming."""
+        by_stream: dict[int, list[Generation]] = {}
+        for generation in (*self.running, *self.waiting):
+            by_stream.setdefault(generation.prepared.stream_id, []).append(generation)
+        return [
+            Held(
+                stream_id,
+                choices[0].prepared.client,
+                len(choices),
+                is_waiting=all(g.lane is None for g in choices),
+                is_unread=choices[0].is_unread,
+            )
+            for stream_id, choices in sorted(by_stream.items())
+        ]
+
+    def _eligible(self) -> list[Generation]:
+        """Who could use a lane now: its client reads, and nothing of it is awaited."""
+        return [g for g in self.waiting if not g.lease.awaited and not g.is_unread]
+
+    def _num_lanes_of(self) -> Counter[str]:
+        return Counter(g.prepared.client for g in self.running)

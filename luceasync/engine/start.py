@@ -14,13 +14,16 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.prompts import Language
 from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
+from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.plan import Plan
+from luceasync.request import ChatPrompt
 from luceasync.text.guarded import GuardedTemplate
+from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -42,7 +45,7 @@ def build_engine(
     language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
     limits = limits_of(config.cache, held_bytes)
-    quiet = threading.Event()
+    quiet, stopping = threading.Event(), threading.Event()
     host = host_memory(
         [shard.device for shard in plan.here],
         max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES),
@@ -59,7 +62,7 @@ def build_engine(
         limits,
         host,
         quiet,
-        progress,
+        _until(stopping, progress),
         decode_with,
     )
     cabinet = None
@@ -71,7 +74,26 @@ def build_engine(
             lambda: namespace_of(model_dir, spec, plan.precision, cache_dir),
             host.allocate,
         )
-    return LocalEngine(language, lambda orders: load(recipe, orders), config.engine, cabinet)
+    return LocalEngine(
+        language,
+        lambda orders: load(recipe, orders),
+        config.engine,
+        cabinet,
+        stopping=stopping,
+        release=host.close,
+    )
+
+
+def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
+    """`progress`, which raises Unavailable once nobody waits for the weights any more."""
+
+    def advance(done: int, total: int) -> None:
+        if stopping.is_set():
+            raise Unavailable("The server is shutting down.")
+        if progress is not None:
+            progress(done, total)
+
+    return advance
 
 
 def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
@@ -95,7 +117,13 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         tokenizer=tokenizer,
         template=template
         if config.model.trust_special_tokens
-        else GuardedTemplate(template, tokenizer),
+        else GuardedTemplate(
+            template,
+            tokenizer,
+            lambda text: refuse_too_long(
+                tokenizer, text, plan.max_ctx_tokens, param=ChatPrompt.param
+            ),
+        ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
     )

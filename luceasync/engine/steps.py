@@ -60,7 +60,7 @@ class Steps:
 
     def prefill(self, generation: Generation) -> bool:
         """One chunk of one prompt; whether it was the last, which gives the first token."""
-        prompt = generation.prepared.prompt_ids
+        prompt = generation.to_prefill
         begin = generation.num_prefilled
         end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.lease.splits)
         started = time.perf_counter()

@@ -57,16 +57,21 @@ class DiskWorker:
         self._tell = tell
         self._loop = asyncio.get_running_loop()
         self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._life = 0  # of the index that gives orders; changed and asked in the engine's thread
         self._writing = asyncio.Lock()  # in order: no node is there before what it continues
 
     # --- from the engine's thread ----------------------------------------------------------------
 
+    def begin_life(self) -> None:
+        """From now on orders are another index's: it hears nothing of what came before."""
+        self._life += 1
+
     def read(self, orders: Sequence[Order]) -> None:
         for order in orders:
-            self._post(partial(self._read, order=order))
+            self._post(partial(self._read, order=order, life=self._life))
 
     def write(self, node: KeptNode) -> None:
-        self._post(lambda disk: self._write(disk, node))
+        self._post(partial(self._write, node=node, life=self._life))
 
     def remove(self, keys: Sequence[NodeKey]) -> None:
         self._post(lambda disk: _each(disk.remove, keys))
@@ -86,13 +91,14 @@ class DiskWorker:
 
     # --- on the event loop -----------------------------------------------------------------------
 
-    async def scan(self, disk: DiskTier) -> list[Node]:
+    async def scan(self, disk: DiskTier, *, is_again: bool = False) -> list[Node]:
         """Tell what is new on the disk since the last scan, and what is gone; returns what is
-        new.
+        new. `is_again`: all that is there is new to whoever listens.
         """
         scan = await disk.scan()
-        wrong = misplaced(scan.nodes) if scan.added else set()
-        sound = (meta for meta in scan.added if meta.key not in wrong)
+        found = scan.nodes if is_again else scan.added
+        wrong = misplaced(scan.nodes) if found else set()
+        sound = (meta for meta in found if meta.key not in wrong)
         added = [node for meta in sound if (node := _node(meta)) is not None]
         gone = [meta.key for meta in scan.removed if meta.namespace == disk.namespace]
         removed = [
@@ -111,6 +117,10 @@ class DiskWorker:
             while True:
                 # No name for the job: it would hold the last node's memory until the next comes.
                 tasks.create_task(self._do(await self._jobs.get(), disk))
+
+    def tell_again(self) -> None:
+        """Look through the disk for an index that knows nothing of it."""
+        self._jobs.put_nowait(partial(self.scan, is_again=True))
 
     async def drain(self, timeout_s: float) -> None:
         """Wait until every order is done, but not longer than `timeout_s`."""
@@ -145,7 +155,11 @@ class DiskWorker:
         finally:
             self._jobs.task_done()
 
-    async def _read(self, disk: DiskTier, order: Order) -> None:
+    def _answer(self, life: int, outcome: Callable[[Prefixes], None]) -> None:
+        """Tell an outcome to the index that gave the order, unless that is gone."""
+        self._tell(lambda prefixes: outcome(prefixes) if life == self._life else None)
+
+    async def _read(self, disk: DiskTier, order: Order, life: int) -> None:
         result: Fetched | Miss = Miss(MissReason.IO_ERROR, "it was not looked for")
         try:
             found = await disk.read(
@@ -158,9 +172,9 @@ class DiskWorker:
                 parts = found.header.parts
                 result = Fetched(_tensors(found), found.parts, parts, found.num_bytes)
         finally:
-            self._tell(lambda prefixes: prefixes.fetched(order.key, result))
+            self._answer(life, lambda prefixes: prefixes.fetched(order.key, result))
 
-    async def _write(self, disk: DiskTier, node: KeptNode) -> None:
+    async def _write(self, disk: DiskTier, node: KeptNode, life: int) -> None:
         outcome = WriteOutcome.IO_ERROR
         try:
             async with self._writing:
@@ -171,7 +185,9 @@ class DiskWorker:
                 log.warning("node %s is not on disk: %s", node.key.hex()[:16], result.detail)
         finally:
             is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
-            self._tell(lambda prefixes: prefixes.written(node.key, is_there=is_there, again=again))
+            self._answer(
+                life, lambda prefixes: prefixes.written(node.key, is_there=is_there, again=again)
+            )
 
     def _encode(self, node: KeptNode, disk: DiskTier) -> tuple[bytes, list[memoryview]]:
         """The header of the node's file and its tensors' bytes, in order. Hashes all of them."""

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -30,7 +31,7 @@ def attend(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    positions: Tensor,
+    ranks: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     *,
@@ -38,11 +39,11 @@ def attend(
     rotary_dim: int,
     gated: bool,
 ) -> Tensor:
-    """Write each entry's key and value row and attend to positions up to its own.
+    """Write each entry's key and value row and attend to what is here up to its own.
 
     projected: [entries, query_dim + 2 kv_dim (+ query_dim of gates)]; norms: query and key weight,
     eps; keys, values: [lanes, places, kv_heads, head_dim]; lanes: int32 [entries], negative =
-    padding, which gives zeros; positions: int32 [entries]; tables: int32 [lanes, chunks];
+    padding, which gives zeros; ranks: int32 [entries]; tables: int32 [lanes, pages];
     rotation: cos, sin float32 [entries, rotary_dim / 2]. Returns [entries, query_dim].
     """
     num_entries = projected.shape[0]
@@ -60,7 +61,7 @@ def attend(
         keys,
         values,
         lanes,
-        positions,
+        ranks,
         tables,
         *rotation,
         sums,
@@ -84,7 +85,7 @@ def attend(
         num_stages=2 if shared_bytes(keys) > 170 * head_dim * keys.element_size() else 1,
         **overlap_options(projected),
     )
-    combine((sums, weights), projected, out, lanes, positions[:, None], num_kv_heads, gated)
+    combine((sums, weights), projected, out, lanes, ranks[:, None], num_kv_heads, gated)
     return out
 
 
@@ -93,14 +94,14 @@ def combine(
     projected: Tensor,
     out: Tensor,
     lanes: Tensor,
-    positions: Tensor,
+    ranks: Tensor,
     num_kv_heads: int,
     gated: bool,
 ) -> None:
     """The softmax over all splits, and the gate, into `out` [rows of all entries, query_dim].
 
     parts: each split's sum of values [rows, heads, splits, head_dim] and its largest score and
-    weight [rows, heads, splits, 2]; positions: int32 [entries, rows each]: that of an entry's first
+    weight [rows, heads, splits, 2]; ranks: int32 [entries, rows each]: that of an entry's first
     row is how many tokens were split.
     """
     sums, weights = parts
@@ -111,8 +112,8 @@ def combine(
         projected,
         out,
         lanes,
-        positions,
-        positions.shape[1],
+        ranks,
+        ranks.shape[1],
         projected.stride(0),
         (num_heads + 2 * num_kv_heads) * head_dim,
         NUM_HEADS=num_heads,
@@ -155,9 +156,9 @@ def normed_and_rotated(
 
 
 @triton.jit
-def chunks_of_split(position, PAGE: tl.constexpr, SPLITS: tl.constexpr):
-    """How many chunks hold the rows before `position`, and how many of them each split takes."""
-    num_chunks = (position + PAGE - 1) // PAGE
+def chunks_of_split(rank, PAGE: tl.constexpr, SPLITS: tl.constexpr):
+    """How many chunks hold the rows before `rank`, and how many of them each split takes."""
+    num_chunks = (rank + PAGE - 1) // PAGE
     return num_chunks, tl.maximum((num_chunks + SPLITS - 1) // SPLITS, 1)
 
 
@@ -179,7 +180,7 @@ def _write_new_row(
 ):
     """Write the row's key and value and return both [1, BLOCK_DIM].
 
-    The row's own attention takes them from here and reads the cache strictly below its position.
+    The row's own attention takes them from here and reads the cache strictly below its rank.
     """
     ok = dim < HEAD_DIM
     one = tl.arange(0, 1)[:, None]
@@ -210,7 +211,7 @@ def attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION: tl.conste
     return higher, weight, total
 
 
-@triton.jit
+@kernel()
 def _attend_kernel(
     projected,
     query_norm,
@@ -218,7 +219,7 @@ def _attend_kernel(
     keys,
     values,
     lanes,
-    positions,
+    ranks,
     tables,
     cos,
     sin,
@@ -247,10 +248,10 @@ def _attend_kernel(
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     lane = tl.load(lanes + entry)
-    position = tl.load(positions + entry)
+    rank = tl.load(ranks + entry)
     if lane < 0:
         return
-    num_chunks, chunks_each = chunks_of_split(position, PAGE, SPLITS)
+    num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
     begin = split * chunks_each
     end = tl.minimum(begin + chunks_each, num_chunks)
     if (begin >= end) & (split > 0):
@@ -281,7 +282,7 @@ def _attend_kernel(
             NUM_KV_HEADS * HEAD_DIM,
             keys,
             values,
-            tl.load(table + position // PAGE) * PAGE + position % PAGE,
+            tl.load(table + rank // PAGE) * PAGE + rank % PAGE,
             d[None, :],
             key_norm,
             cos,
@@ -296,7 +297,7 @@ def _attend_kernel(
 
     t = tl.arange(0, PAGE)
     for chunk in range(begin, end):
-        t_ok = chunk * PAGE + t < position
+        t_ok = chunk * PAGE + t < rank
         at = (tl.load(table + chunk) * PAGE + t).to(tl.int64) * NUM_KV_HEADS * HEAD_DIM
         ok = t_ok[:, None] & (d[None, :] < HEAD_DIM)
         k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)
@@ -312,14 +313,14 @@ def _attend_kernel(
     tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _combine_kernel(
     sums,
     weights,
     projected,
     out,
     lanes,
-    positions,
+    ranks,
     rows_each,
     projected_stride,
     gate_offset,
@@ -339,14 +340,14 @@ def _combine_kernel(
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d < HEAD_DIM
     out += (row * NUM_HEADS + head) * HEAD_DIM
-    position = tl.load(positions + entry * rows_each)
+    rank = tl.load(ranks + entry * rows_each)
     if GATED:  # all loads before the first sum, which would hold them up
         at = row.to(tl.int64) * projected_stride + gate_offset + head * HEAD_DIM + d
         gate = tl.load(projected + at, mask=d_ok, other=0.0).to(tl.float32)
     if tl.load(lanes + entry) < 0:
         tl.store(out + d, tl.zeros([BLOCK_DIM], out.dtype.element_ty), mask=d_ok)
         return
-    num_chunks, chunks_each = chunks_of_split(position, PAGE, SPLITS)
+    num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
     num_used = tl.maximum((num_chunks + chunks_each - 1) // chunks_each, 1)
     s = tl.arange(0, SPLITS)
     s_ok = s < num_used

@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
 CONV_BLOCK = 512  # channels of one program
@@ -26,12 +27,12 @@ def commit_attention(
     counts: Tensor,
     tables: Tensor,
 ) -> None:
-    """Copy accepted rows to the places of the positions from `begins` on.
+    """Copy accepted rows to the places of the ranks from `begins` on.
 
     scratch: keys and values [layers, entries, rows, kv_heads, head_dim]; keys, values: [layers,
     lanes, places, kv_heads, head_dim], written; lanes (negative: padding), begins, counts: int32
     [entries]; rows: int32 [entries, rows], of which `counts` are accepted; tables: int32 [lanes,
-    chunks].
+    pages].
     """
     num_layers, num_entries, num_rows, num_kv_heads, head_dim = scratch[0].shape
     width = num_kv_heads * head_dim
@@ -110,7 +111,7 @@ def commit_delta(
     )
 
 
-@triton.jit
+@kernel()
 def _commit_attention_kernel(
     new_keys,
     new_values,
@@ -137,8 +138,8 @@ def _commit_attention_kernel(
         return
     first = entry * tl.num_programs(0)
     row = first + tl.load(rows + first + step)
-    position = tl.load(begins + entry) + step
-    place = tl.load(tables + lane * table_stride + position // PAGE) * PAGE + position % PAGE
+    rank = tl.load(begins + entry) + step
+    place = tl.load(tables + lane * table_stride + rank // PAGE) * PAGE + rank % PAGE
     d = tl.arange(0, BLOCK)
     ok = d < WIDTH
     source = layer * scratch_stride + row.to(tl.int64) * WIDTH + d
@@ -149,7 +150,7 @@ def _commit_attention_kernel(
     tl.store(values + target, v, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _commit_conv_kernel(
     inputs,
     conv_state,
@@ -187,7 +188,7 @@ def _commit_conv_kernel(
     tl.store(state + w[:, None] * channels + c, tl.where((step >= 0)[:, None], new, old), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _commit_delta_kernel(
     keys,
     updates,

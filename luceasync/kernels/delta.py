@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 CONV_BLOCK = 256  # channels of one program
@@ -81,7 +82,7 @@ def delta_step(
     return out
 
 
-@triton.jit
+@kernel()
 def _conv_kernel(
     projected,
     conv,
@@ -123,7 +124,7 @@ def softplus(x):
     return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
 
 
-@triton.jit
+@kernel()
 def _step_kernel(
     projected,
     mixed,

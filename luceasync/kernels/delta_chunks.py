@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.delta_solve import CHUNK, Chunks, prepare
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -156,7 +157,7 @@ def gate(
     return gated
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def _convolve_kernel(
     projected,
     conv,
@@ -220,7 +221,7 @@ def _convolve_kernel(
             tl.store(state + i * channels + c, newest + kept, mask=c_ok)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def _scan_kernel(
     mixed,
     solve,
@@ -284,7 +285,7 @@ def _scan_kernel(
     tl.store(at_state, state, mask=i_ok[:, None] & j_ok)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def _gate_kernel(
     values,
     projected,

@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.delta import softplus
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
 CHUNK = 64
@@ -124,7 +125,7 @@ def unit_lower_inverse(lower, CHUNK: tl.constexpr, BLOCK: tl.constexpr, PRECISIO
     return tl.dot(series, inverse, input_precision=PRECISION)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def _prepare_kernel(
     projected,
     mixed,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, attend_chunk, chunks_of_split, combine
 from luceasync.kernels.draft_rows import DraftRows
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -109,7 +110,7 @@ def attend_block(
     return out.view(num_entries, num_rows, -1)
 
 
-@triton.jit
+@kernel()
 def _attend_block_kernel(
     queries,
     new_keys,

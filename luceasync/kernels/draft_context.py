@@ -10,6 +10,7 @@ from torch import Tensor
 
 from luceasync.kernels.attention import normed_and_rotated
 from luceasync.kernels.draft_rows import DraftRows
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 BLOCK_ROWS = 16  # rows of one head in a program
@@ -61,7 +62,7 @@ def write_context(
     )
 
 
-@triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["counts"])
+@kernel(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["counts"])
 def _write_context_kernel(
     projected,
     norm,

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 BLOCK_ROWS = 16  # rows of an entry in a program
@@ -68,7 +69,7 @@ def draft_rows(
 
 # Where the first two lie depends on how many entries there are: one kernel serves all, and every
 # number of rows.
-@triton.jit(
+@kernel(
     do_not_specialize=["num_rows", "num_all_rows"],
     do_not_specialize_on_alignment=["lanes", "begins"],
 )

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     num_multiprocessors,
@@ -157,7 +158,7 @@ def _launch(
     )
 
 
-@triton.jit
+@kernel()
 def _few_rows_kernel(
     x,
     weight,
@@ -219,7 +220,7 @@ def _few_rows_kernel(
     tl.store(out + place, result.to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _sum_kernel(
     parts,
     residual,

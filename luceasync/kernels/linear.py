@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -125,7 +126,7 @@ def _launch(
     return out
 
 
-@triton.jit
+@kernel()
 def _linear_kernel(
     x,
     weight,

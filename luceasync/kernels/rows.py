@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, normed_and_rotated
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 HEAD_ROWS = 16  # rows of one head in a program
@@ -44,7 +45,7 @@ def write_heads(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    positions: Tensor,
+    ranks: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     *,
@@ -54,7 +55,7 @@ def write_heads(
     """Norm and rotate query and key heads; write keys and values to their pages.
 
     projected: [entries, rows, width >= query_dim + 2 kv_dim] contiguous; keys, values: [lanes,
-    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; positions:
+    places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, skipped; ranks:
     int32 [entries, rows]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2].
     Returns the queries [entries, rows, heads, head_dim].
     """
@@ -70,7 +71,7 @@ def write_heads(
         keys,
         values,
         lanes,
-        positions,
+        ranks,
         tables,
         *rotation,
         queries,
@@ -139,7 +140,7 @@ def split_heads(
     return queries
 
 
-@triton.jit
+@kernel()
 def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     start_next(OVERLAP)
     row = tl.program_id(0).to(tl.int64) * dim
@@ -152,7 +153,7 @@ def _rms_norm_kernel(x, weight, out, dim, eps, BLOCK: tl.constexpr, OVERLAP: tl.
     tl.store(out + row + i, (exact * inverse_rms * scale).to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit
+@kernel()
 def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
@@ -165,7 +166,7 @@ def _swiglu_kernel(gate_up, out, inner, BLOCK: tl.constexpr, OVERLAP: tl.constex
     tl.store(out + row * inner + i, result.to(out.dtype.element_ty), mask=ok)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@kernel(do_not_specialize=["num_rows"])
 def _write_heads_kernel(
     projected,
     query_norm,
@@ -173,7 +174,7 @@ def _write_heads_kernel(
     keys,
     values,
     lanes,
-    positions,
+    ranks,
     tables,
     cos,
     sin,
@@ -216,9 +217,9 @@ def _write_heads_kernel(
         tl.store(queries + (row * NUM_HEADS + head) * HEAD_DIM + d, q, mask=ok)
         return
     if PAGED:
-        position = tl.load(positions + row, mask=t_ok, other=0)
-        page = tl.load(tables + lane * table_stride + position // PAGE)
-        place = (page * PAGE + position % PAGE).to(tl.int64) * NUM_KV_HEADS
+        rank = tl.load(ranks + row, mask=t_ok, other=0)
+        page = tl.load(tables + lane * table_stride + rank // PAGE)
+        place = (page * PAGE + rank % PAGE).to(tl.int64) * NUM_KV_HEADS
         place = lane.to(tl.int64) * lane_stride + place * HEAD_DIM + d
     else:
         place = row * NUM_KV_HEADS * HEAD_DIM + d

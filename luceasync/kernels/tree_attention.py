@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.attention import PAGE_TOKENS, attend_chunk, chunks_of_split, combine
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -53,7 +54,7 @@ def attend_tree(
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
-    positions: Tensor,
+    ranks: Tensor,
     tables: Tensor,
     rotation: tuple[Tensor, Tensor],
     ancestors: Tensor,
@@ -67,12 +68,12 @@ def attend_tree(
 
     projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)] contiguous; keys,
     values: [lanes, places, kv_heads, head_dim]; lanes: int32 [entries], negative = padding, which
-    gives zeros; positions: int32 [entries, rows], row 0 at the lane's committed end; tables: int32
-    [lanes, chunks]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2]; ancestors: bool
+    gives zeros; ranks: int32 [entries, rows], row 0 at the lane's committed end; tables: int32
+    [lanes, pages]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2]; ancestors: bool
     [entries, rows, rows]; new: keys and values [entries, rows, kv_heads, head_dim] contiguous,
     written. Returns [entries, rows, query_dim].
     """
-    num_entries, num_rows = positions.shape
+    num_entries, num_rows = ranks.shape
     num_kv_heads, head_dim = keys.shape[2:]
     group = num_heads // num_kv_heads
     queries = split_heads(
@@ -90,7 +91,7 @@ def attend_tree(
         keys,
         values,
         lanes,
-        positions,
+        ranks,
         tables,
         sums,
         weights,
@@ -112,7 +113,7 @@ def attend_tree(
         **overlap_options(projected),
     )
     out = projected.new_empty(num_entries * num_rows, num_heads * head_dim)
-    combine((sums, weights), projected.flatten(0, 1), out, lanes, positions, num_kv_heads, gated)
+    combine((sums, weights), projected.flatten(0, 1), out, lanes, ranks, num_kv_heads, gated)
     return out.view(num_entries, num_rows, -1)
 
 
@@ -144,7 +145,7 @@ def store_part(sums, weights, part, ok, d, best, weight, total, HEAD_DIM: tl.con
     tl.store(sums + part[:, None] * HEAD_DIM + d[None, :], total, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _attend_tree_kernel(
     queries,
     new_keys,
@@ -153,7 +154,7 @@ def _attend_tree_kernel(
     keys,
     values,
     lanes,
-    positions,
+    ranks,
     tables,
     sums,
     weights,
@@ -178,10 +179,10 @@ def _attend_tree_kernel(
     start_next(OVERLAP)
     wait_for_inputs(OVERLAP)
     lane = tl.load(lanes + entry)
-    position = tl.load(positions + entry * num_rows)
+    rank = tl.load(ranks + entry * num_rows)
     if lane < 0:
         return
-    num_chunks, chunks_each = chunks_of_split(position, PAGE, SPLITS)
+    num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
     begin = split * chunks_each
     end = tl.minimum(begin + chunks_each, num_chunks)
     if (begin >= end) & (split > 0):
@@ -220,7 +221,7 @@ def _attend_tree_kernel(
     table = tables + lane * table_stride
     t = tl.arange(0, PAGE)
     for chunk in range(begin, end):
-        t_ok = chunk * PAGE + t < position
+        t_ok = chunk * PAGE + t < rank
         at = (tl.load(table + chunk) * PAGE + t).to(tl.int64) * NUM_KV_HEADS * HEAD_DIM
         ok = t_ok[:, None] & d_ok
         k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)

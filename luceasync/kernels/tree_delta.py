@@ -16,6 +16,7 @@ from torch import Tensor
 from luceasync.kernels.delta import softplus
 from luceasync.kernels.delta_chunks import gate
 from luceasync.kernels.delta_solve import solve_unit_lower
+from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
@@ -158,7 +159,7 @@ def _precision(dtype: torch.dtype) -> str:
     return "tf32"
 
 
-@triton.jit
+@kernel()
 def _convolve_tree_kernel(
     projected,
     conv,
@@ -219,7 +220,7 @@ def _convolve_tree_kernel(
         tl.store(keys + at_key, total, mask=ok)
 
 
-@triton.jit
+@kernel()
 def _delta_tree_kernel(
     projected,
     mixed,

@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from luceasync.kernels.kernel import kernel
+
 
 def trees(parents: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor]:
     """parents: int32 [entries, rows], negative for row 0, a row before its own for every other.
@@ -35,7 +37,7 @@ def trees(parents: Tensor, reach: int) -> tuple[Tensor, Tensor, Tensor]:
     return ancestors, depths, taps
 
 
-@triton.jit
+@kernel()
 def _trees_kernel(
     parents, ancestors, depths, taps, num_rows, REACH: tl.constexpr, BLOCK: tl.constexpr
 ):

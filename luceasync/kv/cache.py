@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
+from luceasync.kv.residents import Residents
 from luceasync.kv.state import Keeps, Role, StateTensor
 
 LayerState = tuple[Tensor, ...]  # rows, then what belongs to the end, each in the declared order
@@ -62,11 +63,15 @@ class LaneCache:
             )
         layers = {kind: zip(*stack, strict=True) for kind, stack in self.stacked.items()}
         self.layers: list[LayerState] = [next(layers[kind]) for kind in self._keeps]
-        # The identity to start with: exact attention never has to change it.
+        # Of each lane the pages of its resident chunks, in order. The identity to start with:
+        # exact attention never has to change it.
         pages = torch.arange(num_pages, dtype=torch.int32)
-        self._pages = pages.repeat(num_lanes, 1)
-        self.tables = self._pages.to(device, copy=True)  # [lanes, chunks]
-        self._num_in_order = [num_pages] * num_lanes
+        self.tables = pages.repeat(num_lanes, 1).to(device)  # [lanes, pages]
+        self._listed = [[*range(num_pages)] for _ in range(num_lanes)]  # what the tables say
+        # By how much the rank of what is written next is less than its position; 0 for padding.
+        self.absent = torch.zeros(num_lanes + 1, dtype=torch.int32, device=device)
+        self._told_absent = [0] * num_lanes
+        self._residents = [Residents() for _ in range(num_lanes)]
         self._row_shapes = self._shapes(self._rows_of, 3)
         self._state_shapes = self._shapes(self._ends_of, 2)
         self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
@@ -90,40 +95,39 @@ class LaneCache:
         full, but for the last one.
         """
         for lane, of_lane in itertools.groupby(events, lambda event: event.lane):
-            pages = self._pages[lane].tolist()
-            for chunk, page in ((event.chunk, event.page) for event in of_lane):
-                if pages[chunk] != page:
-                    pages[chunk] = page
-                    self._pages[lane, chunk] = page
-                    self.tables[lane, chunk] = page
-                moved = page != chunk and chunk < self._num_in_order[lane]
-                self._num_in_order[lane] = chunk if moved else self._num_in_order[lane]
-            for stack in self.row_stacks:
-                self._blank(stack[:, lane, page * CHUNK_TOKENS : (page + 1) * CHUNK_TOKENS])
+            residents, given = self._residents[lane], None
+            for event in of_lane:
+                if event.page is None:
+                    residents.drop(event.chunk)
+                else:
+                    residents.put(event.chunk, given := event.page)
+            self._list(lane)
+            if given is not None:
+                for stack in self.row_stacks:
+                    self._blank(stack[:, lane, given * CHUNK_TOKENS : (given + 1) * CHUNK_TOKENS])
+
+    def rank(self, lane: int, token: int) -> int:
+        """How many rows of the lane's tokens before this one are here; see Residents."""
+        return self._residents[lane].rank(token)
 
     def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
-        """Places of the lane's tokens `[begin, end)`: a slice while pages are in order, else
+        """Places of the lane's ranks `[begin, end)`: a slice while pages are in order, else
         int64.
         """
-        if end <= self._num_in_order[lane] * CHUNK_TOKENS:
+        residents = self._residents[lane]
+        if residents.is_in_order(end):
             return slice(begin, end)
-        tokens = torch.arange(begin, end)
-        pages = self._pages[lane, tokens // CHUNK_TOKENS].long()
-        return (pages * CHUNK_TOKENS + tokens % CHUNK_TOKENS).to(self._device)
+        runs = [torch.arange(run.start, run.stop) for run in residents.runs(begin, end)]
+        return torch.cat([torch.empty(0, dtype=torch.int64), *runs]).to(self._device)
 
     def runs(self, lane: int, begin: int, end: int) -> list[range]:
-        """Places of the lane's tokens `[begin, end)`, in order: as few ranges as there can be."""
-        if end <= self._num_in_order[lane] * CHUNK_TOKENS:
-            return [range(begin, end)]
-        runs: list[range] = []
-        for chunk in range(begin // CHUNK_TOKENS, num_chunks(end)):
-            move = (int(self._pages[lane, chunk]) - chunk) * CHUNK_TOKENS
-            first = max(begin, chunk * CHUNK_TOKENS) + move
-            last = min(end, (chunk + 1) * CHUNK_TOKENS) + move
-            if runs and runs[-1].stop == first:
-                first = runs.pop().start
-            runs.append(range(first, last))
-        return runs
+        """Places of the lane's tokens `[begin, end)`, which are all here, in order: as few ranges
+        as there can be.
+        """
+        residents = self._residents[lane]
+        first, last = residents.rank(begin), residents.rank(end)
+        assert last - first == end - begin, f"not all of [{begin}, {end}) is in {residents}"
+        return residents.runs(first, last)
 
     def row_shapes(self, num_tokens: int) -> dict[TensorKey, Shape]:
         """What so many tokens leave behind: [num_tokens, ...] each."""
@@ -162,7 +166,11 @@ class LaneCache:
         return [stack for _, _, stack in self._ends_of()]
 
     def reset(self, lane: int) -> None:
-        """Forget what belongs to the lane's end; rows are masked by position and may stay."""
+        """Forget what belongs to the lane's end, and which chunks are here; rows are masked by rank
+        and may stay.
+        """
+        self._residents[lane].clear()
+        self._list(lane)
         for stack in self.state_stacks:
             stack[:, lane].zero_()
 
@@ -171,6 +179,16 @@ class LaneCache:
         self.layers.clear()
         self.stacked.clear()
         self._bytes.clear()
+
+    def _list(self, lane: int) -> None:
+        """Tell the device of a lane's residents, where it does not know them already."""
+        residents, listed = self._residents[lane], self._listed[lane]
+        pages = [*residents.pages]
+        if listed[: len(pages)] != pages:
+            listed[: len(pages)] = pages
+            self.tables[lane] = torch.tensor(listed, dtype=torch.int32)
+        if self._told_absent[lane] != residents.num_absent_tokens:
+            self.absent[lane] = self._told_absent[lane] = residents.num_absent_tokens
 
     def _lane_bytes(self, lane: int, *, ends: bool) -> dict[TensorKey, Tensor]:
         """Made once for each lane: it is asked for between the steps of other lanes."""

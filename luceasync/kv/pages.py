@@ -20,11 +20,11 @@ def num_chunks(num_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PageEvent:
-    """Chunk `chunk` of `lane` now lives in `page`."""
+    """Chunk `chunk` of `lane` now lives in `page`; None: it is not here any more."""
 
     lane: int
     chunk: int
-    page: int
+    page: int | None
 
 
 class PageMap:

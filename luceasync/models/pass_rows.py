@@ -1,6 +1,6 @@
 """The rows of one forward pass, as the layers of one shard see them.
 
-Owns no tensors of state: it says which lane, which positions and which places in the lane's pages.
+Owns no tensors of state: it says which lane, which ranks and which places in the lane's pages.
 The same rows are told twice: for the host (entries) and for the device (tensors of fixed shape).
 """
 
@@ -17,11 +17,11 @@ NO_LANE = -1  # an entry that only fills the batch up to its fixed shape
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One lane's rows: positions `[begin, end)`.
+    """One lane's rows: ranks `[begin, end)`, which are positions where all chunks are here.
 
-    `write` are the places of these rows in the lane's pages, `read` the places of all rows `[0,
-    end)`, in order of position, and for a single row those of the rest of its chunk; a slice where
-    the places are consecutive (a view, nothing is copied), else an int64 tensor.
+    `write` are the places of these rows in the lane's pages, `read` the places of all ranks `[0,
+    end)`, in order, and for a single row those of the rest of its chunk; a slice where the places
+    are consecutive (a view, nothing is copied), else an int64 tensor.
     """
 
     lane: int
@@ -31,18 +31,22 @@ class Entry:
     read: slice | Tensor
 
 
+NOBODY = Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A batch of entries with the same number of rows each.
 
-    `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `positions`
-    int32 [entries, rows], `tables` int32 [num_lanes, chunks]: the page of each chunk of each lane.
+    `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `ranks` int32
+    [entries, rows]: how many of the lane's rows before this one are here; `tables` int32
+    [num_lanes, pages]: of each lane the pages of its resident chunks, in order of chunk.
     `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare.
     """
 
     entries: tuple[Entry, ...]
     lanes: Tensor
-    positions: Tensor
+    ranks: Tensor
     tables: Tensor
     prepared: Mapping[Any, Any]
 
@@ -62,8 +66,9 @@ class Paths:
     """What is accepted of a verify pass, told twice as Rows are: `kept` for the host, without the
     entries of which nothing is.
 
-    For the device int32: `lanes`, `begins` [entries] as verified, `rows` [entries, num_rows] of
-    which the first `counts` [entries] are accepted, and `tables` [num_lanes, chunks].
+    For the device int32: `lanes`, `begins` [entries], the ranks from which on they are verified,
+    `rows` [entries, num_rows] of which the first `counts` [entries] are accepted, and `tables`
+    [num_lanes, pages].
     """
 
     kept: tuple[Kept, ...]

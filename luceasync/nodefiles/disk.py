@@ -25,6 +25,7 @@ from luceasync.nodefiles.directory import BelowFloor, NodeDirectory
 from luceasync.nodefiles.faults import Faults
 from luceasync.nodefiles.file_threads import FileThreads, ThreadedFile, pieces
 from luceasync.nodefiles.files import FileSystem, allocate
+from luceasync.nodefiles.hung_reads import HungReads
 from luceasync.nodefiles.layout import EndKinds
 from luceasync.nodefiles.listing import Listing, Scan, changes
 from luceasync.nodefiles.outcomes import DiskCounters, Miss, WriteOutcome, WriteResult
@@ -76,6 +77,7 @@ class DiskTier:
         self._listings: dict[str, Listing] = {}
         self._pending_bytes = 0
         self._faults = Faults()
+        self._hung = HungReads(partial(self._faults.tell, "read"))
         self._outcomes: Counter[WriteOutcome] = Counter()
         self._misses: Counter[MissReason] = Counter()
         self._hits = self._bytes_read = self._bytes_written = self._quarantined = 0
@@ -159,29 +161,26 @@ class DiskTier:
         """The node, or without its end only the span, checked to the last byte of that; or why not.
         Raises nothing but cancellation.
 
-        It is given up after `timeout_s`, where that is less than the tier's own patience. Up to
-        NUM_READERS nodes are read at a time. What is damaged, or no regular file, is moved to
-        the quarantine; nothing else is touched.
+        It is given up after `timeout_s`, where that is less than the tier's own patience, and at
+        once while one that was given up has not come back. Up to NUM_READERS are read at a time.
+        What is damaged, or no regular file, is moved to the quarantine; nothing else is touched.
         """
         patience_s = min(self._read_timeout_s, timeout_s or self._read_timeout_s)
+        if self._hung:
+            return self._miss(MissReason.IO_ERROR, "the disk hangs: a read has not come back")
         try:
             async with asyncio.timeout(patience_s):
                 node = await self._read_or_set_aside(key, with_end)
-        except TimeoutError:
-            detail = f"node {key} was not read within {patience_s:.3g} s"
-            self._faults.tell("read", detail)
-            return self._miss(MissReason.IO_ERROR, detail)
         except FileNotFoundError:
             return self._miss(MissReason.GONE, "no such file")
-        except ForeignNode as error:
-            return self._miss(MissReason.CORRUPT, str(error))
-        except CorruptNode as error:
+        except (ForeignNode, CorruptNode) as error:
             return self._miss(MissReason.CORRUPT, str(error))
         except MemoryError as error:
             return self._miss(MissReason.NO_MEMORY, str(error) or "out of memory")
         except OSError as error:
-            self._faults.tell("read", str(error))
-            return self._miss(MissReason.IO_ERROR, str(error))
+            detail = str(error) or f"node {key} was not read within {patience_s:.3g} s"
+            self._faults.tell("read", detail)
+            return self._miss(MissReason.IO_ERROR, detail)
         self._faults.tell("read")
         self._hits += 1
         self._bytes_read += node.num_bytes
@@ -268,13 +267,16 @@ class DiskTier:
             allocate=self._allocate,
             is_given_up=given_up.is_set,
         )
+        call = self._readers.submit(read)
         try:
-            return await self._readers.submit(read)
+            return await asyncio.shield(call)
         except CorruptNode:
             self._quarantined += await self._threads.submit(self._directory.set_aside, path)
             raise
         finally:
             given_up.set()
+            if not call.done():
+                self._hung.leave(call)
 
     def _miss(self, reason: MissReason, detail: str) -> Miss:
         self._misses[reason] += 1

@@ -7,7 +7,7 @@ repeated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -38,6 +38,16 @@ class Capture:
         with torch.cuda.device(device):
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = _capture_stream(device)
+
+    def compile_ahead(self, runs: Sequence[Callable[[], object]]) -> None:
+        """Compile what `runs` launch, each of which is run once for it, beside each other: see
+        luceasync.kernels.kernel.
+        """
+        from luceasync.kernels.kernel import compiled_ahead
+
+        with torch.cuda.device(self.device), compiled_ahead(self.device):
+            for run in runs:
+                run()
 
     def __call__(self, run: Callable[[], T], *, num_warmups: int) -> Captured[T]:
         """Run `run` so many times, so that kernels are compiled, the allocator settles and the

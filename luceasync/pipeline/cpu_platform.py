@@ -59,7 +59,7 @@ class CpuPlatform:
         """See Platform."""
         return eager()
 
-    def warm_up(self, work: Callable[[], None]) -> None:
+    def warm_up(self, work: Callable[[], None], num_times: int) -> None:
         """Nothing is compiled."""
 
     def touch(self, work: Callable[[], None]) -> None:

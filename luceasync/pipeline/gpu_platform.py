@@ -72,9 +72,14 @@ class CudaPlatform:
         """See Platform."""
         return captured(Capture(self.device))
 
-    def warm_up(self, work: Callable[[], None]) -> None:
+    def warm_up(self, work: Callable[[], None], num_times: int) -> None:
         """See Platform."""
-        work()
+        from luceasync.kernels.kernel import compiled_ahead
+
+        with self.on_device(), compiled_ahead(self.device):
+            work()
+        for _ in range(num_times):
+            work()
 
     def touch(self, work: Callable[[], None]) -> None:
         """The memory is there."""

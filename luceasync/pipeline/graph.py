@@ -6,7 +6,7 @@ hold until the next pass. Long chunks of a prompt are run operation by operation
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import on_host
 
-WARMUP_STEPS = 2  # compile kernels and let the allocator settle before capture
+WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,15 @@ class _Inputs:
     place: Tensor  # int32 [2, size]: lanes, and how many tokens each has committed
     parents: Tensor  # int32 [size, rows]
     rows: Tensor  # int32 [size * rows + size]: accepted rows, then how many they are
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """What is to be captured: of a verify pass also what commits its rows."""
+
+    inputs: _Inputs
+    run: Callable[[], Tensor]
+    commit: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +70,6 @@ class GraphedShard:
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
-        self._steps: dict[tuple[int, int], _Step] = {}  # of one row: decode
-        self._short: dict[int, _Step] = {}  # chunks of a prompt, by rows
         self._long = EagerSteps(shard)
         self._verified: _Step | None = None
         self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
@@ -71,13 +78,17 @@ class GraphedShard:
         with shard.on_device():
             rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
             self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
-            for num_rows in sorted(shard.plan.short_rows, reverse=True):
-                self._short[num_rows] = self._capture_short(num_rows)
-            for num_rows in sorted(plan.verify_rows, reverse=True):
-                for size in sizes:
-                    self._steps[size, num_rows] = self._capture_verify(size, num_rows)
-            for size in sizes:
-                self._steps[size, 0] = self._capture_decode(size)
+            short = {n: self._short_pass(n) for n in sorted(shard.plan.short_rows, reverse=True)}
+            passes = {
+                (size, num_rows): self._verify_pass(size, num_rows)
+                for num_rows in sorted(plan.verify_rows, reverse=True)
+                for size in sizes
+            }
+            passes |= {(size, 0): self._decode_pass(size) for size in sizes}
+            self._compile_ahead([*short.values(), *passes.values()], plan.prefill_chunk_tokens)
+            # Chunks of a prompt, by rows; then by entries and rows, decode steps as of none.
+            self._short = {num_rows: self._step_of(each) for num_rows, each in short.items()}
+            self._steps = {shape: self._step_of(each) for shape, each in passes.items()}
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """Rows of one lane; see Group. How they are run follows from their number."""
@@ -151,7 +162,27 @@ class GraphedShard:
         rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
         return _Inputs(given, place, chain(size, num_rows, device).contiguous(), rows)
 
-    def _capture_decode(self, size: int) -> _Step:
+    def _compile_ahead(self, passes: Sequence[_Pass], chunk_tokens: int) -> None:
+        """What all passes launch, beside each other; those of long chunks are the first to begin,
+        since one of their kernels takes the longest by far.
+        """
+        width = () if self._shard.plan.is_first else (self._spec.hidden_size,)
+        dtype = torch.int64 if self._shard.plan.is_first else self._dtype
+        chunk = Batch((NO_LANE,), (0,), chunk_tokens)
+        rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
+        runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
+        runs += [each.run for each in passes]
+        runs += [each.commit for each in passes if each.commit is not None]
+        self._capture.compile_ahead(runs)
+
+    def _step_of(self, each: _Pass) -> _Step:
+        captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
+        taps, commit = self._shard.taps, None
+        if each.commit is not None:
+            commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
+        return _Step(each.inputs, captured, taps, commit)
+
+    def _decode_pass(self, size: int) -> _Pass:
         shard, inputs = self._shard, self._inputs(size, 1)
         lanes, positions = inputs.place
 
@@ -160,10 +191,9 @@ class GraphedShard:
             x = shard.forward(x, shard.rows_from((), lanes, positions[:, None]))
             return shard.ends.project(x) if shard.plan.is_last else x
 
-        captured = self._capture(run, num_warmups=WARMUP_STEPS)
-        return _Step(inputs, captured, shard.taps, None)
+        return _Pass(inputs, run)
 
-    def _capture_verify(self, size: int, num_rows: int) -> _Step:
+    def _verify_pass(self, size: int, num_rows: int) -> _Pass:
         shard, inputs = self._shard, self._inputs(size, num_rows)
         lanes, begins = inputs.place
         logits = self._logits[: size * num_rows].view(size, num_rows, -1)
@@ -175,36 +205,32 @@ class GraphedShard:
             x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
             return shard.ends.project(x, logits) if shard.plan.is_last else x
 
-        captured = self._capture(run, num_warmups=WARMUP_STEPS)
-        taps, paths = shard.taps, self._paths(inputs)
-        commit = self._capture(lambda: shard.commit(paths), num_warmups=WARMUP_STEPS)
-        return _Step(inputs, captured, taps, commit)
+        return _Pass(inputs, run, lambda: shard.commit(self._paths(inputs)))
 
-    def _capture_short(self, num_rows: int) -> _Step:
+    def _short_pass(self, num_rows: int) -> _Pass:
         """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
         committed at once. Gives the logits [1, 1, vocab] of the last of them.
         """
         shard, inputs = self._shard, self._inputs(1, num_rows)
         lanes, begins = inputs.place
         inputs.rows[:num_rows] = torch.arange(num_rows)
-        paths = self._paths(inputs)
+        inputs.rows[-1] = 1  # row -1 is none
 
         def run() -> Tensor:
             trees = shard.trees(inputs.parents)
             positions = begins[:, None] + trees.depths
             x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
             x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
+            paths = self._paths(inputs)
             shard.commit(paths)
             return (
                 shard.ends.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
             )
 
-        inputs.rows[-1] = 1  # row -1 is none
-        captured = self._capture(run, num_warmups=WARMUP_STEPS)
-        return _Step(inputs, captured, shard.taps, None)
+        return _Pass(inputs, run)
 
     def _paths(self, inputs: _Inputs) -> Paths:
         """What is to be committed, as far as the device is told."""
         (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
         rows, counts = inputs.rows.split([size * num_rows, size])
-        return Paths((), lanes, begins, rows.view(size, -1), counts, self._shard.cache.tables)
+        return self._shard.paths_from((), lanes, begins, rows.view(size, -1), counts)

@@ -15,7 +15,8 @@ from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.shard_plan import ShardPlan
 
 DEFAULT_PARALLEL = 4
-COMFORTABLE_CTX_TOKENS = 8192  # below this fewer lanes are better than shorter ones
+# Below this fewer lanes are better than shorter ones: agents come with tens of thousands of tokens.
+COMFORTABLE_CTX_TOKENS = 32768
 NAMED_SHARE = 0.95  # of the free memory, what may be filled when the user names the sizes
 
 
@@ -60,7 +61,7 @@ def choose_lanes(
         parallel, reason = _choose_parallel(spec, loaded, room, max_ctx_tokens)
         reasons.append(reason)
     if max_ctx_tokens is None:
-        max_ctx_tokens, reason = _choose_context(spec, loaded, chosen_room, parallel)
+        max_ctx_tokens, reason = _choose_context(spec, loaded, chosen_room, named_room, parallel)
         reasons.append(reason)
     fits = _context_that_fits(loaded, named_room, parallel)
     if max_ctx_tokens == 0:
@@ -120,26 +121,51 @@ def _room(device: Offer, shard: ShardPlan, share: float) -> int:
 def _choose_parallel(
     spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
 ) -> tuple[int, str]:
-    """The most lanes, up to the default, that hold a comfortable context each."""
+    """The most lanes, up to the default, that hold a comfortable context each, or the model's whole
+    one where that is smaller; else a single one, with all that there is.
+    """
     wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
-    fitting = [n for n in (4, 2, 1) if _context_that_fits(shards, room, n) >= wanted]
-    parallel = fitting[0] if fitting else 1
-    return parallel, (
+    fitting = [n for n in (DEFAULT_PARALLEL, 2, 1) if _context_that_fits(shards, room, n) >= wanted]
+    if not fitting:
+        return (
+            1,
+            f"--parallel 1: not even one lane can hold {wanted} tokens, so it has all there is",
+        )
+    parallel = fitting[0]
+    reason = (
         f"--parallel {parallel}: the most lanes, up to {DEFAULT_PARALLEL}, "
         f"that can hold {wanted} tokens each"
     )
+    if parallel < DEFAULT_PARALLEL and (
+        shorter := _context_that_fits(shards, room, DEFAULT_PARALLEL)
+    ):
+        reason += f"; --parallel {DEFAULT_PARALLEL} would have {shorter} each"
+    return parallel, reason
 
 
 def _choose_context(
-    spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], parallel: int
+    spec: ModelSpec,
+    shards: Sequence[ShardPlan],
+    chosen_room: Sequence[int],
+    named_room: Sequence[int],
+    parallel: int,
 ) -> tuple[int, str]:
-    """All that the model can use, or all that fits."""
-    fits = _context_that_fits(shards, room, parallel)
+    """All that the model can use, or all that fits; and how to get more."""
+    fits = _context_that_fits(shards, chosen_room, parallel)
     if fits >= spec.max_positions:
         return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
-    alone = min(spec.max_positions, _context_that_fits(shards, room, 1))
-    more = f"--parallel 1 has {alone}" if parallel > 1 else "--dtype bf16 or more devices have more"
-    return fits, f"--max-ctx {fits}: what fits in memory beside the weights; {more}"
+    named, alone = (
+        min(spec.max_positions, _context_that_fits(shards, named_room, n)) for n in (parallel, 1)
+    )
+    more = (
+        f"{alone} with --parallel 1"
+        if parallel > 1
+        else "more with more devices (--target-devices) or bf16 instead of fp32 (--dtype)"
+    )
+    return fits, (
+        f"--max-ctx {fits}: what fits beside the weights in the memory that is taken unasked; "
+        f"up to {named} if it is named, {more}"
+    )
 
 
 def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:

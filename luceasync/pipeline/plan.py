@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 
 from luceasync.errors import PlacementError
-from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
@@ -31,15 +31,12 @@ class Plan:
     precision: Precision
     parallel: int
     max_ctx_tokens: int
+    num_pages: int  # of a lane; as many as its context has chunks: exact attention
     prefill_chunk_tokens: int
     decode_sizes: tuple[int, ...]
     verify_rows: tuple[int, ...]  # the numbers of rows that a verify pass may have in each entry
     peer_access: str  # "auto", "on" or "off"
     reasons: tuple[str, ...]
-
-    @property
-    def num_pages(self) -> int:
-        return -(-self.max_ctx_tokens // CHUNK_TOKENS)
 
     def num_scratch_rows(self, shard: ShardPlan) -> int:
         """Rows of the largest pass that leaves something to be committed, of all entries
@@ -143,6 +140,7 @@ def make_plan(
         precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
+        num_pages=num_chunks(lanes.max_ctx_tokens),
         prefill_chunk_tokens=chunk,
         decode_sizes=decode_sizes(devices, precision.compute, lanes.parallel),
         verify_rows=tuple(sorted(set(verify_rows))),

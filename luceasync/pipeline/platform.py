@@ -76,8 +76,10 @@ class Platform(Protocol):
         """Passes as the device runs them best: operation by operation, or captured as graphs."""
         ...
 
-    def warm_up(self, work: Callable[[], None]) -> None:
-        """Do `work` now where kernels are compiled when they are first used."""
+    def warm_up(self, work: Callable[[], None], num_times: int) -> None:
+        """Do `work` now where kernels are compiled when they are first used: once to compile them
+        beside each other, none of them launched, and then `num_times`.
+        """
         ...
 
     def touch(self, work: Callable[[], None]) -> None:

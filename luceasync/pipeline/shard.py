@@ -21,7 +21,7 @@ from luceasync.models.families import family_of
 from luceasync.models.forms import Place
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.mixers.mixer import Mixer, MixerBody
-from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, NOBODY, Entry, Kept, Paths, Rows
 from luceasync.models.precision import torch_dtype
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
@@ -103,7 +103,8 @@ class Shard:
     def rows_from(self, entries: tuple[Entry, ...], lanes: Tensor, positions: Tensor) -> Rows:
         """Rows from tensors that are on this device already."""
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
-        return Rows(entries, lanes, positions, self.cache.tables, prepared)
+        ranks = positions - self._absent(lanes)[:, None]
+        return Rows(entries, lanes, ranks, self.cache.tables, prepared)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
@@ -117,7 +118,7 @@ class Shard:
     def tree_rows(self, batch: Batch, depths: Tensor) -> Rows:
         """Rows of a verify pass: `depths` int32 [entries, rows] below each lane's committed end."""
         entries = tuple(
-            Entry(lane, begin, begin, slice(0, 0), self._committed(lane, begin))
+            self._committed(lane, begin)
             for lane, begin in zip(batch.lanes, batch.begins, strict=True)
         )
         begins = torch.tensor(batch.begins, dtype=torch.int32).to(self.device)
@@ -147,7 +148,8 @@ class Shard:
         kept = []
         for i, (lane, begin, path) in enumerate(zip(batch.lanes, batch.begins, paths, strict=True)):
             if path:
-                places = self.cache.places(lane, begin, begin + len(path))
+                first = self.cache.rank(lane, begin)
+                places = self.cache.places(lane, first, first + len(path))
                 kept.append(Kept(i, lane, places, torch.tensor(path, device=self.device)))
         counts = [len(path) for path in paths]
         filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
@@ -155,7 +157,14 @@ class Shard:
         lanes, begins, rows, lengths = (
             torch.tensor(n, dtype=torch.int32).to(self.device) for n in numbers
         )
-        return Paths(tuple(kept), lanes, begins, rows, lengths, self.cache.tables)
+        return self.paths_from(tuple(kept), lanes, begins, rows, lengths)
+
+    def paths_from(
+        self, kept: tuple[Kept, ...], lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
+    ) -> Paths:
+        """Paths from tensors that are on this device already; `begins` are positions."""
+        ranks = begins - self._absent(lanes)
+        return Paths(kept, lanes, ranks, rows, counts, self.cache.tables)
 
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
@@ -189,17 +198,24 @@ class Shard:
         if layer in self._tapped:
             self.taps[layer] = x.clone()  # the next layer may overwrite it
 
-    def _committed(self, lane: int, num_tokens: int) -> slice | Tensor:
-        """Places of the lane's first tokens in whole chunks: see models.mixers.attention_torch."""
+    def _absent(self, lanes: Tensor) -> Tensor:
+        """Of each lane how many tokens before the next one are not here; int32 [entries]."""
+        return self.cache.absent[lanes.long()]  # NO_LANE is the last one
+
+    def _committed(self, lane: int, num_tokens: int) -> Entry:
+        """No row, and what the lane holds in whole chunks: see models.mixers.attention_torch."""
         if lane == NO_LANE:
-            return slice(0, 0)
-        return self.cache.places(lane, 0, num_chunks(num_tokens) * CHUNK_TOKENS)
+            return NOBODY
+        end = self.cache.rank(lane, num_tokens)
+        read = self.cache.places(lane, 0, num_chunks(end) * CHUNK_TOKENS)
+        return Entry(lane, end, end, slice(0, 0), read)
 
     def _entry(self, lane: int, begin: int, num_rows: int) -> Entry:
         if lane == NO_LANE:
-            return Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
-        end = begin + num_rows
+            return NOBODY
+        first = self.cache.rank(lane, begin)
+        end = first + num_rows
         places = self.cache.places
         # A decode step reads whole chunks: see models.mixers.attention_torch.
         read_end = end if num_rows > 1 else num_chunks(end) * CHUNK_TOKENS
-        return Entry(lane, begin, end, places(lane, begin, end), places(lane, 0, read_end))
+        return Entry(lane, first, end, places(lane, first, end), places(lane, 0, read_end))

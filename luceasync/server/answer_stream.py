@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from luceasync.errors import GenerationFailed, Unavailable
+from luceasync.errors import GaveWay, GenerationFailed, Unavailable
 from luceasync.request import Delta, Finish, Stream
 from luceasync.server.metrics import AnswerClock
 from luceasync.server.request_log import RequestNote
 
 
 class AnswerStream:
-    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed or
-    Unavailable.
+    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed, GaveWay
+    or Unavailable.
     """
 
     def __init__(
@@ -55,7 +55,13 @@ class AnswerStream:
 
 def _raise_failure(finish: Finish) -> None:
     if finish.reason == "error":
-        failure = Unavailable if finish.error_kind == "unavailable" else GenerationFailed
-        raise failure(finish.error or "The generation failed.")
+        words = finish.error or "The generation failed."
+        match finish.error_kind:
+            case "gave_way":
+                raise GaveWay(finish.retry_after_s)
+            case "unavailable":
+                raise Unavailable(words, finish.retry_after_s)
+            case "failed":
+                raise GenerationFailed(words)
     if finish.reason == "cancelled":
         raise Unavailable(finish.error or "The generation was cancelled.")

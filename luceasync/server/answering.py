@@ -74,7 +74,7 @@ class Answering:
         reading = read_body(scope, receive, house.config.max_body_bytes, held)
         body = await race(reading, house.drain.expired())
         require_ready(house.engine)
-        caller = Caller(accepted_key(scope), house.trust_cache_salt)
+        caller = Caller(accepted_key(scope), house.trust_cache_salt, _peer_of(scope))
         call = self._endpoint.parse(body, Headers(scope=scope), caller)
         del body  # what is left of it is in the call
         # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
@@ -126,6 +126,12 @@ class Answering:
                 streams.append(AnswerStream(stream, request.num_choices, clock, note))
             held.release()
             yield streams
+
+
+def _peer_of(scope: Scope) -> str:
+    """The address of the connection's other end, as the socket has it; no header is believed."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
 
 
 async def _end_with_error(call: Call[Any], events: EventStream, error: Exception) -> None:

@@ -33,6 +33,7 @@ class EngineCollector(Collector):
 
 def _engine(status: EngineStatus) -> Iterator[Metric]:
     for name, words, value in (
+        ("failed", "1 while the engine is gone.", float(status.has_failed)),
         ("ready", "1 when the model is loaded.", float(status.ready)),
         ("lanes", "Sequences that can be decoded together.", status.num_lanes),
         ("running_lanes", "Lanes that hold a sequence.", status.num_running),
@@ -43,6 +44,7 @@ def _engine(status: EngineStatus) -> Iterator[Metric]:
         ("prefilled_tokens", "Prompt tokens computed.", status.prefilled_tokens_total),
         ("decoded_tokens", "Tokens generated.", status.decoded_tokens_total),
         ("decode_steps", "Steps of the decode batch.", status.decode_steps_total),
+        ("engine_restarts", "Times that the engine was made anew.", status.restarts_total),
     ):
         yield CounterMetricFamily(f"luceasync_{name}", words, value=value)
 

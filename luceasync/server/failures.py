@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 from luceasync.errors import GenerationFailed, QueueFull, RequestError, Unavailable
 from luceasync.server.discretion import without_paths
 
-LOADING_RETRY_AFTER_S = 1
 MAX_MESSAGE_CHARS = 2000  # of a refusal: whoever quotes a request must not send it back
 MAX_PARAM_CHARS = 300
 
@@ -61,7 +60,7 @@ def _(error: QueueFull) -> Failure:
 
 @describe.register
 def _(error: Unavailable) -> Failure:
-    headers = {"Retry-After": str(LOADING_RETRY_AFTER_S)}
+    headers = {"Retry-After": str(error.retry_after_s)}
     return Failure(503, without_paths(str(error)), code="unavailable", headers=headers)
 
 

@@ -24,6 +24,7 @@ from luceasync.server.connection import Connection, Connections
 # Time for the last events and the closing of connections, after the running requests have ended.
 LINGER_S = 2.0
 BACKLOG = 1024
+UNSENT_BYTES = 64 << 10  # that the kernel takes of an answer before the client makes room for them
 MAX_DESCRIPTORS = 16384
 RESERVED_DESCRIPTORS = 192  # for weights, node files, devices and what libraries open
 
@@ -58,6 +59,7 @@ def listen(config: ServerConfig) -> socket.socket:
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             listener.bind(address)
             listener.listen()
         except OSError:

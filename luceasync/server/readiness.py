@@ -13,4 +13,4 @@ def require_ready(engine: Engine) -> None:
     """Raise Unavailable unless the model is loaded."""
     status = engine.status()
     if not status.ready:
-        raise Unavailable(status.detail)
+        raise Unavailable(status.detail, status.retry_after_s)

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from luceasync import __version__
-from luceasync.request import Engine
+from luceasync.request import Engine, EngineStatus
 from luceasync.server.discretion import without_paths
 from luceasync.server.drain import Drain
 from luceasync.server.metrics import CONTENT_TYPE, Metrics
@@ -39,9 +39,12 @@ class StatusPages:
 
     async def health(self, request: Request) -> Response:
         """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but
-        a fault of the disk keeps prefixes from being kept.
+        a fault of the disk keeps prefixes from being kept. Failed, 503: the engine is gone and
+        being made anew.
         """
         status = self._engine.status()
+        if status.has_failed:
+            return _later({"status": "failed", "detail": without_paths(status.detail)}, status)
         if status.cache is not None and status.cache.degraded:
             fault = without_paths(status.cache.degraded)
             return json_response({"status": "degraded", "detail": fault})
@@ -52,10 +55,18 @@ class StatusPages:
         status = self._engine.status()
         ready = status.ready and not self._drain.closing
         detail = "shutting down" if self._drain.closing else without_paths(status.detail)
-        return json_response({"ready": ready, "detail": detail}, 200 if ready else 503)
+        answer = {"ready": ready, "detail": detail}
+        return json_response(answer) if ready else _later(answer, status)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+def _later(payload: object, status: EngineStatus) -> Response:
+    """`payload` as a 503 that says when to ask again."""
+    response = json_response(payload, 503)
+    response.headers["retry-after"] = str(status.retry_after_s)
+    return response
 
 
 def json_response(payload: object, status: int = 200) -> Response:

@@ -1,10 +1,13 @@
-"""Whose request it is: what was computed for one tenant is never given to another.
+"""Whose request it is: what was computed for one tenant is never given to another, and clients have
+equal shares.
 
-Owns how an API key and a salt make a tenant's name. Knows nothing of headers or of what is kept.
+Owns how a key and a salt make a tenant's name, and a key or an address a client's. Knows nothing of
+headers or of what is kept.
 """
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass, field
 
 from luceasync.errors import RequestError
@@ -16,12 +19,18 @@ _SEPARATOR = "\0"
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who sent a request: the API key that let it in ("" where none is asked for), and whether its
-    salts are trusted.
+    """Who sent a request: the API key that let it in ("" where none is asked for), whether its
+    salts are trusted, and the address of the connection, which nobody can invent as a header.
     """
 
     key: str = field(default="", repr=False)
     may_salt: bool = False
+    address: str = ""
+
+    @property
+    def client(self) -> str:
+        """Among whom lanes and places in the queue are shared: its key, else its address."""
+        return self.key or network_of(self.address)
 
     def tenant(self, salt: str | None) -> str:
         """The tenant that `salt` narrows this caller to; without one, all that the key shares.
@@ -43,3 +52,18 @@ class Caller:
                 param="cache_salt",
             )
         return self.key + _SEPARATOR + salt
+
+
+def network_of(address: str) -> str:
+    """What one host has for itself: an IPv4 address, or the first 64 bits of an IPv6 address, below
+    which it may have any.
+    """
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # of a socket that is no network's
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    if found.ipv4_mapped is not None:
+        return str(found.ipv4_mapped)
+    return str(ipaddress.ip_network((int(found), 64), strict=False))

@@ -66,9 +66,18 @@ class GuardedTemplate:
     may look into it, and say something else then; so next for what is suspect alone.
     """
 
-    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
-        """Takes a second or two where the vocabulary is large. Raises ModelError."""
+    def __init__(
+        self,
+        template: Template,
+        tokenizer: Tokenizer,
+        check: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Takes a second or two where the vocabulary is large. Raises ModelError. `check` looks at
+        what is rendered before anything else is done with it, and may raise RequestError; guarded
+        text has no fewer tokens.
+        """
         self._template = template
+        self._check = check
         self._control = tokenizer.control
         self._control.prepare()
         self._suspects = Suspects(self._control)
@@ -96,6 +105,7 @@ class GuardedTemplate:
         # Arguments are read first: JSON has other ways to write the characters of a control token.
         said = _Said(with_parsed_arguments(messages), tools, kwargs)
         text = rendered(said)
+        self._check(text)
         if BREAK in text:
             raise RequestError("The text is not valid Unicode: surrogates not allowed.")
         try:
@@ -169,6 +179,8 @@ def _covered_at(string: str, parts: Sequence[Part], to_stand_in: Mapping[int, st
 
 
 def _first_difference(one: str, other: str) -> int:
+    if one[0] != other[0]:  # nearly always
+        return 0
     return next(i for i, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
 
 

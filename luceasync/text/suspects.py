@@ -25,8 +25,9 @@ class Suspects:
         self._control = control
         texts = control.texts
         self._all_texts = _BETWEEN.join(texts)
-        self._beginnings = {text[:i] for text in texts for i in range(1, len(text))}
-        self._endings = {text[i:] for text in texts for i in range(1, len(text))}
+        # By the character beside the cut, longest first: most places have none of them.
+        self._beginnings = _grouped((text[:i] for text in texts for i in range(1, len(text))), -1)
+        self._endings = _grouped((text[i:] for text in texts for i in range(1, len(text))), 0)
         self._most_chars = max(map(len, texts), default=0)
 
     def parts_of(self, string: str) -> list[Part]:
@@ -61,16 +62,24 @@ class Suspects:
         return sorted([*whole, *filter(None, ending), *filter(None, starting)])
 
     def _beginning_that_ends(self, text: str, end: int) -> Part | None:
-        for begin in range(max(0, end - self._most_chars), end):
-            if text[begin:end] in self._beginnings:
-                return begin, end
+        for beginning in self._beginnings.get(text[end - 1 : end], ()):
+            if text.endswith(beginning, 0, end):
+                return end - len(beginning), end
         return None
 
     def _ending_that_starts(self, text: str, begin: int) -> Part | None:
-        for end in range(min(len(text), begin + self._most_chars), begin, -1):
-            if text[begin:end] in self._endings:
-                return begin, end
+        for ending in self._endings.get(text[begin : begin + 1], ()):
+            if text.startswith(ending, begin):
+                return begin, begin + len(ending)
         return None
+
+
+def _grouped(parts: Iterable[str], place: int) -> dict[str, list[str]]:
+    """`parts` by the character at `place`, longest first."""
+    groups: dict[str, list[str]] = {}
+    for part in sorted(set(parts), key=len, reverse=True):
+        groups.setdefault(part[place], []).append(part)
+    return groups
 
 
 def _without_space_before(text: str, end: int) -> int:

@@ -11,7 +11,7 @@ import random
 import re
 from collections import Counter
 
-from demo import questions, wordings
+from demo import questions, small_talk, wordings
 from demo.corpus import Corpus, Item
 
 Turn = tuple[str, str]
@@ -94,7 +94,7 @@ class Dialogue:
 
     def _system_prompt(self, rng: random.Random) -> str:
         """Mostly a sentence; at times ordinary words or a list of tools, as agents send them."""
-        prompt = rng.choice(wordings.SYSTEM_PROMPTS)
+        prompt = rng.choice(small_talk.SYSTEM_PROMPTS)
         draw = rng.random()
         if draw < 0.2:
             prompt += "\n\n" + " ".join(rng.choices(self.words, k=rng.randint(10, 120))) + "."
@@ -146,11 +146,11 @@ _ABOUT_TOPIC = {
     "repeat": wordings.REPEAT,
 }
 _SMALL_TALK = {
-    "greeting": (wordings.GREETINGS, HELLO),
-    "thanks": (wordings.THANKS, WELCOME),
-    "farewell": (wordings.FAREWELLS, GOODBYE),
-    "who": (wordings.WHO, WHO_I_AM),
-    "off_topic": (wordings.OFF_TOPIC, OFF_TOPIC),
+    "greeting": (small_talk.GREETINGS, HELLO),
+    "thanks": (small_talk.THANKS, WELCOME),
+    "farewell": (small_talk.FAREWELLS, GOODBYE),
+    "who": (small_talk.WHO, WHO_I_AM),
+    "off_topic": (small_talk.OFF_TOPIC, OFF_TOPIC),
 }
 
 

@@ -54,7 +54,7 @@ def test_a_signal_while_the_model_loads_ends_the_process(number, code):
 
 
 def test_ready_says_what_is_served_and_why_the_context_is_what_it_is():
-    reason = "--max-ctx 5120: what fits in memory beside the weights; --parallel 1 has 20480"
+    reason = "--max-ctx 5120: what fits beside the weights; 20480 with --parallel 1"
     card = ModelCard("tiny", 0, 5120, 1, "qwen3", aliases=("*", "small"), reasons=(reason,))
     assert ready_lines(card, 4) == [
         "Ready: tiny or small, 4 lanes of 5120 tokens of context",

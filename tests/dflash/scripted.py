@@ -22,7 +22,8 @@ from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.tally import StepCosts
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from luceasync.engine.acceptance import Acceptance
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain

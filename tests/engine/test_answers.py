@@ -34,7 +34,7 @@ async def test_each_delta_goes_to_its_stream_and_the_ends_are_told():
     first = answers.open(0, prompt(Remembering()), 1, lambda: None)
     second = answers.open(1, prompt(Remembering()), 1, lambda: None)
     told = [(1, delta(0, 5)), (0, delta(0, 6, finish=FINISH)), (1, delta(0, finish=FINISH))]
-    assert answers.deliver(told) == [FINISH, FINISH]
+    assert answers.deliver(told) == [("", FINISH), ("", FINISH)]
     assert [d.token_ids for d in [d async for d in first]] == [(6,)]
     assert [d.token_ids for d in [d async for d in second]] == [(5,), ()]
     assert repr(answers) == "Answers(0 open)"
@@ -57,5 +57,5 @@ def test_what_a_choice_said_is_remembered_with_the_prompt_that_it_followed():
 def test_nothing_is_remembered_after_a_prompt_that_was_no_text():
     answers, history = Answers(), Remembering()
     answers.open(0, prompt(history, text=None), 1, lambda: None)
-    assert answers.deliver([(0, delta(0, 5, finish=FINISH))]) == [FINISH]
+    assert answers.deliver([(0, delta(0, 5, finish=FINISH))]) == [("", FINISH)]
     assert history.told == []

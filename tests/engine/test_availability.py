@@ -37,3 +37,17 @@ async def test_what_arrives_after_the_end_opens_nothing():
 
 def test_before_it_has_begun_it_is_loading():
     assert Availability(("model",)).detail == "loading the model"
+
+
+async def test_what_is_interrupted_says_why_until_it_goes_on():
+    availability = Availability(("model",))
+    availability.begin()
+    availability.arrived("model")
+    availability.interrupt("the engine failed", back_in_s=4)
+    assert (availability.is_ready, availability.is_interrupted) == (False, True)
+    assert (availability.detail, availability.retry_after_s) == ("the engine failed", 4)
+    availability.resume()
+    assert (availability.is_ready, availability.detail) == (True, "ready")
+    availability.stop("the server is shutting down")
+    availability.interrupt("the engine failed", back_in_s=4)
+    assert availability.detail == "the server is shutting down"

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from luceasync.engine.faults import MAX_IN_A_ROW, Failures, fault_of
+from luceasync.engine.faults import MAX_IN_A_ROW, SOUND_LIFE_S, Failures, Restarts, fault_of
 from luceasync.errors import GroupFailed, ModelError
 
 
@@ -39,3 +39,15 @@ def test_only_a_group_that_failed_may_be_asked_again(error, kind, words):
     fault = fault_of(error, "decode")
     assert fault.kind == kind
     assert re.fullmatch(words, fault.words)
+
+
+def test_each_restart_that_does_not_last_waits_twice_as_long_up_to_a_minute():
+    restarts = Restarts()
+    assert [restarts.pause_s(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+
+
+def test_after_a_sound_life_a_failure_is_the_first_one():
+    restarts = Restarts()
+    restarts.pause_s(0.0), restarts.pause_s(0.0)
+    assert restarts.pause_s(SOUND_LIFE_S) == 1
+    assert restarts.pause_s(SOUND_LIFE_S / 2) == 2

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from luceasync.engine import generation
-from luceasync.engine.generation import Generation, Prepared
+from luceasync.engine.generation import Generation
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, TokenCounts
 from luceasync.request import Delta, Sampling, TextPiece
 from luceasync.text.detokenizer import Detokenizer

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.faults import Fault, fault_of
-from luceasync.engine.generation import Prepared
+from luceasync.engine.prepared import Prepared
 from luceasync.engine.pump import Pump
 from luceasync.errors import GroupFailed
 from luceasync.keeping import node_index as index_module

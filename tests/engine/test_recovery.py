@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.engine import faults
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import GroupFailed, Unavailable
@@ -21,12 +22,15 @@ LONG = "to be or not to be " * 20
 
 
 @asynccontextmanager
-async def running(model_dir: Path, draft_dir: Path | None) -> AsyncIterator[LocalEngine]:
+async def running(
+    model_dir: Path, draft_dir: Path | None, cache_dir: Path | None = None
+) -> AsyncIterator[LocalEngine]:
     engine = build_engine(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
             engine=EngineConfig(max_ctx_tokens=512, parallel=2, prefill_chunk_tokens=64),
             draft=DraftConfig(draft_dir=draft_dir),
+            cache=CacheConfig(cache_dir=cache_dir, min_tokens=1),
         )
     )
     async with engine:
@@ -110,13 +114,40 @@ async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
     assert (again.finish.reason, again.num_cached) == ("length", 0)
 
 
-async def test_an_engine_that_cannot_decode_tells_everybody_and_gives_up(tiny_dir):
-    async with running(tiny_dir, None) as engine:
+async def test_an_engine_that_cannot_decode_tells_everybody_and_is_made_anew(
+    tiny_dir, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.2)
+    async with running(tiny_dir, None, tmp_path) as engine:
+        [before] = await answers(engine, [LONG])
+        await engine.flush()
         Fails(engine, "decode", ZeroDivisionError("no way"), num_times=10**9, skip=0)
         broken = await answers(engine, [f"question {i}" for i in range(7)])
         assert {a.finish.reason for a in broken} == {"error"}
+        assert {a.finish.error_kind for a in broken} == {"failed", "unavailable"}
         status = engine.status()
-        assert not status.ready
+        assert (status.ready, status.has_failed, status.retry_after_s >= 1) == (False, True, True)
         assert status.detail == "the engine failed: ZeroDivisionError: no way"
-        with pytest.raises(Unavailable, match="ZeroDivisionError"):
+        with pytest.raises(Unavailable, match="ZeroDivisionError") as refused:
             await ask(engine, user("hello"))
+        assert refused.value.retry_after_s == status.retry_after_s
+        async with asyncio.timeout(DEADLINE_S):
+            while not engine.status().ready:
+                await asyncio.sleep(0.01)
+        status = engine.status()
+        assert (status.has_failed, status.restarts_total) == (False, 1)
+        await engine.flush()  # the directory has been looked through again
+        [after] = await answers(engine, [LONG])
+    assert (after.ids, after.finish.restore.tier) == (before.ids, "disk")
+
+
+async def test_a_shutdown_does_not_wait_for_an_engine_that_is_to_come_back(tiny_dir):
+    async with running(tiny_dir, None) as engine:
+        Fails(engine, "decode", ZeroDivisionError("no way"), num_times=10**9, skip=0)
+        faults_pause_s = faults.FIRST_PAUSE_S
+        await answers(engine, [f"question {i}" for i in range(7)])
+        assert engine.status().has_failed
+        ending = asyncio.timeout(faults_pause_s)
+        await ending.__aenter__()
+    await ending.__aexit__(None, None, None)
+    assert not ending.expired()

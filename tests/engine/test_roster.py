@@ -10,9 +10,15 @@ from luceasync.engine.roster import Roster
 class Choice:
     """A generation, as far as a roster looks at it."""
 
-    def __init__(self, state: str = "waiting", awaited: frozenset = frozenset()) -> None:
+    is_unread = False
+    num_in_turn = 1000
+
+    def __init__(
+        self, state: str = "waiting", awaited: frozenset = frozenset(), client: str = "a"
+    ) -> None:
         self.state = state
         self.lease = SimpleNamespace(awaited=awaited, has_arrived=False)
+        self.prepared = SimpleNamespace(client=client, stream_id=id(self))
 
     is_restoring = property(lambda self: self.state == "restoring")
     is_prefilling = property(lambda self: self.state == "prefilling")
@@ -20,8 +26,8 @@ class Choice:
     last_token = property(lambda self: 7 if self.is_decoding else None)
 
 
-def seated(roster: Roster, state: str) -> Choice:
-    choice = Choice(state)
+def seated(roster: Roster, state: str, client: str = "a") -> Choice:
+    choice = Choice(state, client=client)
     roster.queue([choice])
     roster.seat(choice, roster.first_free_lane)
     return choice
@@ -90,3 +96,57 @@ def test_a_lane_that_is_free_gives_those_who_were_passed_over_a_chance():
     assert not roster.has_work
     roster.free(1)
     assert roster.has_work
+
+
+def test_a_client_without_lanes_comes_before_one_that_has_some():
+    roster = Roster(3)
+    seated(roster, "decoding")
+    first, second, other = Choice(), Choice(), Choice(client="b")
+    roster.queue([first, second, other])
+    assert roster.in_turn() == [other, first, second]
+
+
+def test_who_is_not_read_gets_no_step_and_no_lane():
+    roster = Roster(2)
+    running, waiting = seated(roster, "decoding"), Choice()
+    roster.queue([waiting])
+    for choice in (running, waiting):
+        roster.read(id(choice), is_behind=True)
+    assert not roster.has_work
+    assert roster.parted() == ([], [], [])
+    assert roster.in_turn() == []
+    roster.read(id(running), is_behind=False)
+    assert roster.has_work
+    assert roster.parted() == ([], [], [running])
+
+
+def test_who_is_not_read_gives_its_lane_to_whoever_waits_and_waits_first_of_its_client():
+    roster = Roster(1)
+    unread = seated(roster, "decoding")
+    roster.read(id(unread), is_behind=True)
+    assert roster.gives_way() is None  # nobody waits
+    other = Choice()
+    roster.queue([other])
+    roster.pass_over()
+    assert roster.has_work is False
+    roster.read(id(unread), is_behind=True)  # since somebody may have a chance now
+    assert roster.has_work
+    assert roster.gives_way() is unread
+    roster.wait_again(unread)
+    assert roster.waiting == [unread, other]
+    roster.free(0)
+    assert roster.in_turn() == [other]
+
+
+def test_nobody_gives_way_while_a_lane_is_free_or_to_its_own_client():
+    roster = Roster(2)
+    seated(roster, "decoding")
+    roster.queue([Choice(client="b")])
+    assert roster.gives_way() is None
+    full = Roster(2)
+    for _ in range(2):
+        last = seated(full, "decoding")
+    full.queue([Choice()])
+    assert full.gives_way() is None
+    full.queue([Choice(client="b")])
+    assert full.gives_way() is last

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from luceasync.engine import faults
 from luceasync.engine.faults import MAX_IN_A_ROW, Fault
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import GroupFailed, ModelError
@@ -50,6 +51,12 @@ class Pump:
             raise OSError("no device")
         return [("ended", fault.words)]
 
+    def give_up(self, fault: Fault, back_in_s: int):
+        return [("all", fault.words)]
+
+    def keep_all(self) -> None:
+        self.is_kept = True
+
     def fail_all(self, detail: str, kind: str = "failed"):
         self.failed_with.append(detail)
         return [("all", detail)]
@@ -68,7 +75,7 @@ class Listener:
         self.threads.add(threading.get_ident())
         self.is_loaded.set()
 
-    def failed(self, detail: str) -> None:
+    def failed(self, detail: str, back_in_s: int) -> None:
         self.details.append(detail)
 
     def deliver(self, emitted) -> None:
@@ -76,14 +83,20 @@ class Listener:
         self.threads.add(threading.get_ident())
 
 
-async def start(pump: Pump | None, closed: list) -> tuple[EngineThread, Listener]:
+async def start(
+    pump: Pump | None, closed: list, *later: Pump | Exception
+) -> tuple[EngineThread, Listener]:
+    """A thread over `pump`, and over each of the later ones when the one before has failed."""
+    lives: list = [pump or ModelError("no weights here"), *later]
+
     def load() -> Loaded:
-        if pump is None:
-            raise ModelError("no weights here")
-        return Loaded(pump, lambda: closed.append(True))
+        life = lives.pop(0)
+        if isinstance(life, Exception):
+            raise life
+        return Loaded(life, lambda: closed.append(True))
 
     listener = Listener()
-    thread = EngineThread(load, listener)
+    thread = EngineThread(load, listener, release=lambda: closed.append("released"))
     thread.start()
     async with asyncio.timeout(DEADLINE_S):
         await listener.is_loaded.wait()
@@ -99,7 +112,7 @@ async def test_deltas_are_delivered_in_order_on_the_loop():
     await thread.join()
     assert listener.delivered == [1, 2, 3, 4, ("all", "the server is shutting down")]
     assert listener.threads == {threading.get_ident()}
-    assert closed == [True]
+    assert closed == [True, "released"]
 
 
 async def test_a_call_returns_when_its_command_was_run():
@@ -167,17 +180,59 @@ async def test_a_command_that_fails_is_told_apart_from_a_step():
 
 
 @pytest.mark.parametrize("by", ["step", "command", "recovery"])
-async def test_failures_in_a_row_end_everything_that_runs_and_all_that_comes_later(by: str):
+async def test_after_failures_in_a_row_everybody_is_told_and_the_engine_is_made_anew(
+    by: str, monkeypatch
+):
+    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.05)
     closed: list = []
     failing = [ZeroDivisionError("no way")] * (0 if by == "command" else MAX_IN_A_ROW)
-    pump = Pump(*failing, can_recover=by != "recovery")
-    thread, listener = await start(pump, closed)
+    pump, second = Pump(*failing, can_recover=by != "recovery"), Pump()
+    thread, listener = await start(pump, closed, second)
     for _ in range(MAX_IN_A_ROW if by == "command" else 0):
         thread.post(lambda pump: 1 / 0)
-    await until(lambda: listener.details)
-    thread.post(lambda pump: 1 / 0)
+    await until(lambda: listener.pump is second)
+    assert listener.details == [listener.delivered[-1][1]]
+    assert ("OSError" if by == "recovery" else "ZeroDivisionError") in listener.details[0]
+    assert (pump.is_kept, closed) == (True, [True])
+    second.emitted = [[8]]
+    await thread.call(lambda pump: [7], DEADLINE_S)
+    await until(lambda: 8 in listener.delivered)
+    await thread.join()
+    assert closed == [True, True, "released"]
+
+
+async def test_what_an_older_life_hears_of_is_nothing_to_the_next(monkeypatch):
+    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.05)
+    pump, second = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
+    thread, listener = await start(pump, [], second)
+    await until(lambda: listener.pump is second)
+    seen: list = []
+    pump.post(seen.append)
+    second.post(seen.append)
     await thread.call(lambda pump: [], DEADLINE_S)
     await thread.join()
-    assert ("OSError" if by == "recovery" else "ZeroDivisionError") in listener.details[0]
-    assert pump.failed_with == listener.details * 3
-    assert closed == [True]
+    assert seen == [second]
+
+
+async def test_a_life_that_cannot_begin_is_tried_again(monkeypatch):
+    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.01)
+    pump, third = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
+    thread, listener = await start(pump, [], ModelError("no weights here"), third)
+    await until(lambda: listener.pump is third)
+    await thread.join()
+    assert [words.rpartition(": ")[2] for words in listener.details] == [
+        "no way",
+        "no weights here",
+    ]
+
+
+async def test_an_end_while_a_restart_is_waited_for_comes_at_once():
+    pump = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW)
+    monkey = Pump()
+    thread, listener = await start(pump, closed := [], monkey)
+    await until(lambda: listener.details)
+    async with asyncio.timeout(faults.FIRST_PAUSE_S / 2):
+        await thread.join()
+    assert (listener.pump, closed) == (pump, [True, "released"])
+    with pytest.raises(TimeoutError):
+        await thread.call(lambda pump: [], DEADLINE_S)

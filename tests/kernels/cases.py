@@ -34,7 +34,9 @@ def rows_at(
     num_pages: int,
     device: torch.device,
 ) -> Rows:
-    """Rows whose pages are shuffled, each lane its own way."""
+    """Rows whose pages are shuffled, each lane its own way. `begins` are ranks: of lane n so many
+    chunks before them are not here, which shows in the rotation alone.
+    """
     generator = torch.Generator().manual_seed(7)
     pages = [torch.randperm(num_pages, generator=generator) for _ in range(num_lanes)]
     tables = torch.stack(pages).int()
@@ -53,11 +55,16 @@ def rows_at(
         )
         for lane, begin in zip(lanes, begins, strict=True)
     )
-    positions = torch.tensor(begins, dtype=torch.int32)[:, None]
-    positions = (positions + torch.arange(num_rows, dtype=torch.int32)).to(device)
+    ranks = torch.tensor(begins, dtype=torch.int32)[:, None]
+    ranks = (ranks + torch.arange(num_rows, dtype=torch.int32)).to(device)
     lane_tensor = torch.tensor(lanes, dtype=torch.int32, device=device)
-    prepared = {spec: rotation(spec, positions)}
-    return Rows(entries, lane_tensor, positions, tables.to(device), prepared)
+    prepared = {spec: rotation(spec, ranks + num_absent(lane_tensor))}
+    return Rows(entries, lane_tensor, ranks, tables.to(device), prepared)
+
+
+def num_absent(lanes: Tensor) -> Tensor:
+    """Tokens of each lane that are not here: [entries, 1]."""
+    return lanes.clamp(min=0)[:, None] * PAGE
 
 
 @dataclass(frozen=True)
@@ -169,16 +176,15 @@ def random_parents(num_entries: int, num_rows: int) -> Tensor:
 
 
 def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
-    """`rows` as a verify pass has them: positions by depth, and only committed places to read."""
-    begins = rows.positions[:, :1]
-    depths = torch_trees(parents.to(begins.device), 1).depths
-    positions = begins + depths
+    """`rows` as a verify pass has them: ranks by depth, and only committed places to read."""
+    begins = rows.ranks[:, :1]
+    ranks = begins + torch_trees(parents.to(begins.device), 1).depths
     entries = tuple(
         replace(e, end=e.begin, read=e.read[: e.begin] if e.begin else slice(0, 0))
         for e in rows.entries
     )
-    prepared = {spec: rotation(spec, positions)}
-    return replace(rows, entries=entries, positions=positions, prepared=prepared)
+    prepared = {spec: rotation(spec, ranks + num_absent(rows.lanes))}
+    return replace(rows, entries=entries, ranks=ranks, prepared=prepared)
 
 
 def attention_scratch(case: AttentionCase) -> tuple[Tensor, Tensor]:

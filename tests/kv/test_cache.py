@@ -74,7 +74,8 @@ def test_pages_in_order_are_a_slice():
 
 def test_a_moved_page_ends_the_slice_of_its_lane_there():
     cache = make_cache()
-    cache.place([PageEvent(1, 2, 3)])
+    cache.place([PageEvent(lane, chunk, chunk) for lane in (0, 2) for chunk in range(NUM_PAGES)])
+    cache.place([PageEvent(1, chunk, page) for chunk, page in enumerate([0, 1, 3])])
     assert cache.places(1, 0, 128) == slice(0, 128)
     assert cache.places(0, 0, 256) == cache.places(2, 0, 256) == slice(0, 256)
     places = cache.places(1, 120, 140)
@@ -104,6 +105,7 @@ def test_runs_are_the_same_places_in_few_ranges(order: list[int], ends: tuple[in
 
 def test_a_chunk_that_comes_back_to_its_own_page_is_where_it_should_be():
     cache = make_cache()
+    cache.place([PageEvent(0, chunk, chunk) for chunk in range(NUM_PAGES)])
     cache.place([PageEvent(0, 1, 3), PageEvent(0, 1, 1)])
     assert as_list(cache.places(0, 0, 200)) == list(range(200))
 
@@ -113,8 +115,32 @@ def test_events_reach_the_devices_table():
     identity = list(range(NUM_PAGES))
     assert cache.tables.dtype == torch.int32
     assert cache.tables.tolist() == [identity] * NUM_LANES
-    cache.place([PageEvent(1, 0, 2), PageEvent(1, 2, 0), PageEvent(2, 3, 3)])
+    cache.place([PageEvent(1, 0, 2), PageEvent(1, 1, 1), PageEvent(1, 2, 0), PageEvent(2, 0, 0)])
     assert cache.tables.tolist() == [identity, [2, 1, 0, 3], identity]
+    assert cache.absent.tolist() == [0] * (NUM_LANES + 1)
+
+
+def test_the_table_lists_what_is_here_and_ranks_leave_no_gap():
+    cache = make_cache()
+    cache.place([PageEvent(1, chunk, page) for chunk, page in enumerate([2, 1, 3, 0])])
+    cache.place([PageEvent(1, 0, None), PageEvent(1, 2, None), PageEvent(1, 4, 3)])
+    assert cache.tables[1, :3].tolist() == [1, 0, 3]  # of chunks 1, 3 and 4
+    assert cache.absent.tolist() == [0, 128, 0, 0]
+    assert cache.rank(1, 4 * 64 + 5) == 2 * 64 + 5 and cache.rank(1, 5 * 64) == 3 * 64
+    assert as_list(cache.places(1, 60, 70)) == [*range(124, 128), *range(6)]
+    assert cache.runs(1, 3 * 64, 5 * 64) == [range(64), range(192, 256)]
+    with pytest.raises(AssertionError, match="not all of"):
+        cache.runs(1, 64, 4 * 64)
+
+
+def test_a_lane_that_is_reset_has_nothing_of_what_it_had():
+    cache = make_cache()
+    cache.place([PageEvent(1, 0, 0), PageEvent(1, 1, 1), PageEvent(1, 0, None)])
+    assert cache.absent.tolist() == [0, 64, 0, 0]
+    cache.reset(1)
+    assert not cache.absent.any()
+    cache.place([PageEvent(1, 0, 2)])
+    assert as_list(cache.places(1, 0, 64)) == [*range(128, 192)]
 
 
 def test_the_table_stays_one_tensor():

@@ -16,6 +16,7 @@ from luceasync.errors import ConfigError, CorruptNode
 from luceasync.node_words import MissReason
 from luceasync.nodefiles.disk import NUM_READERS, DiskTier
 from luceasync.nodefiles.outcomes import Miss, WriteOutcome
+from luceasync.nodefiles.reader import NodeFile
 from tests.nodefiles.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
 from tests.nodefiles.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
 from tests.nodefiles.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of
@@ -129,6 +130,24 @@ async def test_whoever_asks_may_have_less_patience(
         assert found == Miss(MissReason.IO_ERROR, f"node {KEY} was not read within 0.01 s")
         assert tier.degraded == found.detail
         until.set()
+
+
+async def test_while_a_read_hangs_nobody_waits_for_another_one(
+    tmp_path: Path, path: Path, until: threading.Event
+) -> None:
+    files = FaultyFiles(until.wait, before="open")
+    async with tier_of(tmp_path, files) as tier:
+        path.write_bytes(file_of(contents_of()))
+        first = await tier.read(KEY, timeout_s=0.01)
+        assert first.detail.endswith("not read within 0.01 s")
+        for _ in range(100):  # more than there are threads: none of them is asked
+            assert (await tier.read(KEY)).detail == "the disk hangs: a read has not come back"
+        assert tier.degraded == first.detail
+        until.set()
+        async with asyncio.timeout(10):
+            while tier.degraded:  # it comes back by itself, without another request
+                await asyncio.sleep(0.001)
+        assert isinstance(await tier.read(KEY), NodeFile)
 
 
 async def test_memory_that_is_refused_is_a_miss_of_its_own(tmp_path: Path, path: Path) -> None:

@@ -12,6 +12,7 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
@@ -21,7 +22,7 @@ MakeBackend = Callable[..., LayerSplitBackend]
 
 @pytest.fixture
 def make_backend() -> Iterator[MakeBackend]:
-    """Load a backend in float32 on logical CPU devices; closed when the test is over."""
+    """Load a backend in float32 on logical CPU devices, or on those named; closed after it."""
     backends = []
 
     def make(
@@ -35,11 +36,13 @@ def make_backend() -> Iterator[MakeBackend]:
         verify_rows: Sequence[int] = (),
         taps: Sequence[int] = (),
         memory: HostMemory | None = None,
+        devices: Sequence[str] = (),
     ) -> LayerSplitBackend:
         spec = read_spec(model_dir)
+        logical = [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)]
         plan = make_plan(
             spec,
-            [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
+            find_devices(devices) if devices else logical,
             precision=Precision.of("fp32"),
             weights=weights,
             parallel=parallel,

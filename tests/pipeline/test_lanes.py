@@ -24,27 +24,49 @@ def test_plenty_of_memory_gives_four_lanes_of_all_that_the_model_can_use():
 
 
 def test_less_memory_gives_fewer_lanes_then_shorter_ones_and_says_why():
-    plans = [plan_of(mib) for mib in (4096, 900, 600, 460, 360)]
-    assert [plan.parallel for plan in plans] == [4, 4, 2, 1, 1]
-    assert plans[0].max_ctx_tokens == 32768
-    assert all(plan.max_ctx_tokens >= 8192 for plan in plans[:-1])
-    assert 0 < plans[-1].max_ctx_tokens < 8192
+    plans = [plan_of(mib) for mib in (4096, 2000, 1200, 600, 360)]
+    assert [plan.parallel for plan in plans] == [4, 2, 1, 1, 1]
+    assert all(plan.max_ctx_tokens == 32768 for plan in plans[:3])
+    assert 32768 > plans[3].max_ctx_tokens > plans[4].max_ctx_tokens > 0
     for plan in plans:
         assert any(line.startswith(f"--parallel {plan.parallel}: ") for line in plan.reasons)
-    fits = f"--max-ctx {plans[-1].max_ctx_tokens}: what fits in memory beside the weights; "
+    fits = f"--max-ctx {plans[-1].max_ctx_tokens}: what fits beside the weights in the memory "
     assert plans[-1].reasons[-1].startswith(fits)
 
 
+@pytest.mark.parametrize("free_mib", [700, 1200, 2000])
+def test_there_are_more_lanes_only_where_each_keeps_what_an_agent_needs(free_mib: int):
+    """A long-context model: 32,768 tokens each, and one lane has all where two have less."""
+    spec = make_spec(max_positions=2**18)
+    plan = plan_of(free_mib, spec=spec)
+    more = plan_of(free_mib, spec=spec, parallel=2 * plan.parallel)
+    assert plan.parallel == 1 or plan.max_ctx_tokens >= 32768
+    assert more.max_ctx_tokens < 32768
+
+
+def test_fewer_lanes_than_usual_say_what_more_of_them_would_have():
+    reason = plan_of(1200).reasons[0]
+    each = plan_of(1200, parallel=4).max_ctx_tokens
+    assert reason.endswith(f"that can hold 32768 tokens each; --parallel 4 would have {each} each")
+    assert "not even one lane can hold 32768 tokens" in plan_of(600).reasons[0]
+
+
 @pytest.mark.parametrize("free_mib", [460, 600, 900])
-def test_a_context_that_is_short_for_many_lanes_says_what_one_would_have(free_mib: int):
-    alone = plan_of(free_mib, parallel=1).max_ctx_tokens
+def test_a_context_that_is_short_says_how_much_may_be_asked_for(free_mib: int):
     plan = plan_of(free_mib, parallel=4)
-    assert plan.max_ctx_tokens < alone
-    assert plan.reasons[-1].endswith(f"; --parallel 1 has {alone}")
+    most, alone = (
+        int(plan.reasons[-1].split(before)[1].split()[0]) for before in ("up to ", "named, ")
+    )
+    assert plan.max_ctx_tokens < most < alone
+    assert plan.reasons[-1].endswith(f"{alone} with --parallel 1")
+    assert plan_of(free_mib, parallel=4, max_ctx_tokens=most).max_ctx_tokens == most
+    refusal(plan_of, free_mib, parallel=4, max_ctx_tokens=most + 64)
+    assert plan_of(free_mib, parallel=1, max_ctx_tokens=alone).max_ctx_tokens == alone
 
 
 def test_a_context_that_is_short_for_one_lane_says_what_helps():
-    assert plan_of(360).reasons[-1].endswith("; --dtype bf16 or more devices have more")
+    helps = "more with more devices (--target-devices) or bf16 instead of fp32 (--dtype)"
+    assert plan_of(360).reasons[-1].endswith(helps)
 
 
 @pytest.mark.parametrize("free_mib", [320, 360, 460, 600, 4096])

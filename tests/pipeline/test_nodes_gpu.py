@@ -222,6 +222,7 @@ def test_who_waits_for_copies_is_told_by_another_thread(
 
 
 def test_what_is_dropped_gives_its_memory_back(backend: LayerSplitBackend, arena: Arena):
+    prefill(backend, 0, 11)
     free_bytes = arena.free_bytes
     for _ in range(6):
         backend.nodes.save(0, "n", Span(0, NUM_TOKENS, True))

@@ -61,7 +61,7 @@ def test_each_picks_what_it_runs_best(platform: Platform, has_numba, picked, mon
 def test_on_a_cpu_passes_are_eager_and_nothing_is_compiled_before():
     cpu = open_platform("cpu:1")
     assert cpu.passes(eager=lambda: "eager", captured=lambda capture: "captured") == "eager"
-    cpu.warm_up(lambda: pytest.fail("nothing to warm up"))
+    cpu.warm_up(lambda: pytest.fail("nothing to warm up"), 2)
 
 
 def test_on_a_cpu_work_is_over_when_it_is_asked_for():

@@ -78,6 +78,7 @@ class ScriptedEngine:
         self.script = script or answer("Hel", "lo", "!")
         self.opening = opening
         self.loading = False
+        self.failure = ""
         self.cache: CacheStatus | None = None
         self.speculation: SpeculationStatus | None = None
         self.requests: list[Request] = []
@@ -88,7 +89,17 @@ class ScriptedEngine:
     def status(self) -> EngineStatus:
         detail = "loading the model" if self.loading else "ready"
         counts = (4, len(self.streams), 0, 6, 3, 3)
-        return EngineStatus(not self.loading, detail, *counts, self.cache, self.speculation)
+        ready = not self.loading and not self.failure
+        return EngineStatus(
+            ready,
+            self.failure or detail,
+            *counts,
+            self.cache,
+            self.speculation,
+            has_failed=bool(self.failure),
+            restarts_total=2,
+            retry_after_s=7 if self.failure else 1,
+        )
 
     async def open(self, request: Request) -> ScriptedStream:
         self.requests.append(request)

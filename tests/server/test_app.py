@@ -35,6 +35,22 @@ async def test_head_of_the_root_is_200(in_memory):
         assert (await client.head("/")).status_code == 200
 
 
+async def test_an_engine_that_has_failed_is_not_healthy_and_says_when_to_ask_again(in_memory):
+    engine = ScriptedEngine()
+    engine.failure = "the engine failed: OSError: '/srv/models/tiny/model.safetensors' is gone"
+    async with in_memory(engine) as client:
+        health, ready = await client.get("/health"), await client.get("/ready")
+        asked = await client.post("/v1/chat/completions", json=BODY)
+        lines = (await client.get("/metrics")).text.splitlines()
+    words = "the engine failed: OSError: 'model.safetensors' is gone"
+    assert health.json() == {"status": "failed", "detail": words}
+    assert ready.json() == {"ready": False, "detail": words}
+    assert {r.status_code for r in (health, ready, asked)} == {503}
+    assert {r.headers["retry-after"] for r in (health, ready, asked)} == {"7"}
+    assert asked.json()["error"]["message"] == words
+    assert {"luceasync_failed 1.0", "luceasync_engine_restarts_total 2.0"} <= set(lines)
+
+
 async def test_while_the_model_loads_the_server_lives_but_is_not_ready(in_memory):
     engine = ScriptedEngine()
     engine.loading = True

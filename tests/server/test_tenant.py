@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
-from luceasync.server.tenant import Caller
+from luceasync.server.tenant import Caller, network_of
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -66,3 +66,30 @@ async def test_salts_are_taken_where_the_server_trusts_them_and_refused_elsewher
         refused = await client.post(CHAT, json=BODY | {"cache_salt": "a"})
     assert engine.requests[0].tenant == Caller(may_salt=True).tenant("a")
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "cache_salt")
+
+
+@pytest.mark.parametrize(
+    ("address", "network"),
+    [
+        ("192.0.2.7", "192.0.2.7"),
+        ("::ffff:192.0.2.7", "192.0.2.7"),
+        ("2001:db8:1:2:3::4", "2001:db8:1:2::/64"),
+        ("fe80::1%eth0", "fe80::/64"),
+        ("", ""),
+    ],
+)
+def test_a_client_without_a_key_is_what_one_host_has_for_itself(address, network):
+    assert network_of(address) == network
+    assert Caller(address=address).client == network
+
+
+def test_a_client_with_a_key_is_its_key():
+    assert Caller("key", address="192.0.2.7").client == "key"
+
+
+async def test_the_client_is_the_connections_and_no_header_is_believed(in_memory):
+    engine = ScriptedEngine()
+    headers = {"x-forwarded-for": "198.51.100.1", "forwarded": "for=198.51.100.1"}
+    async with in_memory(engine) as client:
+        await client.post(CHAT, json=BODY, headers=headers)
+    assert engine.requests[0].client == "127.0.0.1"

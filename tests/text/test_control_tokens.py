@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import pytest
@@ -134,6 +135,19 @@ def test_added_tokens_are_found_in_order_and_control_tokens_among_them(byte_leve
     ]
     assert byte_level.control.find(text) == [found[0], found[2]]
     assert byte_level.control.find("<|im_end") == []
+
+
+@relaxed
+@given(parts=st.lists(st.sampled_from([*PIECES, "</think>", "<", ">", BREAK]), max_size=12))
+def test_the_quick_way_finds_what_the_tokenizer_itself_would(bundled, parts):
+    text, slow = "".join(parts), copy.copy(bundled.control)
+    assert bundled.control._pattern is not None
+    slow._pattern = None
+    assert bundled.control.find_added(text) == slow.find_added(text)
+
+
+def test_the_quick_way_is_not_taken_where_more_than_texts_decides():
+    assert control_of(all_normalized())._pattern is None
 
 
 def test_a_token_that_ends_texts_is_a_control_token_special_or_not(byte_level):

@@ -118,6 +118,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             num_choices=num_choices_of(chat),
             top_logprobs=_top_logprobs(chat),
             tenant=caller.tenant(chat.cache_salt),
+            client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
         ),
         stream=bool(chat.stream),

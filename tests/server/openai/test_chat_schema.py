@@ -36,7 +36,9 @@ def refusal(**fields: Any) -> RequestError:
 
 def test_absent_and_null_fields_mean_openais_defaults():
     names = ("temperature", "top_p", "max_tokens", "stop", "n", "seed", "tools", "cache_salt")
-    expected = Request(ChatPrompt([USER]), sampling=Sampling(temperature=1.0), tenant="key")
+    expected = Request(
+        ChatPrompt([USER]), sampling=Sampling(temperature=1.0), tenant="key", client="key"
+    )
     assert parse().request == parse(**dict.fromkeys(names)).request == expected
 
 

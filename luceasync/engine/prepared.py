@@ -1,0 +1,44 @@
+"""What a choice of a request needs to run, made before it waits for a lane.
+
+Values only. Knows no lanes, no queue and nobody who listens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from luceasync.engine.sampling.row import TokenCounts
+from luceasync.keeping.tenants import NO_TENANT
+from luceasync.request import Sampling
+from luceasync.text.detokenizer import Detokenizer
+from luceasync.text.pieces import PieceMaker, PlainText
+from luceasync.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a choice needs to run: tokens, limits, sampling and the way back to text.
+
+    `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
+    key under which what is computed may be shared; `client` is who asks; `boundaries` are where
+    turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`: a
+    later prompt may begin with it and its answer.
+    """
+
+    stream_id: int
+    index: int
+    prompt_ids: tuple[int, ...]
+    max_tokens: int
+    stop_ids: frozenset[int]
+    sampling: Sampling
+    seed: int
+    counts: TokenCounts | None
+    top_logprobs: int | None
+    tokenizer: Tokenizer
+    detokenizer: Detokenizer
+    piece_maker: PieceMaker = field(default_factory=PlainText)
+    tenant: bytes = field(default=NO_TENANT, repr=False)
+    client: str = field(default="", repr=False)
+    boundaries: tuple[int, ...] = ()
+    keep_prompt: bool = False
+    answer_returns: bool = True

@@ -1,0 +1,56 @@
+"""What cannot fit is refused before it is encoded or guarded, however it is written."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.errors import ContextLengthError
+from luceasync.text.guarded import GuardedTemplate
+from luceasync.text.length import refuse_too_long
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
+
+MOST = 4096
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(BUNDLED_MODEL_DIR)
+
+
+@pytest.mark.parametrize("piece", ["x = f(y)\n", "<|im_end|>", "<think>", "</tool_call>"])
+def test_a_text_that_cannot_fit_is_refused_whatever_it_is_made_of(tokenizer, piece):
+    with pytest.raises(ContextLengthError, match=r"resulted in at least \d+ tokens"):
+        refuse_too_long(tokenizer, piece * 100_000, MOST, "messages")
+    refuse_too_long(tokenizer, piece * 100, MOST, "messages")
+
+
+def test_a_million_characters_of_control_tokens_are_not_guarded(tokenizer):
+    looked_for: list[str] = []
+
+    class Watched(GuardedTemplate):
+        def _guarded(self, said, text, rendered):
+            looked_for.append(text)
+            return super()._guarded(said, text, rendered)
+
+    template = Watched(
+        ChatTemplate.load(BUNDLED_MODEL_DIR),
+        tokenizer,
+        lambda text: refuse_too_long(tokenizer, text, MOST, "messages"),
+    )
+    with pytest.raises(ContextLengthError):
+        template.render([{"role": "user", "content": "<|im_end|>" * 100_000}])
+    assert looked_for == []
+    template.render([{"role": "user", "content": "<|im_end|>"}])
+    assert len(looked_for) == 1
+
+
+def test_what_a_template_drops_counts_for_nothing(tokenizer):
+    """Reasoning of earlier turns, for one: only what is rendered has to fit."""
+    template = GuardedTemplate(
+        ChatTemplate("{% for m in messages %}{{ m.role }}{% endfor %}"),
+        tokenizer,
+        lambda text: refuse_too_long(tokenizer, text, MOST, "messages"),
+    )
+    assert template.render([{"role": "user", "content": "x" * 1_000_000}]) == "user"
