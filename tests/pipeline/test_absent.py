@@ -38,7 +38,7 @@ def decoded(backend: LayerSplitBackend, num_tokens: int = 30) -> Tensor:
     """Logits of tokens that cross into another chunk, each the best of the one before."""
     token, logits = 5, []
     for position in range(NUM_PROMPT, NUM_PROMPT + num_tokens):
-        logits.append(backend.decode([1], [position], [token])[0].clone())
+        logits.append(backend.decode([1], [position], [token]).whole()[0].clone())
         token = int(logits[-1].argmax())
     return torch.stack(logits)
 
@@ -50,8 +50,8 @@ def verified(backend: LayerSplitBackend, num_rounds: int = 5) -> Tensor:
         rows = [token]
         for _ in range(5):
             given = torch.tensor([rows + [0] * (6 - len(rows))])
-            rows.append(int(backend.verify([1], [begin], given)[0, len(rows) - 1].argmax()))
-        out = backend.verify([1], [begin], torch.tensor([rows]))[0].clone()
+            rows.append(int(backend.verify([1], [begin], given).whole()[0, len(rows) - 1].argmax()))
+        out = backend.verify([1], [begin], torch.tensor([rows])).whole()[0].clone()
         backend.commit([[*range(6)]])
         logits.append(out)
         token = int(out[-1].argmax())
