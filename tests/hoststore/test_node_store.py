@@ -104,6 +104,7 @@ def test_a_chain_is_put_into_another_lane_and_touches_no_other(order, cuts):
     for begin, end in zip([0, *ends], ends, strict=False):
         store.save(0, str(end), Span(begin, end, end == ends[-1]))
     store.reset(2)
+    cache.place(PageMap(NUM_LANES, NUM_PAGES, order).extend(2, ends[-1]))
     assert store.restore(2, [str(end) for end in ends], ends[-1]).is_done
     assert_same(lane_tensors(cache, 2, 0, ends[-1]), expected)
     assert_same(lane_tensors(cache, 1, 0, 256), others)
