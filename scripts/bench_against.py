@@ -26,7 +26,7 @@ from luceasync.bench.shapes import SHAPES
 from luceasync.config import BUNDLED_MODEL_DIR
 
 ROOT = Path(__file__).parents[1]
-PROGRAM = ROOT / "scripts" / "against" / "program.py"
+SCRIPTS = ROOT / "scripts"  # the program's place, under whose code it may run
 OTHER, OURS = "other", "this"
 CPU_MODELS, GPU_MODELS = "bundled,engine,qwen3-0.6b", "bundled,engine,qwen3-4b,qwen3.5-27b"
 BUNDLED_CONTEXT_TOKENS = 1024
@@ -40,9 +40,10 @@ class Checkout:
 
     def __init__(self, root: Path) -> None:
         # The checkout first, then what this process was given besides.
-        path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+        places = [str(root), str(SCRIPTS), os.environ.get("PYTHONPATH", "")]
+        path = os.pathsep.join(places).rstrip(os.pathsep)
         self._process = subprocess.Popen(
-            [sys.executable, "-P", str(PROGRAM)],
+            [sys.executable, "-P", "-m", "against.program"],
             cwd=root,
             env=os.environ | {"PYTHONPATH": path, "GOMP_SPINCOUNT": "20000"},
             stdin=subprocess.PIPE,

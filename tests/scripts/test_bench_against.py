@@ -1,7 +1,7 @@
 """The program that runs under two checkouts drives this one: its passes, and what both must say."""
 
 import torch
-from against.program import Passes, digest, wait
+from against.passes import Passes, digest, wait
 
 import luceasync.bench.small as small
 

@@ -1,0 +1,1 @@
+"""A checkout's side of bench_against."""
