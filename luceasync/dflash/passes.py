@@ -21,6 +21,7 @@ from luceasync.dflash.context import reach_for
 from luceasync.dflash.feature_spec import check_rows
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Eagerly, Runner
+from luceasync.models.row_counts import filled_up
 from luceasync.pipeline.transfer import Transfer, direct, on_host
 from luceasync.ranking.proposals import Proposal
 
@@ -184,7 +185,8 @@ class LocalDraft:
         """rows: [tokens, taps * hidden], which stand at positions from `begin` on."""
         num_tokens = len(rows)
         index = self._here(on_host([[lane], [begin], [num_tokens]], np.int64))
-        num_rows = next((n for n in self._short_rows if n >= num_tokens), num_tokens)
+        sizes = (n for n in self._short_rows if n >= num_tokens)
+        num_rows = next(sizes, filled_up(num_tokens))
         if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
             rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
         self._draft.write_context(rows[None], *index)

@@ -54,6 +54,21 @@ def test_chunks_of_any_size_leave_the_same_context(backend, speculator):
     assert proposed(speculator, 0) == proposed(speculator, 2)
 
 
+def test_chunks_of_any_size_are_taken_up_in_few_sizes(backend, speculator, monkeypatch):
+    sizes = set()
+    draft = speculator.passes._draft
+    write = draft.write_context
+
+    def written(features, *index):
+        sizes.add(features.shape[1])
+        write(features, *index)
+
+    monkeypatch.setattr(draft, "write_context", written)
+    for num_tokens in range(1, len(TOKENS) + 1):
+        prefill(backend, speculator, 0, [num_tokens] if num_tokens < len(TOKENS) else [])
+    assert len(sizes) == 22  # of the 90
+
+
 def test_rows_behind_a_short_chunk_leave_nothing(backend, tiny_dir: Path, tmp_path: Path):
     short = random_speculator(backend, tiny_dir, tmp_path, short_rows=(64,))
     prefill(backend, short, 0, [])

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from luceasync.models.ops import TorchOps
-from luceasync.models.packed_ops import PackedOps, can_pack
+from luceasync.models.packed_ops import PackedOps, PackedTable, can_pack
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -39,6 +39,30 @@ def test_from_four_rows_on_a_row_does_not_feel_the_others(dtype: torch.dtype, wi
     eight = weight.linear(x)
     for num_rows in (4, 5, 7):
         assert torch.equal(weight.linear(x[:num_rows]), eight[:num_rows])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+def test_rows_of_any_number_are_multiplied_in_few_numbers_of_them(dtype: torch.dtype, monkeypatch):
+    given = []
+
+    def product(self: PackedTable, x: torch.Tensor) -> torch.Tensor:
+        given.append(x.numel() // x.shape[-1])
+        return plain(self, x)
+
+    plain = PackedTable._product
+    monkeypatch.setattr(PackedTable, "_product", product)
+    weight = PackedOps().pack(torch.randn(24, 16, dtype=dtype))
+    for num_rows in range(1, 513):
+        weight.linear(torch.randn(1, num_rows, 16, dtype=dtype))
+    assert len(set(given)) == 32  # of the 512
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("num_rows", [9, 19, 67, 300])
+def test_rows_that_fill_up_change_no_bit(dtype: torch.dtype, num_rows: int):
+    weight = PackedOps().pack(torch.randn(776, 256, dtype=dtype))
+    x = torch.randn(2, num_rows, 256, dtype=dtype)
+    assert torch.equal(weight.linear(x), weight._product(x))
 
 
 def test_in_bf16_that_holds_for_a_single_row_too():
