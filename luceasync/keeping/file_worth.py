@@ -36,7 +36,7 @@ def at_cut(lease: Lease, node: Node, *, recurrent: bool) -> bool | None:
     is_again = "disk" in node.tiers - node.state_tiers and node.is_turn_end | is_last
     if is_last:
         return is_again or None
-    is_parting = node.end in (lease.opener, lease.fork, *lease.boundaries[:1])
+    is_parting = node.end in (lease.opener, *lease.forks, *lease.boundaries[:1])
     return is_parting or is_again or _guards(node, node.end - lease.safe_end)
 
 
