@@ -181,6 +181,17 @@ def test_a_state_that_was_of_use_is_written():
     assert len(PROMPT) in state_ends(bench)
 
 
+def test_but_not_a_few_tokens_behind_one_that_the_disk_has_or_is_to_have():
+    bench = Bench()
+    lease = bench.lease(PROMPT, 100, 280)  # 20 tokens open the answer
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    again = bench.lease([*PROMPT, 7], 100, 280)
+    assert bench.start(again) == len(PROMPT)
+    bench.disk.deliver_all(bench.prefixes)
+    assert state_ends(bench) == [100, 280, 320]
+
+
 def test_what_cannot_be_trusted_is_taken_up_by_nobody():
     """Its logits are no numbers; what was there before stays."""
     bench = served(Bench(), 100, num_generated=0)
