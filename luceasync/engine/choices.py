@@ -43,6 +43,7 @@ def prepare(
             boundaries=prompt.boundaries,
             keep_prompt=request.keep_prefix,
             answer_returns=prompt.answer_returns,
+            tools_end=prompt.tools_end,
         )
         for index in range(request.num_choices)
     ]

@@ -73,6 +73,7 @@ class Generation:
             boundaries=prepared.boundaries,
             keep_prompt=prepared.keep_prompt,
             answer_returns=prepared.answer_returns,
+            tools_end=prepared.tools_end,
         )
 
     @property
@@ -138,6 +139,7 @@ class Generation:
             boundaries=self.prepared.boundaries,
             keep_prompt=False,
             answer_returns=lambda ids: self.prepared.answer_returns([*begun, *ids]),
+            tools_end=self.prepared.tools_end,
         )
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:

@@ -23,7 +23,8 @@ class Prepared:
     `seed` is already drawn; `counts` is None when no penalty needs them. `tenant` is the 32-byte
     key under which what is computed may be shared; `client` is who asks; `boundaries` are where
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
-    with which answers a later prompt may begin, after it.
+    with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
+    that have the same tools and another system message.
     """
 
     stream_id: int
@@ -43,3 +44,4 @@ class Prepared:
     boundaries: tuple[int, ...] = ()
     keep_prompt: bool = False
     answer_returns: Returns = UNKNOWN
+    tools_end: int | None = None

@@ -17,6 +17,7 @@ from luceasync.text.returns import UNKNOWN, Returns
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
+from luceasync.text.tools_block import ToolsBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class Language:
 class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
     none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
-    begin with all of it and them.
+    begin with all of it and them. `tools_end`: where prompts part from it that have the same tools
+    and another system message.
     """
 
     tenant: Tenant
@@ -42,6 +44,7 @@ class Rendered:
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
     answer_returns: Returns = UNKNOWN
+    tools_end: int | None = None
 
 
 class Prompts:
@@ -51,6 +54,7 @@ class Prompts:
         self._language = language
         self._tenants = tenants
         self._turns = Turns.of(language.template, language.tokenizer)
+        self._tools_block = ToolsBlock(language.template, language.tokenizer)
 
     def render(self, request: Request) -> Rendered:
         """The request's prompt. Raises RequestError, ContextLengthError for one that leaves no room
@@ -66,8 +70,12 @@ class Prompts:
                 text = template.render(messages, tools, **template_kwargs)
                 prompt = self._of_text(tenant, text, param)
                 tokenizer = self._language.tokenizer
-                returns = Returns.of(template, tokenizer, text, messages, tools, template_kwargs)
-                prompt = replace(prompt, answer_returns=returns)
+                said = messages, tools, template_kwargs
+                prompt = replace(
+                    prompt,
+                    answer_returns=Returns.of(template, tokenizer, text, *said),
+                    tools_end=self._tools_block.end(text, prompt.ids, *said),
+                )
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:

@@ -5,6 +5,7 @@ Pure choices. A state takes as many bytes as thousands of tokens, so not every o
 
 from __future__ import annotations
 
+from luceasync.keeping.chunks import MAX_OPENER_TOKENS
 from luceasync.keeping.lease import Lease
 from luceasync.prefix.node import Node
 
@@ -12,11 +13,12 @@ MIN_GUARDED_TOKENS = 1024  # fewer are soon run again
 MAX_STATES_SHARE = 0.1  # of the bytes of the rows that states guard
 
 
-def at_use(lease: Lease, node: Node, *, recurrent: bool) -> bool:
+def at_use(lease: Lease, num_tokens: int, *, recurrent: bool) -> bool:
     """Whether the end of a node that is taken up is to be on the disk too: one whose end is more
-    than logits, and which few tokens do not give again.
+    than logits, and which few tokens do not give again. They are `num_tokens`, from the state
+    before it that the disk has.
     """
-    return lease.keep_prompt or (recurrent and not lease.is_opening(node))
+    return lease.keep_prompt or (recurrent and num_tokens > MAX_OPENER_TOKENS)
 
 
 def at_cut(lease: Lease, node: Node, *, recurrent: bool) -> bool | None:
@@ -36,7 +38,7 @@ def at_cut(lease: Lease, node: Node, *, recurrent: bool) -> bool | None:
     is_again = "disk" in node.tiers - node.state_tiers and node.is_turn_end | is_last
     if is_last:
         return is_again or None
-    is_parting = node.end in (lease.opener, lease.fork, *lease.boundaries[:1])
+    is_parting = node.end in (lease.opener, *lease.forks, *lease.boundaries[:1])
     return is_parting or is_again or _guards(node, node.end - lease.safe_end)
 
 

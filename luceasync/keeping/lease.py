@@ -14,7 +14,7 @@ from torch import Tensor
 
 from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, opener_of, split_points
-from luceasync.keeping.forks import fork_of
+from luceasync.keeping.forks import fork_behind_tools, fork_of
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.prefix.node import Match, Node, common_prefix
@@ -28,9 +28,10 @@ class Lease:
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
-    `splits` where its chunks end besides the fixed positions; `fork` is that of them where it parts
-    from another prompt, with which it shares `num_shared` tokens. `answer_returns` says by what was
-    generated whether a later prompt may begin with all of its sequence. `awaited` are nodes on
+    `splits` where its chunks end besides the fixed positions; `forks` are the places within a turn
+    where other prompts part from it: behind its tools, and where one does with which it shares
+    `num_shared` tokens. `answer_returns` says by what was generated whether a later prompt may
+    begin with all of its sequence. `awaited` are nodes on
     their way from the disk; `logits` those after the prompt, float32 [vocab], where nothing of it
     has to be run.
     """
@@ -41,13 +42,14 @@ class Lease:
     boundaries: tuple[int, ...]
     keep_prompt: bool
     answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
+    tools_end: int | None = None
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
     path_end: int = 0
     splits: tuple[int, ...] = ()
     num_shared: int = 0
-    fork: int | None = None
+    forks: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
     kept: list[NodeKey] = field(default_factory=list)  # the nodes that its own run has made
     awaited: set[NodeKey] = field(default_factory=set)
@@ -161,8 +163,10 @@ class Lease:
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)
+        tools_fork = fork_behind_tools(self.tools_end, num_tokens, min_fork_tokens)
         if recurrent:
-            self.splits = split_points(self.boundaries, num_tokens, chunk_tokens)
+            splits = split_points(self.boundaries, num_tokens, chunk_tokens)
+            self.splits = _with(splits, tools_fork)
             stops = chunk_ends(begin, num_tokens, chunk_tokens, self.splits)
         self.cuts = deque(
             plan_cuts(
@@ -175,18 +179,22 @@ class Lease:
                 firm=self.opener,
             )
         )
+        self._cut_at(tools_fork, max(begin, self.path_end))
         if recurrent:
             self._plan_fork(max(begin, self.path_end), min_fork_tokens)
 
     def _plan_fork(self, known_end: int, min_tokens: int) -> None:
         """End a chunk and a node where it parts from others, if that is worth a state."""
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]  # their states stay
-        self.fork = fork_of(self.num_shared, self.num_prompt_tokens, known_end, turns, min_tokens)
-        if self.fork is not None:
-            self.splits = tuple(sorted({*self.splits, self.fork}))
-            ends = {cut.end: cut for cut in self.cuts} | {
-                self.fork: Cut(self.fork, is_turn_end=True)
-            }
+        fork = fork_of(self.num_shared, self.num_prompt_tokens, known_end, turns, min_tokens)
+        self.splits = _with(self.splits, fork)
+        self._cut_at(fork, known_end)
+
+    def _cut_at(self, fork: int | None, known_end: int) -> None:
+        """End a node at the fork, unless its tokens are known to be kept."""
+        if fork is not None and fork > known_end:
+            self.forks = _with(self.forks, fork)
+            ends = {cut.end: cut for cut in self.cuts} | {fork: Cut(fork, is_turn_end=True)}
             self.cuts = deque(ends[end] for end in sorted(ends))
 
     def next_cut(self, end: int) -> Cut | None:
@@ -230,6 +238,11 @@ class Lease:
             self.path.pop()
         last = node_of(self.path[-1]) if self.path else None
         self.path_end = 0 if last is None else last.end
+
+
+def _with(places: Sequence[int], place: int | None) -> tuple[int, ...]:
+    """The places and one more, rising."""
+    return tuple(sorted({*places} if place is None else {*places, place}))
 
 
 def shared_tokens(lease: Lease, running: Lease) -> int:

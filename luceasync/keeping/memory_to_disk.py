@@ -7,7 +7,7 @@ decided by whoever adds it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -87,6 +87,12 @@ class MemoryToDisk:
     def ends(self) -> set[NodeKey]:
         """Keys of those that must keep what belongs to their end."""
         return {key for key, half in self._waiting if half is Half.END}
+
+    def safe_end(self, path: Iterable[Node]) -> int:
+        """Where the last of these nodes ends whose state the disk has, or is to have; 0: none."""
+        coming = {*self.ends, *(w.key for w in self._under_way if w.half is Half.END)}
+        safe = (n.end for n in path if "disk" in n.state_tiers or n.key in coming)
+        return max(safe, default=0)
 
     @property
     def is_due(self) -> bool:

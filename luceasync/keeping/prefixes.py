@@ -125,9 +125,9 @@ class Prefixes:
         if nodes:
             self._restore(lease, lane, match, [node.key for node in nodes])
             self._disk.touch([node.key for node in nodes if "disk" in node.tiers])
-            last = match.nodes[-1] if match.nodes and match.part is None else None
-            if last is not None and file_worth.at_use(lease, last, recurrent=self._recurrent):
-                self._to_disk.add(last, with_end=True)
+            again = nodes[-1].end - self._to_disk.safe_end(nodes[:-1])
+            if match.part is None and file_worth.at_use(lease, again, recurrent=self._recurrent):
+                self._to_disk.add(nodes[-1], with_end=True)
         lease.holds(self._decision.known(lease, match))
         lease.plan_prefill(
             match.num_tokens,

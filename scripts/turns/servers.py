@@ -66,9 +66,11 @@ class Servers:
 
     def ends(self, how: End) -> None:
         """End this one before the next request: `settled` is killed when all is written, `at once`
-        is killed as it is, `in order` is told to end.
+        is killed as it is, `in order` is told to end. Not so one that keeps nothing: what it is
+        compared with has the ids of what was generated, which no directory would tell the next one.
         """
-        self._end = how
+        if self.keeps:
+            self._end = how
 
     def kill(self) -> None:
         """Nothing that the server does from now on is seen by the next one."""

@@ -66,7 +66,7 @@ def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
     lease = lease_of(range(2000), 980)
     lease.shares(700)
     planned(lease, recurrent=True)
-    assert lease.splits == (640, 980) and lease.fork == 640
+    assert lease.splits == (640, 980) and lease.forks == (640,)
     assert Cut(640, is_turn_end=True) in lease.cuts
 
 
@@ -74,7 +74,30 @@ def test_attention_goes_on_from_anywhere_and_needs_no_state_there():
     lease = lease_of(range(2000), 980)
     lease.shares(700)
     assert [cut.end for cut in planned(lease, recurrent=False).cuts] == [980, 2000]
-    assert lease.fork is None and lease.splits == ()
+    assert lease.forks == () and lease.splits == ()
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_behind_its_tools_a_node_ends_whatever_was_run_before(recurrent: bool):
+    lease = lease_of(range(2000), 980)
+    lease.tools_end = 700
+    planned(lease, recurrent=recurrent, interval_tokens=4096)
+    assert lease.splits == ((640, 980) if recurrent else ())
+    assert lease.forks == (640,) and Cut(640, is_turn_end=True) in lease.cuts
+
+
+def test_tools_that_are_known_are_not_kept_again_but_chunks_stay_the_same():
+    lease = lease_of(range(2000), 980)
+    lease.tools_end, lease.path_end = 700, 640
+    assert planned(lease, recurrent=True).splits == (640, 980)
+    assert lease.forks == () and min(cut.end for cut in lease.cuts) > 640
+
+
+def test_of_a_fork_right_behind_the_tools_one_state_is_kept():
+    lease = lease_of(range(2000), 980)
+    lease.tools_end = 700
+    lease.shares(730)
+    assert planned(lease, recurrent=True).forks == (640,)
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,19 @@ def test_of_prompts_that_part_and_come_at_once_the_third_waits_for_the_second():
 def test_prompts_that_share_little_leave_no_state_for_it():
     bench = Bench()
     for last in (0, 5):
-        bench.serve(parting(last, num_shared=200), 300)
-    assert 192 not in bench.ends("memory")
+        bench.serve(parting(last, num_shared=63), 163)
+    assert bench.ends("memory") == {163: True, 203: True}
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_the_second_prompt_with_the_same_tools_goes_on_behind_them(recurrent: bool):
+    bench = Bench(recurrent=recurrent)
+    first, second = ([*PROMPT[:200], *[last] * 100] for last in (0, 5))
+    bench.serve(first, 280, tools_end=200)
+    bench.disk.deliver_all(bench.prefixes)
+    assert 192 in (state_ends(bench) if recurrent else bench.ends("disk"))
+    assert restarted(bench).serve(second, 280, tools_end=200) == 192
+    assert bench.serve(second, 280, tools_end=200) == 192
 
 
 def test_the_state_of_a_fork_stays_while_the_conversation_behind_it_grows():
@@ -168,6 +179,17 @@ def test_a_state_that_was_of_use_is_written():
     bench.serve([*PROMPT, 7])
     bench.disk.deliver_all(bench.prefixes)
     assert len(PROMPT) in state_ends(bench)
+
+
+def test_but_not_a_few_tokens_behind_one_that_the_disk_has_or_is_to_have():
+    bench = Bench()
+    lease = bench.lease(PROMPT, 100, 280)  # 20 tokens open the answer
+    bench.prefill(lease, begin=bench.start(lease))
+    bench.end(lease, num_generated=20)
+    again = bench.lease([*PROMPT, 7], 100, 280)
+    assert bench.start(again) == len(PROMPT)
+    bench.disk.deliver_all(bench.prefixes)
+    assert state_ends(bench) == [100, 280, 320]
 
 
 def test_what_cannot_be_trusted_is_taken_up_by_nobody():

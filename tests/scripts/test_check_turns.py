@@ -43,6 +43,14 @@ async def test_what_was_said_before_is_found(tmp_path: Path, model_name, templat
         assert cell.num_ideal > 300
 
 
+@pytest.mark.slow
+async def test_that_a_server_which_keeps_nothing_is_told_to_end_is_no_matter(tmp_path: Path):
+    """It knows the ids of its answers on, as one does that has a directory."""
+    model = make_model("hybrid", "qwen3", tmp_path)
+    (cell,) = await cells_of(Row("ended", "hybrid", "qwen3", 256, ("restarts",), Size()), model)
+    assert cell.faults == ()
+
+
 def test_a_cell_that_is_as_it_should_be_breaks_no_rule():
     assert faults() == faults(num_cached=90 - MAX_SHORT_TOKENS) == []
 
