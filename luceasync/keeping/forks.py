@@ -1,6 +1,6 @@
-"""Where a prompt parts from others within a turn, and whether that place is worth a state. Pure.
+"""Where a prompt parts from others within a turn, and whether a node is to end there. Pure.
 
-Models that can go on from within a node find what two prompts share without a state.
+Models that can go on from within a node find what two prompts share anyway; it is kept once then.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ def least_tokens(token: NodeSize) -> int:
 def fork_of(
     num_shared: int, num_tokens: int, known_end: int, turns: Iterable[int], min_tokens: int
 ) -> int | None:
-    """Where the prefill of a prompt of `num_tokens` tokens is to leave a state, because another
-    one that was run shares the first `num_shared` with it; None where nothing parts, or where a
-    state is near: at `known_end`, from where on the prompt is kept, or at one of the `turns` that
-    its prefill keeps anyway.
+    """Where the prefill of a prompt of `num_tokens` tokens is to end a node, because another one
+    that was run shares the first `num_shared` with it; None where nothing parts, or where an end
+    is near: at `known_end`, from where on the prompt is kept, or at one of the `turns` that its
+    prefill keeps anyway.
 
     The place is a multiple of 64 tokens: who parts a few tokens earlier, as prompts do that end
     with dates and names, most often finds it too.

@@ -179,19 +179,18 @@ class Lease:
                 firm=self.opener,
             )
         )
-        self._cut_at(tools_fork, max(begin, self.path_end))
-        if recurrent:
-            self._plan_fork(max(begin, self.path_end), min_fork_tokens)
-
-    def _plan_fork(self, known_end: int, min_tokens: int) -> None:
-        """End a chunk and a node where it parts from others, if that is worth a state."""
+        # Rows that were taken up as a part of a node are in the lane: they can still be cut.
+        known_end = max(begin, self.path_end) if recurrent else self.path_end
+        self._cut_at(tools_fork, known_end)
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]  # their states stay
-        fork = fork_of(self.num_shared, self.num_prompt_tokens, known_end, turns, min_tokens)
-        self.splits = _with(self.splits, fork)
+        fork = fork_of(self.num_shared, num_tokens, known_end, turns, min_fork_tokens)
+        self.splits = _with(self.splits, fork) if recurrent else ()
         self._cut_at(fork, known_end)
 
     def _cut_at(self, fork: int | None, known_end: int) -> None:
-        """End a node at the fork, unless its tokens are known to be kept."""
+        """End a node at the fork, unless its tokens are known to be kept: there others part from
+        it, and what they share is kept once.
+        """
         if fork is not None and fork > known_end:
             self.forks = _with(self.forks, fork)
             ends = {cut.end: cut for cut in self.cuts} | {fork: Cut(fork, is_turn_end=True)}

@@ -70,11 +70,12 @@ def test_where_it_parts_from_another_prompt_a_chunk_ends_and_a_state_is_kept():
     assert Cut(640, is_turn_end=True) in lease.cuts
 
 
-def test_attention_goes_on_from_anywhere_and_needs_no_state_there():
+def test_attention_has_no_chunk_of_its_own_but_a_node_even_of_what_it_took_up():
     lease = lease_of(range(2000), 980)
     lease.shares(700)
-    assert [cut.end for cut in planned(lease, recurrent=False).cuts] == [980, 2000]
-    assert lease.forks == () and lease.splits == ()
+    planned(lease, begin=640, recurrent=False)
+    assert [cut.end for cut in lease.cuts] == [640, 980, 2000]
+    assert lease.forks == (640,) and lease.splits == ()
 
 
 @pytest.mark.parametrize("recurrent", [True, False])

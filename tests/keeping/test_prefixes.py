@@ -71,6 +71,17 @@ def test_where_two_prompts_part_within_a_turn_the_third_goes_on():
     assert [bench.serve(parting(last), 1000) for last in (0, 5, 6)] == [0, 0, 896]
 
 
+def test_what_prompts_share_that_part_within_a_turn_is_written_twice_not_by_each_of_them():
+    bench, new_tokens = Bench(recurrent=False), []
+    for last in (0, 5, 6, 8):
+        before = {node.key for node in bench.index}
+        bench.serve(parting(last), 1000)
+        new = [len(node.tokens) for node in bench.index if node.key not in before]
+        new_tokens.append(sum(new))
+    bench.disk.deliver_all(bench.prefixes)
+    assert new_tokens == [1040, 1040, 144, 144]
+
+
 def test_it_does_so_after_a_restart_too():
     bench = Bench()
     for last in (0, 5):
