@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
-from luceasync.kv.pages import PageEvent
+from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
 from luceasync.pipeline.passes import Batch, Passes
@@ -72,7 +72,7 @@ class PassOrders:
 
     def _run(self, order: wire.Run, got: Received[Any]) -> None:
         batch = order.batch
-        self._check(batch)
+        self._check(batch, order.kind)
         [given] = self._link.given(got, [self._sizes.given(batch)])
         self._batch, self._ranking = batch, None
         output: Tensor | None
@@ -90,12 +90,13 @@ class PassOrders:
             tensors = [] if gives is None or output is None else [output[:, : gives[0][1]]]
             self._link.answer(got, wire.Done(), tensors)
 
-    def _check(self, batch: Batch) -> None:
+    def _check(self, batch: Batch, kind: str) -> None:
+        num_written = 0 if kind == "verify" else batch.num_rows
         if len(batch.lanes) != len(batch.begins) or not batch.lanes:
             self._link.refuse(f"{len(batch.lanes)} lanes and {len(batch.begins)} begins")
         for lane, begin in zip(batch.lanes, batch.begins, strict=True):
             if lane != NO_LANE:
-                self._check_lane(lane, begin)
+                self._check_lane(lane, begin + num_written)
 
     def _check_lane(self, lane: int, num_tokens: int) -> None:
         if not 0 <= lane < self._num_lanes:
@@ -187,8 +188,12 @@ class PassOrders:
         self._link.answer(got, wire.Done(), [proposal.tokens, *parents])
 
     def _place(self, order: wire.Place, got: Received[Any]) -> None:
-        for lane, _, _ in order.events:
+        num_chunks_held = num_chunks(self._max_tokens)
+        for lane, chunk, page in order.events:
             self._check_lane(lane, 0)
+            if not (chunk < num_chunks_held and page < num_chunks_held):
+                told = f"chunk {chunk}, page {page}"
+                self._link.refuse(f"{told} of a lane of {num_chunks_held} chunks")
         events = [PageEvent(lane, chunk, None if p < 0 else p) for lane, chunk, p in order.events]
         self._passes.place(events)
 

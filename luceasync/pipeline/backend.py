@@ -252,7 +252,7 @@ class LayerSplitBackend:
         self._groups[-1].synchronize()
 
     def probe(self) -> None:
-        """Raise GroupFailed where a group is known to be gone; nobody waits."""
+        """Raise GroupFailed where a group is gone. Ask while nothing runs."""
         for group in self._groups:
             group.probe()
 

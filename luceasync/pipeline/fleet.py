@@ -109,6 +109,7 @@ class Fleet:
             taps,
             before=self._opened.get(number - 1),
             hands_on=number + 1 in self._berths,
+            runs_ahead=plan.computes_beside,
         )
         self._opened[number] = passes
         return RemoteGroup(link, passes, _nodes(link, berth), len(sizes.shards))

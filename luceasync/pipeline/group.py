@@ -48,7 +48,7 @@ class Group(Protocol):
         ...
 
     def probe(self) -> None:
-        """Raise GroupFailed if it is known to be gone; nobody waits."""
+        """Raise GroupFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
         ...
 
     def close(self) -> None:

@@ -23,6 +23,7 @@ A = TypeVar("A", bound=Message)
 
 # Of a call. The first pass of a GPU compiles kernels; a chunk of a large model on a CPU takes long.
 CALL_S = 300.0
+PING_S = 30.0  # of a sign of life: it may still run what nobody waits for, a chunk at the most
 END_S = 10.0
 
 
@@ -95,9 +96,9 @@ class Link:
             return message
 
     def probe(self) -> None:
-        """Raise if the process has ended."""
-        if self._channel.closed is not None or not self._started.is_alive():
-            self.fail(self._channel.closed or "it is gone")
+        """Raise if the process, which has nothing to do, has ended or gives no sign of life."""
+        with self._door():
+            self._channel.ping(PING_S)
 
     def fail(self, words: str) -> NoReturn:
         """Close the channel, and say why."""

@@ -100,15 +100,18 @@ class RemotePasses:
         *,
         before: RemotePasses | None,
         hands_on: bool,
+        runs_ahead: bool,
     ) -> None:
         """`taps`: all that are tapped; `before`: the group before this one, where that is remote;
-        `hands_on`: the one after this one is.
+        `hands_on`: the one after this one is; `runs_ahead`: a chunk that gives nothing is not
+        waited for. Where work is not queued its time is taken for what it costs.
         """
         self._link = link
         self._sizes = sizes
         self._taps = [tap for tap in taps if tap in sizes.layers]
         self._before = before
         self._hands_on = hands_on
+        self._runs_ahead = runs_ahead
         self._given: tuple[Tensor, Payload] | None = None  # what was handed on
         self._batch = Batch((), (), 1)  # of the last pass
         self._is_tree = False
@@ -139,8 +142,9 @@ class RemotePasses:
         self._batch = batch
         gives = self._sizes.gives(batch, project)
         lent = None if self._before is None else self._before.handed_on(given)
-        # Nobody waits for what is not to be read: a failure shows at the next call.
-        answers = gives is not None or lent is not None
+        # Of what is not waited for a failure shows at the next call. A payload that lies in another
+        # process's ring is given back when it has been read.
+        answers = gives is not None or lent is not None or not self._is_ahead(kind)
         order = wire.Run(
             kind, batch.lanes, batch.begins, batch.num_rows, project, has_parents, answers
         )
@@ -158,6 +162,10 @@ class RemotePasses:
         [view] = views(self._link.view(payload, gives), [gives])
         self._given = view, payload
         return view
+
+    def _is_ahead(self, kind: str) -> bool:
+        """Whether nobody waits for the end of a pass; a step is followed by what is asked of it."""
+        return self._runs_ahead or kind != "prefill"
 
     def handed_on(self, given: Tensor) -> Payload | None:
         """The payload of which this tensor is the view, if it is the last one."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +15,7 @@ from luceasync.config import PlacementConfig
 from luceasync.errors import GroupFailed
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
+from luceasync.pipeline import link
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.offer import offer_of
@@ -32,13 +35,19 @@ REMOTE = [name for name in ARRANGEMENTS if name != "one"]
 class Opened:
     """A model over the groups of an arrangement."""
 
-    def __init__(self, model_dir: Path, placement: PlacementConfig) -> None:
+    def __init__(self, model_dir: Path, placement: PlacementConfig, computes_beside: bool) -> None:
+        """`computes_beside`: as if all devices queued their work."""
         spec = read_spec(model_dir)
         chosen = choose_processes(
             placement.devices, placement, lambda name: name.startswith("cpu"), None
         )
         offers = [
-            replace(offer_of("cpu:0", 2**33), name=name, process=process)
+            replace(
+                offer_of("cpu:0", 2**33),
+                name=name,
+                process=process,
+                computes_beside=computes_beside,
+            )
             for name, process in zip(placement.devices, chosen.of_devices, strict=True)
         ]
         plan = make_plan(
@@ -67,10 +76,12 @@ class Opened:
 def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
     opened: list[Opened] = []
 
-    def open_backend(arrangement: str, transport: str = "auto") -> LayerSplitBackend:
+    def open_backend(
+        arrangement: str, transport: str = "auto", computes_beside: bool = False
+    ) -> LayerSplitBackend:
         folder = tmp_path / f"{len(opened)}"
         folder.mkdir()
-        opened.append(Opened(tiny_dir, placed(folder, arrangement, transport)))
+        opened.append(Opened(tiny_dir, placed(folder, arrangement, transport), computes_beside))
         return opened[-1].backend
 
     yield open_backend
@@ -128,12 +139,30 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
 
 
+def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
+    backend = open_in("two", computes_beside=True)
+    traffic = remote_group(backend).traffic
+    before = traffic.packets_received
+    backend.prefill(0, 0, range(3, 67), project=False)
+    assert traffic.packets_received == before
+    assert torch.equal(life(backend), life(open_in("one")))
+
+
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
     backend = open_in("three", "shared")
     first, last = [group for group in backend._groups if group.num_shards[1]]
     backend.prefill(0, 0, range(3, 10), project=True)
     assert last.traffic.payload_bytes_lent == first.traffic.payload_bytes_received > 0
     assert last.traffic.payload_bytes_sent == 0
+
+
+def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
+    monkeypatch.setattr(link, "PING_S", 0.3)
+    backend = open_in("two")
+    backend.probe()
+    os.kill(remote_group(backend)._link._started.child.pid, signal.SIGSTOP)
+    with pytest.raises(GroupFailed, match=r"silent for 0\.3 s.*its process lives"):
+        backend.probe()
 
 
 def test_a_process_that_dies_is_a_failed_group(open_in):
