@@ -109,7 +109,8 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
     [
         ("dtype", "fp16"), ("target-devices", "cuda:0,,cpu"), ("target-layer-split", "1,0"),
         ("target-layer-split", "1,nan"), ("parallel", "0"), ("parallel", "1.5"), ("parallel", "K"),
-        ("max-ctx", "63"), ("prefill-chunk", "0"), ("max-queue", "-1"), ("port", "65536"),
+        ("max-ctx", "63"), ("max-ctx", "+128"), ("max-ctx", "1_024"), ("max-ctx", "9" * 5000),
+        ("prefill-chunk", "0"), ("max-queue", "-1"), ("port", "65536"),
         ("port", "http"), ("max-body", "0"), ("keep-alive", "0"), ("keep-alive", "inf"),
         ("graceful-timeout", "-1"), ("log-level", "loud"), ("prefix-cache-memory", "-1"),
         ("kv-cache-budget", "1K"), ("snapshot-interval", "63"), ("trust-cache-salt", "maybe"),
