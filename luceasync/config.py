@@ -44,12 +44,18 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Where the target's layers go: `devices` or `device`. Neither: this machine's best one."""
+    """Where the target's layers go: `devices` or `device`. Neither: this machine's best one.
+    `ipc_bins`: what runs devices in processes of their own, each a path or BACKEND=PATH; `ipc`:
+    which devices these are.
+    """
 
     devices: tuple[str, ...] = ()
     layer_split: tuple[float, ...] | None = None
     peer_access: Literal["auto", "on", "off"] = "auto"
     device: str | None = None
+    ipc_bins: tuple[str, ...] = ()
+    ipc: Literal["auto", "always"] = "auto"
+    ipc_transport: Literal["auto", "shared", "stream"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from luceasync.server_options import SERVER_OPTIONS
 
 DTYPES = ("auto", "bf16", "fp32")
 PEER_ACCESS = ("auto", "on", "off")
+IPC = ("auto", "always")
+TRANSPORTS = ("auto", "shared", "stream")
 
 # The sections, as a person reads of them in --help, in this order.
 SECTIONS = {
@@ -97,6 +99,34 @@ OPTIONS: tuple[Option, ...] = (
         " | ".join(PEER_ACCESS),
         "|".join(PEER_ACCESS),
         "Copies from GPU to GPU: directly where they can (auto), always (on), over the host (off).",
+    ),
+    Option(
+        "target-shard-ipc-bin",
+        "placement",
+        "ipc_bins",
+        parsers.words,
+        "PATH or BACKEND=PATH of a luceasync-backend, such as hip=/opt/rocm/bin/luceasync-backend",
+        "[BACKEND=]PATH",
+        "Program that runs devices of a backend in a process of its own; may be repeated.",
+        repeatable=True,
+    ),
+    Option(
+        "target-shard-ipc",
+        "placement",
+        "ipc",
+        parsers.one_of(*IPC),
+        " | ".join(IPC),
+        "|".join(IPC),
+        "Devices with processes of their own: what this one lacks (auto), or all but the first.",
+    ),
+    Option(
+        "ipc-transport",
+        "placement",
+        "ipc_transport",
+        parsers.one_of(*TRANSPORTS),
+        " | ".join(TRANSPORTS),
+        "|".join(TRANSPORTS),
+        "How numbers cross to other processes: shared memory, a stream, or what is there (auto).",
     ),
     Option(
         "parallel",

@@ -16,6 +16,8 @@ from typing import Literal, TypeVar
 T = TypeVar("T")
 Parser = Callable[[object], T]
 
+MAX_DIGITS = 20  # of a whole number
+
 SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True}
 SWITCH_WORDS |= {"off": False, "false": False, "no": False, "0": False}
 
@@ -65,7 +67,10 @@ def whole(least: int, most: int = 2**48) -> Parser[int]:
         if isinstance(value, str):
             digits = value.strip().upper()
             power = {"K": 1, "M": 2, "G": 3}.get(digits[-1:], 0)
-            value = int(digits[:-1] if power else digits) * 1024**power
+            digits = digits[:-1] if power else digits
+            if not (digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS):
+                raise ValueError  # a sign, too; and int() takes seconds where there are many
+            value = int(digits) * 1024**power
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError
         return value

@@ -34,7 +34,8 @@ TEXTS = {
     "draft-block": "2", "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
     "trust-special-tokens": "on", "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
-    "tls-cert": "/cert.pem", "tls-key": "/key.pem",
+    "target-shard-ipc-bin": "hip=/rocm/bin/backend,/bin/other", "target-shard-ipc": "always",
+    "ipc-transport": "stream", "tls-cert": "/cert.pem", "tls-key": "/key.pem",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
 
@@ -108,7 +109,8 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
     [
         ("dtype", "fp16"), ("target-devices", "cuda:0,,cpu"), ("target-layer-split", "1,0"),
         ("target-layer-split", "1,nan"), ("parallel", "0"), ("parallel", "1.5"), ("parallel", "K"),
-        ("max-ctx", "63"), ("prefill-chunk", "0"), ("max-queue", "-1"), ("port", "65536"),
+        ("max-ctx", "63"), ("max-ctx", "+128"), ("max-ctx", "1_024"), ("max-ctx", "9" * 5000),
+        ("prefill-chunk", "0"), ("max-queue", "-1"), ("port", "65536"),
         ("port", "http"), ("max-body", "0"), ("keep-alive", "0"), ("keep-alive", "inf"),
         ("graceful-timeout", "-1"), ("log-level", "loud"), ("prefix-cache-memory", "-1"),
         ("kv-cache-budget", "1K"), ("snapshot-interval", "63"), ("trust-cache-salt", "maybe"),

@@ -83,7 +83,7 @@ def life(backend: LayerSplitBackend, node: str | None = None) -> Tensor:
     seen += backend.verify([1], [NUM_PROMPT + 1], tokens[None, :6]).whole().clone()[0]
     backend.commit([[0, 1, 2]])
     seen.append(backend.decode([1], [NUM_PROMPT + 4], [9]).whole()[0].clone())
-    ends = [tap.flatten() for tap in taps_of(backend)]
+    ends = [tap.flatten() for tap in taps_of(backend, [[0]])]
     ends.append(backend.embed(torch.tensor([5])).flatten())
     rows = torch.stack([ends[-1], ends[0][: len(ends[-1])]])[None]
     ends.append(backend.propose_from(rows, torch.tensor([5]), 4).tokens.flatten())

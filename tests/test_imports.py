@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
     | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
-    "backend": {"ipc", "pipeline", "dflash", "hoststore", "kv"},
+    "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models"},
     "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "cuda", "kernels"},
     "bench": {"engine", "keeping", "text", "nodefiles", "hoststore", "dflash", "pipeline"}
     | {"models", "kv", "cyext", "ranking"},

@@ -77,9 +77,16 @@ def plan_with_drafter(
     devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
     if drafter is None:
-        return plan_report(config, spec), None
+        return plan_report(config, spec, found=(devices, precision)), None
     guest = drafter.guest(spec, precision)
-    return plan_report(config, spec, verify_rows=drafter.verify_rows, guest=guest), drafter
+    report = plan_report(
+        config,
+        spec,
+        verify_rows=drafter.verify_rows,
+        guest=guest,
+        found=(devices, precision),
+    )
+    return report, drafter
 
 
 def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int) -> Guest:

@@ -28,7 +28,7 @@ from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import Features, MemoryNodes, NoFeatures
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.backend import LayerSplitBackend, OpenRemote
 from luceasync.pipeline.plan import Plan
 from luceasync.text.tokenizer import Tokenizer
 
@@ -52,6 +52,7 @@ class Recipe:
     drafter: Drafter | None
     limits: Limits
     host: HostMemory
+    open_remote: OpenRemote
     quiet: threading.Event  # set while there is no work
     progress: Progress | None
     decode_with: DecodeWith
@@ -89,13 +90,14 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
             recipe.plan,
             reading.advance,
             memory=recipe.host,
+            open_remote=recipe.open_remote,
             taps=recipe.drafter.spec.taps if recipe.drafter else (),
         )
         closing.callback(backend.close)
         ways = _ways(recipe, backend, reading, closing)
         reading.end()
         _rehearse(recipe, backend, ways)
-        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close)
+        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close, backend.probe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.processes import processes_of
 from luceasync.request import ChatPrompt
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.length import refuse_too_long
@@ -46,13 +48,16 @@ def build_engine(
     held_bytes = held_bytes_of(config.cache.cache_dir)
     limits = limits_of(config.cache, held_bytes)
     quiet, stopping = threading.Event(), threading.Event()
+    node_bytes = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory(
         [shard.device for shard in plan.here],
-        max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES),
+        node_bytes,
         warm_bytes=warm_bytes_of(limits, held_bytes),
         quiet=quiet,
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
+    programs = processes_of([device.name for device in plan.devices], config.placement).programs
+    fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
     recipe = Recipe(
         model_dir,
         spec,
@@ -61,10 +66,16 @@ def build_engine(
         drafter,
         limits,
         host,
+        fleet.open_group,
         quiet,
         _until(stopping, progress),
         decode_with,
     )
+
+    def release() -> None:
+        fleet.close()
+        host.close()
+
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:
         cabinet = cabinet_of(
@@ -80,7 +91,7 @@ def build_engine(
         config.engine,
         cabinet,
         stopping=stopping,
-        release=host.close,
+        release=release,
     )
 
 

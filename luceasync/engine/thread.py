@@ -20,7 +20,7 @@ from typing import Protocol
 
 from luceasync.engine.faults import Failures, Fault, Restarts, fault_of
 from luceasync.engine.outbox import Emitted
-from luceasync.engine.pump import Command, Pump
+from luceasync.engine.pump import IDLE_PAUSE_S, Command, Pump
 from luceasync.errors import LuceasyncError
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,7 @@ class Loaded:
 
     pump: Pump
     close: Callable[[], None]
+    probe: Callable[[], None] = lambda: None  # raises what is known to have failed
 
 
 class Listener(Protocol):
@@ -115,7 +116,7 @@ class EngineThread:
             loaded = self._load_or_tell()
             while loaded is not None:
                 began_s = time.monotonic()
-                fault = self._pump_until_stopped(loaded.pump)
+                fault = self._pump_until_stopped(loaded)
                 if fault is None:
                     _close(loaded)
                     return
@@ -188,27 +189,29 @@ class EngineThread:
         self._load_s = time.monotonic() - began_s
         return loaded
 
-    def _pump_until_stopped(self, pump: Pump) -> Fault | None:
+    def _pump_until_stopped(self, loaded: Loaded) -> Fault | None:
         """Go on after a failure, unless there are too many in a row: the last of them; None: told
         to end.
         """
         failures = Failures()
         fault: Fault | None = None
-        while (fault := self._pump_until_fault(pump, fault)) is not None:
-            if failures.is_last(fault.during, pump.num_completed(fault.during)):
+        while (fault := self._pump_until_fault(loaded, fault)) is not None:
+            if failures.is_last(fault.during, loaded.pump.num_completed(fault.during)):
                 return fault
-        self._tell(pump.fail_all("the server is shutting down"))
+        self._tell(loaded.pump.fail_all("the server is shutting down"))
         return None
 
-    def _pump_until_fault(self, pump: Pump, fault: Fault | None) -> Fault | None:
+    def _pump_until_fault(self, loaded: Loaded, fault: Fault | None) -> Fault | None:
         """Recover from `fault`, then do commands and steps; why they cannot go on, or None when
         told to end.
         """
-        command: Command | None = None
+        pump, command = loaded.pump, None
         try:
             if fault is not None:
                 self._tell(pump.recover(fault))
-            while (command := self._next_command(pump.pause_s)) is not _STOP:
+            while (command := self._next_command(pause_s := pump.pause_s)) is not _STOP:
+                if command is None and pause_s == IDLE_PAUSE_S:
+                    loaded.probe()
                 self._tell(pump.step(self._tell) if command is None else command(pump))
         except Exception as error:
             during = pump.doing if command is None else "command"

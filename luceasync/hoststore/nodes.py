@@ -137,13 +137,18 @@ class NodesInParts:
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Own tensors that any split of this model has exported, in place of what `node` was: all
-        of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then.
+        of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then. Raises
+        MemoryError where a holder copies them and has no room; nothing of the node is held then.
         """
         named = renamed(tensors, self._first_layers)
         shares = [part.shapes(span) for part in self._parts]
         check_tensors({name: shape for share in shares for name, shape in share.items()}, named)
-        for part, share in zip(self._parts, shares, strict=True):
-            part.adopt(node, span, {name: named[name] for name in share})
+        try:
+            for part, share in zip(self._parts, shares, strict=True):
+                part.adopt(node, span, {name: named[name] for name in share})
+        except MemoryError:  # some parts copy
+            self.drop(node)
+            raise
 
 
 def renamed(tensors: Mapping[str, Tensor], first_layers: Sequence[int]) -> dict[str, Tensor]:

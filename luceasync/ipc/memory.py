@@ -84,6 +84,11 @@ class SealedMemory:
         os.set_inheritable(fd, False)
         return cls(fd, num_bytes, populate=populate)
 
+    @property
+    def mapping(self) -> mmap.mmap:
+        """All of it, for whoever gives it out; until close()."""
+        return self._map
+
     def register(self, register: Register) -> None:
         """Let a device register all of it, until close(); once: what is pinned is so for all."""
         if self._undo is None:

@@ -101,6 +101,8 @@ class DiskToMemory:
             log.warning("node %s is set aside: %s", key.hex()[:16], error)
             self._disk.quarantine(key)
             return Miss(MissReason.CORRUPT, str(error))
+        except MemoryError as error:
+            return Miss(MissReason.NO_MEMORY, str(error))
         self._index.hold(_held(node, MEMORY, fetched.parts))
         return None
 

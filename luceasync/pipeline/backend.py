@@ -32,6 +32,9 @@ from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
+# Of a plan's group by number, given what hears of weights that are read, and the taps.
+OpenRemote = Callable[[int, Callable[[int], None], Sequence[int]], Group]
+
 
 class LayerSplitBackend:
     """A chain of groups. One device is a chain of one. Synchronous; engine thread only."""
@@ -68,15 +71,21 @@ class LayerSplitBackend:
         *,
         taps: Sequence[int] = (),
         memory: HostMemory | None = None,
+        open_remote: OpenRemote | None = None,
     ) -> LayerSplitBackend:
         """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
-        layers whose rows a ring can be given, `memory` holds saved nodes. Raises ModelError.
+        layers whose rows a ring can be given, `memory` holds saved nodes, `open_remote` opens
+        groups of other processes. Raises ModelError, GroupFailed.
         """
         memory = memory or PlainMemory()
         with torch.inference_mode(), ExitStack() as loaded:
-            groups = []
-            for number in range(len(plan.groups)):
-                groups.append(LocalGroup(spec, plan, source, advance, taps, memory, number))
+            groups: list[Group] = []
+            for number, (begin, _) in enumerate(plan.groups):
+                if plan.devices[begin].is_here:
+                    groups.append(LocalGroup(spec, plan, source, advance, taps, memory, number))
+                else:
+                    assert open_remote is not None, "the plan has groups of other processes"
+                    groups.append(open_remote(number, advance, taps))
                 loaded.callback(groups[-1].close)
             loaded.pop_all()
             return cls(spec, plan, groups, taps=taps)
@@ -91,10 +100,13 @@ class LayerSplitBackend:
         *,
         taps: Sequence[int] = (),
         memory: HostMemory | None = None,
+        open_remote: OpenRemote | None = None,
     ) -> LayerSplitBackend:
         """Load the model in `model_dir`; see `load`."""
         with format_of(model_dir).open(model_dir) as source:
-            return cls.load(spec, plan, source, advance, taps=taps, memory=memory)
+            return cls.load(
+                spec, plan, source, advance, taps=taps, memory=memory, open_remote=open_remote
+            )
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -238,6 +250,11 @@ class LayerSplitBackend:
     def synchronize(self) -> None:
         """Wait until the device that gives the logits has done what it was given so far."""
         self._groups[-1].synchronize()
+
+    def probe(self) -> None:
+        """Raise GroupFailed where a group is gone. Ask while nothing runs."""
+        for group in self._groups:
+            group.probe()
 
     def close(self) -> None:
         """Free everything. May be called twice."""

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
 
 from luceasync.errors import PlacementError
+from luceasync.hoststore.arena import DevicePageLock
 from luceasync.hoststore.memory import HostMemory
+from luceasync.ipc.memory import Register
 from luceasync.pipeline.gpu_platform import gpu_backend, num_gpus
 from luceasync.pipeline.offer import Offer, offer_of
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.ranges import check_devices
+
+log = logging.getLogger(__name__)
 
 
 def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
@@ -24,6 +32,29 @@ def find_devices(names: Sequence[str], flag: str = "--target-devices") -> tuple[
     return tuple(
         open_platform(name).offer(1 if _computes_beside(name) else num_on_host) for name in full
     )
+
+
+def offers_of(names: Sequence[str], flag: str = "--target-devices") -> tuple[Offer, ...]:
+    """As find_devices, of devices by name, each with all that is free there: see `shared`."""
+    for name in names:
+        _check_is_here(name, flag)
+    return tuple(open_platform(name).offer() for name in names)
+
+
+def shared(offers: Sequence[Offer]) -> tuple[Offer, ...]:
+    """Devices that compute on the host share its memory, whatever their process."""
+    num_on_host = sum(not offer.computes_beside for offer in offers)
+    return tuple(
+        offer
+        if offer.computes_beside
+        else replace(offer, free_bytes=offer.free_bytes // num_on_host)
+        for offer in offers
+    )
+
+
+def has_backend(name: str) -> bool:
+    """Whether devices of that kind are of this process."""
+    return name.partition(":")[0] in ("cpu", gpu_backend())
 
 
 def default_device() -> str:
@@ -46,10 +77,31 @@ def host_memory(
     nothing can be pinned copies are slower, and a warning says so.
     """
     beside = [name for name in devices if _computes_beside(name)]
-    first = [*beside, *devices][0]
+    first = [*beside, *devices, "cpu:0"][0]  # none: all of the model is in other processes
     return open_platform(first).node_memory(
         capacity_bytes, warm_bytes=warm_bytes, quiet=quiet, lanes_bytes=lanes_bytes
     )
+
+
+def pinned_by(devices: Sequence[str]) -> Register:
+    """How memory that others map too is pinned for these devices of this process: not at all where
+    none computes beside. Where nothing can be pinned copies are slower, and a warning says so.
+    """
+    beside = [name for name in devices if _computes_beside(name)]
+    if not beside:
+        return lambda memory: lambda: None
+    pages = DevicePageLock(open_platform(beside[0]).device)
+
+    def register(memory: memoryview) -> Callable[[], None]:
+        address = int(np.frombuffer(memory, np.uint8).ctypes.data)
+        try:
+            pages.lock(address, memory.nbytes)
+        except MemoryError as error:
+            log.warning("nodes are slower, in memory that is not pinned: %s", error)
+            return lambda: None
+        return lambda: pages.unlock(address)
+
+    return register
 
 
 def _computes_beside(name: str) -> bool:

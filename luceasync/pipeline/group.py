@@ -47,6 +47,10 @@ class Group(Protocol):
         """Who holds what of a node belongs to its layers."""
         ...
 
+    def probe(self) -> None:
+        """Raise GroupFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
+        ...
+
     def close(self) -> None:
         """Free everything. May be called twice."""
         ...
@@ -103,6 +107,9 @@ class LocalGroup:
     @property
     def nodes(self) -> Sequence[Nodes]:
         return [shard.nodes for shard in self._shards]
+
+    def probe(self) -> None:
+        """It lives as long as this process."""
 
     def close(self) -> None:
         if self._shards and self._steps:

@@ -10,10 +10,11 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.devices import default_device
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.processes import offers_in, processes_of
 from luceasync.pipeline.ranges import named_devices
 from luceasync.pipeline.shard_plan import ShardPlan
 
@@ -43,7 +44,8 @@ def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
     PlacementError.
     """
     placement = config.placement
-    devices = find_devices(named_devices(placement.device, placement.devices))
+    names = named_devices(placement.device, placement.devices) or (default_device(),)
+    devices = offers_in(names, processes_of(names, placement))
     dtype = default_dtype(devices) if config.model.dtype == "auto" else config.model.dtype
     return devices, Precision.of(dtype)
 
@@ -54,13 +56,14 @@ def plan_report(
     *,
     verify_rows: Sequence[int] = (),
     guest: Guest | None = None,
+    found: tuple[tuple[Offer, ...], Precision] | None = None,
 ) -> PlanReport:
-    """Plan the configured model, with what `make_plan` wants to know of its drafter. Raises
-    ModelError, PlacementError.
+    """Plan the configured model, with what `make_plan` wants to know of its drafter. `found`: what
+    `devices_of` has said, None: it is asked. Raises ModelError, PlacementError.
     """
     spec = spec or read_spec(config.model.model_dir)
     placement = config.placement
-    devices, precision = devices_of(config)
+    devices, precision = found or devices_of(config)
     plan = make_plan(
         spec,
         devices,

@@ -48,6 +48,9 @@ class FakeGroup:
     def synchronize(self) -> None:
         self._told.append((self.number, "synchronize", None))
 
+    def probe(self) -> None:
+        self._told.append((self.number, "probe", None))
+
     def close(self) -> None:
         self.is_closed = True
 

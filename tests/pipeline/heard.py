@@ -29,8 +29,8 @@ class HeardTaps:
         self.taps = list(taps)
 
 
-def taps_of(backend: LayerSplitBackend) -> list[Tensor]:
-    """The rows of the last pass, of a backend whose groups are all here."""
+def taps_of(backend: LayerSplitBackend, paths: Sequence[Sequence[int]] = ()) -> list[Tensor]:
+    """The rows of the last pass; of groups in other processes those of `paths` alone."""
     heard = HeardTaps()
-    backend.send_taps(heard, [], [], [], 0)
+    backend.send_taps(heard, [], [], paths, 0)
     return heard.taps

@@ -1,0 +1,94 @@
+"""The program luceasync-backend: what it is given, its greeting, its end.
+
+Says nothing but log lines, to standard error, and ends when whoever started it is gone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from luceasync.errors import ChannelClosed, LuceasyncError
+
+GREETING_S = 60.0
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+log = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point."""
+    arguments = parse(argv)
+    logging.basicConfig(level="INFO", stream=sys.stderr, format="%(levelname)s %(message)s")
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # read by torch; see luceasync.cli.app
+    try:
+        _run(arguments)
+    except ChannelClosed as error:
+        log.info("the end: %s", error)
+    except LuceasyncError as error:
+        print(f"luceasync-backend: {error}", file=sys.stderr)
+        sys.exit(EXIT_USAGE)
+    except Exception:
+        log.exception("luceasync-backend has failed")
+        sys.exit(EXIT_FAILED)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """What it is given; ends the process for what it does not know."""
+    parser = argparse.ArgumentParser(
+        prog="luceasync-backend",
+        description="Runs layers of a model for luceasync, which starts it "
+        "(--target-shard-ipc-bin), in a Python environment of its own.",
+    )
+    parser.add_argument(
+        "--offer",
+        action="append",
+        default=[],
+        type=_renamed,
+        metavar="NAME=DEVICE",
+        help="offer DEVICE of this machine under another NAME, such as hip:0=cpu:0; repeatable",
+    )
+    parser.add_argument("--model-dir", type=Path, help="set by luceasync")
+    parser.add_argument("--dtype", default="", help="set by luceasync")
+    parser.add_argument("--layers", default="", help="set by luceasync")
+    arguments = parser.parse_args(argv)
+    names = [name for name, _ in arguments.offer]
+    if twice := {name for name in names if names.count(name) > 1}:
+        parser.error(f"argument --offer: {', '.join(sorted(twice))} is named twice")
+    return arguments
+
+
+def _renamed(text: str) -> tuple[str, str]:
+    from luceasync.errors import PlacementError
+    from luceasync.pipeline.ranges import check_devices
+
+    name, _, device = text.partition("=")
+    try:
+        [full, real] = [check_devices([part], "--offer")[0] for part in (name, device)]
+    except PlacementError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return full, real
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    from luceasync.ipc.handshake import Statement, be_greeted
+    from luceasync.ipc.wiring import come_home
+    from luceasync.pipeline.agreement import states_of
+    from luceasync.pipeline.wire import ORDERS
+
+    home = come_home(ORDERS)
+    states: dict[str, str] = {}
+    if arguments.model_dir is not None:
+        states = states_of(arguments.model_dir, arguments.dtype, arguments.layers)
+    be_greeted(home.channel, Statement(states), GREETING_S)
+    from luceasync.backend.serving import Serving
+
+    serving = Serving(home, arguments.model_dir, dict(arguments.offer))
+    try:
+        serving.run()
+    finally:
+        serving.close()

@@ -1,0 +1,118 @@
+"""Orders about nodes: they lie in memory that was lent, or in this process's own.
+
+A copy has arrived when it is answered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from luceasync.backend.pass_orders import Answers, Table
+from luceasync.hoststore.memory import HostMemory
+from luceasync.hoststore.node_parts import tensors_in
+from luceasync.hoststore.nodes import Nodes, Span
+from luceasync.ipc.channel import Received
+from luceasync.node_words import NodeKey
+from luceasync.pipeline import wire
+
+
+class NodeOrders:
+    """Holds nodes of one group. `table`: what is done with each message."""
+
+    def __init__(
+        self,
+        link: Answers,
+        parts: Sequence[Nodes],
+        memory: HostMemory,
+        lay: Callable[[Sequence[int]], None],
+    ) -> None:
+        """`parts`: of each shard; `lay` is told where the next regions of `memory` lie, where the
+        other end says that.
+        """
+        self._lay = lay
+        self._link = link
+        self._parts = parts
+        self._memory = memory
+        self._held: set[int] = set()
+        self.table: Table = {
+            wire.Save: self._save,
+            wire.Restore: self._restore,
+            wire.Drop: self._drop,
+            wire.Export: self._export,
+            wire.Adopt: self._adopt,
+            wire.Fill: self._fill,
+        }
+
+    def _save(self, order: wire.Save, got: Received[Any]) -> None:
+        key, span = _key(order.node), Span(order.begin, order.end, order.with_state)
+        self._lay(order.regions)
+        try:
+            for ticket in [part.save(order.lane, key, span) for part in self._parts]:
+                ticket.wait()
+        except MemoryError:
+            self._forget(key)
+            self._link.answer(got, wire.Room(False))
+            return
+        self._held.add(order.node)
+        self._link.answer(got, wire.Room(True))
+
+    def _restore(self, order: wire.Restore, got: Received[Any]) -> None:
+        if unknown := [node for node in order.nodes if node not in self._held]:
+            self._link.refuse(f"node {unknown[0]} is to be restored, and is not here")
+        keys = [_key(node) for node in order.nodes]
+        for ticket in [part.restore(order.lane, keys, order.num_tokens) for part in self._parts]:
+            ticket.wait()
+        self._link.answer(got, wire.Done())
+
+    def _drop(self, order: wire.Drop, got: Received[Any]) -> None:
+        for part in self._parts:
+            part.drop(_key(order.node), state_only=order.state_only)
+        if not order.state_only:
+            self._held.discard(order.node)
+
+    def _adopt(self, order: wire.Adopt, got: Received[Any]) -> None:
+        key, span = _key(order.node), Span(order.begin, order.end, order.with_state)
+        self._lay(order.regions)
+        try:
+            for part in self._parts:
+                regions = [self._memory.allocate(size) for size in part.sizes.of(span) if size]
+                part.adopt(key, span, tensors_in(regions, part.shapes(span)))
+        except MemoryError:
+            self._forget(key)
+            self._link.answer(got, wire.Room(False))
+            return
+        self._held.add(order.node)
+        self._link.answer(got, wire.Room(True))
+
+    def _export(self, order: wire.Export, got: Received[Any]) -> None:
+        self._link.answer(got, wire.Done(), [self._piece(order)])
+
+    def _fill(self, order: wire.Fill, got: Received[Any]) -> None:
+        target = self._piece(order)
+        [piece] = self._link.given(got, [((order.num_bytes,), target.dtype)])
+        target.copy_(piece)
+
+    def _piece(self, order: wire.Export | wire.Fill) -> Tensor:
+        """The bytes of a node that are meant."""
+        if order.node not in self._held:
+            self._link.refuse(f"node {order.node} is asked for, and is not here")
+        tensors = [t for part in self._parts for t in part.export(_key(order.node)).values()]
+        if order.index >= len(tensors):
+            self._link.refuse(f"tensor {order.index} of a node of {len(tensors)}")
+        whole = tensors[order.index].view(-1).view(torch.uint8)
+        end = order.begin + order.num_bytes
+        if end > len(whole):
+            self._link.refuse(f"bytes until {end} of a tensor of {len(whole)}")
+        return whole[order.begin : end]
+
+    def _forget(self, key: NodeKey) -> None:
+        for part in self._parts:
+            part.drop(key)
+
+
+def _key(node: int) -> NodeKey:
+    return NodeKey(node.to_bytes(8))

@@ -1,0 +1,202 @@
+"""Orders about passes: what came is checked against what the group computes itself, then run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.ipc.channel import Received
+from luceasync.ipc.packets import Message
+from luceasync.kv.pages import PageEvent, num_chunks
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.pipeline import wire
+from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.sizes import Sizes, Spec
+from luceasync.ranking.logits import Edits, Ranking, Wanted
+
+Table = dict[type[Message], Callable[[Any, Received[Any]], None]]
+
+
+class Answers(Protocol):
+    """See luceasync.backend.serving.Wire."""
+
+    def answer(
+        self, got: Received[Any], message: Message, tensors: Sequence[Tensor] = ()
+    ) -> None: ...
+
+    def given(self, got: Received[Any], specs: Sequence[Spec]) -> list[Tensor]: ...
+
+    def refuse(self, words: str) -> Any: ...
+
+
+class PassOrders:
+    """Runs passes of one group. `table`: what is done with each message."""
+
+    def __init__(
+        self,
+        link: Answers,
+        passes: Passes,
+        sizes: Sizes,
+        taps: Sequence[int],
+        limits: tuple[int, int],
+    ) -> None:
+        """`taps`: those of this group, in order; `limits`: lanes, and tokens of each."""
+        self._link = link
+        self._passes = passes
+        self._sizes = sizes
+        self._taps = taps
+        self._num_lanes, self._max_tokens = limits
+        self._parents: Tensor | None = None
+        self._batch = Batch((), (), 1)
+        self._ranking: Ranking | None = None
+        self.table: Table = {
+            wire.Parents: self._take_parents,
+            wire.Run: self._run,
+            wire.Rank: self._rank,
+            wire.Whole: self._whole,
+            wire.Logprob: self._logprob,
+            wire.Commit: self._commit,
+            wire.Taps: self._send_taps,
+            wire.Embed: self._embed,
+            wire.Propose: self._propose,
+            wire.Place: self._place,
+            wire.Reset: self._reset,
+        }
+
+    def _take_parents(self, order: wire.Parents, got: Received[Any]) -> None:
+        spec = ((order.num_entries, order.num_rows), torch.int32)
+        [self._parents] = self._link.given(got, [spec])
+
+    def _run(self, order: wire.Run, got: Received[Any]) -> None:
+        batch = order.batch
+        self._check(batch, order.kind)
+        [given] = self._link.given(got, [self._sizes.given(batch)])
+        self._batch, self._ranking = batch, None
+        output: Tensor | None
+        if order.kind == "prefill":
+            output = self._passes.prefill(batch, given, project=order.project)
+        elif order.kind == "decode":
+            output = self._passes.decode(batch, given)
+        else:
+            parents, self._parents = self._parents, None
+            if (parents is not None) != order.has_parents:
+                self._link.refuse("a verify whose parents came twice, or not at all")
+            output = self._passes.verify(batch, given, parents)
+        if order.answers:
+            gives = self._sizes.gives(batch, order.project)
+            tensors = [] if gives is None or output is None else [output[:, : gives[0][1]]]
+            self._link.answer(got, wire.Done(), tensors)
+
+    def _check(self, batch: Batch, kind: str) -> None:
+        num_written = 0 if kind == "verify" else batch.num_rows
+        if len(batch.lanes) != len(batch.begins) or not batch.lanes:
+            self._link.refuse(f"{len(batch.lanes)} lanes and {len(batch.begins)} begins")
+        for lane, begin in zip(batch.lanes, batch.begins, strict=True):
+            if lane != NO_LANE:
+                self._check_lane(lane, begin + num_written)
+
+    def _check_lane(self, lane: int, num_tokens: int) -> None:
+        if not 0 <= lane < self._num_lanes:
+            self._link.refuse(f"lane {lane} of {self._num_lanes}")
+        if num_tokens > self._max_tokens:
+            self._link.refuse(f"{num_tokens} tokens in a lane of {self._max_tokens}")
+
+    def _rank(self, order: wire.Rank, got: Received[Any]) -> None:
+        real = torch.float64
+        specs: list[Spec] = [((order.num_masses,), real)] if order.num_masses else []
+        specs += [((5, num_edits), real) for _, num_edits in order.edits if num_edits]
+        given = iter(self._link.given(got, specs))
+        mass_at = tuple(next(given).tolist()) if order.num_masses else ()
+        edits = [
+            Edits(rows, (next(given) if num_edits else torch.empty(5, 0, dtype=real)).numpy())
+            for rows, num_edits in order.edits
+        ]
+        wanted = Wanted(tuple(edits), order.num_ranked, mass_at, order.num_top)
+        self._ranking = self._passes.logits(order.num_entries).rank(wanted)
+        found = self._ranking.candidates()
+        arrays = [found.best]
+        if (block := found.block) is not None:
+            arrays += [block.values, block.ids, block.masses]
+            if (known := block.logprobs) is not None:
+                arrays += [known.known, known.top_values, known.top_ids]
+        self._link.answer(got, wire.Done(), [torch.from_numpy(array) for array in arrays])
+
+    def _whole(self, order: wire.Whole, got: Received[Any]) -> None:
+        if order.what == "raw":
+            logits = self._passes.logits(len(self._batch.lanes)).whole()
+            row = logits.reshape(-1, logits.shape[-1])[order.index].float()
+            self._link.answer(got, wire.Done(), [row])
+            return
+        ranking = self._ranked()
+        find = ranking.whole_row if order.what == "edited" else ranking.whole_logprobs
+        row_found = find(order.index)
+        tensors = [torch.from_numpy(numbers) for numbers in (row_found.values, row_found.ids)]
+        self._link.answer(got, wire.Done(), tensors)
+
+    def _logprob(self, order: wire.Logprob, got: Received[Any]) -> None:
+        value = self._ranked().logprob(order.index, order.token)
+        self._link.answer(got, wire.Told(value))
+
+    def _ranked(self) -> Ranking:
+        if self._ranking is None:
+            self._link.refuse("a row was asked for before any was ranked")
+        assert self._ranking is not None
+        return self._ranking
+
+    def _commit(self, order: wire.Commit, got: Received[Any]) -> None:
+        self._passes.commit(self._paths(order.lengths, got))
+
+    def _send_taps(self, order: wire.Taps, got: Received[Any]) -> None:
+        if order.num_first:
+            paths: list[Sequence[int]] = [range(order.num_first)]
+        else:
+            paths = [*self._paths(order.lengths, got)]
+        found = self._passes.taps(paths)
+        for tap in self._taps:
+            rows = found[tap]
+            if order.num_first:
+                kept = rows[0, : order.num_first]
+            else:
+                kept = torch.cat([rows[i, [*path]] for i, path in enumerate(paths) if path])
+            self._link.answer(got, wire.Done(), [kept])
+
+    def _paths(self, lengths: Sequence[int], got: Received[Any]) -> list[list[int]]:
+        """Rows of the last pass, of each entry."""
+        if not sum(lengths):
+            self._link.given(got, [])
+            return [[] for _ in lengths]
+        [rows] = self._link.given(got, [((sum(lengths),), torch.int32)])
+        if not 0 <= int(rows.min()) <= int(rows.max()) < self._batch.num_rows:
+            self._link.refuse(f"a path beyond the {self._batch.num_rows} rows of its pass")
+        return [part.tolist() for part in rows.split([*lengths])]
+
+    def _embed(self, order: wire.Embed, got: Received[Any]) -> None:
+        [tokens] = self._link.given(got, [((order.num_tokens,), torch.int64)])
+        self._link.answer(got, wire.Done(), [self._passes.embed(tokens)])
+
+    def _propose(self, order: wire.Propose, got: Received[Any]) -> None:
+        specs = [
+            self._sizes.rows(order.num_entries, order.num_slots),
+            ((order.num_entries,), torch.int64),
+        ]
+        rows, anchors = self._link.given(got, specs)
+        proposal = self._passes.propose_from(rows, anchors, order.budget)
+        parents = [] if proposal.parents is None else [proposal.parents]
+        self._link.answer(got, wire.Done(), [proposal.tokens, *parents])
+
+    def _place(self, order: wire.Place, got: Received[Any]) -> None:
+        num_chunks_held = num_chunks(self._max_tokens)
+        for lane, chunk, page in order.events:
+            self._check_lane(lane, 0)
+            if not (chunk < num_chunks_held and page < num_chunks_held):
+                told = f"chunk {chunk}, page {page}"
+                self._link.refuse(f"{told} of a lane of {num_chunks_held} chunks")
+        events = [PageEvent(lane, chunk, None if p < 0 else p) for lane, chunk, p in order.events]
+        self._passes.place(events)
+
+    def _reset(self, order: wire.Reset, got: Received[Any]) -> None:
+        self._check_lane(order.lane, 0)
+        self._passes.reset(order.lane)

@@ -1,0 +1,206 @@
+"""What a backend's process does with each message: the verbs of a group, in the order they come.
+
+Owns the group. Whatever goes wrong ends the process: the other end sees that at once, and has its
+last log lines.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from luceasync.backend.node_memory import LentMemory
+from luceasync.backend.node_orders import NodeOrders
+from luceasync.backend.pass_orders import PassOrders
+from luceasync.errors import ChannelClosed, LuceasyncError
+from luceasync.hoststore.memory import HostMemory
+from luceasync.ipc.channel import Received
+from luceasync.ipc.packets import Message
+from luceasync.ipc.wiring import Home
+from luceasync.models.config import read_spec
+from luceasync.models.formats import format_of
+from luceasync.pipeline import wire
+from luceasync.pipeline.crossing import put, specs_of, take
+from luceasync.pipeline.devices import host_memory, offers_of, pinned_by
+from luceasync.pipeline.group import LocalGroup
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.sizes import Sizes, Spec, payload_bytes
+from luceasync.pipeline.wire import NODES
+
+CALL_S = 300.0
+POLL_S = 60.0
+TOLD_BYTES = 32 << 20  # of weights that were read, between two messages about it
+
+log = logging.getLogger(__name__)
+
+Order = Callable[[Any, Received[Any]], None]
+
+
+class Wire:
+    """The channel, as orders use it."""
+
+    def __init__(self, home: Home) -> None:
+        self._channel = home.channel
+
+    def answer(self, got: Received[Any], message: Message, tensors: Sequence[Tensor] = ()) -> None:
+        """Answer an order, with tensors of any device."""
+        room = None
+        if tensors:
+            room = self._channel.reserve(payload_bytes(specs_of(tensors)), CALL_S)
+            put(room, tensors)
+        self._channel.send(message, room, answers=got.number, deadline_s=CALL_S)
+
+    def say(self, message: Message) -> None:
+        """What nobody has asked for."""
+        self._channel.send(message, deadline_s=CALL_S)
+
+    def given(self, got: Received[Any], specs: Sequence[Spec]) -> list[Tensor]:
+        """What came with an order, on the host."""
+        if not specs:
+            if got.payload is not None:
+                self.refuse(f"{type(got.message).__name__} came with a payload")
+            return []
+        if got.payload is None:
+            self.refuse(f"{type(got.message).__name__} came without what it speaks of")
+        return take(got.payload, specs)
+
+    def next(self) -> Received[Any] | None:
+        """The next order, or None: none has come for a while."""
+        return self._channel.receive(CALL_S) if self._channel.poll(POLL_S) else None
+
+    def refuse(self, words: str) -> NoReturn:
+        """Close the channel on what may not come."""
+        self._channel.close(words)
+        raise ChannelClosed(words)
+
+
+class Serving:
+    """One process's work, from its greeting to its end."""
+
+    def __init__(self, home: Home, model_dir: Path | None, names: Mapping[str, str]) -> None:
+        """`names`: the devices that are offered under other names than their own."""
+        self._home = home
+        self._wire = Wire(home)
+        self._model_dir = model_dir
+        self._names = names
+        self._group: LocalGroup | None = None
+        self._memory: HostMemory | None = None
+        self._orders: dict[type[Message], Order] = {wire.Ask: self._offer, wire.Load: self._load}
+
+    @torch.inference_mode()
+    def run(self) -> None:
+        """Do as is said. Raises ChannelClosed when the other end is gone."""
+        while True:
+            got = self._wire.next()
+            if got is None:
+                continue
+            order = self._orders.get(type(got.message))
+            if order is None:
+                self._wire.refuse(f"{type(got.message).__name__} came before a model was loaded")
+            order(got.message, got)
+
+    def close(self) -> None:
+        """Let everything go."""
+        if self._group is not None:
+            self._group.close()
+        if self._memory is not None:
+            self._memory.close()
+        self._home.close()
+
+    def _offer(self, order: wire.Ask, got: Received[Any]) -> None:
+        try:
+            real = [self._names.get(name, name) for name in order.names]
+            offers = offers_of(real)
+        except LuceasyncError as error:
+            self._wire.answer(got, wire.Failed(str(error)))
+            return
+        renamed = zip(offers, order.names, strict=True)
+        told = tuple(replace(offer, name=name) for offer, name in renamed)
+        self._wire.answer(got, wire.Offered(told))
+
+    def _load(self, order: wire.Load, got: Received[Any]) -> None:
+        if self._model_dir is None or self._group is not None:
+            self._wire.refuse("Load came twice, or where no model directory was named")
+        plan = with_own_names(order.plan, self._names)
+        try:
+            self._open(self._model_dir, plan, order)
+        except torch.OutOfMemoryError as error:
+            words = ". ".join(str(error).split(". ")[:3])
+            self._wire.say(wire.Failed(f"a device of a backend ran out of memory: {words}"))
+        except ChannelClosed:
+            raise
+        except LuceasyncError as error:
+            self._wire.say(wire.Failed(str(error)))
+        else:
+            self._wire.say(wire.Done())
+
+    def _open(self, model_dir: Path, plan: Plan, order: wire.Load) -> None:
+        spec, number = read_spec(model_dir), order.number
+        if plan.suits_one_thread:
+            torch.set_num_threads(1)
+        names = [shard.device for shard in plan.here]
+        memory, lay = self._node_memory(names, order.node_bytes)
+        self._memory = memory
+        progress = _Progress(self._wire)
+        with format_of(model_dir).open(model_dir) as source:
+            group = LocalGroup(spec, plan, source, progress.advance, order.taps, memory, number)
+        self._group = group
+        progress.tell()
+        sizes = Sizes(spec, plan, number)
+        taps = [tap for tap in order.taps if tap in sizes.layers]
+        limits = plan.parallel, plan.max_ctx_tokens
+        self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits).table
+        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay).table
+        self._orders[wire.Synchronize] = self._synchronize
+        log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)
+
+    def _node_memory(
+        self, names: Sequence[str], num_bytes: int
+    ) -> tuple[HostMemory, Callable[[Sequence[int]], None]]:
+        """What was lent, else our own; and who hears where regions lie."""
+        lent = self._home.lent.get(NODES)
+        if lent is None:
+            return host_memory(names, num_bytes), lambda regions: None
+        lent.register(pinned_by(names))
+        memory = LentMemory(lent)
+        return memory, memory.tell
+
+    def _synchronize(self, order: wire.Synchronize, got: Received[Any]) -> None:
+        assert self._group is not None
+        self._group.synchronize()
+        self._wire.answer(got, wire.Done())
+
+
+class _Progress:
+    """Tells how many bytes of weights were read, not at every tensor."""
+
+    def __init__(self, link: Wire) -> None:
+        self._link = link
+        self._num_bytes = 0
+
+    def advance(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        if self._num_bytes >= TOLD_BYTES:
+            self.tell()
+
+    def tell(self) -> None:
+        self._link.say(wire.Read(self._num_bytes))
+        self._num_bytes = 0
+
+
+def with_own_names(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """The plan with this process's devices as torch knows them."""
+    shards, devices = [], []
+    for shard, device in zip(plan.shards, plan.devices, strict=True):
+        if device.is_here:
+            real = names.get(device.name, device.name)
+            shard, device = replace(shard, device=real), replace(device, name=real)
+        shards.append(shard)
+        devices.append(device)
+    return replace(plan, shards=tuple(shards), devices=tuple(devices))

@@ -1,0 +1,43 @@
+"""What this process and a backend's must agree on before a layer is loaded, in words.
+
+Each end reads it for itself. Pure of torch.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from pathlib import Path
+
+from luceasync.errors import ModelError
+from luceasync.models.config import read_spec
+from luceasync.models.directory import CONFIG
+from luceasync.models.formats import format_of
+from luceasync.models.precision import Precision
+
+
+def dtype_words(precision: Precision) -> str:
+    """Of weights, computation, and keys and values."""
+    return f"{precision.weights}/{precision.compute}/{precision.kv}"
+
+
+def states_of(model_dir: Path, dtype: str, layers: str) -> dict[str, str]:
+    """What one end states. `layers`: "begin:end" of the group. Raises ModelError.
+
+    Weights are told by what changes with their content on one machine, which is read at once:
+    names, sizes, times and inodes of the files; and by the digest of config.json.
+    """
+    digest = blake2b(digest_size=16)
+    try:
+        digest.update((model_dir / CONFIG).read_bytes())
+        for path in sorted(format_of(model_dir).weight_files(model_dir)):
+            status = path.stat()
+            told = (path.name, status.st_size, status.st_mtime_ns, status.st_ino)
+            digest.update(repr(told).encode())
+    except OSError as error:
+        raise ModelError(f"{model_dir}: cannot be read: {error}") from None
+    num_layers = read_spec(model_dir).num_layers
+    return {
+        "weights": digest.hexdigest(),
+        "dtype": dtype,
+        "layers": f"{layers} of {num_layers}",
+    }

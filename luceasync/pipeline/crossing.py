@@ -1,0 +1,45 @@
+"""Tensors as the bytes of a payload and back: laid one after the other, in the order of a list.
+
+Owns their layout. Knows no message and no model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from luceasync.ipc.channel import Outgoing, Payload
+from luceasync.pipeline.sizes import Spec, num_bytes, payload_bytes
+
+
+def specs_of(tensors: Sequence[Tensor]) -> list[Spec]:
+    """Shape and dtype of each."""
+    return [(tuple(tensor.shape), tensor.dtype) for tensor in tensors]
+
+
+def views(memory: memoryview, specs: Sequence[Spec]) -> list[Tensor]:
+    """Tensors over memory of exactly their size; nothing is copied."""
+    whole, found, begin = torch.frombuffer(memory, dtype=torch.uint8), [], 0
+    for spec in specs:
+        shape, dtype = spec
+        found.append(whole[begin : begin + num_bytes(spec)].view(dtype).view(shape))
+        begin += payload_bytes([spec])
+    return found
+
+
+def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
+    """Copy tensors of any device there; complete when this returns."""
+    for target, tensor in zip(views(room.view, specs_of(tensors)), tensors, strict=True):
+        target.copy_(tensor)
+
+
+def take(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:
+    """Tensors of our own, on the host; the payload is freed. One of another size than these have
+    closes its channel. Raises ChannelClosed.
+    """
+    whole = torch.empty(payload_bytes([*specs]), dtype=torch.uint8)
+    memory = whole.numpy().data
+    payload.into(memory)
+    return views(memory, specs)

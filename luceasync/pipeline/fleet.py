@@ -1,0 +1,226 @@
+"""The processes of one plan: how each is started, rings between them, and memory for their nodes.
+
+Owns what outlives a process that ends, and is lent to the next one in its place. Engine thread
+only.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from luceasync.errors import ChannelClosed, ConfigError, GroupFailed
+from luceasync.hoststore.arena import Arena, NoPageLock
+from luceasync.hoststore.node_parts import NodeParts
+from luceasync.hoststore.nodes import Nodes
+from luceasync.ipc.channel import Started
+from luceasync.ipc.handshake import Statement, greet
+from luceasync.ipc.launcher import LocalLauncher, Program
+from luceasync.ipc.memory import SealedMemory
+from luceasync.ipc.wiring import Rings, open_rings
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline import wire
+from luceasync.pipeline.agreement import dtype_words, states_of
+from luceasync.pipeline.link import Link
+from luceasync.pipeline.offer import HERE
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.remote import RemoteGroup, RemotePasses, load
+from luceasync.pipeline.remote_nodes import RemoteNodes, SharedBytes, StreamedBytes
+from luceasync.pipeline.sizes import Sizes
+
+START_S = 120.0  # until a process has imported what it needs
+END_S = 10.0
+ALIGN_BYTES = 2 << 20  # of a memory for nodes
+SLAB_BYTES = 32 << 20  # of it, whose pages are made at a time
+SPARE_BYTES = 256 << 20  # of it, with pages that nobody uses yet
+ELSEWHERE = 1  # whose the other devices are, as each process is told
+
+
+@dataclass(slots=True)
+class _Berth:
+    """What one group's process gets, whenever it is started."""
+
+    sizes: Sizes
+    parts: NodeParts
+    launcher: LocalLauncher
+    node_bytes: int
+    arena: Arena | None
+
+
+class Fleet:
+    """Opens the remote groups of a plan, as often as it is asked to."""
+
+    def __init__(
+        self,
+        model_dir: Path,
+        spec: ModelSpec,
+        plan: Plan,
+        programs: Mapping[int, Path],
+        transport: str,
+        node_bytes: int,
+    ) -> None:
+        """`programs`: what runs each process of the plan; `node_bytes`: of memory for nodes of the
+        whole model. Raises ConfigError.
+        """
+        self._model_dir = model_dir
+        self._plan = plan
+        self._opened: dict[int, RemotePasses] = {}
+        self._berths: dict[int, _Berth] = {}
+        self._closing = ExitStack()
+        numbers = [n for n in range(len(plan.groups)) if not self._is_here(n)]
+        if not numbers:
+            return  # any system will do
+        try:
+            self._set_out(spec, numbers, programs, transport, node_bytes)
+        except BaseException:
+            self.close()
+            raise
+
+    def open_group(
+        self, number: int, advance: Callable[[int], None], taps: Sequence[int]
+    ) -> RemoteGroup:
+        """Start the process of a group and have it load its layers. Raises ModelError, GroupFailed,
+        and what `advance` raises; the process has ended then.
+        """
+        berth = self._berths[number]
+        sizes, plan = berth.sizes, self._plan
+        layers = f"{sizes.layers.start}:{sizes.layers.stop}"
+        dtype = dtype_words(plan.precision)
+        given = ["--model-dir", str(self._model_dir.absolute())]
+        given += ["--dtype", dtype, "--layers", layers]
+        started = berth.launcher.launch(given, wire.ANSWERS)
+        link = Link(started, number)
+        try:
+            _greet(started, states_of(self._model_dir, dtype, layers), number)
+            load(
+                link,
+                wire.Load(self._as_told(number), number, tuple(taps), berth.node_bytes),
+                advance,
+            )
+        except BaseException:
+            link.close()
+            raise
+        passes = RemotePasses(
+            link,
+            sizes,
+            taps,
+            before=self._opened.get(number - 1),
+            hands_on=number + 1 in self._berths,
+            runs_ahead=plan.computes_beside,
+        )
+        self._opened[number] = passes
+        return RemoteGroup(link, passes, _nodes(link, berth), len(sizes.shards))
+
+    def close(self) -> None:
+        """End what still runs, and give all memory back. Idempotent."""
+        self._opened.clear()
+        self._closing.close()
+
+    def _set_out(
+        self,
+        spec: ModelSpec,
+        numbers: Sequence[int],
+        programs: Mapping[int, Path],
+        transport: str,
+        node_bytes: int,
+    ) -> None:
+        sizes = {n: Sizes(spec, self._plan, n) for n in numbers}
+        parts = {n: self._parts(spec, n) for n in numbers}
+        ring_bytes = [size for n in numbers for size in sizes[n].ring_bytes()]
+        rings = open_rings(transport, ring_bytes)
+        if rings is not None:
+            self._closing.callback(rings.close)
+        for place, number in enumerate(numbers):
+            share = _share(parts[number], spec, self._plan)
+            own_bytes = -(-int(node_bytes * share) // ALIGN_BYTES) * ALIGN_BYTES + ALIGN_BYTES
+            lane_bytes = sum(self._plan.lane_bytes(shard) for shard in sizes[number].shards)
+            arena, lent = self._memory(rings, own_bytes, lane_bytes)
+            program = Program(
+                executable=programs[self._process(number)],
+                name=",".join(shard.device for shard in sizes[number].shards),
+                ring_bytes=tuple(ring_bytes),
+                written=2 * place + 1,
+                read=2 * place,
+                rings=rings,
+                lent=lent,
+            )
+            launcher = LocalLauncher(program)
+            self._closing.callback(launcher.close)
+            self._berths[number] = _Berth(sizes[number], parts[number], launcher, own_bytes, arena)
+
+    def _memory(
+        self, rings: Rings | None, num_bytes: int, lane_bytes: int
+    ) -> tuple[Arena | None, dict[str, SealedMemory]]:
+        """For the nodes of a group: shared where payloads are, else none of ours."""
+        if rings is None:
+            return None, {}
+        try:
+            memory = SealedMemory.create("luceasync-nodes", num_bytes, populate=False)
+        except OSError as error:
+            raise ConfigError(
+                f"--prefix-cache-memory: no {num_bytes} bytes can be shared with another process "
+                f"({error.strerror}); --ipc-transport stream shares none"
+            ) from None
+        self._closing.callback(memory.close)
+        never = threading.Event()  # pages are made when they are needed, not while nothing runs
+        spare_bytes = max(SPARE_BYTES, 2 * self._plan.parallel * lane_bytes)
+        arena = Arena(
+            num_bytes,
+            NoPageLock(),
+            SLAB_BYTES,
+            never,
+            spare_bytes,
+            mapping=memory.mapping,
+        )
+        self._closing.callback(arena.close)
+        return arena, {wire.NODES: memory}
+
+    def _parts(self, spec: ModelSpec, number: int) -> NodeParts:
+        shards = self._plan.shards
+        own = {
+            i: (shards[i].begin, spec.mixers[shards[i].begin : shards[i].end])
+            for i in range(*self._plan.groups[number])
+        }
+        return NodeParts(own, self._plan.precision.torch_dtype)
+
+    def _process(self, number: int) -> int:
+        return self._plan.devices[self._plan.groups[number][0]].process
+
+    def _is_here(self, number: int) -> bool:
+        return self._process(number) == HERE
+
+    def _as_told(self, number: int) -> Plan:
+        """The plan as the process of a group is told of it: its own devices are those that are
+        here.
+        """
+        begin, end = self._plan.groups[number]
+        devices = tuple(
+            replace(device, process=HERE if begin <= i < end else ELSEWHERE)
+            for i, device in enumerate(self._plan.devices)
+        )
+        return replace(self._plan, devices=devices, reasons=())
+
+
+def _greet(started: Started[wire.Done], states: Mapping[str, str], number: int) -> None:
+    try:
+        greet(started.channel, Statement(states), START_S)
+    except ChannelClosed as error:
+        raise GroupFailed(number, f"{error}; {started.last_words()}") from None
+
+
+def _nodes(link: Link, berth: _Berth) -> Nodes:
+    arena, parts = berth.arena, berth.parts
+    content = StreamedBytes(link) if arena is None else SharedBytes(parts, arena)
+    return RemoteNodes(link, parts, content)
+
+
+def _share(parts: NodeParts, spec: ModelSpec, plan: Plan) -> float:
+    """Of a node's bytes, at most: of its rows, or of the state at its end."""
+    rows = sum(shard.token_bytes for shard in plan.shards)
+    state = sum(shard.lane_state_bytes for shard in plan.shards)
+    shares = [parts.sizes.token_bytes / rows if rows else 0.0]
+    shares.append(parts.sizes.state_bytes / state if state else 0.0)
+    return max(shares)

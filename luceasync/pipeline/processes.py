@@ -1,0 +1,165 @@
+"""Which devices are in processes of their own, what runs these, and what the devices offer.
+
+The choice is pure; asking starts a process for each backend, which ends when it has answered.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+from luceasync.config import PlacementConfig
+from luceasync.errors import ChannelClosed, PlacementError
+from luceasync.ipc.handshake import Statement, greet
+from luceasync.ipc.launcher import LocalLauncher, Program
+from luceasync.pipeline import wire
+from luceasync.pipeline.devices import find_devices, has_backend, offers_of, shared
+from luceasync.pipeline.offer import BACKENDS, HERE, Offer
+
+BIN = "--target-shard-ipc-bin"
+OWN_BIN = "luceasync-backend"
+ASKING_S = 120.0  # a process imports torch, and finds its devices
+RING_BYTES = (1 << 16, 1 << 16)
+END_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Of each device its process; and what runs each process but this one."""
+
+    of_devices: tuple[int, ...]
+    programs: Mapping[int, Path]
+
+
+def choose_processes(
+    names: Sequence[str],
+    placement: PlacementConfig,
+    is_here: Callable[[str], bool],
+    own: Path | None,
+) -> Processes:
+    """Who runs the devices `names`. Neighbours of one backend share a process. `is_here`: whether
+    devices of that kind are of this process; `own`: what runs devices of this environment, where
+    nothing else is named. Raises PlacementError.
+    """
+    bins = _named_bins(placement.ipc_bins)
+    always = placement.ipc == "always"
+    remote = [
+        (always and i > 0) or (not is_here(n) and _bin(n, bins) is not None)
+        for i, n in enumerate(names)
+    ]
+    kinds = [(_kind(n) if away else None) for n, away in zip(names, remote, strict=True)]
+    processes: list[int] = []
+    programs: dict[int, Path] = {}
+    for kind, neighbours in groupby(kinds):
+        number = HERE
+        if kind is not None:
+            number = len(programs) + 1
+            programs[number] = _program(kind, bins, own if is_here(kind) else None)
+        processes += [number] * len(list(neighbours))
+    _refuse_unused(bins, kinds)
+    return Processes(tuple(processes), programs)
+
+
+def _named_bins(texts: Sequence[str]) -> dict[str | None, Path]:
+    """By backend; None: of all that are not named."""
+    bins: dict[str | None, Path] = {}
+    for text in texts:
+        head, equals, tail = text.partition("=")
+        kind = head if equals and "/" not in head else None
+        path = tail if kind is not None else text
+        if kind is not None and kind not in BACKENDS:
+            raise PlacementError(
+                f"{BIN} {text}: {kind!r} is no backend; expected one of {', '.join(BACKENDS)}"
+            )
+        if not path:
+            raise PlacementError(f"{BIN} {text}: no path; expected [BACKEND=]PATH")
+        if kind in bins:
+            whose = kind or "the backends that are not named"
+            raise PlacementError(f"{BIN} {text}: a second program for {whose}; one is expected")
+        bins[kind] = Path(path).expanduser().absolute()
+    return bins
+
+
+def _kind(name: str) -> str:
+    return name.partition(":")[0]
+
+
+def _bin(name: str, bins: Mapping[str | None, Path]) -> Path | None:
+    return bins.get(_kind(name), bins.get(None))
+
+
+def _program(kind: str, bins: Mapping[str | None, Path], own: Path | None) -> Path:
+    path = _bin(kind, bins) or own
+    if path is None:
+        raise PlacementError(
+            f"--target-shard-ipc always: nothing runs {kind} devices in another process; "
+            f"name a {OWN_BIN} with {BIN}"
+        )
+    if not (path.is_file() and os.access(path, os.X_OK)):
+        raise PlacementError(f"{BIN} {path}: no executable file; expected a {OWN_BIN}")
+    return path
+
+
+def _refuse_unused(bins: Mapping[str | None, Path], kinds: Sequence[str | None]) -> None:
+    """`kinds`: of the devices in processes of their own."""
+    used = {kind if kind in bins else None for kind in kinds if kind is not None}
+    for kind, path in bins.items():
+        if kind not in used:
+            named = f"{kind}={path}" if kind else f"{path}"
+            raise PlacementError(
+                f"{BIN} {named}: no device of it is in a process of its own; name one in "
+                "--target-devices that this process lacks, or --target-shard-ipc always"
+            )
+
+
+def processes_of(names: Sequence[str], placement: PlacementConfig) -> Processes:
+    """As choose_processes, on this machine. Raises PlacementError."""
+    own = Path(sys.executable).with_name(OWN_BIN)
+    return choose_processes(names, placement, has_backend, own if own.exists() else None)
+
+
+def offers_in(names: Sequence[str], processes: Processes) -> tuple[Offer, ...]:
+    """What the devices offer, wherever they are. Raises PlacementError."""
+    if not processes.programs:
+        return find_devices(names)
+    found: list[Offer] = []
+    pairs = groupby(zip(names, processes.of_devices, strict=True), key=lambda pair: pair[1])
+    for number, named in pairs:
+        group = [name for name, _ in named]
+        if number == HERE:
+            found += offers_of(group)
+        else:
+            asked = ask(processes.programs[number], group)
+            found += [replace(offer, process=number) for offer in asked]
+    return shared(found)
+
+
+def ask(executable: Path, names: Sequence[str]) -> tuple[Offer, ...]:
+    """What devices of a backend's process offer. Raises PlacementError in its words."""
+    program = Program(executable, executable.name, RING_BYTES)
+    launcher = LocalLauncher(program, on_line=lambda line: None)
+    try:
+        started = launcher.launch((), wire.ANSWERS)
+        try:
+            greet(started.channel, Statement(), ASKING_S)
+            order = wire.Ask(tuple(names))
+            number = started.channel.send(order, deadline_s=ASKING_S)
+            got = started.channel.receive(ASKING_S)
+        except ChannelClosed as error:
+            words = " ".join(f"{error}; {started.last_words()}".split())
+            raise PlacementError(f"{BIN} {executable}: it gives no answer: {words}") from None
+        finally:
+            started.end(0.0, END_S)
+    finally:
+        launcher.close()
+    match got.message:
+        case wire.Offered(offers) if tuple(o.name for o in offers) == tuple(names):
+            return offers
+        case wire.Failed(words) if got.answers == number:
+            raise PlacementError(f"{words} ({executable})")
+        case other:
+            raise PlacementError(f"{BIN} {executable}: it answered with {type(other).__name__}")

@@ -1,0 +1,102 @@
+"""Logits in a backend's process: what is wanted goes there, what is found comes back.
+
+Knows what crosses; how rows are ranked is for luceasync.ranking.local, there as here.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luceasync.pipeline import wire
+from luceasync.pipeline.link import Link
+from luceasync.pipeline.sizes import Sizes
+from luceasync.ranking.logits import Block, Candidates, Logprobs, Ranking, Wanted, WholeRow
+
+
+class RemoteLogits:
+    """See Logits; of the last pass of a group that has the last layer."""
+
+    def __init__(self, link: Link, sizes: Sizes, shape: tuple[int, ...]) -> None:
+        """`shape`: [entries], or [entries, rows]."""
+        self._link = link
+        self._sizes = sizes
+        self._shape = shape
+
+    @property
+    def num_vocab(self) -> int:
+        return self._sizes.num_vocab
+
+    def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
+        """The order is sent; nobody waits."""
+        order = wire.Rank(
+            num_entries=self._shape[0],
+            num_ranked=wanted.num_ranked,
+            num_top=wanted.num_top,
+            num_masses=len(wanted.mass_at),
+            edits=tuple((edits.num_rows, edits.table.shape[1]) for edits in wanted.edits),
+        )
+        numbers = [np.array(wanted.mass_at, np.float64), *(edits.table for edits in wanted.edits)]
+        given = [torch.from_numpy(n.astype(np.float64, copy=False)) for n in numbers if n.size]
+        number = self._link.tell(order, given)
+        return _RemoteRanking(self._link, self._sizes, prod(self._shape), wanted, carry, number)
+
+    def whole(self) -> Tensor:
+        """Row by row: it is for measurements."""
+        spec = [((self.num_vocab,), torch.float32)]
+        rows = [
+            self._link.fetch(wire.Whole("raw", index), spec)[0]
+            for index in range(prod(self._shape))
+        ]
+        return torch.stack(rows).view(*self._shape, self.num_vocab)
+
+
+class _RemoteRanking:
+    """See Ranking. What is carried does not cross: it comes to the host beside."""
+
+    def __init__(
+        self,
+        link: Link,
+        sizes: Sizes,
+        num_rows: int,
+        wanted: Wanted,
+        carry: Tensor | None,
+        number: int,
+    ) -> None:
+        self._link = link
+        self._sizes = sizes
+        self._num_rows = num_rows
+        self._wanted = wanted
+        self._carry = carry
+        self._number = number
+
+    def candidates(self) -> Candidates:
+        wanted = self._wanted
+        specs = self._sizes.ranked(self._num_rows, wanted.num_ranked, wanted.num_top)
+        best, *rest = (tensor.numpy() for tensor in self._link.tensors(self._number, specs))
+        carried = np.empty((self._num_rows, 0), np.int64)
+        if self._carry is not None:
+            carried = self._carry.cpu().numpy().astype(np.int64)
+        if not rest:
+            return Candidates(carried, best, None)
+        values, ids, masses, *logprobs = rest
+        known = Logprobs(*logprobs) if logprobs else None
+        return Candidates(carried, best, Block(values, ids, masses, known))
+
+    def whole_row(self, index: int) -> WholeRow:
+        return self._whole("edited", index)
+
+    def whole_logprobs(self, index: int) -> WholeRow:
+        return self._whole("logprobs", index)
+
+    def logprob(self, index: int, token_id: int) -> float:
+        return self._link.ask(wire.Logprob(index, token_id), wire.Told).value
+
+    def _whole(self, what: Literal["edited", "logprobs"], index: int) -> WholeRow:
+        spec = ((self._sizes.num_vocab,), torch.float64)
+        values, ids = self._link.fetch(wire.Whole(what, index), [spec, spec])
+        return WholeRow(values.numpy(), ids.numpy())

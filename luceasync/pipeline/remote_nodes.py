@@ -1,0 +1,196 @@
+"""Nodes of a group in another process, which copies them to and from its lanes.
+
+Two bodies: their bytes lie in memory that both map, made and given out here, so that a node in
+memory moves nothing; or there alone, and are streamed where somebody wants them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.hoststore.arena import Arena
+from luceasync.hoststore.node_parts import NodeParts, tensors_in
+from luceasync.hoststore.nodes import NodeSizes, Span
+from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.kv.cache import Shape
+from luceasync.node_words import NodeKey
+from luceasync.pipeline import wire
+from luceasync.pipeline.link import Link
+
+
+class Region(NamedTuple):
+    """Bytes of a node, and whether they are the state at its end."""
+
+    view: memoryview
+    is_state: bool
+
+
+@dataclass(slots=True)
+class Held:
+    """A node by the number under which the other process has it; `regions` where we gave them."""
+
+    number: int
+    span: Span
+    regions: list[Region]
+
+
+class NodeBytes(Protocol):
+    """Where the bytes of nodes lie, and how they come and go."""
+
+    def allocate(self, span: Span) -> list[Region]:
+        """Memory for a node, where we give it out. Raises MemoryError."""
+        ...
+
+    def places(self, regions: Sequence[Region]) -> tuple[int, ...]:
+        """Where that is, in the other process's words."""
+        ...
+
+    def read(self, held: Held, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        """The tensors of a node, on the host."""
+        ...
+
+    def write(self, held: Held, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+        """Copy tensors of these shapes to where the node is."""
+        ...
+
+
+class RemoteNodes:
+    """See Nodes. A copy has arrived when its call returns."""
+
+    def __init__(self, link: Link, parts: NodeParts, content: NodeBytes) -> None:
+        self._link = link
+        self._parts = parts
+        self._bytes = content
+        self._held: dict[NodeKey, Held] = {}
+        self._next_number = 1  # a name may come again while the other process forgets the old one
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """See Nodes."""
+        return self._parts.sizes
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        return self._parts.shapes(span)
+
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
+        """See Nodes."""
+        held = self._hold(node, span)
+        at = self._bytes.places(held.regions)
+        order = wire.Save(held.number, lane, span.begin, span.end, span.with_state, at)
+        self._ask_for_room(node, order)
+        return Arrived()
+
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
+        """See Nodes."""
+        numbers = tuple(self._held[node].number for node in nodes)
+        self._link.ask(wire.Restore(lane, numbers, num_tokens), wire.Done)
+        return Arrived()
+
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
+        """See Nodes. The process hears of it before it is told of anything else that might lie in
+        the same place.
+        """
+        held = self._held.get(node) if state_only else self._held.pop(node, None)
+        if held is None:
+            return
+        self._link.tell(wire.Drop(held.number, state_only))
+        if state_only:
+            held.span = Span(held.span.begin, held.span.end, with_state=False)
+            held.regions = [region for region in held.regions if not region.is_state]
+
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
+        """See Nodes."""
+        held = self._held[node]
+        return self._bytes.read(held, self.shapes(held.span))
+
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """See Nodes; they are copied to where the other process has them. Raises MemoryError."""
+        held = self._hold(node, span)
+        at = self._bytes.places(held.regions)
+        order = wire.Adopt(held.number, span.begin, span.end, span.with_state, at)
+        self._ask_for_room(node, order)
+        self._bytes.write(held, tensors, self.shapes(span))
+
+    def _hold(self, node: NodeKey, span: Span) -> Held:
+        """In place of what the node was. Raises MemoryError; nothing has changed then."""
+        regions = self._bytes.allocate(span)
+        self.drop(node)
+        held = Held(self._next_number, span, regions)
+        self._next_number += 1
+        self._held[node] = held
+        return held
+
+    def _ask_for_room(self, node: NodeKey, order: wire.Save | wire.Adopt) -> None:
+        """Raise MemoryError where there is none; nothing is held then."""
+        if not self._link.ask(order, wire.Room).is_there:
+            self._held.pop(node)
+            raise MemoryError("no room for a node in the memory of another process")
+
+
+class SharedBytes:
+    """In memory that both processes map."""
+
+    def __init__(self, parts: NodeParts, arena: Arena) -> None:
+        self._parts = parts
+        self._arena = arena
+
+    def allocate(self, span: Span) -> list[Region]:
+        """See NodeBytes."""
+        sizes = self._parts.region_bytes(span)
+        return [Region(self._arena.allocate(size), is_state) for size, is_state in sizes]
+
+    def places(self, regions: Sequence[Region]) -> tuple[int, ...]:
+        """See NodeBytes."""
+        return tuple(self._arena.offset_of(region.view) for region in regions)
+
+    def read(self, held: Held, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        """See NodeBytes; views keep their memory, whatever becomes of the node."""
+        return tensors_in([region.view for region in held.regions], shapes)
+
+    def write(self, held: Held, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+        """See NodeBytes."""
+        for name, own in self.read(held, shapes).items():
+            own.copy_(tensors[name])
+
+
+class StreamedBytes:
+    """In the other process's memory alone."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    def allocate(self, span: Span) -> list[Region]:
+        """See NodeBytes."""
+        return []
+
+    def places(self, regions: Sequence[Region]) -> tuple[int, ...]:
+        """See NodeBytes."""
+        return ()
+
+    def read(self, held: Held, shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+        """See NodeBytes."""
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in shapes.items()}
+        for index, begin, piece in _pieces(tensors):
+            order = wire.Export(held.number, index, begin, len(piece))
+            [came] = self._link.fetch(order, [((len(piece),), torch.uint8)])
+            piece.copy_(came)
+        return tensors
+
+    def write(self, held: Held, tensors: Mapping[str, Tensor], shapes: Mapping[str, Shape]) -> None:
+        """See NodeBytes."""
+        for index, begin, piece in _pieces({name: tensors[name] for name in shapes}):
+            self._link.tell(wire.Fill(held.number, index, begin, len(piece)), [piece])
+
+
+def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[tuple[int, int, Tensor]]:
+    """Bytes of each tensor in turn: its index, where the piece begins, and the piece."""
+    for index, tensor in enumerate(tensors.values()):
+        whole = tensor.view(-1).view(torch.uint8)
+        for begin in range(0, len(whole), wire.PIECE_BYTES):
+            yield index, begin, whole[begin : begin + wire.PIECE_BYTES]

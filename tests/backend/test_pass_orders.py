@@ -1,0 +1,106 @@
+"""Orders that cannot be are refused before anything is run or written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from luceasync.backend.pass_orders import PassOrders
+from luceasync.errors import ChannelClosed
+from luceasync.ipc.channel import Received
+from luceasync.ipc.packets import Message
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.pipeline import wire
+
+NUM_LANES, MAX_TOKENS = 2, 128
+
+
+class Line:
+    """Gives what was handed in, where the sizes are right."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self.tensors = [*tensors]
+
+    def answer(self, got, message, tensors=()) -> None:
+        raise AssertionError("nothing is to be answered")
+
+    def given(self, got, specs) -> list[Tensor]:
+        if [(tuple(t.shape), t.dtype) for t in self.tensors] != [*specs]:
+            self.refuse("another size")
+        return self.tensors
+
+    def refuse(self, words: str) -> Any:
+        raise ChannelClosed(words)
+
+
+class Untouched:
+    """Passes of which none may be run."""
+
+    def __getattr__(self, name: str) -> Any:
+        def run(*arguments, **named):
+            raise AssertionError(f"{name} was run")
+
+        return run
+
+
+class Rows:
+    """Sizes of a first group."""
+
+    def given(self, batch):
+        return (len(batch.lanes), batch.num_rows), torch.int64
+
+
+def order(message: Message, *tensors: Tensor) -> None:
+    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], (NUM_LANES, MAX_TOKENS))
+    orders.table[type(message)](message, Received(message, None, 1, 0))
+
+
+def run(lanes: tuple[int, ...], begins: tuple[int, ...]) -> wire.Run:
+    return wire.Run("decode", lanes, begins, 1)
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (run((), ()), "0 lanes and 0 begins"),
+        (run((0, 1), (0,)), "2 lanes and 1 begins"),
+        (run((2,), (0,)), "lane 2 of 2"),
+        (run((-2,), (0,)), "lane -2 of 2"),
+        (run((0,), (128,)), "129 tokens in a lane of 128"),
+        (run((0,), (0,)), "another size"),
+        (wire.Reset(2), "lane 2 of 2"),
+        (wire.Place(((2, 0, 0),)), "lane 2 of 2"),
+        (wire.Place(((0, 2, 0),)), "chunk 2, page 0 of a lane of 2 chunks"),
+        (wire.Place(((0, 0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Logprob(0, 0), "before any was ranked"),
+    ],
+)
+def test_what_cannot_be_is_refused(message: Message, words: str):
+    with pytest.raises(ChannelClosed, match=words):
+        order(message)
+
+
+def test_a_path_beyond_its_pass_is_refused():
+    with pytest.raises(ChannelClosed, match="a path beyond the 1 rows"):
+        order(wire.Commit((2,)), torch.tensor([0, 1], dtype=torch.int32))
+
+
+@given(
+    st.lists(st.integers(-3, 4), max_size=4),
+    st.lists(st.integers(0, 200), max_size=4),
+    st.integers(1, 200),
+)
+def test_no_batch_outside_of_the_lanes_is_run(lanes: list[int], begins: list[int], num_rows: int):
+    fits = len(lanes) == len(begins) > 0 and all(
+        lane == NO_LANE or (0 <= lane < NUM_LANES and begin + num_rows <= MAX_TOKENS)
+        for lane, begin in zip(lanes, begins, strict=False)
+    )
+    message = wire.Run("decode", tuple(lanes), tuple(begins), num_rows)
+    rows = torch.zeros(max(len(lanes), 1), num_rows, dtype=torch.int64)
+    with pytest.raises(AssertionError if fits else ChannelClosed):
+        order(message, rows)

@@ -1,0 +1,141 @@
+"""Engines whose layers are in several processes say what one process says, and come back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.start import build_engine
+from tests import tiny
+from tests.engine.test_speculation import ask_all
+from tests.engines import ask, written
+from tests.processes import placed
+
+pytestmark = pytest.mark.slow
+
+LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
+
+
+@asynccontextmanager
+async def running(
+    model_dir: Path,
+    folder: Path,
+    arrangement: str,
+    *,
+    transport: str = "auto",
+    cache_dir: Path | None = None,
+    **draft,
+) -> AsyncIterator[LocalEngine]:
+    folder.mkdir(exist_ok=True)
+    engine = build_engine(
+        Config(
+            model=ModelConfig(model_dir=model_dir, dtype="fp32"),
+            placement=placed(folder, arrangement, transport),
+            engine=EngineConfig(parallel=4, max_ctx_tokens=1024, prefill_chunk_tokens=128),
+            cache=CacheConfig(
+                memory_bytes=1 << 26,
+                cache_dir=cache_dir,
+                budget_bytes=1 << 30 if cache_dir else None,
+                min_tokens=1,
+            ),
+            draft=DraftConfig(**draft),
+        )
+    )
+    async with engine:
+        await engine.load()
+        yield engine
+
+
+@pytest.fixture
+def draft_dir(tmp_path: Path) -> Path:
+    return tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+@pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
+@pytest.mark.parametrize("arrangement", ["three", "between"])
+async def test_answers_are_those_of_one_process(
+    tiny_dir, draft_dir, tmp_path, arrangement, tree, transport
+):
+    async with running(tiny_dir, tmp_path / "one", "one") as engine:
+        plain = await ask_all(engine)
+    there = running(
+        tiny_dir,
+        tmp_path / "several",
+        arrangement,
+        transport=transport,
+        draft_dir=draft_dir,
+        **tree,
+    )
+    async with there as engine:
+        assert await ask_all(engine) == plain
+        assert engine.status().speculation.rounds_total > 0
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("one", "three"), ("three", "one"), ("between", "two")]
+)
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+async def test_a_restart_takes_up_what_another_arrangement_has_written(
+    tiny_dir, tmp_path, first, second, transport, caplog
+):
+    cache_dir = tmp_path / "cache"
+    kept = {"cache_dir": cache_dir, "transport": transport}
+    async with running(tiny_dir, tmp_path / "first", first, **kept) as engine:
+        answer = await ask(engine, LONG)
+        await written(engine)
+    caplog.set_level(logging.DEBUG, "luceasync.keeping.prefixes")
+    async with running(tiny_dir, tmp_path / "second", second, **kept) as engine:
+        again = await ask(engine, LONG)
+    assert again.ids == answer.ids
+    assert again.num_cached > answer.num_prompt_tokens - 64  # the end of the turn
+    shards = {"one": (3, 0), "two": (1, 2), "three": (1, 2)}[second]
+    told = f"local_shards={shards[0]} remote_shards={shards[1]} tier=disk"
+    assert any(told in record.getMessage() for record in caplog.records)
+
+
+def backends() -> list[psutil.Process]:
+    """Processes that this one has started for groups."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # it ends just now, or has ended
+            found += [child] if "luceasync.backend" in child.cmdline() else []
+    return found
+
+
+@pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])
+async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again(
+    tiny_dir, tmp_path, is_busy
+):
+    async with running(
+        tiny_dir, tmp_path / "several", "two", cache_dir=tmp_path / "cache"
+    ) as engine:
+        before = await ask(engine, LONG)
+        await written(engine)
+        [victim] = backends()
+        if is_busy:
+            asking = asyncio.create_task(ask(engine, "more", num_tokens=800))
+            await asyncio.sleep(0.3)
+        os.kill(victim.pid, signal.SIGKILL)
+        if is_busy:
+            finish = (await asking).finish
+            assert (finish.reason, finish.error_kind) == ("error", "unavailable")
+            assert "group 1 of the model failed" in finish.error
+            assert "SIGKILL; its last lines" in finish.error
+        async with asyncio.timeout(60):
+            while victim in backends() or not (backends() and engine.status().ready):
+                await asyncio.sleep(0.1)
+        after = await ask(engine, LONG)
+    assert after.ids == before.ids
+    assert after.num_cached > before.num_prompt_tokens - 64
+    assert backends() == []

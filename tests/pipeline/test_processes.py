@@ -1,0 +1,123 @@
+"""Who runs which device: the rules, and the words of what cannot be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from luceasync.config import PlacementConfig
+from luceasync.errors import PlacementError
+from luceasync.pipeline.devices import shared
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.processes import ask, choose_processes
+from tests.processes import backend_program
+
+
+def is_here(name: str) -> bool:
+    return name.partition(":")[0] in ("cpu", "cuda")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Path:
+    return backend_program(tmp_path)
+
+
+def chosen(names: str, *bins: str, ipc: str = "auto", own: Path | None = None):
+    devices = tuple(names.split(","))
+    found = choose_processes(
+        devices, PlacementConfig(devices, ipc_bins=bins, ipc=ipc), is_here, own
+    )
+    return found.of_devices
+
+
+@pytest.mark.parametrize(
+    ("names", "processes"),
+    [
+        ("cuda:0,hip:0,hip:1", (0, 1, 1)),
+        ("cuda:0,hip:0", (0, 1)),
+        ("hip:0,cuda:0,cpu", (1, 0, 0)),
+        ("hip:0,cuda:0,hip:1", (1, 0, 2)),
+    ],
+)
+def test_what_this_process_lacks_gets_one_of_its_own(program, names, processes):
+    assert chosen(names, f"hip={program}") == processes
+
+
+@pytest.mark.parametrize(
+    ("names", "processes"),
+    [
+        ("cpu:0,cpu:1,cpu:2", (0, 1, 1)),
+        ("cpu:0,cuda:0,cpu:1", (0, 1, 2)),
+        ("cuda:0,hip:0,hip:1", (0, 1, 1)),
+        ("cuda:0", (0,)),
+    ],
+)
+def test_always_is_all_but_the_first(program, names, processes):
+    bins = [str(program)] if len(processes) > 1 else []
+    assert chosen(names, *bins, ipc="always") == processes
+
+
+def test_without_a_program_this_environment_s_own_runs_its_devices(program):
+    assert chosen("cuda:0,cpu:0", ipc="always", own=program) == (0, 1)
+    with pytest.raises(PlacementError, match="nothing runs hip devices in another process"):
+        chosen("cuda:0,hip:0", ipc="always", own=program)
+
+
+def test_without_a_program_nothing_changes():
+    assert chosen("cuda:0,hip:0") == (0, 0)  # find_devices refuses it, in its own words
+
+
+@pytest.mark.parametrize(
+    ("bins", "words"),
+    [
+        (["tpu=/bin/sh"], "'tpu' is no backend; expected one of cpu, cuda, hip"),
+        (["hip="], "no path"),
+        (["hip=/bin/sh", "hip=/bin/true"], "a second program for hip"),
+        (["/bin/sh", "/bin/true"], "a second program for the backends that are not named"),
+        (["hip=/nowhere/backend"], "/nowhere/backend: no executable file"),
+        (["hip=/etc/passwd"], "/etc/passwd: no executable file"),
+        (["hip=/bin/sh", "cpu=/bin/sh"], "cpu=/bin/sh: no device of it is in a process of its own"),
+        (
+            ["hip=/bin/sh", "cpu=/bin/true"],
+            "cpu=/bin/true: no device of it is in a process of its own",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_is_one_line(bins, words):
+    with pytest.raises(PlacementError) as caught:
+        chosen("cuda:0,hip:0", *bins)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_path_with_an_equals_sign_is_a_path(tmp_path: Path):
+    folder = tmp_path / "a=b"
+    folder.mkdir()
+    assert chosen("cuda:0,hip:0", str(backend_program(folder))) == (0, 1)
+
+
+def test_devices_on_the_host_share_its_memory_in_whatever_process():
+    offers = shared([offer_of("cpu:0", 90), offer_of("cuda:0", 50), offer_of("cpu:1", 80)])
+    assert [offer.free_bytes for offer in offers] == [45, 50, 40]
+
+
+@pytest.mark.slow
+def test_a_backend_says_what_its_devices_offer(tmp_path: Path):
+    program = backend_program(tmp_path, ["hip:0=cpu:0"])
+    [offer] = ask(program, ["hip:0"])
+    assert (offer.name, offer.computes_beside) == ("hip:0", False)
+    assert offer.free_bytes > 0
+    with pytest.raises(PlacementError, match=r"hip:1: this torch build .* not hip \(") as caught:
+        ask(program, ["hip:0", "hip:1"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", ["exit 3", "echo gone >&2; kill -9 $$", "exec sleep 0"])
+def test_a_program_that_is_no_backend_is_one_line(tmp_path: Path, script: str):
+    path = tmp_path / "program"
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    with pytest.raises(PlacementError, match="it gives no answer") as caught:
+        ask(path, ["cpu:0"])
+    assert "\n" not in str(caught.value)

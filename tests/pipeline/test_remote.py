@@ -1,0 +1,178 @@
+"""Groups in processes of their own give what one process gives, bit by bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.config import PlacementConfig
+from luceasync.errors import GroupFailed
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
+from luceasync.pipeline import link
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.fleet import Fleet
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.processes import choose_processes
+from luceasync.ranking.logits import Wanted
+from tests.processes import ARRANGEMENTS, placed
+from tests.test_groups import SPAN, life
+
+pytestmark = pytest.mark.slow
+
+TAPS = (0, 3)
+NODE_BYTES = 16 << 20
+REMOTE = [name for name in ARRANGEMENTS if name != "one"]
+
+
+class Opened:
+    """A model over the groups of an arrangement."""
+
+    def __init__(self, model_dir: Path, placement: PlacementConfig, computes_beside: bool) -> None:
+        """`computes_beside`: as if all devices queued their work."""
+        spec = read_spec(model_dir)
+        chosen = choose_processes(
+            placement.devices, placement, lambda name: name.startswith("cpu"), None
+        )
+        offers = [
+            replace(
+                offer_of("cpu:0", 2**33),
+                name=name,
+                process=process,
+                computes_beside=computes_beside,
+            )
+            for name, process in zip(placement.devices, chosen.of_devices, strict=True)
+        ]
+        plan = make_plan(
+            spec,
+            offers,
+            precision=Precision.of("fp32"),
+            weights=None,
+            parallel=4,
+            max_ctx_tokens=256,
+            prefill_chunk_tokens=None,
+            verify_rows=[6],
+        )
+        self.fleet = Fleet(
+            model_dir, spec, plan, chosen.programs, placement.ipc_transport, NODE_BYTES
+        )
+        self.backend = LayerSplitBackend.open(
+            model_dir, spec, plan, taps=TAPS, open_remote=self.fleet.open_group
+        )
+
+    def close(self) -> None:
+        self.backend.close()
+        self.fleet.close()
+
+
+@pytest.fixture
+def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
+    opened: list[Opened] = []
+
+    def open_backend(
+        arrangement: str, transport: str = "auto", computes_beside: bool = False
+    ) -> LayerSplitBackend:
+        folder = tmp_path / f"{len(opened)}"
+        folder.mkdir()
+        opened.append(Opened(tiny_dir, placed(folder, arrangement, transport), computes_beside))
+        return opened[-1].backend
+
+    yield open_backend
+    for each in opened:
+        each.close()
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+@pytest.mark.parametrize("arrangement", REMOTE)
+def test_the_numbers_are_those_of_one_process(open_in, arrangement: str, transport: str):
+    here, there = open_in("one"), open_in(arrangement, transport)
+    assert torch.equal(life(there), life(here))
+    num_remote = sum(not name.startswith("cpu") for name in ARRANGEMENTS[arrangement][0].split(","))
+    assert there.num_shards == (3 - num_remote, num_remote)
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+@pytest.mark.parametrize("arrangement", ["three", "between"])
+def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
+    one, several = open_in("one"), open_in(arrangement, transport)
+    life(one)
+    life(several)
+    for source, target in ((one, several), (several, one)):
+        target.nodes.adopt("other", SPAN, source.nodes.export("n"))
+        assert torch.equal(life(target, "other"), life(target, "n"))
+
+
+def remote_group(backend: LayerSplitBackend):
+    """The one that is not of this process."""
+    [group] = [group for group in backend._groups if group.num_shards[1]]
+    return group
+
+
+def test_a_node_in_shared_memory_moves_no_bytes(open_in):
+    backend = open_in("between", "shared")
+    life(backend)
+    traffic = remote_group(backend).traffic
+    before = traffic.payload_bytes_sent + traffic.payload_bytes_received
+    packets = traffic.packet_bytes_sent + traffic.packet_bytes_received
+    backend.nodes.export("n")
+    backend.nodes.restore(2, ["n"], SPAN.end)
+    assert traffic.payload_bytes_sent + traffic.payload_bytes_received == before
+    assert traffic.packet_bytes_sent + traffic.packet_bytes_received - packets <= 4096
+
+
+def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
+    backend = open_in("two", "shared")
+    traffic = remote_group(backend).traffic
+    backend.prefill(0, 0, range(3, 10), project=False)
+    backend.decode([0], [7], [5]).rank(Wanted()).candidates()
+    before = traffic.payload_bytes_received
+    backend.decode([0], [8], [5]).rank(Wanted()).candidates()
+    assert traffic.payload_bytes_received - before == 8
+    backend.decode([0], [9], [5]).rank(Wanted(num_ranked=4)).candidates()
+    assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
+
+
+def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
+    backend = open_in("two", computes_beside=True)
+    traffic = remote_group(backend).traffic
+    before = traffic.packets_received
+    backend.prefill(0, 0, range(3, 67), project=False)
+    assert traffic.packets_received == before
+    assert torch.equal(life(backend), life(open_in("one")))
+
+
+def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
+    backend = open_in("three", "shared")
+    first, last = [group for group in backend._groups if group.num_shards[1]]
+    backend.prefill(0, 0, range(3, 10), project=True)
+    assert last.traffic.payload_bytes_lent == first.traffic.payload_bytes_received > 0
+    assert last.traffic.payload_bytes_sent == 0
+
+
+def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
+    monkeypatch.setattr(link, "PING_S", 0.3)
+    backend = open_in("two")
+    backend.probe()
+    os.kill(remote_group(backend)._link._started.child.pid, signal.SIGSTOP)
+    with pytest.raises(GroupFailed, match=r"silent for 0\.3 s.*its process lives"):
+        backend.probe()
+
+
+def test_a_process_that_dies_is_a_failed_group(open_in):
+    backend = open_in("two")
+    life(backend)
+    group = remote_group(backend)
+    group._link._started.child._process.kill()
+    with pytest.raises(GroupFailed, match=r"group 1 of the model failed: .*SIGKILL"):
+        backend.prefill(0, 0, [3, 4, 5], project=True)
+    with pytest.raises(GroupFailed):
+        backend.probe()
+    with pytest.raises(GroupFailed):
+        backend.reset(0)
