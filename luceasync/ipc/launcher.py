@@ -58,9 +58,13 @@ class Program:
 class LocalStarted:
     """A process of this machine and the channel to it."""
 
-    def __init__(self, child: Child, channel: LocalChannel[Any]) -> None:
+    def __init__(
+        self, child: Child, channel: LocalChannel[Any], starter: ThreadPoolExecutor
+    ) -> None:
+        """`starter` has the thread with which the kernel would end the child."""
         self.child = child
         self.channel = channel
+        self._starter = starter
 
     def is_alive(self) -> bool:
         return self.child.is_alive()
@@ -144,7 +148,7 @@ class LocalLauncher:
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now
-            return LocalStarted(child, channel)
+            return LocalStarted(child, channel, self._starter)
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
         """In the thread that lives as long as the children may."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -215,8 +216,9 @@ def test_no_process_outlives_one_that_was_killed(when: str) -> None:
         environment = {{"PYTHONPATH": {str(ROOT)!r}}}
         program = Program(Path(sys.executable), "x", {RING_BYTES}, environment=environment)
         started = LocalLauncher(program).launch([{str(CHILD)!r}, "import"], ())
+        deadline = time.monotonic() + {DEADLINE_S}
         while {when!r} not in started.last_words():
-            pass
+            assert time.monotonic() < deadline, started.last_words()
         print(started.child.pid, flush=True)
         time.sleep(600)
     """
@@ -229,6 +231,17 @@ def test_no_process_outlives_one_that_was_killed(when: str) -> None:
         assert lives(pid)
         parent.kill()
     until(lambda: not lives(pid))
+
+
+def test_a_process_lives_as_long_as_somebody_holds_it() -> None:
+    """Nobody need hold its launcher: the kernel would end it with the launcher's thread."""
+    program = Program(Path(sys.executable), "x", RING_BYTES, environment={"PYTHONPATH": str(ROOT)})
+    started = LocalLauncher(program, lambda line: None).launch([str(CHILD), "import"], ())
+    gc.collect()
+    until(lambda: "importing" in started.last_words())
+    time.sleep(0.1)
+    assert started.is_alive()
+    started.end(0, DEADLINE_S)
 
 
 def test_rings_are_shared_or_not_as_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
