@@ -15,7 +15,7 @@ from turns.flow import MAX_SHORT_TOKENS, Size
 from turns.flows import FLOWS
 from turns.models import make_model
 
-SHORT = Size(num_turns=2, num_steps=1, system=20, message=8, answer=12, long=300)
+SHORT = Size(num_turns=2, num_steps=1, system=40, message=16, answer=16, long=300)
 ASKED = Asked((7, 8), 0, (-0.5, -1.5), 100, 90, 90, 11, True, None)
 CELL = Cell("a row", "memory", 90, 90, 0, None, 1.1)
 
