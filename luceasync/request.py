@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from luceasync.model_card import ModelCard
+from luceasync.pieces import Piece, TextPiece
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 ErrorKind = Literal["failed", "unavailable", "gave_way"]
@@ -72,6 +73,7 @@ class Request:
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
+    Without `parallel_calls` an answer has one call of a tool at most.
     """
 
     prompt: Prompt
@@ -84,6 +86,7 @@ class Request:
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
+    parallel_calls: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,16 +178,6 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
-class TextPiece:
-    """A part of the answer's text, never empty."""
-
-    text: str
-
-
-Piece = TextPiece  # what else a model says (its reasoning, calls of tools) joins the union
-
-
-@dataclass(frozen=True, slots=True)
 class Delta:
     """What choice `index` has said since its last delta and is safe to show, in order, and the
     tokens that it came from.
@@ -202,7 +195,7 @@ class Delta:
     @property
     def text(self) -> str:
         """The answer's text in it."""
-        return "".join([piece.text for piece in self.pieces])
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, TextPiece)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ from luceasync.bench.figures import median, percentile
 from luceasync.bench.report import NOTHING, figure
 from luceasync.config import ServerConfig
 from luceasync.model_card import ModelCard
-from luceasync.request import Delta, EngineStatus, Finish, Request, TextPiece, Timings, Usage
+from luceasync.pieces import TextPiece
+from luceasync.request import Delta, EngineStatus, Finish, Request, Timings, Usage
 from luceasync.server.app import create_app
 from luceasync.server.listener import listen, run_hypercorn
 

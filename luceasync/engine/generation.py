@@ -15,12 +15,12 @@ from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling
 from luceasync.keeping.lease import Lease
+from luceasync.pieces import Piece
 from luceasync.request import (
     Delta,
     ErrorKind,
     Finish,
     FinishReason,
-    Piece,
     Speculation,
     Timings,
     TokenLogprob,

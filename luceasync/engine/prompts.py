@@ -6,18 +6,25 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from luceasync.text.answer.form import AnswerForm
+from luceasync.text.call_memory import NotedCalls
 from luceasync.text.length import refuse_too_long
+from luceasync.text.pieces import PieceMaker, PlainText
 from luceasync.text.returns import UNKNOWN, Returns
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
 from luceasync.text.tools_block import ToolsBlock
+
+Message = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +36,7 @@ class Language:
     template: Template
     vocab_size: int
     num_lanes: int
+    answers: AnswerForm = field(default_factory=AnswerForm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +44,7 @@ class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
     none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
     begin with all of it and them. `tools_end`: where prompts part from it that have the same tools
-    and another system message.
+    and another system message. `new_pieces`: what parts an answer to it.
     """
 
     tenant: Tenant
@@ -45,6 +53,7 @@ class Rendered:
     boundaries: tuple[int, ...]
     answer_returns: Returns = UNKNOWN
     tools_end: int | None = None
+    new_pieces: Callable[[], PieceMaker] = PlainText
 
 
 class Prompts:
@@ -66,16 +75,8 @@ class Prompts:
             case ChatPrompt() as chat if _is_beginning(request, chat):
                 prompt = self._prefix(tenant, chat)
             case ChatPrompt(messages, tools, template_kwargs):
-                template = self._language.template
-                text = template.render(messages, tools, **template_kwargs)
-                prompt = self._of_text(tenant, text, param)
-                tokenizer = self._language.tokenizer
-                said = messages, tools, template_kwargs
-                prompt = replace(
-                    prompt,
-                    answer_returns=Returns.of(template, tokenizer, text, *said),
-                    tools_end=self._tools_block.end(text, prompt.ids, *said),
-                )
+                said = tenant.calls.recall(messages), tools, template_kwargs
+                prompt = self._of_chat(tenant, request, *said)
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
@@ -87,6 +88,31 @@ class Prompts:
         if not prompt.ids:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
+
+    def _of_chat(
+        self,
+        tenant: Tenant,
+        request: Request,
+        messages: Sequence[Message],
+        tools: Sequence[Message] | None,
+        template_kwargs: Mapping[str, Any],
+    ) -> Rendered:
+        template, tokenizer = self._language.template, self._language.tokenizer
+        text = template.render(messages, tools, **template_kwargs)
+        prompt = self._of_text(tenant, text, ChatPrompt.param)
+        max_calls = None if request.parallel_calls else 1
+
+        def new_pieces() -> PieceMaker:
+            maker = self._language.answers.maker(text, tools, max_calls)
+            return NotedCalls(maker, tenant.calls)
+
+        said = messages, tools, template_kwargs
+        return replace(
+            prompt,
+            answer_returns=Returns.of(template, tokenizer, text, *said),
+            tools_end=self._tools_block.end(text, prompt.ids, *said),
+            new_pieces=new_pieces,
+        )
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:
         ids = tuple(self._recall(tenant, text, param))

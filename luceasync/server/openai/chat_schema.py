@@ -74,6 +74,7 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
@@ -120,6 +121,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             tenant=caller.tenant(chat.cache_salt),
             client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
+            parallel_calls=chat.parallel_tool_calls is not False,
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),

@@ -25,9 +25,27 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """The name comes with the first delta of a call, and parts of the arguments with all."""
+
+    arguments: str = msgspec.field(default_factory=str)
+    name: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    """A part of call `index`; its id and type come with the first one."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct):
@@ -102,10 +120,27 @@ class ChatChunk(msgspec.Struct):
     luceasync: LuceasyncBody | UnsetType = UNSET
 
 
+class AnswerFunction(msgspec.Struct):
+    """`arguments`: the JSON of an object, unless the answer was cut off."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct):
+    id: str
+    function: AnswerFunction
+    type: Literal["function"] = "function"
+
+
 class AnswerMessage(msgspec.Struct):
+    """`content` None: it consists of calls."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class AnswerChoice(msgspec.Struct):
