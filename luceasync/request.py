@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from luceasync.model_card import ModelCard
-from luceasync.pieces import Piece, TextPiece
+from luceasync.pieces import Piece, ReasoningPiece, TextPiece
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 ErrorKind = Literal["failed", "unavailable", "gave_way"]
@@ -196,6 +196,12 @@ class Delta:
     def text(self) -> str:
         """The answer's text in it."""
         return "".join([piece.text for piece in self.pieces if isinstance(piece, TextPiece)])
+
+    @property
+    def words(self) -> str:
+        """All of it that is to be read: reasoning and text."""
+        read = TextPiece | ReasoningPiece
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, read)])
 
 
 @dataclass(frozen=True, slots=True)

@@ -171,7 +171,7 @@ class Client:
             finish = choices[index][-1].finish
             assert finish is not None and finish.reason == "length", finish
             self._count_choice(opened, choices[index], finish, is_first=index == 0)
-        return "".join(delta.text for delta in choices[0])
+        return "".join(delta.words for delta in choices[0])
 
     def _count_choice(
         self, opened: _Opened, deltas: Sequence[Delta], finish: Finish, *, is_first: bool
