@@ -236,6 +236,7 @@ class Generation:
             speculation=work.speculation,
             error_kind=self._error_kind,
             retry_after_s=self._retry_after_s,
+            stop=self.prepared.detokenizer.stopped_by,
         )
 
     def _work(self, speculation: Speculation | None) -> LaneWork:

@@ -6,7 +6,7 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from luceasync.text.call_memory import NotedCalls
 from luceasync.text.length import refuse_too_long
 from luceasync.text.pieces import PieceMaker, PlainText
 from luceasync.text.returns import UNKNOWN, Returns
+from luceasync.text.roles import Roles
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
@@ -63,6 +64,7 @@ class Prompts:
         self._language = language
         self._tenants = tenants
         self._turns = Turns.of(language.template, language.tokenizer)
+        self._roles = Roles.of(language.template)
         self._tools_block = ToolsBlock(language.template, language.tokenizer)
 
     def render(self, request: Request) -> Rendered:
@@ -72,11 +74,11 @@ class Prompts:
         tenant, param = self._tenants.get(request.tenant), request.prompt.param
         max_ctx = self._language.card.max_ctx_tokens
         match request.prompt:
-            case ChatPrompt() as chat if _is_beginning(request, chat):
-                prompt = self._prefix(tenant, chat)
-            case ChatPrompt(messages, tools, template_kwargs):
-                said = tenant.calls.recall(messages), tools, template_kwargs
-                prompt = self._of_chat(tenant, request, *said)
+            case ChatPrompt() as chat:
+                said = self._roles.fit(tenant.calls.recall(chat.messages))
+                chat = replace(chat, messages=said)
+                is_beginning = _is_beginning(request, chat)
+                prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat)
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
@@ -89,24 +91,16 @@ class Prompts:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
 
-    def _of_chat(
-        self,
-        tenant: Tenant,
-        request: Request,
-        messages: Sequence[Message],
-        tools: Sequence[Message] | None,
-        template_kwargs: Mapping[str, Any],
-    ) -> Rendered:
+    def _of_chat(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
         template, tokenizer = self._language.template, self._language.tokenizer
-        text = template.render(messages, tools, **template_kwargs)
-        prompt = self._of_text(tenant, text, ChatPrompt.param)
-        max_calls = None if request.parallel_calls else 1
+        text = template.render(chat.messages, chat.tools, **chat.template_kwargs)
+        prompt = self._of_text(tenant, text, chat.param)
 
         def new_pieces() -> PieceMaker:
-            maker = self._language.answers.maker(text, tools, max_calls)
+            maker = self._language.answers.maker(text, chat.tools, chat.max_calls)
             return NotedCalls(maker, tenant.calls)
 
-        said = messages, tools, template_kwargs
+        said = chat.messages, chat.tools, chat.template_kwargs
         return replace(
             prompt,
             answer_returns=Returns.of(template, tokenizer, text, *said),

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from luceasync.engine_status import CacheStatus
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
@@ -31,7 +32,7 @@ from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName
 from luceasync.prefix.node import Match, Node, Tier
-from luceasync.request import CacheStatus, Restore
+from luceasync.request import Restore
 
 log = logging.getLogger(__name__)
 

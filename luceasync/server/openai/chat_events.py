@@ -30,7 +30,8 @@ from luceasync.server.openai.chat_shapes import (
     LogprobEntry,
     UsageBody,
 )
-from luceasync.server.openai.work import luceasync_of, timings_of, usage_of
+from luceasync.server.openai.usage import usage_of
+from luceasync.server.work import luceasync_of, timings_of
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say

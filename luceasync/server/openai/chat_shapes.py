@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from luceasync.server.work import LuceasyncBody, TimingsBody
+
 
 class LogprobEntry(msgspec.Struct):
     """One token; the entries of `top_logprobs` have no such list of their own."""
@@ -66,44 +68,6 @@ class UsageBody(msgspec.Struct):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
-
-
-class TimingsBody(msgspec.Struct):
-    """Milliseconds and tokens per second; `predicted` counts the tokens after the first of each
-    choice.
-    """
-
-    queued_ms: float
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_second: float
-
-
-class SpeculationBody(msgspec.Struct):
-    """Draft tokens of all choices together; `tau` is tokens per verify step."""
-
-    rounds: int
-    proposed: int
-    accepted: int
-    tau: float
-    accept_rate: float
-    off_reason: str | UnsetType = UNSET
-
-
-class LuceasyncBody(msgspec.Struct):
-    """What OpenAI has no field for: what was restored instead of computed, what speculation did."""
-
-    restore: bool
-    tier: Literal["memory", "disk"] | None
-    disk_hit: bool
-    prefix_tokens: int
-    restore_ms: float
-    decision: str | None
-    miss_reason: str | None
-    speculation: SpeculationBody | UnsetType = UNSET
 
 
 class ChatChunk(msgspec.Struct):

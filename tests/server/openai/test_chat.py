@@ -202,4 +202,4 @@ async def test_one_call_at_most_is_asked_for(in_memory):
     async with in_memory(engine) as client:
         await client.post(CHAT, json=BODY | {"parallel_tool_calls": False})
         await client.post(CHAT, json=BODY | {"parallel_tool_calls": True})
-    assert [request.parallel_calls for request in engine.requests] == [False, True]
+    assert [request.prompt.max_calls for request in engine.requests] == [1, None]
