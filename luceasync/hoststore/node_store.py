@@ -106,7 +106,8 @@ class NodeStore:
         sizes = self._sizes.of(span)
         rows, state = (self._memory.allocate(size) if size else None for size in sizes)
         runs = self._cache.runs(lane, span.begin, span.end)
-        arrival = self._copies.take_out(lane, runs, rows, state)
+        end = self._cache.end_after(lane, span.end) if span.with_state else lane
+        arrival = self._copies.take_out(lane, runs, rows, state, end)
         self._nodes[node] = _Node(
             span,
             _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
@@ -142,6 +143,7 @@ class NodeStore:
         after the saves of what they held before their reset.
         """
         self._copies.use(lanes)
+        self._cache.begin_pass()
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it; its saves go on."""
