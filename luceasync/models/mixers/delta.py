@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
-from luceasync.models.mixers.mixer import MixerBody, Shape, State, in_parts
+from luceasync.models.mixers.mixer import MixerBody, Shape, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,11 +182,8 @@ class DeltaLayer:
         """See MixerLayer."""
         projected = self.projection.linear(self.norm(x))
         conv, delta = state
-
-        def mix(part: Tensor) -> Tensor:
-            return self.body.delta(part, self.parameters, conv, delta, rows)
-
-        return self.output.linear_add(in_parts(mix, projected, state, rows), x)
+        mixed = self.body.delta(projected, self.parameters, conv, delta, rows)
+        return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
         """See MixerLayer."""

@@ -5,7 +5,7 @@ Everything else follows from it: memory, plans, nodes and their names. Pure; nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from luceasync.kv.state import StateTensor
@@ -104,22 +104,3 @@ class MixerLayer(Protocol):
         a path of the rows would change.
         """
         ...
-
-
-def in_parts(mix: Callable[[Tensor], Tensor], given: Tensor, end: State, rows: Rows) -> Tensor:
-    """What `mix` makes of `given` [entries, rows, ...], moving `end` on in place, [lanes + 1, ...]
-    each. A chunk with a mark is mixed in two parts, each as if it were a chunk of its own; between
-    them what belongs to the lane's end is left with NO_LANE too.
-    """
-    if rows.mark is None:
-        return mix(given)
-    import torch
-
-    from luceasync.models.pass_rows import NO_LANE
-
-    (entry,), mark = rows.entries, rows.mark
-    assert 0 < mark < given.shape[1], f"a mark after {mark} of {given.shape[1]} rows"
-    before = mix(given[:, :mark])
-    for kept in end:
-        kept[NO_LANE] = kept[entry.lane]
-    return torch.cat([before, mix(given[:, mark:])], 1)
