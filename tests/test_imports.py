@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "kv": LEAVES,
     "ranking": {"models.trees"},
     "text": {"cyext"},
-    "ipc": set(),
+    "ipc": {"cyext"},
 }
 
 # API families; the common part of the server knows none of them, and none knows another.

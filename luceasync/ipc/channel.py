@@ -144,11 +144,27 @@ class Channel(Protocol[M]):
         """Idempotent. The other end sees that this one is gone."""
 
 
+class Vitals(NamedTuple):
+    """How a process is: whether it lives and is not hung, how long ago it gave its last sign of
+    life (None: never so far), and the memory that it has, pages shared with others included.
+    """
+
+    is_well: bool
+    age_s: float | None
+    resident_bytes: int
+
+
 class Started(Protocol[M]):
-    """A process that was started, and the channel to it."""
+    """A process that was started, and the channel to it. It is ended when it gives no sign of life
+    for too long, whatever it is doing: its channel then closes as that of any one that dies.
+    """
 
     @property
     def channel(self) -> Channel[M]: ...
+
+    @property
+    def vitals(self) -> Vitals:
+        """Any thread may ask."""
 
     def is_alive(self) -> bool: ...
 

@@ -1,10 +1,10 @@
-"""When a process is started again, asked for a sign of life, or given up; and what users read."""
+"""When a process is started again, and when it is hung; and what users read."""
 
 from __future__ import annotations
 
 import pytest
 
-from luceasync.ipc.supervision import Backoff, Beat, Course, Heartbeat
+from luceasync.ipc.supervision import Backoff, Course, Heartbeat
 
 BACKOFF = Backoff()
 
@@ -63,18 +63,11 @@ def test_what_is_the_matter_is_said_in_words() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("now_s", "heard_s", "asked_s", "beat", "due_in_s"),
-    [
-        (10.0, 9.5, None, Beat.WAIT, 0.5),
-        (10.5, 9.5, None, Beat.ASK, 0.0),
-        (12.0, 9.5, 10.5, Beat.WAIT, 3.5),
-        (15.5, 9.5, 10.5, Beat.GIVE_UP, 0.0),
-    ],
-)
-def test_silence_is_asked_about_and_then_given_up(
-    now_s: float, heard_s: float, asked_s: float | None, beat: Beat, due_in_s: float
-) -> None:
+def test_silence_is_counted_while_the_one_who_asks_is_awake() -> None:
     heartbeat = Heartbeat(interval_s=1.0, deadline_s=5.0)
-    assert heartbeat.next(now_s, heard_s, asked_s) is beat
-    assert heartbeat.due_in_s(now_s, heard_s, asked_s) == due_in_s
+    silent_s = 0.0
+    for passed_s in (1.0, 1.25, 3600.0, 1.0):  # a whole machine has slept for an hour
+        silent_s = heartbeat.silent_s(silent_s, passed_s)
+        assert not heartbeat.is_hung(silent_s)
+    assert silent_s == 4.0
+    assert heartbeat.is_hung(heartbeat.silent_s(silent_s, 1.0))
