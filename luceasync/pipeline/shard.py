@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import NodeStore
+from luceasync.hoststore.shard_contents import ShardContents
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends
@@ -82,8 +83,9 @@ class Shard:
         )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
-        number, copies = plan.shards.index(shard), platform.copies(self.cache)
-        self.nodes = NodeStore(self.cache, number, memory, copies)
+        self.copies = platform.copies(self.cache)
+        number = plan.shards.index(shard)
+        self.nodes = NodeStore(ShardContents(self.cache, number, memory, self.copies))
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -176,8 +178,9 @@ class Shard:
         self.cache.place(events)
 
     def reset(self, lane: int) -> None:
-        """Make the lane as if no token had ever run on it."""
-        self.nodes.reset(lane)
+        """Make the lane as if no token had ever run on it; its saves go on."""
+        self.copies.rewrite(lane)
+        self.cache.reset(lane)
 
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
