@@ -244,11 +244,35 @@ class SpeculationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessStatus:
+    """A process of the engine's besides this one, such as a group of the model's layers.
+
+    `detail` is empty where it does its work, else it says what is the matter, and `retry_after_s`
+    when it may be there again. Calls, seconds of waiting for their answers and bytes are totals of
+    all its lives, of which it has had `num_starts`. `heartbeat_age_s`: since its last sign of life.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+    detail: str = ""
+    retry_after_s: int = 1
+    num_starts: int = 0
+    calls_total: int = 0
+    call_s_total: float = 0.0
+    sent_bytes_total: int = 0
+    received_bytes_total: int = 0
+    heartbeat_age_s: float | None = None
+    resident_bytes: int = 0
+    node_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A look at the engine from outside; counts are of this moment, totals since the start, of
     tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
     `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
-    `retry_after_s`.
+    `retry_after_s`. `processes`: others that it works with; while one of them is not there,
+    requests wait.
     """
 
     ready: bool
@@ -264,6 +288,12 @@ class EngineStatus:
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1
+    processes: tuple[ProcessStatus, ...] = ()
+
+    @property
+    def away(self) -> ProcessStatus | None:
+        """The first of the processes that does not do its work."""
+        return next((process for process in self.processes if process.detail), None)
 
 
 class Stream(Protocol):

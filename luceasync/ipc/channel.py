@@ -72,6 +72,16 @@ class Traffic:
     payload_bytes_received: int = 0
     payload_bytes_lent: int = 0
 
+    @property
+    def num_bytes_sent(self) -> int:
+        """Of packets and payloads."""
+        return self.packet_bytes_sent + self.payload_bytes_sent
+
+    @property
+    def num_bytes_received(self) -> int:
+        """Of packets and payloads."""
+        return self.packet_bytes_received + self.payload_bytes_received
+
 
 class Channel(Protocol[M]):
     """Messages to and from one other process, in order, each with a payload or without.
@@ -145,11 +155,10 @@ class Channel(Protocol[M]):
 
 
 class Vitals(NamedTuple):
-    """How a process is: whether it lives and is not hung, how long ago it gave its last sign of
-    life (None: never so far), and the memory that it has, pages shared with others included.
+    """How long ago a process gave its last sign of life (None: never so far), and the memory that
+    it has, pages shared with others included.
     """
 
-    is_well: bool
     age_s: float | None
     resident_bytes: int
 
@@ -161,6 +170,10 @@ class Started(Protocol[M]):
 
     @property
     def channel(self) -> Channel[M]: ...
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it lives and does not hang, as far as is known. Any thread may ask."""
 
     @property
     def vitals(self) -> Vitals:

@@ -52,11 +52,11 @@ class Child:
         """Whether end() has been done: nothing of it is left."""
         return self._ended is not None
 
-    def watch(self, sock: socket.socket, heartbeat: Heartbeat, on_end: Callable[[], None]) -> None:
+    def watch(self, sock: socket.socket, heartbeat: Heartbeat) -> None:
         """Ask it for signs of life through `sock`, which is this object's from now on, and end it
-        when it gives none. `on_end` is called in another thread when it has ended.
+        when it gives none.
         """
-        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn, on_end)
+        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn)
 
     @property
     def age_s(self) -> float | None:

@@ -73,9 +73,12 @@ class LocalStarted:
         return self.child.is_alive()
 
     @property
+    def is_well(self) -> bool:
+        return not self.child.is_known_to_end
+
+    @property
     def vitals(self) -> Vitals:
-        child = self.child
-        return Vitals(not child.is_known_to_end, child.age_s, child.resident_bytes)
+        return Vitals(self.child.age_s, self.child.resident_bytes)
 
     def last_words(self) -> str:
         return self.child.last_words()
@@ -92,10 +95,8 @@ class LocalLauncher:
         self,
         program: Program,
         on_line: Callable[[str], None] | None = None,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_line` gets each line of the processes' log; else it is logged. `on_end` is called
-        when one of them has ended, for whatever reason. Both are called in other threads.
+        """`on_line` gets each line of the processes' log, in another thread; else it is logged.
 
         Raises ConfigError for what cannot be started.
         """
@@ -106,7 +107,6 @@ class LocalLauncher:
         rings = program.rings
         assert rings is None or rings.ring_bytes == program.ring_bytes, "rings of other sizes"
         self._program = program
-        self._on_end = on_end
         self._on_line = on_line or (lambda line: log.info("%s: %s", program.name, line))
         # The kernel ends a child with the thread that started it: this one lives until close().
         self._starter = ThreadPoolExecutor(1, thread_name_prefix=f"starts {program.name}")
@@ -164,7 +164,7 @@ class LocalLauncher:
             ours.callback(inbox.close)
             process = self._starter.submit(self._start, arguments, wiring).result()
             child = Child(process, self._on_line)
-            child.watch(pulse, program.heartbeat, self._on_end)
+            child.watch(pulse, program.heartbeat)
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now

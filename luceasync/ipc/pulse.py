@@ -43,7 +43,7 @@ class Answering:
 
 class Watch:
     """The end that asks, until the process ends: `on_hang` is called once if it is silent for too
-    long, `on_end` once when it has ended; both in the thread of this.
+    long, in the thread of this.
     """
 
     def __init__(
@@ -52,7 +52,6 @@ class Watch:
         pidfd: int,
         heartbeat: Heartbeat,
         on_hang: Callable[[str], None],
-        on_end: Callable[[], None],
     ) -> None:
         """Takes over the socket. The process is silent from its first sign of life on: until then
         it may not have come to its first line.
@@ -61,7 +60,6 @@ class Watch:
         self._pidfd = pidfd
         self._heartbeat = heartbeat
         self._on_hang = on_hang
-        self._on_end = on_end
         self._heard_s: float | None = None
         self._silent_s = 0.0
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
@@ -100,7 +98,6 @@ class Watch:
                 return
             if self._pidfd in happened:
                 self.has_ended.set()
-                self._on_end()
                 return
             if self._socket.fileno() in happened and not self._hear():
                 waiting.unregister(self._socket.fileno())

@@ -12,21 +12,22 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next start: twice as long after every failure, up to a limit.
+    """How long to wait before the next start: not at all after a first failure, `second_s` after
+    another one, twice as long after every other, up to a limit.
 
     One that ran for `steady_s` has shown that it can: its failure counts as the first.
     """
 
-    first_s: float = 1.0
+    second_s: float = 1.0
     longest_s: float = 60.0
-    steady_s: float = 60.0
+    steady_s: float = 10.0
 
     def delay_s(self, num_failures: int) -> float:
         """After so many failures in a row."""
-        if num_failures == 0:
+        if num_failures < 2:
             return 0.0
-        doublings = min(num_failures - 1, 64)
-        return float(min(self.longest_s, self.first_s * 2**doublings))
+        doublings = min(num_failures - 2, 64)
+        return float(min(self.longest_s, self.second_s * 2**doublings))
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -46,8 +45,7 @@ class Watched:
         there.close()
         self.pidfd = os.pidfd_open(self.process.pid)
         self.hung: list[str] = []
-        self.ended = threading.Event()
-        self.watch = Watch(here, self.pidfd, heartbeat, self.hung.append, self.ended.set)
+        self.watch = Watch(here, self.pidfd, heartbeat, self.hung.append)
 
     def close(self) -> None:
         self.process.kill()
@@ -75,9 +73,9 @@ def test_one_that_is_stopped_is_hung_and_its_end_is_told():
     until(lambda: watched.watch.age_s is not None)
     os.kill(watched.process.pid, signal.SIGSTOP)
     until(lambda: bool(watched.hung))
-    assert not watched.ended.is_set()
+    assert not watched.watch.has_ended.is_set()
     os.kill(watched.process.pid, signal.SIGKILL)
-    until(watched.ended.is_set)
+    until(watched.watch.has_ended.is_set)
     assert watched.hung == ["it gave no sign of life for 0.3 s"]
     watched.close()
 
@@ -85,8 +83,7 @@ def test_one_that_is_stopped_is_hung_and_its_end_is_told():
 @pytest.mark.slow
 def test_before_its_first_sign_it_has_time():
     watched = Watched("", Heartbeat(interval_s=0.001, deadline_s=0.002))
-    until(watched.ended.is_set)
-    assert watched.watch.has_ended.is_set()
+    until(watched.watch.has_ended.is_set)
     watched.close()
 
 
