@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
 from luceasync.model_card import ModelCard
+from luceasync.processes import NO_PROCESSES, Processes
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 ErrorKind = Literal["failed", "unavailable", "gave_way"]
@@ -209,10 +210,9 @@ class Delta:
 class CacheStatus:
     """The prefix cache: bytes and nodes by tier, and what became of requests since the start.
 
-    `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
-    tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `num_unwritten` nodes
-    are still on their way to the disk. `degraded` is not empty while a fault of the disk keeps
-    nodes from being written or read.
+    By tier `restored_total` counts requests, `restored_tokens_total` tokens, `saved_total` and
+    `evicted_total` nodes; `missed_total` counts by reason. `num_unwritten` nodes are on their way
+    to the disk. `degraded`: which fault of the disk keeps nodes from being written or read.
     """
 
     num_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -244,35 +244,11 @@ class SpeculationStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessStatus:
-    """A process of the engine's besides this one, such as a group of the model's layers.
-
-    `detail` is empty where it does its work, else it says what is the matter, and `retry_after_s`
-    when it may be there again. Calls, seconds of waiting for their answers and bytes are totals of
-    all its lives, of which it has had `num_starts`. `heartbeat_age_s`: since its last sign of life.
-    """
-
-    name: str
-    devices: tuple[str, ...]
-    detail: str = ""
-    retry_after_s: int = 1
-    num_starts: int = 0
-    calls_total: int = 0
-    call_s_total: float = 0.0
-    sent_bytes_total: int = 0
-    received_bytes_total: int = 0
-    heartbeat_age_s: float | None = None
-    resident_bytes: int = 0
-    node_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A look at the engine from outside; counts are of this moment, totals since the start, of
     tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
     `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
-    `retry_after_s`. `processes`: others that it works with; while one of them is not there,
-    requests wait.
+    `retry_after_s`. `processes`: others that it works with.
     """
 
     ready: bool
@@ -288,12 +264,7 @@ class EngineStatus:
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1
-    processes: tuple[ProcessStatus, ...] = ()
-
-    @property
-    def away(self) -> ProcessStatus | None:
-        """The first of the processes that does not do its work."""
-        return next((process for process in self.processes if process.detail), None)
+    processes: Processes = NO_PROCESSES
 
 
 class Stream(Protocol):

@@ -31,7 +31,8 @@ from luceasync.keeping.disk_orders import DiskOrders, NoDisk
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
 from luceasync.model_card import ModelCard
-from luceasync.request import CacheStatus, EngineStatus, ProcessStatus, Request
+from luceasync.processes import NO_PROCESSES, Processes
+from luceasync.request import CacheStatus, EngineStatus, Request
 from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class LocalEngine:
         *,
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
-        processes: Callable[[], tuple[ProcessStatus, ...]] = lambda: (),
+        processes: Callable[[], Processes] = lambda: NO_PROCESSES,
     ) -> None:
         """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
         self._language = language
@@ -205,7 +206,7 @@ class LocalEngine:
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
             raise _unavailable(self._availability.detail, self._availability.retry_after_s)
-        away = next((process for process in self._processes() if process.detail), None)
+        away = self._processes().away
         if away is not None and away.retry_after_s > MAX_AWAY_S:
             raise _unavailable(away.detail, away.retry_after_s)
         try:

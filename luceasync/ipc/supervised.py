@@ -18,7 +18,7 @@ from luceasync.ipc.handshake import Statement, greet
 from luceasync.ipc.pace import Pace
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervision import Backoff, Course
-from luceasync.request import ProcessStatus
+from luceasync.processes import ProcessStatus
 
 END_S = 10.0
 START_S = 10.0  # what a start is thought to take before the first one

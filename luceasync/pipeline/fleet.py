@@ -31,7 +31,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import RemoteGroup, RemotePasses, load
 from luceasync.pipeline.remote_contents import RemoteContents, SharedBytes, StreamedBytes
 from luceasync.pipeline.sizes import Sizes
-from luceasync.request import ProcessStatus
+from luceasync.processes import Processes
 
 HEARTBEAT = Heartbeat()
 START_S = 120.0  # until a process has imported what it needs
@@ -114,15 +114,16 @@ class Fleet:
         )
 
     @property
-    def status(self) -> tuple[ProcessStatus, ...]:
+    def status(self) -> Processes:
         """Of each process. Any thread may ask."""
-        return tuple(
+        found = (
             replace(
                 berth.process.status,
                 node_bytes=0 if berth.arena is None else berth.arena.used_bytes,
             )
             for berth in self._berths.values()
         )
+        return Processes(tuple(found))
 
     def _start(self, number: int, order: wire.Load, advance: Callable[[int], None]) -> Life:
         """A process that has loaded its layers. Raises as open_group."""

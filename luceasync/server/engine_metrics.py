@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from luceasync.processes import ProcessStatus
 from luceasync.request import (
     CacheStatus,
     Engine,
     EngineStatus,
-    ProcessStatus,
     Speculation,
     SpeculationStatus,
 )
@@ -37,8 +37,8 @@ class EngineCollector(Collector):
             yield from _cache(status.cache)
         if status.speculation is not None:
             yield from _speculation(status.speculation)
-        if status.processes:
-            yield from _processes(status.processes)
+        if status.processes.all:
+            yield from _processes(status.processes.all)
 
 
 def _engine(status: EngineStatus) -> Iterator[Metric]:

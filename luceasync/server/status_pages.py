@@ -46,7 +46,7 @@ class StatusPages:
         if status.has_failed:
             detail, later_s = status.detail, status.retry_after_s
             return _later({"status": "failed", "detail": without_paths(detail)}, later_s)
-        if status.ready and (away := status.away) is not None:
+        if status.ready and (away := status.processes.away) is not None:
             detail, later_s = away.detail, away.retry_after_s
             return _later({"status": "failed", "detail": without_paths(detail)}, later_s)
         if status.cache is not None and status.cache.degraded:
@@ -63,7 +63,7 @@ class StatusPages:
         ready = status.ready and not self._drain.closing
         if self._drain.closing:
             detail = "shutting down"
-        elif ready and (away := status.away) is not None:
+        elif ready and (away := status.processes.away) is not None:
             ready, detail, later_s = False, away.detail, away.retry_after_s
         answer = {"ready": ready, "detail": without_paths(detail)}
         return json_response(answer) if ready else _later(answer, later_s)

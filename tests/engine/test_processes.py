@@ -143,14 +143,15 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
             assert (finish.reason, finish.error_kind) == ("error", "unavailable")
             assert "group 2 of the model failed" in finish.error
             assert "SIGKILL; its last lines" in finish.error
-        await until(lambda: engine.status().away is not None)
+        await until(lambda: engine.status().processes.away is not None)
         status = engine.status()
         assert status.ready  # who comes now waits
-        assert (status.away.name, status.away.devices) == ("group 2 of the model", ("cuda:0",))
+        away = status.processes.away
+        assert (away.name, away.devices) == ("group 2 of the model", ("cuda:0",))
         after = await ask(engine, LONG)
         status = engine.status()
-        assert (status.away, status.restarts_total) == (None, 0)
-        assert [process.num_starts for process in status.processes] == [1, 2]
+        assert (status.processes.away, status.restarts_total) == (None, 0)
+        assert [process.num_starts for process in status.processes.all] == [1, 2]
         assert first in backends() and last not in backends()
     assert after.ids == before.ids
     assert after.num_cached > before.num_prompt_tokens - 64
@@ -178,7 +179,7 @@ async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back
     async with running(tiny_dir, tmp_path / "several", "two", max_queue=1) as engine:
         [victim] = backends()
         victim.send_signal(signal.SIGKILL)
-        await until(lambda: engine.status().away is not None)
+        await until(lambda: engine.status().processes.away is not None)
         waiting = [asyncio.create_task(ask(engine, f"question {i}")) for i in range(5)]
         await until(lambda: sum(engine._admission._num_held.values()) == 5)
         with pytest.raises(Unavailable, match="group 1 of the model") as refused:
@@ -193,7 +194,7 @@ async def test_an_end_while_a_process_is_away_comes_soon(tiny_dir, tmp_path):
         [program] = (tmp_path / "several").glob("luceasync-backend")
         program.write_text("#!/bin/sh\nexit 1\n")
         victim.send_signal(signal.SIGKILL)
-        await until(lambda: engine.status().processes[0].num_starts >= 3)
+        await until(lambda: engine.status().processes.all[0].num_starts >= 3)
         ending = asyncio.timeout(20)
         await ending.__aenter__()
     await ending.__aexit__(None, None, None)

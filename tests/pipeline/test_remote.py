@@ -242,11 +242,11 @@ def test_a_process_that_does_not_come_back_is_said_and_tried_again(open_in, tmp_
     for words in ("failure 2 in a row", "failure 3 in a row"):
         with pytest.raises(GroupFailed, match="no driver"):
             backend.mend(lambda nodes: None)
-        [status] = open_in.opened[-1].fleet.status
+        [status] = open_in.opened[-1].fleet.status.all
         assert "no driver" in status.detail and words in status.detail
     program.write_text(good)
     backend.mend(lambda nodes: None)
-    [status] = open_in.opened[-1].fleet.status
+    [status] = open_in.opened[-1].fleet.status.all
     assert (status.detail, status.num_starts) == ("", 4)
     assert torch.equal(life(backend), life(open_in("one")))
 
@@ -255,7 +255,7 @@ def test_what_has_crossed_is_counted_over_all_lives(open_in):
     backend = open_in("two")
     fleet = open_in.opened[-1].fleet
     life(backend)
-    [before] = fleet.status
+    [before] = fleet.status.all
     assert before.calls_total > 3 and before.call_s_total > 0
     assert before.sent_bytes_total > 64 * 64 * 4 and before.received_bytes_total > 512 * 4
     assert before.node_bytes > 0 and before.resident_bytes > 1 << 24
@@ -263,9 +263,9 @@ def test_what_has_crossed_is_counted_over_all_lives(open_in):
     os.kill(pid_of(backend), signal.SIGKILL)
     with pytest.raises(GroupFailed):
         backend.prefill(0, 0, [3, 4, 5], project=True)
-    [dead] = fleet.status
+    [dead] = fleet.status.all
     assert dead.detail and dead.calls_total == before.calls_total
     backend.mend(lambda nodes: None)
-    [after] = fleet.status
+    [after] = fleet.status.all
     assert after.calls_total > before.calls_total  # of nodes that it was told of
     assert after.sent_bytes_total > before.sent_bytes_total

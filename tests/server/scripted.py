@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from luceasync.model_card import ModelCard
+from luceasync.processes import NO_PROCESSES
 from luceasync.request import (
     CacheStatus,
     Delta,
@@ -81,6 +82,7 @@ class ScriptedEngine:
         self.failure = ""
         self.cache: CacheStatus | None = None
         self.speculation: SpeculationStatus | None = None
+        self.processes = NO_PROCESSES
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.opened = asyncio.Event()
@@ -99,6 +101,7 @@ class ScriptedEngine:
             has_failed=bool(self.failure),
             restarts_total=2,
             retry_after_s=7 if self.failure else 1,
+            processes=self.processes,
         )
 
     async def open(self, request: Request) -> ScriptedStream:
