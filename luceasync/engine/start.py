@@ -58,7 +58,8 @@ def build_engine(
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
-    fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
+    transport = config.placement.ipc_transport
+    fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
     recipe = Recipe(
         model_dir,
         spec,
@@ -93,6 +94,7 @@ def build_engine(
         cabinet,
         stopping=stopping,
         release=release,
+        processes=lambda: fleet.status,
     )
 
 
