@@ -165,7 +165,18 @@ def _model(config: Config) -> Iterator[Finding]:
 
 
 def _model_files(config: Config) -> Iterator[Finding]:
-    """The plan needs config.json alone; serving needs these too."""
+    """The plan needs config.json alone; serving needs these too. A GGUF file has it all."""
+    from luceasync.gguf.model import read_model
+    from luceasync.gguf.place import gguf_at
+    from luceasync.gguf.vocabulary import vocabulary_of
+
+    if (file := gguf_at(config.model.model_dir)) is not None:
+        model = read_model(file)
+        num_bytes = sum(path.stat().st_size for path in model.paths)
+        yield Finding("weights", "ok", f"{len(model.paths)} files, {size_text(num_bytes)}")
+        num_ends = len(vocabulary_of(model).eos_ids)
+        yield Finding("tokenizer", "ok", f"in {file.name}, {num_ends} tokens end a text")
+        return
     for pattern, purpose in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
         files = list(config.model.model_dir.glob(pattern))
         if files:
