@@ -36,7 +36,7 @@ ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
 MODELS = {
     "plain": Tiny(),
     "plain hybrid": Tiny("qwen3_5"),
-    "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}),
+    "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}, tied=True),
     "K-quants": Tiny(types=K_MIX, tensors_a_part=9),
     "K-quants, tied": Tiny(types=K_MIX, tied=True),
     "K-quants hybrid": Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True),
@@ -95,6 +95,7 @@ def test_the_bytes_that_are_held_are_those_planned(files: tuple[Path, Path]):
     assert held == report.shard.weight_bytes == sum(report.weight_types.values())
 
 
+@pytest.mark.slow
 async def test_it_is_kept_and_taken_up_after_a_restart_under_another_split(
     files: tuple[Path, Path], tmp_path: Path
 ):
@@ -113,6 +114,7 @@ async def test_it_is_kept_and_taken_up_after_a_restart_under_another_split(
     assert other.text == cold.text
 
 
+@pytest.mark.slow
 async def test_a_drafter_changes_no_answer(files: tuple[Path, Path], tmp_path: Path):
     sizes = {"hidden_size": 256, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [1]}}
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config(**sizes))

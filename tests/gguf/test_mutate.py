@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 MAX_MB = 64
 
 
+@pytest.mark.slow
 def test_mutated_headers_are_specs_or_one_line(tmp_path: Path):
     command = [sys.executable, "-m", "tests.gguf.mutate", "500", "1", str(tmp_path)]
     root = Path(__file__).parents[2]
