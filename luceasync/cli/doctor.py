@@ -30,6 +30,7 @@ State = Literal["ok", "note", "broken"]
 STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "broken": "red"}
 LEAST_PYTHON = (3, 11)
 SHARED_MEMORY = Path("/dev/shm")
+CONFIGURED = "quantization_config"
 LITTLE_BYTES = 2**30
 
 
@@ -148,11 +149,15 @@ def _space(subject: str, directory: Path) -> Finding:
 def _model(config: Config) -> Iterator[Finding]:
     """What would be used, or why it cannot be."""
     from luceasync.dflash.placement import plan_with_drafter
+    from luceasync.models.config import quantisation_words
 
     report, drafter = plan_with_drafter(config)
     spec, plan = report.spec, report.plan
     words = f"{spec.family}, {spec.num_parameters / 1e6:,.1f} M parameters"
     yield Finding("model", "ok", f"{config.model.model_dir}: {words}")
+    if (scheme := quantisation_words(config.model.model_dir)) is not None:
+        stays = f"activations stay in {plan.precision.compute}"
+        yield Finding("quantisation", "ok", f"{scheme}; {stays}, whatever {CONFIGURED} prescribes")
     where = ", ".join(shard.device for shard in plan.shards)
     lanes = f"{plan.parallel} lanes of {plan.max_ctx_tokens} tokens"
     yield Finding("plan", "ok", f"{plan.precision.compute} on {where}, {lanes}")

@@ -18,6 +18,7 @@ from luceasync.models.config_fields import Fields
 from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.families import FAMILIES
 from luceasync.models.gguf_model import read_gguf
+from luceasync.models.quantisation.config import scheme_at
 from luceasync.models.spec import ModelSpec
 
 
@@ -35,10 +36,19 @@ def read_spec(model_dir: Path) -> ModelSpec:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
     if not isinstance(config, dict):
         raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+    scheme_at(model_dir)
     try:
         return parse_spec(config)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from None
+
+
+def quantisation_words(model_dir: Path) -> str | None:
+    """How a Hugging Face directory says that its matrices are quantised; None: not at all. Raises
+    ModelError.
+    """
+    scheme = None if gguf_at(model_dir) else scheme_at(model_dir)
+    return None if scheme is None else scheme.words
 
 
 def parse_spec(config: Mapping[str, Any]) -> ModelSpec:
