@@ -18,6 +18,7 @@ from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
+from luceasync.models.directory import model_name
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
@@ -116,7 +117,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     """
     model_dir = config.model.model_dir
     named = [name for name in config.model.names if name != ANY_NAME]
-    own = named[0] if named else model_dir.resolve().name
+    own = named[0] if named else model_name(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     return Language(
         card=ModelCard(
