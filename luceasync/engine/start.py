@@ -128,6 +128,8 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
+            special_tokens=template.special_tokens,
+            chat_template=template.source,
         ),
         tokenizer=tokenizer,
         template=template
