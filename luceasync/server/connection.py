@@ -118,6 +118,9 @@ class Connection(TCPServer):
             pass  # the client is gone
         finally:
             await self._close()
+            # It and its protocol know each other: they would stay until the collector comes.
+            self._http = None
+            vars(self).pop("protocol", None)
 
     @property
     def is_idle(self) -> bool:
