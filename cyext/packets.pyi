@@ -31,6 +31,10 @@ class Traffic:
     payload_bytes_sent: int
     payload_bytes_received: int
     payload_bytes_lent: int
+    @property
+    def num_bytes_sent(self) -> int: ...
+    @property
+    def num_bytes_received(self) -> int: ...
 
 class PacketPort:
     @property

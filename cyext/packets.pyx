@@ -172,6 +172,16 @@ cdef class Traffic:
     cdef public uint64_t payload_bytes_received
     cdef public uint64_t payload_bytes_lent
 
+    @property
+    def num_bytes_sent(self):
+        """Of packets and payloads."""
+        return self.packet_bytes_sent + self.payload_bytes_sent
+
+    @property
+    def num_bytes_received(self):
+        """Of packets and payloads."""
+        return self.packet_bytes_received + self.payload_bytes_received
+
 
 cdef class PacketPort:
     """One end of a socket, of which SO_RCVTIMEO bounds each sleep. `traffic` counts what crosses.

@@ -18,8 +18,8 @@ from luceasync.ipc.memory import Register
 from luceasync.ipc.packet_socket import PacketSocket
 from luceasync.ipc.packets import Codec, Message, Ping, Pong, WireError
 from luceasync.ipc.payloads import Hooks, Inbox, Outbox, Told
+from luceasync.ipc.readiness import Readiness
 from luceasync.ipc.waiting import Deadline, Patience
-from luceasync.ipc.watch import Watch
 
 M = TypeVar("M")
 A = TypeVar("A", bound=Message)
@@ -72,7 +72,7 @@ class LocalChannel(Generic[M]):
         self._door = _Door(self)
         hooks = Hooks(self.fail, self._wait_for_bytes)
         self._packets = PacketSocket(control, codec, self.traffic, inbox, hooks)
-        self._watch = Watch(self._packets.fd, died_fd)
+        self._readiness = Readiness(self._packets.fd, died_fd)
 
     def register(self, register: Register) -> None:
         self._outbox.register(register)
@@ -159,7 +159,7 @@ class LocalChannel(Generic[M]):
             if not self._came:  # it mostly is what comes next
                 got = self._packets.receive(self._patience.spin_s, True)
                 if got is None:
-                    self._watch.sleep(NOW)
+                    self._readiness.sleep(NOW)
                 else:
                     if self._spins:
                         self._patience.waited(self._packets.waited_s)
@@ -257,7 +257,7 @@ class LocalChannel(Generic[M]):
             waited_s = deadline.since_s()
             if waited_s >= deadline.seconds:
                 return None
-            self._watch.sleep(deadline if waited_s >= IDLE_S else NOW)
+            self._readiness.sleep(deadline if waited_s >= IDLE_S else NOW)
             got = self._packets.receive(0.0, deadline.since_s() < min(IDLE_S, deadline.seconds))
         self._patience.waited(deadline.since_s())
         return got
@@ -273,7 +273,7 @@ class LocalChannel(Generic[M]):
             if deadline.is_past:
                 raise WireError(f"waited {deadline.seconds:g} s for it {what}")
             limit_ms = deadline.left_ms() if fd >= 0 else min(deadline.left_ms(), FULL_RING_MS)
-            readable = self._watch.sleep_to_write(fd, self._inbox.fd, limit_ms)
+            readable = self._readiness.sleep_to_write(fd, self._inbox.fd, limit_ms)
             if self._packets.fd in readable:
                 got = self._packets.receive(0.0, False)
                 if got is not None:
@@ -289,7 +289,7 @@ class LocalChannel(Generic[M]):
     def _wait_for_bytes(self, fd: int) -> None:
         """Until bytes of a payload can be read."""
         try:
-            self._watch.sleep_for_bytes(fd)
+            self._readiness.sleep_for_bytes(fd)
         except WireError as error:
             self.fail(str(error))
 

@@ -25,6 +25,7 @@ from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
+from luceasync.node_words import NodeKey
 from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
@@ -121,14 +122,22 @@ class LayerSplitBackend:
 
     @torch.inference_mode()
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None:
-        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane.
+        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
+        a node can be saved that ends at their end, or at position `mark`, within them.
 
         Returns logits float32 [vocab] after the last token if `project`.
         """
         self._make_room(lane, begin + len(tokens))
-        batch = Batch((lane,), (begin,), len(tokens))
+        after = None if mark is None else mark - begin
+        batch = Batch((lane,), (begin,), len(tokens), after)
         self._num_entries = 1
         given = torch.tensor([list(tokens)], dtype=torch.int64)
         logits = self._passes.prefill(batch, given, project=project)
@@ -251,10 +260,20 @@ class LayerSplitBackend:
         """Wait until the device that gives the logits has done what it was given so far."""
         self._groups[-1].synchronize()
 
+    def notice(self) -> None:
+        """Raise GroupFailed where a group is known to be gone, without asking it."""
+        for group in self._groups:
+            group.notice()
+
     def probe(self) -> None:
         """Raise GroupFailed where a group is gone. Ask while nothing runs."""
         for group in self._groups:
             group.probe()
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """Bring back every group that is gone; see Group. Reset all lanes afterwards."""
+        for group in self._groups:
+            group.mend(lost)
 
     def close(self) -> None:
         """Free everything. May be called twice."""

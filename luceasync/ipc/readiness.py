@@ -14,7 +14,7 @@ PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that has been told of
 ENDED = "its process has ended"
 
 
-class Watch:
+class Readiness:
     """Of one channel."""
 
     def __init__(self, packets_fd: int, died_fd: int) -> None:
