@@ -43,6 +43,7 @@ class UnservedBody(msgspec.Struct):
     echo: msgspec.Raw = msgspec.Raw()
     prompt_logprobs: msgspec.Raw = msgspec.Raw()
     audio: msgspec.Raw = msgspec.Raw()
+    web_search_options: msgspec.Raw = msgspec.Raw()
 
 
 def refuse_unserved(body: UnservedBody) -> None:
