@@ -51,7 +51,7 @@ from luceasync.ranking.logits import Wanted
 
 ROOT = Path(__file__).parents[1]
 CHILD = "--child"
-PARALLEL, NUM_STEPS = 4, 16
+PARALLEL = 4
 NODE_BYTES = 64 << 20
 HOP = ((PARALLEL, 1, 5120), torch.bfloat16)
 CHUNK = ((1, 2048, 5120), torch.bfloat16)
@@ -136,14 +136,14 @@ def opened(folder: Path, plan: Plan) -> Iterator[LayerSplitBackend]:
         yield backend
 
 
-def decode_s(backend: LayerSplitBackend, num_lanes: int, position: int) -> float:
+def decode_s(backend: LayerSplitBackend, num_lanes: int, position: int, num_steps: int) -> float:
     """Seconds a step, greedily, as the engine runs it."""
     lanes, tokens = list(range(num_lanes)), [1] * num_lanes
     begun = time.perf_counter()
-    for step in range(NUM_STEPS):
+    for step in range(num_steps):
         logits = backend.decode(lanes, [position + step] * num_lanes, tokens)
         tokens = logits.rank(Wanted()).candidates().best.tolist()
-    return (time.perf_counter() - begun) / NUM_STEPS
+    return (time.perf_counter() - begun) / num_steps
 
 
 def prefill_s(backend: LayerSplitBackend, num_tokens: int) -> float:
@@ -174,8 +174,8 @@ def compare(
             "two": closing.enter_context(opened(folder, in_two(plan))),
         }
         cases: dict[str, Callable[[LayerSplitBackend], float]] = {
-            "decode, 1 lane": lambda b: decode_s(b, 1, options.context),
-            "decode, 4 lanes": lambda b: decode_s(b, PARALLEL, options.context),
+            "decode, 1 lane": lambda b: decode_s(b, 1, options.context, options.steps),
+            "decode, 4 lanes": lambda b: decode_s(b, PARALLEL, options.context, options.steps),
             f"prefill, {options.prompt_tokens} tokens": lambda b: prefill_s(
                 b, options.prompt_tokens
             ),
@@ -306,6 +306,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
     parser.add_argument("--prompt-tokens", type=int, default=16384)
     parser.add_argument("--context", type=int, default=512, help="tokens before a decode step")
+    parser.add_argument("--steps", type=int, default=16, help="of decoding, in one sample")
     parser.add_argument("--hops", type=int, default=300)
     parser.add_argument("--chunks", type=int, default=40)
     options = parser.parse_args()
