@@ -22,6 +22,7 @@ from hostile.server import ROOT, Server
 OFFERS = ("hip:0=cpu:0", "cuda:0=cpu:0", "hip:1=cpu:0")
 DEVICES = "cpu:0,hip:0,cuda:0,hip:1"
 DEADLINE_S = 120.0
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,11 @@ class Kept:
     descriptors: int
     memory_maps: int
     threads: int
+
+    def is_no_more_than(self, before: Kept) -> bool:
+        """Whether nothing has been left since; threads that a pool of Python's makes are none."""
+        same = (self.descriptors, self.memory_maps) == (before.descriptors, before.memory_maps)
+        return same and self.threads <= before.threads + POOL_THREADS
 
 
 class House:
