@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 from typing import Any
 
 from luceasync.ipc.channel import Traffic
@@ -87,5 +88,7 @@ class PacketSocket:
             self.pings.popleft()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. The other end sees it, whoever else has the socket."""
+        with suppress(OSError):  # closed before, or there
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
