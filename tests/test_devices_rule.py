@@ -24,6 +24,8 @@ ROOM = {
     "hoststore/copy_stream.py",
     "hoststore/lane_copies.py",
     "hoststore/stream_copies.py",
+    "hoststore/page_stream.py",
+    "hoststore/stream_tickets.py",
     # Clocks of devices, for measurements.
     "bench/device.py",
 }

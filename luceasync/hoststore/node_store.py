@@ -14,7 +14,8 @@ from torch import Tensor
 
 from luceasync.cyext.names import format_name
 from luceasync.hoststore.copy_stream import Pair
-from luceasync.hoststore.lane_copies import Arrival, LaneCopies
+from luceasync.hoststore.host_rows import Arrival
+from luceasync.hoststore.lane_copies import LaneCopies
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Ticket

@@ -20,6 +20,7 @@ from torch import Tensor
 from luceasync.cuda.launch import can_launch
 from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock
 from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.hoststore.page_stream import Paging, kernel_paging, torch_paging
 from luceasync.hoststore.stream_copies import StreamCopies
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
@@ -89,7 +90,13 @@ class CudaPlatform:
 
     def copies(self, cache: LaneCache) -> StreamCopies:
         """See Platform."""
-        return StreamCopies(cache, NUM_STAGED_STATES)
+
+        def kernel() -> Paging:
+            from luceasync.cuda.pager import PagerKernel
+
+            return kernel_paging(PagerKernel(self.device))
+
+        return StreamCopies(cache, NUM_STAGED_STATES, self.pick(torch=torch_paging, numba=kernel))
 
     def node_memory(
         self,
