@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -16,9 +15,6 @@ from luceasync.hoststore.copy_stream import Before, copy_beside, wait_for
 from luceasync.hoststore.host_rows import PageRows, pairs_of
 from luceasync.hoststore.stream_tickets import Now
 from luceasync.kv.cache import LaneCache, TensorKey
-
-if TYPE_CHECKING:
-    from luceasync.cuda.pager import PagerKernel
 
 # Copies rows of a lane of the cache, in one direction, on the current stream.
 Copy = Callable[[LaneCache, int, Sequence[PageRows]], None]
@@ -45,11 +41,14 @@ def torch_paging() -> Paging:
 
 
 def kernel_paging(
-    kernel: PagerKernel, is_in_place: Callable[[Tensor], bool] = Tensor.is_pinned
+    device: torch.device, is_in_place: Callable[[Tensor], bool] = Tensor.is_pinned
 ) -> Paging:
-    """One launch for all rows in memory that a device reads `is_in_place`; the others, as where the
-    system registers none, one by one.
+    """One launch for all rows in memory that the device reads `is_in_place`; the others, as where
+    the system registers none, one by one. Where Numba can compile for the device.
     """
+    from luceasync.cuda.pager import PagerKernel
+
+    kernel = PagerKernel(device)
     beside = torch_paging()
 
     def gather(cache: LaneCache, lane: int, rows: Sequence[PageRows]) -> None:

@@ -20,7 +20,7 @@ from torch import Tensor
 from luceasync.cuda.launch import can_launch
 from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock
 from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.page_stream import Paging, kernel_paging, torch_paging
+from luceasync.hoststore.page_stream import kernel_paging, torch_paging
 from luceasync.hoststore.stream_copies import StreamCopies
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
@@ -90,13 +90,8 @@ class CudaPlatform:
 
     def copies(self, cache: LaneCache) -> StreamCopies:
         """See Platform."""
-
-        def kernel() -> Paging:
-            from luceasync.cuda.pager import PagerKernel
-
-            return kernel_paging(PagerKernel(self.device))
-
-        return StreamCopies(cache, NUM_STAGED_STATES, self.pick(torch=torch_paging, numba=kernel))
+        paging = self.pick(torch=torch_paging, numba=lambda: kernel_paging(self.device))
+        return StreamCopies(cache, NUM_STAGED_STATES, paging)
 
     def node_memory(
         self,

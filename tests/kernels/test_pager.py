@@ -74,7 +74,7 @@ def scattered(cache: LaneCache) -> list[PageRows]:
 
 
 def paging(device: torch.device):
-    return kernel_paging(PagerKernel(device), lambda tensor: True)
+    return kernel_paging(device, lambda tensor: True)
 
 
 def copied(cache: LaneCache, lane: int, rows: list[PageRows], *, to_host: bool) -> None:
@@ -134,7 +134,7 @@ def test_a_rehearsal_writes_nothing(cache, device):
 
 def test_memory_that_no_device_reads_in_place_is_copied_run_by_run(cache, device):
     rows = scattered(cache)
-    kernel_paging(PagerKernel(device), lambda tensor: False).gather(cache, 0, rows)
+    kernel_paging(device, lambda tensor: False).gather(cache, 0, rows)
     found = bits(cache.row_stacks)
     copied(cache, 0, rows, to_host=False)
     assert all(map(torch.equal, bits(cache.row_stacks), found))
