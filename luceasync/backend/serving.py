@@ -154,7 +154,7 @@ class Serving:
         progress.tell()
         sizes = Sizes(spec, plan, number)
         taps = [tap for tap in order.taps if tap in sizes.layers]
-        limits = plan.parallel, plan.max_ctx_tokens
+        limits = plan.parallel, plan.max_ctx_tokens, plan.num_pages
         self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits).table
         self._orders |= NodeOrders(self._wire, group.nodes, memory, lay).table
         self._orders[wire.Synchronize] = self._synchronize

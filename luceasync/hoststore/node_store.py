@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.names import format_name
+from luceasync.hoststore.absent_rows import AbsentRows
 from luceasync.hoststore.copy_stream import Pair
 from luceasync.hoststore.host_rows import Arrival
 from luceasync.hoststore.lane_copies import LaneCopies
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import NodeSizes, Span
-from luceasync.hoststore.tickets import Ticket
+from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 from luceasync.node_words import NodeKey
 
@@ -83,6 +84,7 @@ class NodeStore:
             state_bytes=total_bytes(cache.state_shapes().values()),
         )
         self._nodes: dict[NodeKey, _Node] = {}
+        self.absent = AbsentRows(cache, copies)
 
     def __repr__(self) -> str:
         return f"NodeStore(shard {self._shard}, {len(self._nodes)} nodes)"
@@ -106,15 +108,27 @@ class NodeStore:
         assert span.begin < span.end, f"no token in {span}"
         sizes = self._sizes.of(span)
         rows, state = (self._memory.allocate(size) if size else None for size in sizes)
-        runs = self._cache.runs(lane, span.begin, span.end)
-        arrival = self._copies.take_out(lane, runs, rows, state)
-        self._nodes[node] = _Node(
-            span,
-            _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
-            _Flat(state, self._cache.state_shapes()),
-            arrival,
-        )
+        flat = _Flat(rows, self._cache.row_shapes(span.end - span.begin))
+        if self._cache.num_absent_tokens(lane):
+            runs, rows_at = self._runs(lane, span)
+            arrival = self._copies.take_out(lane, runs, rows, state, rows_at)
+            self.absent.copy(lane, span.begin, flat.tensors())
+        else:
+            runs = self._cache.runs(lane, span.begin, span.end)
+            arrival = self._copies.take_out(lane, runs, rows, state)
+        self._nodes[node] = _Node(span, flat, _Flat(state, self._cache.state_shapes()), arrival)
         return arrival
+
+    def _runs(self, lane: int, span: Span) -> tuple[list[range], list[int]]:
+        """Places of what is here of the span, and the row of the span at which each run begins."""
+        runs: list[range] = []
+        rows_at: list[int] = []
+        for begin, end, is_here in self._cache.spans(lane, span.begin, span.end):
+            for run in self._cache.runs(lane, begin, end) if is_here else ():
+                runs.append(run)
+                rows_at.append(begin - span.begin)
+                begin += len(run)
+        return runs, rows_at
 
     @torch.inference_mode()
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
@@ -129,25 +143,44 @@ class NodeStore:
         whole = num_tokens == last.end and last.with_state
         assert whole or not self._cache.state_shapes(), f"no state at {num_tokens} in {last}"
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
+        is_paged = self._cache.num_absent_tokens(lane) > 0
         parts = [
             (n.rows, self._cache.runs(lane, n.span.begin, min(n.span.end, num_tokens)))
-            for n in held
+            for n in ([] if is_paged else held)
         ]
         state = held[-1].state
         arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.is_done]
         memory = [state, *[rows for rows, _ in parts]]
-        return self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
+        ticket = self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
+        if not is_paged:
+            return ticket
+        return together([ticket, self.absent.fill(lane, num_tokens)])
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._nodes[node].span
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        held = self._nodes[node]
+        self.absent.hold(lane, held.span.begin, end, held.rows.tensors(), held.arrival)
+
+    def let_go(self, lane: int) -> None:
+        """See Nodes."""
+        self.absent.reset(lane)
 
     def use(self, lanes: Sequence[int]) -> None:
         """Call before a pass over these lanes is queued: it then runs after their restores, and
         after the saves of what they held before their reset.
         """
         self._copies.use(lanes)
+        self.absent.use(lanes)
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it; its saves go on."""
         self._copies.rewrite(lane)
         self._cache.reset(lane)
+        self.absent.reset(lane)
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
         """See Nodes."""
@@ -177,6 +210,7 @@ class NodeStore:
         """Forget everything."""
         self._copies.close()
         self._nodes.clear()
+        self.absent.close()
 
     def _name(self, key: TensorKey) -> str:
         return format_name(self._shard, *key)

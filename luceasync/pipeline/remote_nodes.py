@@ -6,8 +6,9 @@ memory moves nothing; or there alone, and are streamed where somebody wants them
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 
 import torch
@@ -67,6 +68,7 @@ class RemoteNodes:
         self._parts = parts
         self._bytes = content
         self._held: dict[NodeKey, Held] = {}
+        self._of_lanes: dict[int, list[Held]] = defaultdict(list)  # what they are read from
         self._next_number = 1  # a name may come again while the other process forgets the old one
 
     @property
@@ -91,6 +93,20 @@ class RemoteNodes:
         numbers = tuple(self._held[node].number for node in nodes)
         self._link.ask(wire.Restore(lane, numbers, num_tokens), wire.Done)
         return Arrived()
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._held[node].span
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes. Memory that we gave stays ours as long as the other process reads it."""
+        held = self._held[node]
+        self._of_lanes[lane].append(replace(held))
+        self._link.tell(wire.Hold(lane, held.number, end))
+
+    def let_go(self, lane: int) -> None:
+        """See Nodes. The process has been told that the lane begins anew."""
+        self._of_lanes.pop(lane, None)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes. The process hears of it before it is told of anything else that might lie in

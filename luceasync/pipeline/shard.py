@@ -174,6 +174,8 @@ class Shard:
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
         self.cache.place(events)
+        for lane in {event.lane for event in events}:
+            self.nodes.absent.placed(lane)
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""

@@ -10,12 +10,13 @@ from typing import Protocol
 
 from torch import Tensor
 
+from luceasync.errors import EventsOutOfTurn
 from luceasync.kv.pages import PageEvent
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, Masses
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import Transfer
@@ -60,6 +61,7 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
+        self._epoch = 0  # of the page map
         self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
@@ -106,8 +108,23 @@ class ShardPasses:
             logits = self._shard.ends.project_rows(self._here(rows))
             return self._proposer(self._here(anchors), logits, budget)
 
-    def place(self, events: Sequence[PageEvent]) -> None:
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
+        if epoch != self._epoch + 1:
+            raise EventsOutOfTurn(f"changes of pages {epoch} after {self._epoch}")
+        self._epoch = epoch
         self._shard.place(events)
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        with self._shard.on_device():
+            self._shard.nodes.absent.recall(lane, places)
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        with self._shard.on_device():
+            self._shard.look(lane, num_tokens)
+
+    def masses(self, lane: int) -> Masses:
+        with self._shard.on_device():
+            return self._shard.masses(lane)
 
     def reset(self, lane: int) -> None:
         with self._shard.on_device():

@@ -1,0 +1,246 @@
+"""Paging of lanes that have fewer pages than their context has chunks.
+
+Acts as KvFlashPager decides: has rows saved before they leave, groups told, chunks recalled beside
+the passes, and lanes looked at. What moves does so after a number of tokens, never when a copy
+happens to end: a slow one changes no token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from luceasync.errors import HostMemorySpent
+from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
+from luceasync.kv.pager import Growth, KvFlashPager
+from luceasync.kv.pages import PageMap
+from luceasync.node_words import NodeKey
+from luceasync.pipeline.paging import (
+    Ledger,
+    MakeReady,
+    Paging,
+    PagingTold,
+    Pins,
+    Placer,
+    WholeLanes,
+)
+from luceasync.pipeline.passes import Masses, Passes
+from luceasync.pipeline.plan import Plan
+
+LAG_SHARE = 4  # of tau, one part is what a look has before somebody waits for it
+REST = 2  # a lane is looked at again after so many times what its last look took
+
+# Makes room for so many bytes of host memory and does it; whether there was room.
+Keep = Callable[[Callable[[], object], int], bool]
+
+
+class Looks(Protocol):
+    """Who says what chunks are worth; luceasync.pipeline.passes.Passes does."""
+
+    def look(self, lane: int, num_tokens: int) -> None: ...
+
+    def masses(self, lane: int) -> Masses: ...
+
+
+@dataclass(slots=True)
+class _Look:
+    """Of a lane: what is under way was begun after `begun_at` tokens; `is_first`: what it finds is
+    waited for. The last one was begun at `begun_s` and took `seconds`.
+    """
+
+    begun_at: int | None = None
+    is_first: bool = False
+    begun_s: float = 0.0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Lane:
+    look: _Look = field(default_factory=_Look)
+    ledger: Ledger = ()
+
+
+class PagedLanes:
+    """See Paging."""
+
+    def __init__(
+        self,
+        pager: KvFlashPager,
+        passes: Passes,
+        nodes: Callable[[MakeReady], NodesInParts],
+        *,
+        max_ctx_tokens: int,
+        tau_tokens: int,
+    ) -> None:
+        self._pager = pager
+        self._passes = passes
+        self._place = Placer(passes)
+        self._parts = nodes(self._make_ready)
+        self._max_ctx_tokens = max_ctx_tokens
+        self._lag_tokens = tau_tokens // LAG_SHARE
+        self._looks: Looks | None = None
+        self._keep: Keep = _keep
+        self._lanes: dict[int, _Lane] = {}
+        self._names = itertools.count()
+
+    @property
+    def nodes(self) -> Nodes:
+        return self._parts
+
+    def look_with(self, looks: Looks | None) -> None:
+        """Have it say what chunks are worth; None: the oldest leave, and none comes back."""
+        self._looks = looks
+
+    def keep_with(self, keep: Keep) -> None:
+        """Have it make room in host memory."""
+        self._keep = keep
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def make_room(self, lane: int, num_tokens: int) -> None:
+        self._list(lane)
+        self._grow(self._pager.grows(lane, num_tokens))
+
+    def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
+        for lane, begin in zip(lanes, begins, strict=True):
+            self._list(lane)
+            self._select(lane, begin)
+            self._grow(self._pager.clears(lane, min(begin + num_rows, self._max_ctx_tokens)))
+            self._pager.decoded(lane, begin)
+
+    def _grow(self, growth: Growth | None) -> None:
+        if growth is not None:
+            if growth.unsaved is not None:
+                self._save(growth.lane, *growth.unsaved)
+            self._place(self._pager.grown(growth))
+
+    def _save(self, lane: int, begin: int, end: int) -> None:
+        """Have host memory hold these tokens for the lane alone: no node has them yet. Raises
+        HostMemorySpent.
+        """
+        node, span = NodeKey(b"lane %d" % next(self._names)), Span(begin, end, with_state=False)
+        num_bytes = sum(self._parts.sizes.of(span))
+        if not self._keep(lambda: self._parts.save(lane, node, span), num_bytes):
+            raise HostMemorySpent(lane, num_bytes)
+        self._parts.hold(lane, node, end)
+        self._parts.drop(node)  # what is held stays
+
+    # --- what lanes go through -------------------------------------------------------------------
+
+    def prefilled(self, lane: int, num_tokens: int) -> None:
+        self._look(lane, num_tokens, is_first=True)
+
+    def reset(self, lane: int) -> None:
+        self._pager.release(lane)
+        self._lanes.pop(lane, None)
+        self._passes.reset(lane)
+        self._parts.let_go(lane)
+
+    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+        self._parts.hold(lane, node, span.end)
+        self._pager.held(lane, span.begin, span.end)
+
+    def exact_end(self, lane: int, end: int) -> int:
+        return self._pager.exact_end(lane, end)
+
+    def pin(self, lane: int, spans: Pins) -> None:
+        self._pager.pin(lane, spans)
+
+    def expect(self, lane: int, ledger: Ledger) -> None:
+        self._of(lane).ledger = ledger
+
+    def ledger(self, lane: int, end: int) -> Ledger:
+        return self._pager.ledger(lane, end)
+
+    def told(self, lane: int) -> PagingTold:
+        pager = self._pager
+        return PagingTold(pager.num_resident(lane), pager.num_absent(lane), pager.counts(lane))
+
+    @torch.inference_mode()
+    def _make_ready(self, lane: int, num_tokens: int, nodes: Sequence[NodeKey]) -> None:
+        """See NodesInParts. What was pinned in the lane stays so."""
+        ledger = self._of(lane).ledger
+        self._lanes.pop(lane)
+        self._passes.reset(lane)
+        self._parts.let_go(lane)
+        for node in nodes:
+            self._parts.hold(lane, node, min(self._parts.span(node).end, num_tokens))
+        self._place(self._pager.restored(lane, num_tokens, ledger))
+
+    # --- looks -----------------------------------------------------------------------------------
+
+    def _select(self, lane: int, num_tokens: int) -> None:
+        """Begin a look where one is due, or do what the one under way has found."""
+        look = self._of(lane).look
+        if look.begun_at is None:
+            is_rested = time.perf_counter() - look.begun_s >= REST * look.seconds
+            if is_rested and self._pager.is_due(lane, num_tokens):
+                self._look(lane, num_tokens, is_first=False)
+        elif look.is_first or num_tokens - look.begun_at >= self._lag_tokens:
+            self._move(lane, look)
+
+    def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
+        if self._looks is not None and self._pager.num_absent(lane):
+            look = self._of(lane).look
+            look.begun_at, look.is_first, look.begun_s = num_tokens, is_first, time.perf_counter()
+            self._pager.looks(lane, num_tokens)
+            self._looks.look(lane, num_tokens)
+
+    def _move(self, lane: int, look: _Look) -> None:
+        assert self._looks is not None, "a look is under way"
+        found = self._looks.masses(lane)
+        look.begun_at, look.seconds = None, found.seconds
+        move = self._pager.moves(lane, found.of_chunks.tolist())
+        self._place(move.gone)
+        if move.coming:
+            self._passes.recall(lane, move.coming)
+        if look.is_first:  # the first token after a prompt is worth the wait
+            self._list(lane)
+
+    def _list(self, lane: int) -> None:
+        """What is coming is listed with the step after it was asked for."""
+        self._place(self._pager.listed(lane))
+
+    def _of(self, lane: int) -> _Lane:
+        return self._lanes.setdefault(lane, _Lane())
+
+
+def _keep(save: Callable[[], object], num_bytes: int) -> bool:
+    try:
+        save()
+    except MemoryError:
+        return False
+    return True
+
+
+def paging_of(
+    plan: Plan,
+    passes: Passes,
+    nodes: Callable[[MakeReady], NodesInParts],
+    page_order: Sequence[int] | None = None,
+) -> Paging:
+    """That of the plan's lanes. `nodes`: those of the lanes, given what makes a lane ready for
+    them; `page_order`: in which a lane's pages are handed out at first.
+    """
+    pool = plan.pool
+    if pool is None:
+        return WholeLanes(PageMap(plan.parallel, plan.num_pages, page_order), passes, nodes)
+    pager = KvFlashPager(
+        plan.parallel,
+        plan.num_pages,
+        batch_tokens=plan.batch_tokens,
+        tau_tokens=pool.tau_tokens,
+        pins=pool.pins,
+        order=page_order,
+    )
+    lanes = PagedLanes(
+        pager, passes, nodes, max_ctx_tokens=plan.max_ctx_tokens, tau_tokens=pool.tau_tokens
+    )
+    if pool.policy == "qk":
+        lanes.look_with(passes)
+    return lanes
