@@ -248,4 +248,4 @@ TestLane.settings = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-assert MIN_PAGES == min_pages(1)
+assert min_pages(1) == MIN_PAGES
