@@ -25,6 +25,7 @@ from luceasync.bench.report import NOTHING, Report, figure, ms, share
 from luceasync.bench.rounds import measure
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.small import SMALL
+from luceasync.hoststore.copy_stream import copy_beside
 from luceasync.hoststore.host_rows import rows_in
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import Span
@@ -193,7 +194,9 @@ def random_tensors(
     for name, (shape, dtype) in backend.nodes.shapes(span).items():
         region = memory.allocate(total_bytes([(shape, dtype)]))
         tensors[name] = torch.frombuffer(region, dtype=torch.uint8).view(dtype).view(shape)
-        tensors[name].copy_(torch.randn(shape, device=place).to(dtype) * 0.3)
+        source = (torch.randn(shape, device=place) * 0.3).to(dtype)
+        copy_beside([tuple(x.view(-1).view(torch.uint8) for x in (tensors[name], source))])
+        open_platform(device).synchronize()
     return tensors
 
 
