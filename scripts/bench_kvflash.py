@@ -2,10 +2,8 @@
 
     python -m scripts.bench_kvflash [--device cuda:0] [--parts moves,chunk,decode] [--small]
 
-`moves`: chunks between host memory and shuffled pages, beside a plain copy of as many bytes.
-`chunk`: a chunk of a prompt behind a long context. `decode`: steps of one lane and of all, while
-nothing moves (lru) and with looks (qk), and at a context that a pool holds. A lane's context is a
-node of random rows, which every lane takes up; --small is a model that a CPU runs.
+`moves`: chunks to and from shuffled pages, beside a plain copy. `chunk`: of a prompt, behind a long
+context. `decode`: while nothing moves (lru), and with looks (qk). --small: what a CPU runs.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -11,31 +10,30 @@ from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
 
-def chunk_scores(
-    recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int
-) -> Tensor:
-    """log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk.
+def add_scores(
+    recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int, scores: Tensor
+) -> None:
+    """Add log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk that are
+    among `keys` to its place in `scores`: the log of both sums together.
 
     recent: queries [newest, heads, head_dim] contiguous, that of position p at p % newest, the last
     of them at `num_tokens` - 1; keys: [tokens, kv_heads, head_dim] contiguous, of tokens from
-    `begin` on. A query sees no key behind its own. Returns float32 [heads, newest, chunks] of the
-    chunks that are touched, -inf where nothing is seen.
+    `begin` on. A query sees no key behind its own. scores: float32 [heads, newest, chunks]
+    contiguous, -inf where nothing is seen.
     """
     num_recent, num_heads, head_dim = recent.shape
     num_keys, num_kv_heads, _ = keys.shape
     first = begin // chunk_tokens
     num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - first
-    shape = (num_heads, num_recent, num_chunks)
-    out = torch.empty(shape, dtype=torch.float32, device=keys.device)
     _chunk_scores_kernel[(num_chunks, num_kv_heads)](
         recent,
         keys,
-        out,
+        scores,
         begin,
         begin + num_keys,
         num_tokens,
         num_recent,
-        num_chunks,
+        scores.shape[2],
         head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
@@ -46,14 +44,13 @@ def chunk_scores(
         PRECISION=dot_precision(keys.dtype),
         num_warps=4,
     )
-    return out
 
 
 @kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks"])
 def _chunk_scores_kernel(
     recent,
     keys,
-    out,
+    scores,
     begin,
     end,
     num_tokens,
@@ -68,11 +65,11 @@ def _chunk_scores_kernel(
     CHUNK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    chunk = tl.program_id(0)
+    chunk = begin // CHUNK + tl.program_id(0)
     kv_head = tl.program_id(1)
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d[None, :] < HEAD_DIM
-    t = (begin // CHUNK + chunk) * CHUNK + tl.arange(0, CHUNK)
+    t = chunk * CHUNK + tl.arange(0, CHUNK)
     t_ok = (t >= begin) & (t < end)
     at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
@@ -85,12 +82,12 @@ def _chunk_scores_kernel(
         head = kv_head * GROUP + g
         at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
         q = tl.load(recent + at_query, mask=r_ok[:, None] & d_ok, other=0.0)
-        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
-        scores = tl.where(seen, scores, float("-inf"))
-        best = tl.max(scores, 1)
+        at_score = scores + (head * num_recent + r).to(tl.int64) * num_chunks + chunk
+        before = tl.load(at_score, mask=r_ok, other=float("-inf")) * 1.4426950408889634
+        products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
+        products = tl.where(seen, products, float("-inf"))
+        best = tl.maximum(tl.max(products, 1), before)
         finite = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp2(scores - finite[:, None]), 1)
-        log_sum = tl.where(total > 0, (finite + tl.log2(total)) * 0.6931471805599453, float("-inf"))
-        tl.store(
-            out + (head * num_recent + r).to(tl.int64) * num_chunks + chunk, log_sum, mask=r_ok
-        )
+        total = tl.sum(tl.exp2(products - finite[:, None]), 1) + tl.exp2(before - finite)
+        log_sum = (finite + tl.log2(total)) * 0.6931471805599453
+        tl.store(at_score, tl.where(total > 0, log_sum, float("-inf")), mask=r_ok)
