@@ -26,6 +26,7 @@ ROOM = {
     "hoststore/stream_copies.py",
     "hoststore/page_stream.py",
     "hoststore/stream_tickets.py",
+    "hoststore/stream_staging.py",
     # Clocks of devices, for measurements.
     "bench/device.py",
 }

@@ -165,6 +165,20 @@ class LaneCache:
         sizes = [total_bytes([shape]) for shape in self._row_shapes.values()]
         return _blocks(self.row_bytes(lane).values(), sizes, runs)
 
+    def rows_of(self, name: str, layer: int) -> Tensor:
+        """One tensor of rows of the model's layer: [lanes, places, ...]."""
+        kind = self._keeps[layer - self._first_layer]
+        names = [tensor.name for tensor in kind.rows]
+        return self.layers[layer - self._first_layer][names.index(name)]
+
+    @property
+    def layer_row_bytes(self) -> int:
+        """Bytes of a token's rows in the layer that keeps the most."""
+        return max(
+            sum(t[0, 0].nbytes for t in state[: len(kind.rows)])
+            for kind, state in zip(self._keeps, self.layers, strict=True)
+        )
+
     @property
     def row_stacks(self) -> list[Tensor]:
         """Rows [layers, lanes, places, ...], in the order of `row_shapes`."""

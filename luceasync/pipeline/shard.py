@@ -150,7 +150,7 @@ class Shard:
             if path:
                 first = self.cache.rank(lane, begin)
                 places = self.cache.places(lane, first, first + len(path))
-                kept.append(Kept(i, lane, places, torch.tensor(path, device=self.device)))
+                kept.append(Kept(i, lane, first, places, torch.tensor(path, device=self.device)))
         counts = [len(path) for path in paths]
         filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
         numbers = (batch.lanes, batch.begins, filled, counts)

@@ -1,0 +1,96 @@
+"""What each chunk of keys weighs for the newest queries of a lane, as a logarithm."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.kernel import kernel
+from luceasync.kernels.overlap import dot_precision
+
+
+def chunk_scores(
+    recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int
+) -> Tensor:
+    """log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk.
+
+    recent: queries [newest, heads, head_dim] contiguous, that of position p at p % newest, the last
+    of them at `num_tokens` - 1; keys: [tokens, kv_heads, head_dim] contiguous, of tokens from
+    `begin` on. A query sees no key behind its own. Returns float32 [heads, newest, chunks] of the
+    chunks that are touched, -inf where nothing is seen.
+    """
+    num_recent, num_heads, head_dim = recent.shape
+    num_keys, num_kv_heads, _ = keys.shape
+    first = begin // chunk_tokens
+    num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - first
+    shape = (num_heads, num_recent, num_chunks)
+    out = torch.empty(shape, dtype=torch.float32, device=keys.device)
+    _chunk_scores_kernel[(num_chunks, num_kv_heads)](
+        recent,
+        keys,
+        out,
+        begin,
+        begin + num_keys,
+        num_tokens,
+        num_recent,
+        num_chunks,
+        head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_RECENT=max(16, triton.next_power_of_2(num_recent)),
+        CHUNK=chunk_tokens,
+        PRECISION=dot_precision(keys.dtype),
+        num_warps=4,
+    )
+    return out
+
+
+@kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks"])
+def _chunk_scores_kernel(
+    recent,
+    keys,
+    out,
+    begin,
+    end,
+    num_tokens,
+    num_recent,
+    num_chunks,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_RECENT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    chunk = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    d = tl.arange(0, BLOCK_DIM)
+    d_ok = d[None, :] < HEAD_DIM
+    t = (begin // CHUNK + chunk) * CHUNK + tl.arange(0, CHUNK)
+    t_ok = (t >= begin) & (t < end)
+    at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+    k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
+    r = tl.arange(0, BLOCK_RECENT)
+    r_ok = r < num_recent
+    # How far behind the last query the one in place r is: not negative, as remainders in C are not.
+    behind = (num_tokens - 1 + num_recent - r) % num_recent
+    seen = t_ok[None, :] & (t[None, :] <= (num_tokens - 1 - behind)[:, None])
+    for g in range(GROUP):
+        head = kv_head * GROUP + g
+        at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
+        q = tl.load(recent + at_query, mask=r_ok[:, None] & d_ok, other=0.0)
+        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
+        scores = tl.where(seen, scores, float("-inf"))
+        best = tl.max(scores, 1)
+        finite = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.sum(tl.exp2(scores - finite[:, None]), 1)
+        log_sum = tl.where(total > 0, (finite + tl.log2(total)) * 0.6931471805599453, float("-inf"))
+        tl.store(
+            out + (head * num_recent + r).to(tl.int64) * num_chunks + chunk, log_sum, mask=r_ok
+        )
