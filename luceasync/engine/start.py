@@ -46,7 +46,7 @@ def build_engine(
     plan = report.plan
     language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
-    limits = limits_of(config.cache, held_bytes)
+    limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
     node_bytes = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory(

@@ -61,6 +61,14 @@ class Plan:
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
 
     @property
+    def host_bytes(self) -> int:
+        """Of memory that all lanes' keys and values may take besides; none where they stay on their
+        devices.
+        """
+        token_bytes = sum(shard.token_bytes for shard in self.shards)
+        return 0 if self.pool is None else self.parallel * self.max_ctx_tokens * token_bytes
+
+    @property
     def computes_beside(self) -> bool:
         """Whether all work is queued on devices, so that the host is free meanwhile."""
         return all(device.computes_beside for device in self.devices)
