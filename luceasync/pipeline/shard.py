@@ -6,27 +6,33 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from luceasync.hoststore.host_rows import HostRows
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import NodeStore
+from luceasync.hoststore.staging import Block, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends
 from luceasync.models.families import family_of
 from luceasync.models.forms import Place
 from luceasync.models.loader import TensorReader, TensorSource
-from luceasync.models.mixers.mixer import Mixer, MixerBody
+from luceasync.models.mixers.mixer import Mixer, MixerBody, State
 from luceasync.models.pass_rows import NO_LANE, NOBODY, Entry, Kept, Paths, Rows
 from luceasync.models.precision import torch_dtype
+from luceasync.models.recent import RecentRows
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.looks import Looks
+from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.past_rows import PastRows
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard_plan import ShardPlan
@@ -60,7 +66,7 @@ class Shard:
         self.layers = range(shard.begin, shard.end)
         self._layers = [family.read_layer(reader, layer) for layer in self.layers]
         self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
-        mixers = spec.mixers[shard.begin : shard.end]
+        mixers = self._mixers = spec.mixers[shard.begin : shard.end]
         self._bodies: dict[Mixer, MixerBody] = {
             mixer: self._ops.pick(mixer.torch_body, mixer.triton_body) for mixer in mixers
         }
@@ -74,12 +80,21 @@ class Shard:
             blank=platform.blank,
         )
         platform.touch(self.cache.touch)
+        looks = plan.pool is not None and plan.pool.policy == "qk"
         self.scratch = VerifyScratch(
             mixers,
             num_rows=plan.num_scratch_rows(shard),
             precision=precision,
             device=self.device,
+            with_recent=looks,
         )
+        self._staging = None if plan.pool is None else platform.staging(self.cache)
+        self._looks: Looks | None = None
+        if looks and self._staging is not None:
+            recent = RecentRows(
+                mixers, num_lanes=plan.parallel, precision=precision, device=self.device
+            )
+            self._looks = Looks(mixers, shard.begin, recent, platform, self._staging)
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
         number, copies = plan.shards.index(shard), platform.copies(self.cache)
@@ -106,12 +121,27 @@ class Shard:
         ranks = positions - self._absent(lanes)[:, None]
         return Rows(entries, lanes, ranks, self.cache.tables, prepared)
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def past(self, batch: Batch, *, is_last: bool) -> PastRows | None:
+        """What a chunk of a prompt, perhaps its last one, sees before it where some of that is not
+        here; None where all is.
+        """
+        [lane], [begin] = batch.lanes, batch.begins
+        if lane == NO_LANE or not self.cache.num_absent_tokens(lane):
+            return None
+        assert self._staging is not None, "chunks are away, but no pool is planned"
+        end, passing = begin + batch.num_rows, None
+        if is_last and self._looks is not None:
+            self._looks.recent.ran(lane, begin, end)
+            passing = self._looks.pass_by(lane, end)
+        return PastRows(self._staging, self._blocks(lane, begin), passing)
+
+    def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
         self.taps = {}
-        of_layers = zip(self.layers, self._layers, self.cache.layers, strict=True)
-        for index, layer, state in of_layers:
-            x = layer.forward(x, state, rows)
+        of_layers = zip(self.layers, self._mixers, self._layers, self._states(), strict=True)
+        for index, mixer, layer, state in of_layers:
+            seen = rows if past is None else replace(rows, past=past.of(index, mixer))
+            x = layer.forward(x, state, seen)
             self._tap(index, x)
         return x
 
@@ -135,7 +165,7 @@ class Shard:
         """
         self.taps = {}
         scratch = self.scratch.shaped(*x.shape[:2])
-        of_layers = zip(self.layers, self._layers, self.cache.layers, scratch.layers, strict=True)
+        of_layers = zip(self.layers, self._layers, self._states(), scratch.layers, strict=True)
         for index, layer, state, kept in of_layers:
             x = layer.verify(x, state, rows, trees, kept)
             self._tap(index, x)
@@ -169,7 +199,24 @@ class Shard:
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
         for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
-            self._bodies[mixer].commit(scratch, self.cache.stacked[mixer], paths)
+            recent = () if self._looks is None else self._looks.recent.stacked[mixer]
+            self._bodies[mixer].commit(scratch, (*self.cache.stacked[mixer], *recent), paths)
+
+    def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
+        """So many rows of each lane, from `begins` on, were run, and belong to it."""
+        for lane, begin, count in zip(lanes, begins, counts, strict=True):
+            if self._looks is not None and lane != NO_LANE and count:
+                self._looks.recent.ran(lane, begin, begin + count)
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        """See Passes; a server whose pool looks."""
+        assert self._looks is not None, "no looks are planned"
+        self._looks.begin(lane, num_tokens, self._blocks(lane, num_tokens))
+
+    def masses(self, lane: int) -> Masses:
+        """See Passes."""
+        assert self._looks is not None, "no looks are planned"
+        return self._looks.masses(lane)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
@@ -180,6 +227,8 @@ class Shard:
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
         self.nodes.reset(lane)
+        if self._looks is not None:
+            self._looks.reset(lane)
 
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
@@ -187,6 +236,10 @@ class Shard:
         self.ends = Ends(None, None, None)
         self.taps = {}
         self.scratch.close()
+        if self._looks is not None:
+            self._looks.close()
+        if self._staging is not None:
+            self._staging.close()
         self.nodes.close()
         self.cache.close()
 
@@ -195,6 +248,24 @@ class Shard:
         """Bytes of weights and state that are held."""
         weights = sum(layer.num_bytes for layer in self._layers) + self.ends.num_bytes
         return weights + self.cache.num_bytes + self.scratch.num_bytes
+
+    def _states(self) -> Iterator[State]:
+        """What each layer keeps of lanes: its state, and its newest rows where these are kept."""
+        if self._looks is None:
+            return iter(self.cache.layers)
+        both = zip(self.cache.layers, self._looks.recent.layers, strict=True)
+        return ((*state, *recent) for state, recent in both)
+
+    def _blocks(self, lane: int, num_tokens: int) -> list[Block]:
+        """The lane's first tokens, wherever they are, if layers here keep rows of them."""
+        if not self.cache.row_stacks:
+            return []
+        assert self._staging is not None, "no pool is planned"
+
+        def absent(begin: int, end: int) -> Sequence[HostRows]:
+            return self.nodes.absent.rows(lane, begin, end)
+
+        return blocks_of(self.cache, lane, num_tokens, self._staging.block_tokens, absent)
 
     def _tap(self, layer: int, x: Tensor) -> None:
         if layer in self._tapped:

@@ -62,17 +62,21 @@ class ShardPasses:
         self._transfer = transfer
         self._proposer = Proposer()
         self._epoch = 0  # of the page map
+        self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
             self._shard.nodes.use(batch.lanes)
-            return self._steps.prefill(batch, self._here(given), project=project)
+            x = self._steps.prefill(batch, self._here(given), project=project)
+        self._shard.ran(batch.lanes, batch.begins, [batch.num_rows] * len(batch.lanes))
+        return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
             self._shard.nodes.use(batch.lanes)
             output = self._steps.decode(batch, self._here(given))
+        self._shard.ran(batch.lanes, batch.begins, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
             return output
         self._logits = output[:, 0]
@@ -83,6 +87,7 @@ class ShardPasses:
             self._shard.nodes.use(batch.lanes)
             above = None if parents is None else self._here(parents)
             output = self._steps.verify(batch, self._here(given), above)
+        self._verified = batch
         if not self._shard.plan.is_last:
             return output
         self._logits = output
@@ -93,8 +98,11 @@ class ShardPasses:
         return LocalLogits(self._logits[:num_entries])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        batch, self._verified = self._verified, None
+        assert batch is not None, "commit follows verify, once"
         with self._shard.on_device():
             self._steps.commit(paths)
+        self._shard.ran(batch.lanes, batch.begins, [*map(len, paths)])
 
     def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         return self._shard.taps  # nobody copies them, so all rows may stay in
