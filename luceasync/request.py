@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Protocol
 from luceasync.model_card import ModelCard
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-ErrorKind = Literal["failed", "unavailable", "gave_way"]
+ErrorKind = Literal["failed", "unavailable", "gave_way", "kv_host_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,25 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Residence:
+    """What of a choice's context was on the devices at its end, in tokens of whole chunks, and what
+    has moved for it: chunks that left and came back, and looks that said which.
+    """
+
+    resident_tokens: int = 0
+    absent_tokens: int = 0
+    recalled: int = 0
+    evicted: int = 0
+    looks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
     "unavailable": not the request's fault, it may be sent again; "gave_way": the place was for a
-    client that holds fewer. `retry_after_s`: when to come back. `speculation` None: the server has
-    no draft.
+    client that holds fewer; "kv_host_memory": host memory had no room for its context.
+    `retry_after_s`: when to come back. `speculation` None: the server has no draft; `residence`
+    None: all of a context stays on the devices.
     """
 
     reason: FinishReason
@@ -172,6 +186,7 @@ class Finish:
     speculation: Speculation | None = None
     error_kind: ErrorKind = "failed"
     retry_after_s: int = 1
+    residence: Residence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +259,24 @@ class SpeculationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidenceStatus:
+    """What of all lanes is on the devices, in tokens of whole chunks, and the bytes of host memory
+    that lanes take for themselves; what has moved since the start.
+    """
+
+    resident_tokens: int = 0
+    absent_tokens: int = 0
+    own_bytes: int = 0
+    recalled_total: int = 0
+    evicted_total: int = 0
+    looks_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A look at the engine from outside; counts are of this moment, totals since the start, of
-    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
-    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
+    tokens and steps since it was made anew. `cache`, `speculation`, `residence` None: there is
+    none. `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
     `retry_after_s`.
     """
 
@@ -261,6 +290,7 @@ class EngineStatus:
     decode_steps_total: int
     cache: CacheStatus | None = None
     speculation: SpeculationStatus | None = None
+    residence: ResidenceStatus | None = None
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1

@@ -36,7 +36,8 @@ TEXTS = {
     "trust-special-tokens": "on", "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
     "target-shard-ipc-bin": "hip=/rocm/bin/backend,/bin/other", "target-shard-ipc": "always",
     "ipc-transport": "stream", "tls-cert": "/cert.pem", "tls-key": "/key.pem",
-    "kvflash": "8K", "kvflash-policy": "lru", "kvflash-tau": "128", "kvflash-pin-spans": "0:512,1K:2K",
+    "kvflash": "8K", "kvflash-policy": "lru", "kvflash-tau": "128",
+    "kvflash-pin-spans": "0:512,1K:2K",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
 
@@ -221,7 +222,8 @@ def test_the_example_file_has_every_setting_with_a_value_that_is_allowed(tmp_pat
         ("kv-cache-budget", "1G", "--kv-cache-dir"),
         ("kv-cache-min-tokens", "9", "--kv-cache-dir"),
         ("ddtree-budget", "8", "--ddtree"),
-        ("kvflash-policy", "lru", "--kvflash"), ("kvflash-tau", "8", "--kvflash"),
+        ("kvflash-policy", "lru", "--kvflash"),
+        ("kvflash-tau", "8", "--kvflash"),
         ("kvflash-pin-spans", "0:64", "--kvflash"),
     ],
 )

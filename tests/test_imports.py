@@ -18,7 +18,7 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {"freed_memory", "model_card", "node_words"}
+OPEN |= {"freed_memory", "kvflash_options", "model_card", "node_words"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
@@ -52,9 +52,9 @@ COMPOSES_FAMILIES = "luceasync.server.app"
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipeline.shard_plan"}
-LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
+LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.pool", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
-LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.directory"}
+LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "kv.pager", "kv.residency", "models.config", "models.directory"}
 LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 

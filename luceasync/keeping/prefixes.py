@@ -66,7 +66,8 @@ class Prefixes:
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
         self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
-        self._leases = Leases(self._index, self._to_memory, self._to_disk)
+        lanes = memory.lanes
+        self._leases = Leases(self._index, self._to_memory, self._to_disk, lambda: lanes.own_bytes)
         self._decision = RestoreDecision(
             self._index, self._to_memory, self._leases, recurrent=recurrent
         )
@@ -202,11 +203,14 @@ class Prefixes:
         behind it, and that of the prompt's end is the last one that is.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
+        # What was computed without all that is before it is run again by the next turn.
+        exact_end = self._memory.lanes.exact_end(lane, end)
+        is_whole = exact_end == end and not (is_cut and is_generated)
         node = None
-        if not (is_cut and is_generated and self._recurrent):
-            if end > lease.num_prompt_tokens:
+        if is_whole or not self._recurrent:
+            if exact_end > lease.num_prompt_tokens:
                 lease.leave_out_opening(self._index.node)
-            kept = Kept(end, is_turn_end=True, is_generated=is_generated)
+            kept = Kept(exact_end, is_turn_end=exact_end == end, is_generated=is_generated)
             node = self._from_lanes.keep(lease, lane, kept)
         is_written = node is not None and (not is_generated or lease.returns)
         prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
@@ -231,6 +235,10 @@ class Prefixes:
         self._leases.remove(lease)
         self._leases.shrink()
         self._index.refresh_status()
+
+    def has_copied(self, save: Callable[[], object], num_bytes: int) -> bool:
+        """Have something else than nodes saved; whether memory had room for so many bytes."""
+        return self._from_lanes.has_copied(save, num_bytes)
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
         """How long something took."""

@@ -101,6 +101,10 @@ class KvFlashPager:
 
     # --- what a lane has -------------------------------------------------------------------------
 
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lanes)
+
     def pages(self, lane: int) -> tuple[int, ...]:
         """The pages of the lane's resident chunks, in order of chunk."""
         held = self._lanes[lane].residency.pages

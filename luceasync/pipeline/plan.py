@@ -12,6 +12,7 @@ from itertools import accumulate, groupby
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
+from luceasync.kv.residency import SINK_CHUNKS, chunks_of
 from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
@@ -59,6 +60,17 @@ class Plan:
         smallest = self.decode_sizes[0]
         sizes: list[int] = [*range(1, smallest), *self.decode_sizes]
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
+
+    @property
+    def most_uncut_tokens(self) -> int:
+        """Tokens of a prompt after which a node is to end at the latest: so they need not leave a
+        lane's pages before one holds them.
+        """
+        if self.pool is None:
+            return self.max_ctx_tokens  # what nobody has to observe
+        pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
+        others = (self.num_pages - len(pinned) - 1) * CHUNK_TOKENS
+        return max(self.prefill_chunk_tokens, others - 2 * self.prefill_chunk_tokens)
 
     @property
     def host_bytes(self) -> int:
