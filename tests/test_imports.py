@@ -54,7 +54,8 @@ HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipeline.shard_plan"}
 LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.pool", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
-LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "kv.pager", "kv.residency", "models.config", "models.directory"}
+LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "kv.pager", "kv.residency"}
+LIGHT |= {"models.config", "models.directory"}
 LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
