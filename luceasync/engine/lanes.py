@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from luceasync.request import Residence, ResidenceStatus
+from luceasync.engine_status import ResidenceStatus
+from luceasync.request import Residence
 
 
 class Lanes(Protocol):

@@ -15,6 +15,7 @@ from typing import Protocol
 
 import torch
 
+from luceasync.engine_status import ResidenceStatus
 from luceasync.errors import HostMemorySpent
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pager import Growth, KvFlashPager
@@ -31,7 +32,7 @@ from luceasync.pipeline.paging import (
 )
 from luceasync.pipeline.passes import Masses, Passes
 from luceasync.pipeline.plan import Plan
-from luceasync.request import Residence, ResidenceStatus
+from luceasync.request import Residence
 
 LAG_SHARE = 4  # of tau, one part is what a look has before somebody waits for it
 REST = 2  # a lane is looked at again after so many times what its last look took
@@ -141,7 +142,7 @@ class PagedLanes:
         self._pager.release(lane)
         self._lanes.pop(lane, None)
         self._passes.reset(lane)
-        self._parts.let_go(lane)
+        self._parts.release(lane)
 
     @torch.inference_mode()
     def vacate(self, lane: int) -> None:
@@ -192,7 +193,7 @@ class PagedLanes:
         ledger = self._of(lane).ledger
         self._lanes.pop(lane)
         self._passes.reset(lane)
-        self._parts.let_go(lane)
+        self._parts.release(lane)
         for node in nodes:
             self._parts.hold(lane, node, min(self._parts.span(node).end, num_tokens))
         self._place(self._pager.restored(lane, num_tokens, ledger))

@@ -11,11 +11,12 @@ from typing import Protocol
 
 import torch
 
+from luceasync.engine_status import ResidenceStatus
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pages import PageEvent, PageMap
 from luceasync.node_words import NodeKey
 from luceasync.pipeline.passes import Passes
-from luceasync.request import Residence, ResidenceStatus
+from luceasync.request import Residence
 
 Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
 # Makes room for so many bytes of host memory and does it; whether there was room.
