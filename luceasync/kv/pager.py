@@ -234,13 +234,13 @@ class KvFlashPager:
 
     # --- looks -----------------------------------------------------------------------------------
 
-    def is_due(self, lane: int, num_tokens: int, stretch: int = 1) -> bool:
+    def is_due(self, lane: int, num_tokens: int) -> bool:
         """Whether the lane, which has committed so many tokens, is to be looked at: every tau of
-        them, times `stretch`, as long as something is absent.
+        them, as long as something is absent.
         """
         of_lane = self._lanes[lane]
         gone_by = num_tokens - of_lane.looked_at
-        return gone_by >= self._tau_tokens * stretch and bool(self.num_absent(lane))
+        return gone_by >= self._tau_tokens and bool(self.num_absent(lane))
 
     def looks(self, lane: int, num_tokens: int) -> None:
         """A look at the lane begins, where it stands after so many tokens."""

@@ -34,7 +34,6 @@ from luceasync.pipeline.passes import Masses, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.request import Residence
 
-LAG_SHARE = 4  # of tau, one part is what a look has before somebody waits for it
 REST = 2  # a lane is looked at again after so many times what its last look took
 
 
@@ -82,7 +81,7 @@ class PagedLanes:
         self._parts = nodes(self._make_ready)
         self._num_lanes = pager.num_lanes
         self._max_ctx_tokens = max_ctx_tokens
-        self._lag_tokens = tau_tokens // LAG_SHARE
+        self._tau_tokens = tau_tokens
         self._looks: Looks | None = None
         self._keep: Keep = _keep
         self._lanes: dict[int, _Lane] = {}
@@ -201,14 +200,17 @@ class PagedLanes:
     # --- looks -----------------------------------------------------------------------------------
 
     def _select(self, lane: int, num_tokens: int) -> None:
-        """Begin a look where one is due, or do what the one under way has found."""
+        """Do what the look under way has found, tau tokens after it was begun, and begin one where
+        it is due.
+        """
         look = self._of(lane).look
-        if look.begun_at is None:
-            is_rested = time.perf_counter() - look.begun_s >= REST * look.seconds
-            if is_rested and self._pager.is_due(lane, num_tokens):
-                self._look(lane, num_tokens, is_first=False)
-        elif look.is_first or num_tokens - look.begun_at >= self._lag_tokens:
+        if look.begun_at is not None and (
+            look.is_first or num_tokens - look.begun_at >= self._tau_tokens
+        ):
             self._move(lane, look)
+        is_rested = time.perf_counter() - look.begun_s >= REST * look.seconds
+        if look.begun_at is None and is_rested and self._pager.is_due(lane, num_tokens):
+            self._look(lane, num_tokens, is_first=False)
 
     def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
         if self._looks is not None and self._pager.num_absent(lane):

@@ -107,12 +107,13 @@ class Plan:
         return (
             self.num_pages * CHUNK_TOKENS * shard.token_bytes
             + shard.lane_state_bytes
+            + shard.lane_ring_bytes
             + shard.lane_scratch_bytes
         )
 
     def device_bytes(self, shard: ShardPlan) -> int:
         """Weights and state of the shard, without workspace."""
-        extra_lane = shard.lane_state_bytes  # what padding entries write
+        extra_lane = shard.lane_state_bytes + shard.lane_ring_bytes  # what padding entries write
         lanes = self.parallel * self.lane_bytes(shard) + extra_lane
         return shard.weight_bytes + lanes + shard.spare_scratch_bytes(self.parallel)
 
@@ -153,6 +154,8 @@ def make_plan(
             chunk_tokens=chunk,
             num_verify_rows=max(verify_rows, default=0),
             num_lanes=parallel or DEFAULT_PARALLEL,
+            pages=pool is not None,
+            looks=pool is not None and pool.pool.policy == "qk",
             form_of=form_of,
         )
         for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)

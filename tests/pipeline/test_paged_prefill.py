@@ -89,3 +89,17 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     backend.reset(1)
     prefilled(backend, prompt(5))
     assert looked(backend, 5).shape == (1,)
+
+
+@pytest.mark.gpu
+def test_a_gpu_sees_what_the_cpu_sees(make_backend, tiny_dir: Path):
+    """Absent chunks come by another stream, and the look runs on a third one."""
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK}
+    found, masses = [], []
+    for place in ({}, {"pool_tokens": POOL, "devices": ["cuda:0"]}):
+        backend = make_backend(tiny_dir, **sizes, **place)
+        found.append(prefilled(backend, prompt(1300)).cpu())
+    masses = [looked(backend, 1300) for _ in range(2)]
+    assert (found[0] - found[1]).abs().max() < 1e-3
+    assert (masses[0] - masses[1]).abs().max() < 1e-3
+    assert (masses[0] > 0).all()
