@@ -19,6 +19,7 @@ LuceasyncError
 ├── QueueFull              every lane and every place in the queue is taken; 429
 │   └── GaveWay            the place was for a client that holds fewer
 └── Unavailable            not loaded yet, shutting down, or the engine failed; 503
+    └── NoHostMemory       host memory has no room for the context of this one
 """
 
 
@@ -171,3 +172,7 @@ class Unavailable(LuceasyncError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NoHostMemory(Unavailable):
+    """An answer could not be finished since host memory had no room for its context."""

@@ -16,6 +16,7 @@ from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
 from luceasync.engine.faults import During, Fault
 from luceasync.engine.generation import Generation
+from luceasync.engine.lanes import ALL_HERE, Lanes
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.outbox import Emitted, Outbox
 from luceasync.engine.prepared import Prepared
@@ -50,11 +51,12 @@ class Pump:
         computes_beside: bool = False,
         synchronize: Callable[[], None] = lambda: None,
         quiet: threading.Event | None = None,
+        lanes: Lanes = ALL_HERE,
     ) -> None:
         """`computes_beside`: devices compute while the host goes on. Then what a decode step gave
         is told during the next one: whoever listens wants the interpreter just when that is to be
         queued. `synchronize` waits until the device that gives the logits is done. `quiet` is set
-        while there has been nothing to do for IDLE_PAUSE_S.
+        while there has been nothing to do for IDLE_PAUSE_S. `lanes`: what of them is on devices.
         """
         self._computes_beside = computes_beside
         self._quiet = quiet or threading.Event()
@@ -65,8 +67,9 @@ class Pump:
         self._num_lanes = num_lanes
         self._roster = Roster(num_lanes)
         self._outbox = Outbox()
-        self._leftovers = Leftovers(prefixes, self._roster)
-        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers)
+        self.lanes = lanes
+        self._leftovers = Leftovers(prefixes, self._roster, lanes)
+        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers, lanes)
         self.steps = Steps(
             target,
             decoding,
@@ -217,8 +220,7 @@ class Pump:
         if restoring:
             self._end_restores(restoring)
             _, prefilling, decoding = self._roster.parted()
-        opens = bool(prefilling) and prefilling[0].num_prefilled == prefilling[0].lease.opener
-        step = self._balance.next_step(len(prefilling), len(decoding), is_opening=opens)
+        step = self._balance.next_step(len(prefilling), len(decoding))
         is_told_later = step == "decode" and self._computes_beside and tell is not None
         if self._outbox and not is_told_later:
             return self._outbox.take()
@@ -273,7 +275,8 @@ class Pump:
                 self._outbox.advanced(generation)
                 continue
             assert generation.lane is not None
-            self._outbox.ended(generation, self.decoding.speculation(generation.lane))
+            lane = generation.lane
+            self._outbox.ended(generation, self.decoding.speculation(lane), self.lanes.told(lane))
             self._roster.let_go(generation)
             self._leftovers.ended(generation)
 

@@ -24,6 +24,7 @@ from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.processes import processes_of
 from luceasync.request import ChatPrompt
+from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
@@ -46,7 +47,7 @@ def build_engine(
     plan = report.plan
     language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
-    limits = limits_of(config.cache, held_bytes)
+    limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
     node_bytes = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory(
@@ -137,4 +138,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
+        answers=AnswerForm.of(
+            template, tokenizer, config.model.reasoning_format, config.model.tool_format
+        ),
     )

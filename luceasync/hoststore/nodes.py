@@ -59,8 +59,9 @@ class Nodes(Protocol):
         ...
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now:
-        `span.end` must be where the lane stands if it is wanted. The lane may go on at once; until
+        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now,
+        or the one that the last pass has set aside: `span.end` must be where the lane stands, or
+        that pass's mark, if it is wanted. The lane may go on at once; until
         the ticket is done `export` waits. Raises MemoryError.
         """
         ...
@@ -78,11 +79,11 @@ class Nodes(Protocol):
 
     def hold(self, lane: int, node: NodeKey, end: int) -> None:
         """What is not on its device of the lane's tokens, as far as they are the node's first ones
-        up to `end`, is read from there until `let_go`, whatever becomes of the node.
+        up to `end`, is read from there until `release`, whatever becomes of the node.
         """
         ...
 
-    def let_go(self, lane: int) -> None:
+    def release(self, lane: int) -> None:
         """The lane was reset: nothing is held for it any more."""
         ...
 
@@ -149,10 +150,10 @@ class NodesInParts:
         for part in self._parts:
             part.hold(lane, node, end)
 
-    def let_go(self, lane: int) -> None:
+    def release(self, lane: int) -> None:
         """See Nodes."""
         for part in self._parts:
-            part.let_go(lane)
+            part.release(lane)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""

@@ -68,11 +68,12 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
         rows_at: Sequence[int] | None = None,
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         with torch.cuda.device(self._device):
-            copies = self._take_out(lane, runs, row_region, state_region, rows_at)
+            copies = self._take_out(lane, runs, row_region, state_region, end, rows_at)
         return Queued(copies, self._saved)
 
     def _take_out(
@@ -81,9 +82,10 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
         rows_at: Sequence[int] | None,
     ) -> Delivery | Now:
-        staged = None if state_region is None else self._stage(lane)
+        staged = None if state_region is None else self._stage(end)
         regions = [region for region in (row_region, state_region) if region is not None]
         if rows_at is None and sum(region.nbytes for region in regions) <= SMALL_BYTES:
             return self._save_now(lane, runs, row_region, state_region, staged)
@@ -204,15 +206,17 @@ class StreamCopies:
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
-    def _stage(self, lane: int) -> _Staged:
-        """Copy the lane's state to the place that is free first; the device waits for it."""
+    def _stage(self, end: int) -> _Staged:
+        """Copy a state, `end` among those of lanes, to the place that is free first; the device
+        waits for it.
+        """
         assert self._staged, "a node with a state, of lanes that have none"
         staged = self._staged[0]
         self._staged.rotate(-1)
         if staged.taken is not None:
             staged.taken.hurry_before(self._computing)
         for place, stack in zip(staged.stacks, self._cache.state_stacks, strict=True):
-            place.copy_(stack[:, lane])
+            place.copy_(stack[:, end])
         return staged
 
     def _hold(self, copies: Delivery | Now, memory: object) -> None:

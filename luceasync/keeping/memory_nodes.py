@@ -74,6 +74,35 @@ class NoFeatures:
         return None
 
 
+class Lanes(Protocol):
+    """Lanes of which a part may lie in nodes alone; luceasync.pipeline.paging has them."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Host memory that lanes take for what no node holds."""
+        ...
+
+    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+        """The node holds what the span has left in the lane."""
+        ...
+
+    def exact_end(self, lane: int, end: int) -> int:
+        """How many of the lane's first `end` tokens are what full attention makes of them."""
+        ...
+
+
+class WholeLanes:
+    """Lanes that hold all that they stand for."""
+
+    own_bytes = 0
+
+    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+        """They hold it too."""
+
+    def exact_end(self, lane: int, end: int) -> int:
+        return end
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSize:
     """Bytes of what the span's tokens left, and of what belongs to its end alone."""
@@ -95,7 +124,14 @@ class _Extras:
 class MemoryNodes:
     """Nodes in memory, by name. Synchronous; engine thread only."""
 
-    def __init__(self, target: Nodes, features: Features, vocab_size: int) -> None:
+    def __init__(
+        self,
+        target: Nodes,
+        features: Features,
+        vocab_size: int,
+        lanes: Lanes = WholeLanes(),  # noqa: B008  (it has no state)
+    ) -> None:
+        self.lanes = lanes
         self._target = target
         self._features = features
         self._vocab_size = vocab_size
@@ -132,6 +168,7 @@ class MemoryNodes:
             raise
         kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
         self._extras[node] = _Extras(span, ticket, features, kept)
+        self.lanes.kept(lane, node, span)
 
     def ticket(self, node: NodeKey) -> Ticket:
         """When all of it has arrived in host memory: until then an export waits."""

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from luceasync.engine_status import CacheStatus
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
@@ -31,11 +32,9 @@ from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName
 from luceasync.prefix.node import Match, Node, Tier
-from luceasync.request import CacheStatus, Restore
+from luceasync.request import Restore
 
 log = logging.getLogger(__name__)
-
-Post = Callable[[Call], None]
 
 
 class Prefixes:
@@ -62,11 +61,12 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = least_tokens(memory.token_size)
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
-        self._post: Post | None = None
+        self._post: Callable[[Call], None] | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
         self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
-        self._leases = Leases(self._index, self._to_memory, self._to_disk)
+        lanes = memory.lanes
+        self._leases = Leases(self._index, self._to_memory, self._to_disk, lambda: lanes.own_bytes)
         self._decision = RestoreDecision(
             self._index, self._to_memory, self._leases, recurrent=recurrent
         )
@@ -80,7 +80,7 @@ class Prefixes:
         """May be read from any thread."""
         return replace(self._index.status, num_unwritten=len(self._to_disk))
 
-    def listen(self, post: Post) -> None:
+    def listen(self, post: Callable[[Call], None]) -> None:
         """From now on hear of copies that arrive. `post`, which any thread may call, has something
         run in the engine's thread.
         """
@@ -202,11 +202,14 @@ class Prefixes:
         behind it, and that of the prompt's end is the last one that is.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
+        # What was computed without all that is before it is run again by the next turn.
+        exact_end = self._memory.lanes.exact_end(lane, end)
+        is_whole = exact_end == end and not (is_cut and is_generated)
         node = None
-        if not (is_cut and is_generated and self._recurrent):
-            if end > lease.num_prompt_tokens:
+        if is_whole or not self._recurrent:
+            if exact_end > lease.num_prompt_tokens:
                 lease.leave_out_opening(self._index.node)
-            kept = Kept(end, is_turn_end=True, is_generated=is_generated)
+            kept = Kept(exact_end, is_turn_end=exact_end == end, is_generated=is_generated)
             node = self._from_lanes.keep(lease, lane, kept)
         is_written = node is not None and (not is_generated or lease.returns)
         prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
@@ -231,6 +234,10 @@ class Prefixes:
         self._leases.remove(lease)
         self._leases.shrink()
         self._index.refresh_status()
+
+    def has_copied(self, save: Callable[[], object], num_bytes: int) -> bool:
+        """Have something else than nodes saved; whether memory had room for so many bytes."""
+        return self._from_lanes.has_copied(save, num_bytes)
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
         """How long something took."""

@@ -101,6 +101,10 @@ class KvFlashPager:
 
     # --- what a lane has -------------------------------------------------------------------------
 
+    @property
+    def num_lanes(self) -> int:
+        return len(self._lanes)
+
     def pages(self, lane: int) -> tuple[int, ...]:
         """The pages of the lane's resident chunks, in order of chunk."""
         held = self._lanes[lane].residency.pages
@@ -230,13 +234,13 @@ class KvFlashPager:
 
     # --- looks -----------------------------------------------------------------------------------
 
-    def is_due(self, lane: int, num_tokens: int, stretch: int = 1) -> bool:
+    def is_due(self, lane: int, num_tokens: int) -> bool:
         """Whether the lane, which has committed so many tokens, is to be looked at: every tau of
-        them, times `stretch`, as long as something is absent.
+        them, as long as something is absent.
         """
         of_lane = self._lanes[lane]
         gone_by = num_tokens - of_lane.looked_at
-        return gone_by >= self._tau_tokens * stretch and bool(self.num_absent(lane))
+        return gone_by >= self._tau_tokens and bool(self.num_absent(lane))
 
     def looks(self, lane: int, num_tokens: int) -> None:
         """A look at the lane begins, where it stands after so many tokens."""

@@ -172,7 +172,7 @@ def context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel
     """Tokens a lane can have on the tightest device, in whole chunks."""
     fits = []
     for shard, room_bytes in zip(shards, room, strict=True):
-        left = room_bytes - (parallel + 1) * shard.lane_state_bytes
+        left = room_bytes - (parallel + 1) * (shard.lane_state_bytes + shard.lane_ring_bytes)
         left -= parallel * shard.lane_scratch_bytes + shard.spare_scratch_bytes(parallel)
         chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
         fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)

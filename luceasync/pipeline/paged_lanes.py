@@ -15,28 +15,26 @@ from typing import Protocol
 
 import torch
 
+from luceasync.engine_status import ResidenceStatus
 from luceasync.errors import HostMemorySpent
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pager import Growth, KvFlashPager
-from luceasync.kv.pages import PageMap
+from luceasync.kv.pages import CHUNK_TOKENS, PageMap
 from luceasync.node_words import NodeKey
 from luceasync.pipeline.paging import (
+    Keep,
     Ledger,
     MakeReady,
     Paging,
-    PagingTold,
     Pins,
     Placer,
     WholeLanes,
 )
 from luceasync.pipeline.passes import Masses, Passes
 from luceasync.pipeline.plan import Plan
+from luceasync.request import Residence
 
-LAG_SHARE = 4  # of tau, one part is what a look has before somebody waits for it
 REST = 2  # a lane is looked at again after so many times what its last look took
-
-# Makes room for so many bytes of host memory and does it; whether there was room.
-Keep = Callable[[Callable[[], object], int], bool]
 
 
 class Looks(Protocol):
@@ -81,8 +79,9 @@ class PagedLanes:
         self._passes = passes
         self._place = Placer(passes)
         self._parts = nodes(self._make_ready)
+        self._num_lanes = pager.num_lanes
         self._max_ctx_tokens = max_ctx_tokens
-        self._lag_tokens = tau_tokens // LAG_SHARE
+        self._tau_tokens = tau_tokens
         self._looks: Looks | None = None
         self._keep: Keep = _keep
         self._lanes: dict[int, _Lane] = {}
@@ -97,8 +96,11 @@ class PagedLanes:
         self._looks = looks
 
     def keep_with(self, keep: Keep) -> None:
-        """Have it make room in host memory."""
         self._keep = keep
+
+    @property
+    def own_bytes(self) -> int:
+        return self._pager.num_own_tokens * self._parts.sizes.token_bytes
 
     # --- room ------------------------------------------------------------------------------------
 
@@ -139,7 +141,12 @@ class PagedLanes:
         self._pager.release(lane)
         self._lanes.pop(lane, None)
         self._passes.reset(lane)
-        self._parts.let_go(lane)
+        self._parts.release(lane)
+
+    @torch.inference_mode()
+    def vacate(self, lane: int) -> None:
+        """See Paging. What it held of host memory is free again."""
+        self.reset(lane)
 
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:
         self._parts.hold(lane, node, span.end)
@@ -157,9 +164,27 @@ class PagedLanes:
     def ledger(self, lane: int, end: int) -> Ledger:
         return self._pager.ledger(lane, end)
 
-    def told(self, lane: int) -> PagingTold:
-        pager = self._pager
-        return PagingTold(pager.num_resident(lane), pager.num_absent(lane), pager.counts(lane))
+    def told(self, lane: int) -> Residence:
+        pager, counts = self._pager, self._pager.counts(lane)
+        return Residence(
+            pager.num_resident(lane) * CHUNK_TOKENS,
+            pager.num_absent(lane) * CHUNK_TOKENS,
+            counts.recalled,
+            counts.evicted,
+            counts.looks,
+        )
+
+    @property
+    def status(self) -> ResidenceStatus:
+        lanes, totals = [self.told(lane) for lane in range(self._num_lanes)], self._pager.totals
+        return ResidenceStatus(
+            sum(lane.resident_tokens for lane in lanes),
+            sum(lane.absent_tokens for lane in lanes),
+            self.own_bytes,
+            totals.recalled,
+            totals.evicted,
+            totals.looks,
+        )
 
     @torch.inference_mode()
     def _make_ready(self, lane: int, num_tokens: int, nodes: Sequence[NodeKey]) -> None:
@@ -167,7 +192,7 @@ class PagedLanes:
         ledger = self._of(lane).ledger
         self._lanes.pop(lane)
         self._passes.reset(lane)
-        self._parts.let_go(lane)
+        self._parts.release(lane)
         for node in nodes:
             self._parts.hold(lane, node, min(self._parts.span(node).end, num_tokens))
         self._place(self._pager.restored(lane, num_tokens, ledger))
@@ -175,14 +200,17 @@ class PagedLanes:
     # --- looks -----------------------------------------------------------------------------------
 
     def _select(self, lane: int, num_tokens: int) -> None:
-        """Begin a look where one is due, or do what the one under way has found."""
+        """Do what the look under way has found, tau tokens after it was begun, and begin one where
+        it is due.
+        """
         look = self._of(lane).look
-        if look.begun_at is None:
-            is_rested = time.perf_counter() - look.begun_s >= REST * look.seconds
-            if is_rested and self._pager.is_due(lane, num_tokens):
-                self._look(lane, num_tokens, is_first=False)
-        elif look.is_first or num_tokens - look.begun_at >= self._lag_tokens:
+        if look.begun_at is not None and (
+            look.is_first or num_tokens - look.begun_at >= self._tau_tokens
+        ):
             self._move(lane, look)
+        is_rested = time.perf_counter() - look.begun_s >= REST * look.seconds
+        if look.begun_at is None and is_rested and self._pager.is_due(lane, num_tokens):
+            self._look(lane, num_tokens, is_first=False)
 
     def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
         if self._looks is not None and self._pager.num_absent(lane):

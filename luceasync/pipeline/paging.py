@@ -7,18 +7,20 @@ Does what the map says: tells groups, has rows saved, recalled and looked at. Ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 
+from luceasync.engine_status import ResidenceStatus
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
-from luceasync.kv.pager import Counts
 from luceasync.kv.pages import PageEvent, PageMap
 from luceasync.node_words import NodeKey
 from luceasync.pipeline.passes import Passes
+from luceasync.request import Residence
 
 Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
+# Makes room for so many bytes of host memory and does it; whether there was room.
+Keep = Callable[[Callable[[], object], int], bool]
 MakeReady = Callable[[int, int, Sequence[NodeKey]], None]  # of NodesInParts
 Ledger = Sequence[tuple[bool, float]]  # of each chunk whether it was here, and what it was worth
 
@@ -53,6 +55,19 @@ class Paging(Protocol):
         """The node holds what the span has left in the lane."""
         ...
 
+    def keep_with(self, keep: Keep) -> None:
+        """Have this make room in host memory for what no node holds."""
+        ...
+
+    @property
+    def own_bytes(self) -> int:
+        """Host memory that lanes take for what no node holds."""
+        ...
+
+    def vacate(self, lane: int) -> None:
+        """Nobody needs what is in the lane any more."""
+        ...
+
     def exact_end(self, lane: int, end: int) -> int:
         """How many of the lane's first `end` tokens are what full attention makes of them."""
         ...
@@ -69,20 +84,14 @@ class Paging(Protocol):
         """That of the lane's first `end` tokens; None where all of them are here."""
         ...
 
-    def told(self, lane: int) -> PagingTold | None:
+    def told(self, lane: int) -> Residence | None:
         """What there is to be told of a lane; None where all of it is here for good."""
         ...
 
-
-@dataclass(frozen=True, slots=True)
-class PagingTold:
-    """Of a lane: chunks that are here and that are not, and what has happened since it was
-    empty.
-    """
-
-    num_resident: int
-    num_absent: int
-    counts: Counts
+    @property
+    def status(self) -> ResidenceStatus | None:
+        """The same of all lanes, since the start; may be read from any thread."""
+        ...
 
 
 class Placer:
@@ -130,6 +139,16 @@ class WholeLanes:
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:
         """The lane holds it too."""
 
+    def keep_with(self, keep: Keep) -> None:
+        """Nothing is kept."""
+
+    @property
+    def own_bytes(self) -> int:
+        return 0
+
+    def vacate(self, lane: int) -> None:
+        """It stays until somebody comes."""
+
     def exact_end(self, lane: int, end: int) -> int:
         return end
 
@@ -143,6 +162,10 @@ class WholeLanes:
         return None
 
     def told(self, lane: int) -> None:
+        return None
+
+    @property
+    def status(self) -> None:
         return None
 
     @torch.inference_mode()

@@ -12,6 +12,7 @@ from itertools import accumulate, groupby
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
+from luceasync.kv.residency import SINK_CHUNKS, chunks_of
 from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
@@ -61,6 +62,25 @@ class Plan:
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
 
     @property
+    def most_uncut_tokens(self) -> int:
+        """Tokens of a prompt after which a node is to end at the latest: so they need not leave a
+        lane's pages before one holds them.
+        """
+        if self.pool is None:
+            return self.max_ctx_tokens  # what nobody has to observe
+        pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
+        others = (self.num_pages - len(pinned) - 1) * CHUNK_TOKENS
+        return max(self.prefill_chunk_tokens, others - 2 * self.prefill_chunk_tokens)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of memory that all lanes' keys and values may take besides; none where they stay on their
+        devices.
+        """
+        token_bytes = sum(shard.token_bytes for shard in self.shards)
+        return 0 if self.pool is None else self.parallel * self.max_ctx_tokens * token_bytes
+
+    @property
     def computes_beside(self) -> bool:
         """Whether all work is queued on devices, so that the host is free meanwhile."""
         return all(device.computes_beside for device in self.devices)
@@ -87,12 +107,13 @@ class Plan:
         return (
             self.num_pages * CHUNK_TOKENS * shard.token_bytes
             + shard.lane_state_bytes
+            + shard.lane_ring_bytes
             + shard.lane_scratch_bytes
         )
 
     def device_bytes(self, shard: ShardPlan) -> int:
         """Weights and state of the shard, without workspace."""
-        extra_lane = shard.lane_state_bytes  # what padding entries write
+        extra_lane = shard.lane_state_bytes + shard.lane_ring_bytes  # what padding entries write
         lanes = self.parallel * self.lane_bytes(shard) + extra_lane
         return shard.weight_bytes + lanes + shard.spare_scratch_bytes(self.parallel)
 
@@ -133,6 +154,8 @@ def make_plan(
             chunk_tokens=chunk,
             num_verify_rows=max(verify_rows, default=0),
             num_lanes=parallel or DEFAULT_PARALLEL,
+            pages=pool is not None,
+            looks=pool is not None and pool.pool.policy == "qk",
             form_of=form_of,
         )
         for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)

@@ -6,7 +6,7 @@ Chooses the pages of a lane and refuses pools that cannot work. Pure: no torch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from luceasync.errors import PlacementError
@@ -70,7 +70,7 @@ def choose_pool(
     loads = loads_of(devices, shards, guest)
     loaded = [load for _, load in loads]
     named_room = [room_of(device, load, NAMED_SHARE) for device, load in loads]
-    reasons = []
+    reasons: list[str] = []
     if parallel is None:
         wanted = asked.num_tokens or LEAST_AUTO_TOKENS
         parallel, reason = choose_parallel(spec, loaded, named_room, wanted)
@@ -87,6 +87,11 @@ def choose_pool(
             f"--prefix-cache-memory {asked.host_bytes}: with --kvflash it holds what all lanes "
             f"hold, {needed} bytes of {parallel} lanes of {max_ctx_tokens} tokens"
         )
+    if guest is not None and asked.pool.policy == "drafter":
+        # It says of the whole context what is to stay, and so it holds all of it.
+        whole = guest.lane_bytes + guest.token_bytes * max_ctx_tokens
+        guest = replace(guest, token_bytes=0, lane_bytes=whole)
+        loaded = [load for _, load in loads_of(devices, shards, guest)]
     fits = context_that_fits(loaded, named_room, parallel)
     num_tokens = asked.num_tokens
     if num_tokens is None:

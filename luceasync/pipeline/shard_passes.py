@@ -68,14 +68,14 @@ class ShardPasses:
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.nodes.use(batch.lanes)
+            self._shard.use(batch.lanes)
             x = self._steps.prefill(batch, self._here(given), project=project)
         self._ran(batch, [batch.num_rows] * len(batch.lanes))
         return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.nodes.use(batch.lanes)
+            self._shard.use(batch.lanes)
             output = self._steps.decode(batch, self._here(given))
         self._ran(batch, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
@@ -85,7 +85,7 @@ class ShardPasses:
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.nodes.use(batch.lanes)
+            self._shard.use(batch.lanes)
             above = None if parents is None else self._here(parents)
             output = self._steps.verify(batch, self._here(given), above)
         self._verified = batch
@@ -125,7 +125,7 @@ class ShardPasses:
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
         with self._shard.on_device():
-            self._shard.nodes.absent.recall(lane, places)
+            self._shard.absent.recall(lane, places)
 
     def look(self, lane: int, num_tokens: int) -> None:
         with self._shard.on_device():

@@ -10,10 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from luceasync.request import CacheStatus, Engine, EngineStatus, Speculation, SpeculationStatus
+from luceasync.engine_status import CacheStatus, EngineStatus, ResidenceStatus, SpeculationStatus
+from luceasync.request import Engine, Speculation
 
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"
+KVFLASH = "luceasync_kvflash"
 
 
 class EngineCollector(Collector):
@@ -29,6 +31,8 @@ class EngineCollector(Collector):
             yield from _cache(status.cache)
         if status.speculation is not None:
             yield from _speculation(status.speculation)
+        if status.residence is not None:
+            yield from _residence(status.residence)
 
 
 def _engine(status: EngineStatus) -> Iterator[Metric]:
@@ -93,6 +97,19 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
         "host": status.host_s_total,
     }
     yield _counters(f"{SPECULATION}_seconds", "Time of the parts of a round.", "part", seconds)
+
+
+def _residence(status: ResidenceStatus) -> Iterator[Metric]:
+    tokens = {"resident": status.resident_tokens, "absent": status.absent_tokens}
+    yield _gauges(f"{KVFLASH}_tokens", "Tokens of lanes, in whole chunks.", "where", tokens)
+    words = "Bytes of host memory that lanes take for what no node holds."
+    yield GaugeMetricFamily(f"{KVFLASH}_own_bytes", words, value=status.own_bytes)
+    for name, words, value in (
+        ("recalled_chunks", "Chunks that came back to the devices.", status.recalled_total),
+        ("evicted_chunks", "Chunks that left them.", status.evicted_total),
+        ("looks", "Times that was asked which should be there.", status.looks_total),
+    ):
+        yield CounterMetricFamily(f"{KVFLASH}_{name}", words, value=value)
 
 
 def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:
