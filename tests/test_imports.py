@@ -25,7 +25,7 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
-    "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory"}
+    "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory", "kv.pages"}
     | {"models.config", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
