@@ -19,6 +19,7 @@ from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
+from luceasync.models.directory import model_name
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
@@ -60,7 +61,8 @@ def build_engine(
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
-    fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
+    transport = config.placement.ipc_transport
+    fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
     recipe = Recipe(
         model_dir,
         spec,
@@ -95,6 +97,7 @@ def build_engine(
         cabinet,
         stopping=stopping,
         release=release,
+        processes=lambda: fleet.status,
     )
 
 
@@ -116,7 +119,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     """
     model_dir = config.model.model_dir
     named = [name for name in config.model.names if name != ANY_NAME]
-    own = named[0] if named else model_dir.resolve().name
+    own = named[0] if named else model_name(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     return Language(
         card=ModelCard(
