@@ -77,6 +77,7 @@ class Request:
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
+    `pins`: spans of its tokens, or its system message, that stay on the devices.
     """
 
     prompt: Prompt
@@ -89,6 +90,7 @@ class Request:
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
+    pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
 
 
 @dataclass(frozen=True, slots=True)

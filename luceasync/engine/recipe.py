@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -97,7 +98,10 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         ways = _ways(recipe, backend, reading, closing)
         reading.end()
         _rehearse(recipe, backend, ways)
-        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close, backend.probe)
+        pump = _pump(recipe, backend, ways, orders)
+        mend = partial(backend.mend, pump.prefixes.lost)
+        close = closing.pop_all().close
+        return Loaded(pump, close, backend.notice, backend.probe, mend)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,16 +12,19 @@ from luceasync.dflash.placement import plan_with_drafter
 from luceasync.engine.cache_directory import cabinet_of
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
+from luceasync.engine.pin_room import PinRoom
 from luceasync.engine.prompts import Language
 from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
 from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
+from luceasync.models.directory import model_name
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.pool import num_pinnable
 from luceasync.pipeline.processes import processes_of
 from luceasync.request import ChatPrompt
 from luceasync.text.answer.form import AnswerForm
@@ -58,7 +61,8 @@ def build_engine(
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
-    fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
+    transport = config.placement.ipc_transport
+    fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
     recipe = Recipe(
         model_dir,
         spec,
@@ -93,6 +97,7 @@ def build_engine(
         cabinet,
         stopping=stopping,
         release=release,
+        processes=lambda: fleet.status,
     )
 
 
@@ -114,7 +119,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     """
     model_dir = config.model.model_dir
     named = [name for name in config.model.names if name != ANY_NAME]
-    own = named[0] if named else model_dir.resolve().name
+    own = named[0] if named else model_name(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     return Language(
         card=ModelCard(
@@ -138,6 +143,9 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
+        pin_room=None
+        if plan.pool is None
+        else PinRoom(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
         answers=AnswerForm.of(
             template, tokenizer, config.model.reasoning_format, config.model.tool_format
         ),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -73,6 +73,16 @@ class Traffic:
     payload_bytes_sent: int = 0
     payload_bytes_received: int = 0
     payload_bytes_lent: int = 0
+
+    @property
+    def num_bytes_sent(self) -> int:
+        """Of packets and payloads."""
+        return self.packet_bytes_sent + self.payload_bytes_sent
+
+    @property
+    def num_bytes_received(self) -> int:
+        """Of packets and payloads."""
+        return self.packet_bytes_received + self.payload_bytes_received
 
 
 class Channel(Protocol[M]):
@@ -146,11 +156,30 @@ class Channel(Protocol[M]):
         """Idempotent. The other end sees that this one is gone."""
 
 
+class Vitals(NamedTuple):
+    """How long ago a process gave its last sign of life (None: never so far), and the memory that
+    it has, pages shared with others included.
+    """
+
+    age_s: float | None
+    resident_bytes: int
+
+
 class Started(Protocol[M]):
-    """A process that was started, and the channel to it."""
+    """A process that was started, and the channel to it. It is ended when it gives no sign of life
+    for too long, whatever it is doing: its channel then closes as that of any one that dies.
+    """
 
     @property
     def channel(self) -> Channel[M]: ...
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it lives and does not hang, as far as is known. Any thread may ask."""
+
+    @property
+    def vitals(self) -> Vitals:
+        """Any thread may ask."""
 
     def is_alive(self) -> bool: ...
 

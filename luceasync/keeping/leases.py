@@ -5,11 +5,12 @@ Knows no lanes and no tokens: which nodes a lease is about stands in the lease.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.limits import Needed
+from luceasync.keeping.memory_nodes import WHOLE_LANES, Lanes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import NodeIndex
 from luceasync.node_words import NodeKey
@@ -23,10 +24,10 @@ class Leases:
         index: NodeIndex,
         to_memory: DiskToMemory,
         to_disk: MemoryToDisk,
-        own_bytes: Callable[[], int] = lambda: 0,
+        lanes: Lanes = WHOLE_LANES,
     ) -> None:
-        """`own_bytes`: of memory that lanes hold for themselves."""
-        self._own_bytes = own_bytes
+        """`lanes` may hold memory for themselves."""
+        self._lanes = lanes
         self._index = index
         self._to_memory = to_memory
         self._to_disk = to_disk
@@ -55,7 +56,7 @@ class Leases:
         """Whether `num_bytes` fit into memory beside what is on its way there and what lanes hold
         for themselves, after evicting what nobody needs.
         """
-        coming = self._to_memory.num_bytes + self._own_bytes()
+        coming = self._to_memory.num_bytes + self._lanes.own_bytes
         return self._index.make_room(num_bytes + coming, self._in_use())
 
     def make_hole(self, num_bytes: int) -> bool:

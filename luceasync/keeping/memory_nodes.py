@@ -103,6 +103,9 @@ class WholeLanes:
         return end
 
 
+WHOLE_LANES = WholeLanes()
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSize:
     """Bytes of what the span's tokens left, and of what belongs to its end alone."""
@@ -129,7 +132,7 @@ class MemoryNodes:
         target: Nodes,
         features: Features,
         vocab_size: int,
-        lanes: Lanes = WholeLanes(),  # noqa: B008  (it has no state)
+        lanes: Lanes = WHOLE_LANES,
     ) -> None:
         self.lanes = lanes
         self._target = target

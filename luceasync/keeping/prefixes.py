@@ -61,16 +61,17 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = least_tokens(memory.token_size)
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
+        self.lost = self._index.lost
         self._post: Callable[[Call], None] | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
         self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
-        lanes = memory.lanes
-        self._leases = Leases(self._index, self._to_memory, self._to_disk, lambda: lanes.own_bytes)
+        self._leases = Leases(self._index, self._to_memory, self._to_disk, memory.lanes)
         self._decision = RestoreDecision(
             self._index, self._to_memory, self._leases, recurrent=recurrent
         )
         self._from_lanes = LaneToMemory(self._index, memory, self._leases, recurrent=recurrent)
+        self.has_copied = self._from_lanes.has_copied  # also what is no node
 
     def __repr__(self) -> str:
         return f"Prefixes({self._index}, {self._leases}, {self._to_memory})"
@@ -81,9 +82,7 @@ class Prefixes:
         return replace(self._index.status, num_unwritten=len(self._to_disk))
 
     def listen(self, post: Callable[[Call], None]) -> None:
-        """From now on hear of copies that arrive. `post`, which any thread may call, has something
-        run in the engine's thread.
-        """
+        """Hear of copies that arrive; `post`, of any thread, has a call run in the engine's."""
         self._post = post
 
     # --- before the prefill ----------------------------------------------------------------------
@@ -234,10 +233,6 @@ class Prefixes:
         self._leases.remove(lease)
         self._leases.shrink()
         self._index.refresh_status()
-
-    def has_copied(self, save: Callable[[], object], num_bytes: int) -> bool:
-        """Have something else than nodes saved; whether memory had room for so many bytes."""
-        return self._from_lanes.has_copied(save, num_bytes)
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
         """How long something took."""

@@ -38,11 +38,12 @@ class Offer:
 
     `native_dtypes`: what it computes in without emulation. `chosen_share`: of the free memory, what
     we fill where the user names no sizes. `short_rows`: see SHORT_ROWS. `num_staged_states`: places
-    for recurrent states that wait for a copy to host memory. `num_staged_tokens`: of one layer, which
-    pass by where a chunk of a prompt sees more than is on the device. `computes_beside`: work is queued, and
-    the host is free meanwhile. `one_thread_bytes`: of the weights of all that computes on the host;
-    with fewer than that, threads wait for each other longer than they compute. `process`: whose it
-    is. Only that process may open its name: to torch the "hip:0" of one is the "cuda:0" of another.
+    for recurrent states that wait for a copy to host memory. `num_staged_tokens`: of one layer,
+    which pass by where a chunk of a prompt sees more than is on the device. `computes_beside`: work
+    is queued, and the host is free meanwhile. `one_thread_bytes`: of the weights of all that
+    computes on the host; with fewer than that, threads wait for each other longer than they
+    compute. `process`: whose it is. Only that process may open its name: to torch the "hip:0" of
+    one is the "cuda:0" of another.
     """
 
     name: str

@@ -108,9 +108,19 @@ class RemoteContents:
         """See Contents. The process hears of it before it is told of anything else that might lie
         in the same place.
         """
-        self._link.tell(wire.Drop(content.number, state_only))
+        self._link.mention(wire.Drop(content.number, state_only))
         kept = [region for region in content.regions if state_only and not region.is_state]
         content.regions = kept
+
+    def renew(self, span: Span, content: Held) -> bool:
+        """Have it held by a process that takes the place of one that has ended; False: its bytes
+        lay there alone.
+        """
+        if not content.regions:
+            return False
+        at = self._bytes.places(content.regions)
+        order = wire.Adopt(content.number, span.begin, span.end, span.with_state, at)
+        return self._link.ask(order, wire.Room).is_there
 
     def hold(self, lane: int, span: Span, content: Held, end: int) -> None:
         """See Nodes. Memory that we gave stays ours as long as the other process reads it."""

@@ -62,7 +62,7 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
-        self._epoch = 0  # of the page map
+        self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
 
@@ -118,7 +118,7 @@ class ShardPasses:
             return self._proposer(self._here(anchors), logits, budget)
 
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
-        if epoch != self._epoch + 1:
+        if self._epoch is not None and epoch != self._epoch + 1:
             raise EventsOutOfTurn(f"changes of pages {epoch} after {self._epoch}")
         self._epoch = epoch
         self._shard.place(events)

@@ -1,4 +1,4 @@
-"""Engines whose lanes keep a part of their context on devices, and what becomes of their prefixes."""
+"""Engines whose lanes keep a part of their context on devices, and what their prefixes become."""
 
 from __future__ import annotations
 

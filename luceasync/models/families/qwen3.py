@@ -49,7 +49,6 @@ def parse_attention(fields: Fields, *, gated: bool, rotary_factor: float) -> Att
             f"num_key_value_heads = {num_kv_heads}"
         )
     fields.must_be("attention_bias", False)
-    fields.must_be("quantization_config", None)
     rope = fields.rope()
     head_dim = fields.positive("head_dim", fields.positive("hidden_size") // num_heads)
     factor = float(rope.get("partial_rotary_factor", rotary_factor))
