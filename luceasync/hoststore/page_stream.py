@@ -120,9 +120,10 @@ def _told(
 def _parts(cache: LaneCache, lane: int) -> tuple[list[TensorKey], list[tuple[int, int, int]]]:
     """Of each tensor of rows its stack, the byte in it at which the lane begins, a row's bytes."""
     keys, stacks = [*cache.row_shapes(0)], cache.row_stacks
-    parts = [
-        (number, (layer * stack.shape[1] + lane) * stack[0, 0].nbytes, stack[0, 0, 0].nbytes)
-        for number, stack in enumerate(stacks)
-        for layer in range(len(stack))
-    ]
+    parts = []
+    for number, stack in enumerate(stacks):
+        of_layer, of_lane, of_row = (size * stack.element_size() for size in stack.stride()[:3])
+        parts += [
+            (number, layer * of_layer + lane * of_lane, of_row) for layer in range(len(stack))
+        ]
     return keys, parts

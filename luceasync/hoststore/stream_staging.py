@@ -39,7 +39,7 @@ class StreamStaging:
         self._cache = cache
         self._device = cache.tables.device
         self._stream = torch.cuda.Stream(self._device)
-        self._place_bytes = staging_bytes(cache.layer_row_bytes, block_tokens) // NUM_PLACES
+        self._place_bytes = staging_bytes(_layer_row_bytes(cache), block_tokens) // NUM_PLACES
         places = [_Place(self._place_bytes, self._device) for _ in range(NUM_PLACES)]
         self._places = cycle(places)
         self._held: list[tuple[Now, Sequence[Block]]] = []  # host memory that is read
@@ -106,6 +106,14 @@ class StreamStaging:
 def staging_bytes(layer_row_bytes: int, block_tokens: int = GPU_BLOCK_TOKENS) -> int:
     """Bytes on the device, where a token has so many in the layer that keeps the most."""
     return NUM_PLACES * block_tokens * layer_row_bytes
+
+
+def _layer_row_bytes(cache: LaneCache) -> int:
+    """Bytes of a token's rows in the layer that keeps the most."""
+    return max(
+        sum(stack[0, 0, 0].nbytes for stack in stacks[: len(kind.rows)])
+        for kind, stacks in cache.stacked.items()
+    )
 
 
 def _tensors(place: _Place, stacks: Sequence[Tensor], num_rows: int) -> tuple[Tensor, ...]:

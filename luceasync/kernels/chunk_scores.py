@@ -9,6 +9,8 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
+KEY_BYTES = 64 << 10  # of keys in a program
+
 
 def add_scores(
     recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int, scores: Tensor
@@ -25,7 +27,10 @@ def add_scores(
     num_keys, num_kv_heads, _ = keys.shape
     first = begin // chunk_tokens
     num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - first
-    _chunk_scores_kernel[(num_chunks, num_kv_heads)](
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    # Queries are loaded once for several chunks, as many as fit beside them.
+    chunks_each = max(1, min(4, KEY_BYTES // (chunk_tokens * block_dim * keys.element_size())))
+    _chunk_scores_kernel[(triton.cdiv(num_chunks, chunks_each), num_kv_heads)](
         recent,
         keys,
         scores,
@@ -38,11 +43,12 @@ def add_scores(
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_DIM=block_dim,
         BLOCK_RECENT=max(16, triton.next_power_of_2(num_recent)),
         CHUNK=chunk_tokens,
+        CHUNKS=chunks_each,
         PRECISION=dot_precision(keys.dtype),
-        num_warps=4,
+        num_warps=8,
     )
 
 
@@ -63,13 +69,14 @@ def _chunk_scores_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_RECENT: tl.constexpr,
     CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    chunk = begin // CHUNK + tl.program_id(0)
+    first = begin // CHUNK + tl.program_id(0) * CHUNKS
     kv_head = tl.program_id(1)
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d[None, :] < HEAD_DIM
-    t = chunk * CHUNK + tl.arange(0, CHUNK)
+    t = first * CHUNK + tl.arange(0, CHUNKS * CHUNK)
     t_ok = (t >= begin) & (t < end)
     at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
@@ -78,16 +85,19 @@ def _chunk_scores_kernel(
     # How far behind the last query the one in place r is: not negative, as remainders in C are not.
     behind = (num_tokens - 1 + num_recent - r) % num_recent
     seen = t_ok[None, :] & (t[None, :] <= (num_tokens - 1 - behind)[:, None])
+    c = first + tl.arange(0, CHUNKS)[None, :]
+    ok = r_ok[:, None] & (c * CHUNK < end)
     for g in range(GROUP):
         head = kv_head * GROUP + g
         at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
         q = tl.load(recent + at_query, mask=r_ok[:, None] & d_ok, other=0.0)
-        at_score = scores + (head * num_recent + r).to(tl.int64) * num_chunks + chunk
-        before = tl.load(at_score, mask=r_ok, other=float("-inf")) * 1.4426950408889634
+        at_score = scores + (head * num_recent + r).to(tl.int64)[:, None] * num_chunks + c
+        before = tl.load(at_score, mask=ok, other=float("-inf")) * 1.4426950408889634
         products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
         products = tl.where(seen, products, float("-inf"))
-        best = tl.maximum(tl.max(products, 1), before)
+        products = tl.reshape(products, [BLOCK_RECENT, CHUNKS, CHUNK])
+        best = tl.maximum(tl.max(products, 2), before)
         finite = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp2(products - finite[:, None]), 1) + tl.exp2(before - finite)
+        total = tl.sum(tl.exp2(products - finite[:, :, None]), 2) + tl.exp2(before - finite)
         log_sum = (finite + tl.log2(total)) * 0.6931471805599453
-        tl.store(at_score, tl.where(total > 0, log_sum, float("-inf")), mask=r_ok)
+        tl.store(at_score, tl.where(total > 0, log_sum, float("-inf")), mask=ok)
