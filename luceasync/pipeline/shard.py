@@ -100,6 +100,7 @@ class Shard:
         self.nodes = NodeStore(contents)
         self.past: PastOfLanes | None = None  # where lanes have more than is here
         if plan.pool is not None:
+            self.copies.rehearse()
             absent = self.absent.rows
             self.past = PastOfLanes(mixers, shard.begin, self.cache, platform, absent, self._recent)
 
