@@ -114,7 +114,7 @@ def report_moves(
         copies.listed(0)  # what comes next on the device waits, and nobody else
 
     def page_out() -> None:
-        copies.take_out(0, runs, other, None, at)
+        copies.take_out(0, runs, other, None, 0, at)
         copies.freed(0)
 
     seconds = measure(
