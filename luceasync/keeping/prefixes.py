@@ -71,7 +71,7 @@ class Prefixes:
             self._index, self._to_memory, self._leases, recurrent=recurrent
         )
         self._from_lanes = LaneToMemory(self._index, memory, self._leases, recurrent=recurrent)
-        self.has_copied = self._from_lanes.has_copied  # also what is no node
+        self.has_copied = self._from_lanes.has_copied
 
     def __repr__(self) -> str:
         return f"Prefixes({self._index}, {self._leases}, {self._to_memory})"
@@ -201,11 +201,9 @@ class Prefixes:
         behind it, and that of the prompt's end is the last one that is.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
-        # What was computed without all that is before it is run again by the next turn.
-        exact_end = self._memory.lanes.exact_end(lane, end)
-        is_whole = exact_end == end and not (is_cut and is_generated)
+        exact_end = self._memory.lanes.exact_end(lane, end)  # the next turn runs the rest again
         node = None
-        if is_whole or not self._recurrent:
+        if not self._recurrent or (exact_end == end and not (is_cut and is_generated)):
             if exact_end > lease.num_prompt_tokens:
                 lease.leave_out_opening(self._index.node)
             kept = Kept(exact_end, is_turn_end=exact_end == end, is_generated=is_generated)

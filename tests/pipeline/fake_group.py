@@ -164,7 +164,7 @@ class FakeNodes:
     def hold(self, lane: int, node: str, end: int) -> None:
         self._hear("hold", node)
 
-    def let_go(self, lane: int) -> None:
+    def release(self, lane: int) -> None:
         """Nothing is held."""
 
     def drop(self, node: str, *, state_only: bool = False) -> None:
