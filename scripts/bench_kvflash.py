@@ -2,10 +2,8 @@
 
     python -m scripts.bench_kvflash [--device cuda:0] [--parts moves,chunk,decode] [--small]
 
-`moves`: chunks between host memory and shuffled pages, beside a plain copy of as many bytes.
-`chunk`: a chunk of a prompt behind a long context. `decode`: steps of one lane and of all, while
-nothing moves (lru) and with looks (qk), and at a context that a pool holds. A lane's context is a
-node of random rows, which every lane takes up; --small is a model that a CPU runs.
+`moves`: chunks to and from shuffled pages, beside a plain copy. `chunk`: of a prompt, behind a long
+context. `decode`: while nothing moves (lru), and with looks (qk). --small: what a CPU runs.
 """
 
 from __future__ import annotations
@@ -18,11 +16,11 @@ from typing import Any
 import torch
 
 from luceasync.bench import command
-from luceasync.bench.device import at_rest
+from luceasync.bench.device import at_rest, by_events
 from luceasync.bench.figures import median, paired_ratio
 from luceasync.bench.model import Decoding, load_random, plan_for, random_prompt
 from luceasync.bench.report import NOTHING, Report, figure, ms, share
-from luceasync.bench.rounds import measure
+from luceasync.bench.rounds import Run, measure
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.small import SMALL
 from luceasync.hoststore.copy_stream import copy_beside
@@ -39,7 +37,9 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.pool import AskedPool, Policy, Pool
 
 CHUNK = 64
-NUM_STEPS = 64  # of one sample: a look is due once
+TAU = 64  # tokens after which a look is due
+NUM_STEPS = 2 * TAU  # of one sample
+NUM_QUEUED = 8
 NUM_LANES = 4
 ROOM_TOKENS = 4096  # behind the context
 NODE = NodeKey(b"context")
@@ -109,28 +109,26 @@ def report_moves(
     pinned = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=platform.device.index is not None)
     there = torch.empty(num_bytes, dtype=torch.uint8, device=platform.device)
 
-    def plain(target: torch.Tensor, source: torch.Tensor) -> None:
-        target.copy_(source, non_blocking=True)
-        platform.synchronize()
-
     def page_in() -> None:
-        copies.page_in(0, rows).wait()
+        copies.page_in(0, rows)
+        copies.listed(0)  # what comes next on the device waits, and nobody else
 
     def page_out() -> None:
-        copies.take_out(0, runs, other, None, at).wait()
+        copies.take_out(0, runs, other, None, 0, at)
+        copies.freed(0)
 
     seconds = measure(
         {
-            "in": page_in,
-            "out": page_out,
-            "copy in": lambda: plain(there, pinned),
-            "copy out": lambda: plain(pinned, there),
+            "in": queued(page_in),
+            "out": queued(page_out),
+            "copy in": queued(lambda: there.copy_(pinned, non_blocking=True)),
+            "copy out": queued(lambda: pinned.copy_(there, non_blocking=True)),
         },
-        4 * options.rounds,
-        num_warmups=2,
-        clock=at_rest,
+        options.rounds,
+        clock=by_events if platform.device.index is not None else at_rest,
     )
-    rate = {name: num_bytes / median(taken) / 1e9 for name, taken in seconds.items()}
+    moved_bytes = NUM_QUEUED * num_bytes
+    rate = {name: moved_bytes / median(taken) / 1e9 for name, taken in seconds.items()}
     table.add(
         num_tokens // CHUNK,
         figure(rate["in"], "GB/s", 1),
@@ -140,10 +138,20 @@ def report_moves(
         figure(rate["copy in"], "GB/s", 1),
         figure(rate["copy out"], "GB/s", 1),
     )
+    copies.close()
     assert torch.frombuffer(region, dtype=torch.uint8).equal(
         torch.frombuffer(other, dtype=torch.uint8)
     ), "what came in did not go out"
-    copies.close()
+
+
+def queued(move: Run) -> Run:
+    """Moves one after the other, none waited for."""
+
+    def run() -> None:
+        for _ in range(NUM_QUEUED):
+            move()
+
+    return run
 
 
 # --- backends -------------------------------------------------------------------------------------
@@ -159,7 +167,7 @@ def loaded(
     """A backend with random weights; `policy` None: its lanes hold everything."""
     pool = None
     if policy is not None:
-        pool = AskedPool(options.pool, Pool(policy, NUM_STEPS), HOST_BYTES)
+        pool = AskedPool(options.pool, Pool(policy, TAU), HOST_BYTES)
     plan = plan_for(
         shape,
         [options.device],
@@ -278,7 +286,8 @@ def bench_decode(report: Report, options: argparse.Namespace) -> None:
     """Steps at a long context, and at one that the pool holds."""
     shape = SMALL["qwen3"] if options.small else SHAPES["qwen3-4b"]
     dtype = "fp32" if options.small else "bf16"
-    with memory_of(options.device, node_bytes(shape, options.context, dtype)) as memory:
+    num_tokens = options.context + options.pool  # of both contexts' nodes
+    with memory_of(options.device, node_bytes(shape, num_tokens, dtype)) as memory:
         policies: dict[str, Policy | None] = {"all here": None, "lru": "lru", "qk": "qk"}
         backends = {
             name: loaded(options, shape, memory, policy, options.context)

@@ -72,6 +72,10 @@ class LaneCopies(Protocol):
         """The lane's recurrent state is about to be forgotten: its next tokens begin at 0."""
         ...
 
+    def rehearse(self) -> None:
+        """Compile what moves pages, where it is compiled."""
+        ...
+
     def close(self) -> None:
         """Wait for everything. May be called twice."""
         ...
@@ -146,6 +150,9 @@ class DirectCopies:
 
     def rewrite(self, lane: int) -> None:
         """Nothing is under way."""
+
+    def rehearse(self) -> None:
+        """Nothing is compiled."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -22,10 +22,11 @@ Copy = Callable[[LaneCache, int, Sequence[PageRows]], None]
 
 @dataclass(frozen=True, slots=True)
 class Paging:
-    """What copies rows: `gather` into pages, `scatter` out of them."""
+    """What copies rows: `gather` into pages, `scatter` out of them. `rehearse` compiles both."""
 
     gather: Copy
     scatter: Copy
+    rehearse: Callable[[LaneCache], None] = lambda cache: None
 
 
 def torch_paging() -> Paging:
@@ -61,7 +62,13 @@ def kernel_paging(
         kernel.scatter(*_told(cache, lane, in_place))
         beside.scatter(cache, lane, others)
 
-    return Paging(gather, scatter)
+    def rehearse(cache: LaneCache) -> None:
+        stacks, parts, _, _ = _told(cache, 0, [])
+        anywhere = [[stacks[number].data_ptr() for number, _, _ in parts]]
+        for run in (kernel.gather, kernel.scatter):
+            run(stacks, parts, anywhere, [(0, 0, 0, 0)] if parts else [])  # of no row
+
+    return Paging(gather, scatter, rehearse)
 
 
 class PageStream:
@@ -120,9 +127,10 @@ def _told(
 def _parts(cache: LaneCache, lane: int) -> tuple[list[TensorKey], list[tuple[int, int, int]]]:
     """Of each tensor of rows its stack, the byte in it at which the lane begins, a row's bytes."""
     keys, stacks = [*cache.row_shapes(0)], cache.row_stacks
-    parts = [
-        (number, (layer * stack.shape[1] + lane) * stack[0, 0].nbytes, stack[0, 0, 0].nbytes)
-        for number, stack in enumerate(stacks)
-        for layer in range(len(stack))
-    ]
+    parts = []
+    for number, stack in enumerate(stacks):
+        of_layer, of_lane, of_row = (size * stack.element_size() for size in stack.stride()[:3])
+        parts += [
+            (number, layer * of_layer + lane * of_lane, of_row) for layer in range(len(stack))
+        ]
     return keys, parts

@@ -52,6 +52,10 @@ class Staging(Protocol):
         """A block begins at a multiple of it, and is as long where the tokens do not end."""
         ...
 
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """Of how many tokens a block may be, in whole chunks, where a row takes up so much."""
+        ...
+
     def rows(
         self, blocks: Sequence[Block], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
@@ -59,6 +63,10 @@ class Staging(Protocol):
         holds until the next one is asked for; of a device, for what is queued by then on the stream
         that is current.
         """
+        ...
+
+    def let_go(self) -> None:
+        """Keep no host memory that has been read."""
         ...
 
     def close(self) -> None:
@@ -103,6 +111,13 @@ class DirectStaging:
         """See Staging."""
         for block in blocks:
             yield block.begin, tuple(self._tensor(block, layer, name) for name in names)
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """See Staging."""
+        return self.block_tokens
+
+    def let_go(self) -> None:
+        """Nothing is held."""
 
     def close(self) -> None:
         """Nothing is under way."""

@@ -47,6 +47,7 @@ class StreamCopies:
         # Every token goes to the host by a copy; what a pass is given comes with its commands.
         self._out = CopyStream(self._device, "save", num_batches=1)
         self._in = CopyStream(self._device, "restore", num_batches=2)
+        self._paging = paging
         self._pages_in = PageStream(cache, paging.gather)
         self._pages_out = PageStream(cache, paging.scatter)
         has_state = any(stack.numel() for stack in cache.state_stacks)
@@ -162,6 +163,11 @@ class StreamCopies:
             restore.precede(self._computing)
         under_way = [*self._before_use[lane], *self._saves.pop(lane, [])]
         self._before_use[lane] = _on_their_way([*under_way, *self._paged_in.pop(lane, [])])
+
+    def rehearse(self) -> None:
+        """See LaneCopies."""
+        with torch.cuda.device(self._device):
+            self._paging.rehearse(self._cache)
 
     def close(self) -> None:
         """See LaneCopies."""

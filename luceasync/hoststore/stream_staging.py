@@ -16,6 +16,7 @@ from luceasync.hoststore.copy_stream import Pair, copy_beside, wait_for
 from luceasync.hoststore.staging import Block, Names, section_rows
 from luceasync.hoststore.stream_tickets import Now
 from luceasync.kv.cache import LaneCache, TensorKey
+from luceasync.kv.pages import CHUNK_TOKENS
 
 GPU_BLOCK_TOKENS = 16384  # merging blocks costs the less the longer they are
 NUM_PLACES = 2  # one is read while the next one is written
@@ -38,9 +39,10 @@ class StreamStaging:
         self._cache = cache
         self._device = cache.tables.device
         self._stream = torch.cuda.Stream(self._device)
-        num_bytes = staging_bytes(cache.layer_row_bytes, block_tokens) // NUM_PLACES
-        self._places = cycle([_Place(num_bytes, self._device) for _ in range(NUM_PLACES)])
-        self._held: list[tuple[Now, Sequence[Block]]] = []
+        self._place_bytes = staging_bytes(_layer_row_bytes(cache), block_tokens) // NUM_PLACES
+        places = [_Place(self._place_bytes, self._device) for _ in range(NUM_PLACES)]
+        self._places = cycle(places)
+        self._held: list[tuple[Now, Sequence[Block]]] = []  # host memory that is read
 
     def rows(
         self, blocks: Sequence[Block], layer: int, names: Names
@@ -54,9 +56,15 @@ class StreamStaging:
             self._bring(place, block, [*zip(keys, stacks, tensors, strict=True)])
             yield block.begin, tensors
             place.is_free.record(self._computing)
-        # Host memory is kept until it has been read.
-        self._held = [(end, of) for end, of in self._held if not end.query()]
         self._held.append((Now(self._stream), blocks))
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """See Staging."""
+        return self._place_bytes // row_bytes // CHUNK_TOKENS * CHUNK_TOKENS
+
+    def let_go(self) -> None:
+        """See Staging."""
+        self._held = [(end, of) for end, of in self._held if not end.query()]
 
     def close(self) -> None:
         """See Staging."""
@@ -98,6 +106,14 @@ class StreamStaging:
 def staging_bytes(layer_row_bytes: int, block_tokens: int = GPU_BLOCK_TOKENS) -> int:
     """Bytes on the device, where a token has so many in the layer that keeps the most."""
     return NUM_PLACES * block_tokens * layer_row_bytes
+
+
+def _layer_row_bytes(cache: LaneCache) -> int:
+    """Bytes of a token's rows in the layer that keeps the most."""
+    return max(
+        sum(stack[0, 0, 0].nbytes for stack in stacks[: len(kind.rows)])
+        for kind, stacks in cache.stacked.items()
+    )
 
 
 def _tensors(place: _Place, stacks: Sequence[Tensor], num_rows: int) -> tuple[Tensor, ...]:

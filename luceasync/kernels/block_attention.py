@@ -97,7 +97,11 @@ def _by_cpu(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> P
     return out[0].transpose(0, 1), log_sum[0]
 
 
-@kernel()
+STRIDES = [f"{name}_stride" for name in ("log_head", "log_row", "other_row", "other_head")]
+STRIDES += ["other_log_head_stride", "other_log_row_stride"]
+
+
+@kernel(do_not_specialize=STRIDES)
 def _merge_kernel(
     total,
     log_sum,

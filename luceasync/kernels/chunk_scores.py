@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -10,50 +9,54 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision
 
+KEY_BYTES = 64 << 10  # of keys in a program
 
-def chunk_scores(
-    recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int
-) -> Tensor:
-    """log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk.
+
+def add_scores(
+    recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int, scores: Tensor
+) -> None:
+    """Add log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk that are
+    among `keys` to its place in `scores`: the log of both sums together.
 
     recent: queries [newest, heads, head_dim] contiguous, that of position p at p % newest, the last
     of them at `num_tokens` - 1; keys: [tokens, kv_heads, head_dim] contiguous, of tokens from
-    `begin` on. A query sees no key behind its own. Returns float32 [heads, newest, chunks] of the
-    chunks that are touched, -inf where nothing is seen.
+    `begin` on. A query sees no key behind its own. scores: float32 [heads, newest, chunks]
+    contiguous, -inf where nothing is seen.
     """
     num_recent, num_heads, head_dim = recent.shape
     num_keys, num_kv_heads, _ = keys.shape
     first = begin // chunk_tokens
     num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - first
-    shape = (num_heads, num_recent, num_chunks)
-    out = torch.empty(shape, dtype=torch.float32, device=keys.device)
-    _chunk_scores_kernel[(num_chunks, num_kv_heads)](
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    # Queries are loaded once for several chunks, as many as fit beside them.
+    chunks_each = max(1, min(4, KEY_BYTES // (chunk_tokens * block_dim * keys.element_size())))
+    _chunk_scores_kernel[(triton.cdiv(num_chunks, chunks_each), num_kv_heads)](
         recent,
         keys,
-        out,
+        scores,
         begin,
         begin + num_keys,
         num_tokens,
         num_recent,
-        num_chunks,
+        scores.shape[2],
         head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
-        BLOCK_DIM=max(16, triton.next_power_of_2(head_dim)),
+        BLOCK_DIM=block_dim,
         BLOCK_RECENT=max(16, triton.next_power_of_2(num_recent)),
         CHUNK=chunk_tokens,
+        CHUNKS=chunks_each,
         PRECISION=dot_precision(keys.dtype),
-        num_warps=4,
+        num_warps=8,
     )
-    return out
 
 
 @kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks"])
 def _chunk_scores_kernel(
     recent,
     keys,
-    out,
+    scores,
     begin,
     end,
     num_tokens,
@@ -66,13 +69,14 @@ def _chunk_scores_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_RECENT: tl.constexpr,
     CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    chunk = tl.program_id(0)
+    first = begin // CHUNK + tl.program_id(0) * CHUNKS
     kv_head = tl.program_id(1)
     d = tl.arange(0, BLOCK_DIM)
     d_ok = d[None, :] < HEAD_DIM
-    t = (begin // CHUNK + chunk) * CHUNK + tl.arange(0, CHUNK)
+    t = first * CHUNK + tl.arange(0, CHUNKS * CHUNK)
     t_ok = (t >= begin) & (t < end)
     at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
     k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
@@ -81,16 +85,19 @@ def _chunk_scores_kernel(
     # How far behind the last query the one in place r is: not negative, as remainders in C are not.
     behind = (num_tokens - 1 + num_recent - r) % num_recent
     seen = t_ok[None, :] & (t[None, :] <= (num_tokens - 1 - behind)[:, None])
+    c = first + tl.arange(0, CHUNKS)[None, :]
+    ok = r_ok[:, None] & (c * CHUNK < end)
     for g in range(GROUP):
         head = kv_head * GROUP + g
         at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
         q = tl.load(recent + at_query, mask=r_ok[:, None] & d_ok, other=0.0)
-        scores = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
-        scores = tl.where(seen, scores, float("-inf"))
-        best = tl.max(scores, 1)
+        at_score = scores + (head * num_recent + r).to(tl.int64)[:, None] * num_chunks + c
+        before = tl.load(at_score, mask=ok, other=float("-inf")) * 1.4426950408889634
+        products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
+        products = tl.where(seen, products, float("-inf"))
+        products = tl.reshape(products, [BLOCK_RECENT, CHUNKS, CHUNK])
+        best = tl.maximum(tl.max(products, 2), before)
         finite = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp2(scores - finite[:, None]), 1)
-        log_sum = tl.where(total > 0, (finite + tl.log2(total)) * 0.6931471805599453, float("-inf"))
-        tl.store(
-            out + (head * num_recent + r).to(tl.int64) * num_chunks + chunk, log_sum, mask=r_ok
-        )
+        total = tl.sum(tl.exp2(products - finite[:, :, None]), 2) + tl.exp2(before - finite)
+        log_sum = (finite + tl.log2(total)) * 0.6931471805599453
+        tl.store(at_score, tl.where(total > 0, log_sum, float("-inf")), mask=ok)

@@ -174,14 +174,6 @@ class LaneCache:
         return self.layers[layer - self._first_layer][names.index(name)]
 
     @property
-    def layer_row_bytes(self) -> int:
-        """Bytes of a token's rows in the layer that keeps the most."""
-        return max(
-            sum(t[0, 0].nbytes for t in state[: len(kind.rows)])
-            for kind, state in zip(self._keeps, self.layers, strict=True)
-        )
-
-    @property
     def row_stacks(self) -> list[Tensor]:
         """Rows [layers, lanes, places, ...], in the order of `row_shapes`."""
         return [stack for _, _, stack in self._rows_of()]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.mixer import LookBody, Mixer, State
+from luceasync.models.mixers.mixer import LookBody, Mixer, Recent, State
 from luceasync.models.precision import Precision
 
 
@@ -66,29 +66,27 @@ class LayerLook:
     by.
     """
 
-    def __init__(self, body: LookBody, filled: range, num_tokens: int, chunk_tokens: int) -> None:
+    def __init__(
+        self, kind: Recent, body: LookBody, filled: range, num_tokens: int, chunk_tokens: int
+    ) -> None:
+        """`filled`: positions of the rows in the ring, of which the newest are there."""
         self._body = body
         self._filled = filled
-        self._num_tokens = num_tokens
         self._chunk_tokens = chunk_tokens
+        self._shape = (kind.num_heads, kind.ring.shape[0], -(-num_tokens // chunk_tokens))
         self._scores: Tensor | None = None  # float32 [heads, newest, chunks]
-        self._num_newest = 0
 
     def look(self, recent: Tensor, rows: Tensor, begin: int) -> None:
         """See luceasync.models.pass_rows.Past."""
-        chunk = self._chunk_tokens
-        found = self._body.scores(recent, rows, begin, self._filled.stop, chunk)
         if self._scores is None:
-            num_chunks = -(-self._num_tokens // chunk)
-            self._num_newest = len(recent)
-            self._scores = found.new_full((*found.shape[:2], num_chunks), -torch.inf)
-        part = self._scores[..., begin // chunk : begin // chunk + found.shape[2]]
-        part.copy_(torch.logaddexp(part, found))  # a chunk may come in two parts
+            self._scores = torch.full(self._shape, -torch.inf, device=rows.device)
+        end = self._filled.stop
+        self._body.look(recent, rows, begin, end, self._chunk_tokens, self._scores)
 
     def masses(self) -> Tensor:
         """What each chunk weighs; float32 [chunks]. See `masses`."""
         assert self._scores is not None, "nothing has come by"
-        positions = ring_positions(self._num_newest, self._filled.stop, self._scores.device)
+        positions = ring_positions(self._shape[1], self._filled.stop, self._scores.device)
         return masses(self._scores, positions >= self._filled.start)
 
 
@@ -107,5 +105,5 @@ def masses(scores: Tensor, is_kept: Tensor) -> Tensor:
     scores: float32 [heads, newest, chunks] of all chunks; is_kept: bool [newest]. Returns float32
     [chunks].
     """
-    shares = (scores - scores.logsumexp(-1, keepdim=True)).exp()
-    return shares.masked_fill(~is_kept[:, None], 0.0).amax(1).sum(0)
+    shares = scores.softmax(-1)
+    return shares.masked_fill_(~is_kept[:, None], 0.0).amax(1).sum(0)

@@ -13,11 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.host_rows import HostRows
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.shard_contents import ShardContents
-from luceasync.hoststore.staging import Block, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends
@@ -31,9 +29,8 @@ from luceasync.models.recent import RecentRows
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
-from luceasync.pipeline.looks import Looks
-from luceasync.pipeline.passes import Batch, Masses
-from luceasync.pipeline.past_rows import PastRows
+from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.past_rows import PastOfLanes, PastRows
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard_plan import ShardPlan
@@ -89,13 +86,11 @@ class Shard:
             device=self.device,
             with_recent=looks,
         )
-        self._staging = None if plan.pool is None else platform.staging(self.cache)
-        self._looks: Looks | None = None
-        if looks and self._staging is not None:
-            recent = RecentRows(
+        self._recent: RecentRows | None = None
+        if looks:
+            self._recent = RecentRows(
                 mixers, num_lanes=plan.parallel, precision=precision, device=self.device
             )
-            self._looks = Looks(mixers, shard.begin, recent, platform, self._staging)
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
         self.copies = platform.copies(self.cache)
@@ -103,6 +98,11 @@ class Shard:
         contents = ShardContents(self.cache, number, memory, self.copies)
         self.absent = contents.absent
         self.nodes = NodeStore(contents)
+        self.past: PastOfLanes | None = None  # where lanes have more than is here
+        if plan.pool is not None:
+            self.copies.rehearse()
+            absent = self.absent.rows
+            self.past = PastOfLanes(mixers, shard.begin, self.cache, platform, absent, self._recent)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -130,20 +130,6 @@ class Shard:
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
         ranks = positions - self._absent(lanes)[:, None]
         return Rows(entries, lanes, ranks, self.cache.tables, prepared, mark)
-
-    def past(self, batch: Batch, *, is_last: bool) -> PastRows | None:
-        """What a chunk of a prompt, perhaps its last one, sees before it where some of that is not
-        here; None where all is.
-        """
-        [lane], [begin] = batch.lanes, batch.begins
-        if lane == NO_LANE or not self.cache.num_absent_tokens(lane):
-            return None
-        assert self._staging is not None, "chunks are away, but no pool is planned"
-        end, passing = begin + batch.num_rows, None
-        if is_last and self._looks is not None:
-            self._looks.recent.ran(lane, begin, end)
-            passing = self._looks.pass_by(lane, end)
-        return PastRows(self._staging, self._blocks(lane, begin), passing)
 
     def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
@@ -215,24 +201,8 @@ class Shard:
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
         for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
-            recent = () if self._looks is None else self._looks.recent.stacked[mixer]
+            recent = () if self._recent is None else self._recent.stacked[mixer]
             self._bodies[mixer].commit(scratch, (*self.cache.stacked[mixer], *recent), paths)
-
-    def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
-        """So many rows of each lane, from `begins` on, were run, and belong to it."""
-        for lane, begin, count in zip(lanes, begins, counts, strict=True):
-            if self._looks is not None and lane != NO_LANE and count:
-                self._looks.recent.ran(lane, begin, begin + count)
-
-    def look(self, lane: int, num_tokens: int) -> None:
-        """See Passes; a server whose pool looks."""
-        assert self._looks is not None, "no looks are planned"
-        self._looks.begin(lane, num_tokens, self._blocks(lane, num_tokens))
-
-    def masses(self, lane: int) -> Masses:
-        """See Passes."""
-        assert self._looks is not None, "no looks are planned"
-        return self._looks.masses(lane)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
@@ -253,8 +223,8 @@ class Shard:
         self.copies.rewrite(lane)
         self.cache.reset(lane)
         self.absent.reset(lane)
-        if self._looks is not None:
-            self._looks.reset(lane)
+        if self.past is not None:
+            self.past.reset(lane)
 
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
@@ -262,10 +232,10 @@ class Shard:
         self.ends = Ends(None, None, None)
         self.taps = {}
         self.scratch.close()
-        if self._looks is not None:
-            self._looks.close()
-        if self._staging is not None:
-            self._staging.close()
+        if self.past is not None:
+            self.past.close()
+        if self._recent is not None:
+            self._recent.close()
         self.nodes.close()
         self.cache.close()
 
@@ -273,25 +243,15 @@ class Shard:
     def num_bytes(self) -> int:
         """Bytes of weights and state that are held."""
         weights = sum(layer.num_bytes for layer in self._layers) + self.ends.num_bytes
-        return weights + self.cache.num_bytes + self.scratch.num_bytes
+        recent = 0 if self._recent is None else self._recent.num_bytes
+        return weights + self.cache.num_bytes + self.scratch.num_bytes + recent
 
     def _states(self) -> Iterator[State]:
         """What each layer keeps of lanes: its state, and its newest rows where these are kept."""
-        if self._looks is None:
+        if self._recent is None:
             return iter(self.cache.layers)
-        both = zip(self.cache.layers, self._looks.recent.layers, strict=True)
+        both = zip(self.cache.layers, self._recent.layers, strict=True)
         return ((*state, *recent) for state, recent in both)
-
-    def _blocks(self, lane: int, num_tokens: int) -> list[Block]:
-        """The lane's first tokens, wherever they are, if layers here keep rows of them."""
-        if not self.cache.row_stacks:
-            return []
-        assert self._staging is not None, "no pool is planned"
-
-        def absent(begin: int, end: int) -> Sequence[HostRows]:
-            return self.absent.rows(lane, begin, end)
-
-        return blocks_of(self.cache, lane, num_tokens, self._staging.block_tokens, absent)
 
     def _tap(self, layer: int, x: Tensor) -> None:
         if layer in self._tapped:

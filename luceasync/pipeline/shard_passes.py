@@ -17,6 +17,7 @@ from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import Transfer
@@ -69,14 +70,14 @@ class ShardPasses:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             x = self._steps.prefill(batch, self._here(given), project=project)
-        self._shard.ran(batch.lanes, batch.begins, [batch.num_rows] * len(batch.lanes))
+        self._ran(batch, [batch.num_rows] * len(batch.lanes))
         return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             output = self._steps.decode(batch, self._here(given))
-        self._shard.ran(batch.lanes, batch.begins, [1] * len(batch.lanes))
+        self._ran(batch, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
             return output
         self._logits = output[:, 0]
@@ -102,7 +103,7 @@ class ShardPasses:
         assert batch is not None, "commit follows verify, once"
         with self._shard.on_device():
             self._steps.commit(paths)
-        self._shard.ran(batch.lanes, batch.begins, [*map(len, paths)])
+        self._ran(batch, [*map(len, paths)])
 
     def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         return self._shard.taps  # nobody copies them, so all rows may stay in
@@ -128,15 +129,26 @@ class ShardPasses:
 
     def look(self, lane: int, num_tokens: int) -> None:
         with self._shard.on_device():
-            self._shard.look(lane, num_tokens)
+            self._past.look(lane, num_tokens)
 
     def masses(self, lane: int) -> Masses:
         with self._shard.on_device():
-            return self._shard.masses(lane)
+            return self._past.masses(lane)
 
     def reset(self, lane: int) -> None:
         with self._shard.on_device():
             self._shard.reset(lane)
+
+    @property
+    def _past(self) -> PastOfLanes:
+        past = self._shard.past
+        assert past is not None, "no pool is planned"
+        return past
+
+    def _ran(self, batch: Batch, counts: Sequence[int]) -> None:
+        """So many rows of each entry are queued, and belong to its lane."""
+        if self._shard.past is not None:
+            self._shard.past.ran(batch.lanes, batch.begins, counts)
 
     def _here(self, x: Tensor) -> Tensor:
         return self._transfer(x, self._shard.device)

@@ -1,8 +1,11 @@
 """What chunks weigh for the newest queries: as loops compute it, in whatever blocks keys come."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
+from luceasync.kv.state import StateTensor
 from luceasync.models.mixers.attention_look import TorchLook, TritonLook
 from luceasync.models.recent import LayerLook, ring_positions
 from tests.kernels.cases import TOLERANCE, distance, random
@@ -19,7 +22,8 @@ def body(request: pytest.FixtureRequest):
 
 
 def looked(body, ring, keys, filled: range, sizes: list[int]) -> torch.Tensor:
-    look = LayerLook(body, filled, len(keys), CHUNK)
+    kind = SimpleNamespace(num_heads=ring.shape[1], ring=StateTensor("q", ring.shape, "kv"))
+    look = LayerLook(kind, body, filled, len(keys), CHUNK)
     begin = 0
     for block in keys.split(sizes):
         look.look(ring, block.clone(), begin)

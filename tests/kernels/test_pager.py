@@ -5,7 +5,6 @@ import torch
 from torch import Tensor
 
 from luceasync.cuda import pager
-from luceasync.cuda.pager import PagerKernel
 from luceasync.hoststore.host_rows import HostRows, PageRows, pairs_of
 from luceasync.hoststore.page_stream import kernel_paging
 from luceasync.kv.cache import LaneCache
@@ -123,12 +122,8 @@ def test_a_launch_of_nothing_is_none(cache, device):
 
 
 def test_a_rehearsal_writes_nothing(cache, device):
-    """No row of a piece: the kernel is compiled."""
     before = bits(cache.row_stacks)
-    stack = cache.row_stacks[0]
-    kernel = PagerKernel(device)
-    for run in (kernel.gather, kernel.scatter):
-        run([stack], [(0, 0, stack[0, 0, 0].nbytes)], [[stack.data_ptr()]], [(0, 0, 0, 0)])
+    paging(device).rehearse(cache)
     assert all(map(torch.equal, bits(cache.row_stacks), before))
 
 

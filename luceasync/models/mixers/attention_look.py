@@ -15,33 +15,46 @@ from luceasync.models.recent import ring_positions
 class TorchLook:
     """A LookBody as plain torch."""
 
-    def scores(
-        self, recent: Tensor, rows: Tensor, begin: int, num_tokens: int, chunk_tokens: int
-    ) -> Tensor:
+    def look(
+        self,
+        recent: Tensor,
+        rows: Tensor,
+        begin: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        scores: Tensor,
+    ) -> None:
         """See LookBody. recent: queries [newest, heads, head_dim]; rows: keys [tokens, kv_heads,
         head_dim]. A query sees no key behind its own.
         """
         num_recent, num_heads, head_dim = recent.shape
         group = num_heads // rows.shape[1]
         folded = recent.float().unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
-        scores = folded @ rows.float().permute(1, 2, 0) * head_dim**-0.5
-        scores = scores.view(num_heads, num_recent, -1)  # [heads, newest, tokens]
+        products = folded @ rows.float().permute(1, 2, 0) * head_dim**-0.5
+        products = products.view(num_heads, num_recent, -1)  # [heads, newest, tokens]
         end = begin + len(rows)
         tokens = torch.arange(begin, end, device=rows.device)
         hidden = tokens > ring_positions(num_recent, num_tokens, rows.device)[:, None]
-        scores.masked_fill_(hidden, -torch.inf)
-        padded = F.pad(scores, (begin % chunk_tokens, -end % chunk_tokens), value=-torch.inf)
+        products.masked_fill_(hidden, -torch.inf)
+        padded = F.pad(products, (begin % chunk_tokens, -end % chunk_tokens), value=-torch.inf)
         found: Tensor = padded.unflatten(-1, (-1, chunk_tokens)).logsumexp(-1)
-        return found
+        part = scores[..., begin // chunk_tokens : begin // chunk_tokens + found.shape[2]]
+        part.copy_(torch.logaddexp(part, found))  # a chunk may come in two parts
 
 
 class TritonLook:
     """A LookBody as a kernel."""
 
-    def scores(
-        self, recent: Tensor, rows: Tensor, begin: int, num_tokens: int, chunk_tokens: int
-    ) -> Tensor:
+    def look(
+        self,
+        recent: Tensor,
+        rows: Tensor,
+        begin: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        scores: Tensor,
+    ) -> None:
         """See TorchLook."""
-        from luceasync.kernels.chunk_scores import chunk_scores
+        from luceasync.kernels.chunk_scores import add_scores
 
-        return chunk_scores(recent, rows, begin, num_tokens, chunk_tokens)
+        add_scores(recent, rows, begin, num_tokens, chunk_tokens, scores)

@@ -94,6 +94,11 @@ class Recent(Protocol):
         """The name of the tensor of rows that they look at."""
         ...
 
+    @property
+    def num_heads(self) -> int:
+        """Each of them weighs chunks for itself."""
+        ...
+
     def torch_body(self) -> LookBody:
         """What looks on any device."""
         ...
@@ -106,12 +111,18 @@ class Recent(Protocol):
 class LookBody(Protocol):
     """How much of what the newest rows see lies in each chunk."""
 
-    def scores(
-        self, recent: Tensor, rows: Tensor, begin: int, num_tokens: int, chunk_tokens: int
-    ) -> Tensor:
-        """Of the chunks that `rows` [tokens, ...], whose tokens begin at `begin`, touch: the log of
-        what they weigh for each of `recent` [newest rows, ...] of a lane that stands after
-        `num_tokens`, as far as `rows` go. float32 [heads, newest rows, chunks], -inf for nothing.
+    def look(
+        self,
+        recent: Tensor,
+        rows: Tensor,
+        begin: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        scores: Tensor,
+    ) -> None:
+        """Add what `rows` [tokens, ...], whose tokens begin at `begin`, weigh for each of `recent`
+        [newest rows, ...] of a lane that stands after `num_tokens`: to the logs of what each chunk
+        weighs, `scores` float32 [heads, newest rows, chunks], -inf for nothing.
         """
         ...
 
