@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.kv.residency import Change, NoVictim, Residency, chunks_of
@@ -32,7 +32,6 @@ class Growth:
 class Move:
     """Chunks that leave, as events, and what comes in their stead: (chunk, page)."""
 
-    lane: int
     gone: tuple[PageEvent, ...]
     coming: tuple[tuple[int, int], ...]
 
@@ -247,20 +246,25 @@ class KvFlashPager:
         self._lanes[lane].looked_at = num_tokens
         self._count(lane, looks=1)
 
-    def moves(self, lane: int, masses: Sequence[float]) -> Move:
-        """What moves, by the mass that each chunk of the lane was found to have: chunks with more
-        of it take the pages of others. They are `coming` until `listed`.
+    def value(self, lane: int, masses: Sequence[float]) -> None:
+        """The mass that each chunk of the lane was found to have is what it is worth now."""
+        self._lanes[lane].residency.value(dict(enumerate(masses)))
+
+    def selects(self, lane: int) -> Growth:
+        """What it takes to have those chunks here that are worth most: some take the pages of
+        others.
         """
-        of_lane = self._lanes[lane]
-        assert not of_lane.coming, f"lane {lane}: what is coming is to be listed first"
+        return self._growth(lane, self._lanes[lane].residency.reselection(MARGIN, self._num_most))
+
+    def selected(self, selection: Growth) -> Move:
+        """It is done, as far as `grown` asks for it: what moves. It is `coming` until `listed`."""
+        of_lane, change = self._lanes[selection.lane], selection.change
+        gone = self.grown(replace(selection, change=replace(change, given=())))
         residency = of_lane.residency
-        residency.value(dict(enumerate(masses)))
-        change = residency.reselection(MARGIN, self._num_most)
-        residency.apply(change)
+        residency.apply(replace(change, evicted=(), version=residency.version))
         of_lane.coming = change.given
-        self._count(lane, evicted=len(change.evicted), recalled=len(change.given))
-        gone = tuple(PageEvent(lane, chunk, None) for chunk in change.evicted)
-        return Move(lane, gone, change.given)
+        self._count(selection.lane, recalled=len(change.given))
+        return Move(tuple(gone), change.given)
 
     def listed(self, lane: int) -> list[PageEvent]:
         """What was coming has come: the events that tell of it."""

@@ -64,6 +64,11 @@ class Residency:
         return f"Residency({len(self._pages)} of {self.num_chunks} chunks, version {self._version})"
 
     @property
+    def version(self) -> int:
+        """Goes up with every change."""
+        return self._version
+
+    @property
     def num_pages(self) -> int:
         """Pages that there are."""
         return len(self._order)

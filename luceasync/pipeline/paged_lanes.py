@@ -135,7 +135,13 @@ class PagedLanes:
     # --- what lanes go through -------------------------------------------------------------------
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
+        """See Paging. What is found is known before the prompt's end is kept, and moves chunks when
+        the first step comes.
+        """
         self._look(lane, num_tokens, is_first=True)
+        look = self._of(lane).look
+        if look.begun_at is not None:
+            self._value(lane, look)
 
     def reset(self, lane: int) -> None:
         self._pager.release(lane)
@@ -219,11 +225,21 @@ class PagedLanes:
             self._pager.looks(lane, num_tokens)
             self._looks.look(lane, num_tokens)
 
-    def _move(self, lane: int, look: _Look) -> None:
+    def _value(self, lane: int, look: _Look) -> None:
         assert self._looks is not None, "a look is under way"
         found = self._looks.masses(lane)
-        look.begun_at, look.seconds = None, found.seconds
-        move = self._pager.moves(lane, found.of_chunks.tolist())
+        look.seconds = found.seconds
+        self._pager.value(lane, found.of_chunks.tolist())
+
+    def _move(self, lane: int, look: _Look) -> None:
+        """Have those chunks here that are worth most."""
+        if not look.is_first:
+            self._value(lane, look)
+        look.begun_at = None
+        selection = self._pager.selects(lane)
+        if selection.unsaved is not None:
+            self._save(lane, *selection.unsaved)
+        move = self._pager.selected(selection)
         self._place(move.gone)
         if move.coming:
             self._passes.recall(lane, move.coming)
