@@ -148,7 +148,8 @@ def _types_words(shards: Sequence[ShardReport]) -> str:
 
 def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:
     assert report.guest is not None
-    lane_bytes = report.guest.lane_bytes + report.plan.max_ctx_tokens * report.guest.token_bytes
+    num_tokens = min(report.plan.max_ctx_tokens, drafter.spec.ctx_max_tokens or 2**63)
+    lane_bytes = report.guest.lane_bytes + num_tokens * report.guest.token_bytes
     verify_bytes = sum(shard.lane_scratch_bytes for shard in report.plan.shards)
     console.print(
         f"drafter on {drafter.device.name}: weights {size_text(report.guest.weight_bytes)}, one "
