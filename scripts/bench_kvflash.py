@@ -294,6 +294,7 @@ def bench_decode(report: Report, options: argparse.Namespace) -> None:
             for name, policy in policies.items()
         }
         columns = ("step", *backends, "faster", "qk / lru", "lane bytes paged / all")
+        columns += ("looks", "recalled")
         table = report.table(columns)
         short = options.pool // 2
         for context in (options.context, short):
@@ -335,6 +336,8 @@ def report_steps(
         options.rounds,
         clock=at_rest,
     )
+    told = [backends["qk"].lanes.told(lane) for lane in range(num_lanes)]
+    counts = [each for each in told if each is not None]
     lru, looks = (paired_ratio(seconds[name], seconds["all here"]) for name in ("lru", "qk"))
     pages = [backends[name].plan.num_pages for name in ("lru", "all here")]
     table.add(
@@ -343,6 +346,8 @@ def report_steps(
         figure(1 / lru, "", 2),
         figure(looks / lru, "", 3),
         share(pages[0] / pages[1]) if context == options.context else NOTHING,
+        sum(each.looks for each in counts),
+        sum(each.recalled for each in counts),
     )
 
 

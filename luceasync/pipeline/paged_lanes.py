@@ -34,7 +34,8 @@ from luceasync.pipeline.passes import Masses, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.request import Residence
 
-REST = 2  # a lane is looked at again after so many times what its last look took
+REST = 2  # the next look begins after so many times what the last one took: a bus is half free
+LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for it
 
 
 class Looks(Protocol):
@@ -47,14 +48,14 @@ class Looks(Protocol):
 
 @dataclass(slots=True)
 class _Look:
-    """Of a lane: what is under way was begun after `begun_at` tokens; `is_first`: what it finds is
-    waited for. The last one was begun at `begun_s` and took `seconds`.
+    """Of a lane: what is under way was begun after `begun_at` tokens, at `begun_s`; `is_first`:
+    what it finds is waited for. What it moved is listed after `listed_at` tokens.
     """
 
     begun_at: int | None = None
     is_first: bool = False
     begun_s: float = 0.0
-    seconds: float = 0.0
+    listed_at: int = 0
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class PagedLanes:
         self._max_ctx_tokens = max_ctx_tokens
         self._tau_tokens = tau_tokens
         self._looks: Looks | None = None
+        self._rested_at_s = 0.0  # from when on another look may begin
         self._keep: Keep = _keep
         self._lanes: dict[int, _Lane] = {}
         self._names = itertools.count()
@@ -110,8 +112,9 @@ class PagedLanes:
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         for lane, begin in zip(lanes, begins, strict=True):
-            self._list(lane)
-            self._select(lane, begin)
+            if begin >= self._of(lane).look.listed_at:
+                self._list(lane)
+                self._select(lane, begin)
             self._grow(self._pager.clears(lane, min(begin + num_rows, self._max_ctx_tokens)))
             self._pager.decoded(lane, begin)
 
@@ -214,8 +217,12 @@ class PagedLanes:
             look.is_first or num_tokens - look.begun_at >= self._tau_tokens
         ):
             self._move(lane, look)
-        is_rested = time.perf_counter() - look.begun_s >= REST * look.seconds
-        if look.begun_at is None and is_rested and self._pager.is_due(lane, num_tokens):
+            look.listed_at = num_tokens + self._tau_tokens // LIST_SHARE * (not look.is_first)
+        others = (of_lane.look for of_lane in self._lanes.values())
+        # One at a time, since they share a bus.
+        is_free = all(other.begun_at is None or other.is_first for other in others)
+        is_rested = time.perf_counter() >= self._rested_at_s
+        if look.begun_at is None and is_free and is_rested and self._pager.is_due(lane, num_tokens):
             self._look(lane, num_tokens, is_first=False)
 
     def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
@@ -228,7 +235,7 @@ class PagedLanes:
     def _value(self, lane: int, look: _Look) -> None:
         assert self._looks is not None, "a look is under way"
         found = self._looks.masses(lane)
-        look.seconds = found.seconds
+        self._rested_at_s = look.begun_s + REST * found.seconds
         self._pager.value(lane, found.of_chunks.tolist())
 
     def _move(self, lane: int, look: _Look) -> None:
@@ -247,7 +254,7 @@ class PagedLanes:
             self._list(lane)
 
     def _list(self, lane: int) -> None:
-        """What is coming is listed with the step after it was asked for."""
+        """What is coming is listed some steps after it was asked for."""
         self._place(self._pager.listed(lane))
 
     def _of(self, lane: int) -> _Lane:

@@ -65,6 +65,29 @@ def test_a_pool_of_the_whole_context_keeps_the_bits(make_backend, tiny_dir: Path
     assert found[0].equal(found[1])
 
 
+def poison_free_pages(backend: LayerSplitBackend) -> None:
+    """No page that holds no chunk of the lane holds a number."""
+    for shard in (shard for group in backend._groups for shard in group._shards):
+        used = set(shard.cache._residents[1].pages)
+        for page in set(range(backend.plan.num_pages)) - used:
+            for stack in shard.cache.row_stacks:
+                stack[:, 1, page * 64 : page * 64 + 64] = torch.nan
+
+
+@torch.inference_mode()
+def test_pages_that_were_freed_and_old_blocks_are_never_read(make_backend, tiny_dir: Path):
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
+    expected = prefilled(make_backend(tiny_dir, **sizes), prompt(1300))
+    backend, found = make_backend(tiny_dir, **sizes), []
+    for begin in range(0, 1300, CHUNK):
+        found.append(backend.prefill(1, begin, prompt(1300)[begin : begin + CHUNK], project=True))
+        poison_free_pages(backend)
+        for shard in (shard for group in backend._groups for shard in group._shards):
+            for room in shard.past._staging._rooms.values():
+                room.fill_(torch.nan)
+    assert torch.stack(found).equal(expected)
+
+
 def looked(backend: LayerSplitBackend, num_tokens: int) -> Tensor:
     for group in backend._groups:
         group.passes.look(1, num_tokens)
