@@ -169,7 +169,6 @@ class KvFlashPager:
 
     def _growth(self, lane: int, change: Change) -> Growth:
         of_lane = self._lanes[lane]
-        assert not of_lane.coming, f"lane {lane}: what is coming is to be listed first"
         end = (max(change.evicted, default=-1) + 1) * CHUNK_TOKENS
         unsaved = (of_lane.held_end, end) if end > of_lane.held_end else None
         return Growth(lane, unsaved, change)
@@ -177,6 +176,7 @@ class KvFlashPager:
     def grown(self, growth: Growth) -> list[PageEvent]:
         """It is done, and what was unsaved is in host memory: the events that tell of it."""
         of_lane, change = self._lanes[growth.lane], growth.change
+        assert not of_lane.coming, f"lane {growth.lane}: what is coming is to be listed first"
         of_lane.residency.apply(change)
         if growth.unsaved is not None:
             begin, end = growth.unsaved

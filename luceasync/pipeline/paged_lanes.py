@@ -107,7 +107,6 @@ class PagedLanes:
     # --- room ------------------------------------------------------------------------------------
 
     def make_room(self, lane: int, num_tokens: int) -> None:
-        self._list(lane)
         self._grow(self._pager.grows(lane, num_tokens))
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
@@ -120,6 +119,7 @@ class PagedLanes:
 
     def _grow(self, growth: Growth | None) -> None:
         if growth is not None:
+            self._list(growth.lane)
             if growth.unsaved is not None:
                 self._save(growth.lane, *growth.unsaved)
             self._place(self._pager.grown(growth))
