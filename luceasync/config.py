@@ -101,6 +101,18 @@ class DraftConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class KvFlashConfig:
+    """How much of each lane's context stays on the devices. `pool_tokens` None: all of it. `pins`:
+    spans of tokens `[begin, end)` that stay.
+    """
+
+    pool_tokens: int | Literal["auto"] | None = None
+    policy: Literal["qk", "drafter", "lru"] = "qk"
+    tau_tokens: int = 64
+    pins: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ServerConfig:
     """The HTTP side. No API keys: everybody who reaches the port is served. `allow_hosts`: names
     that the server may be asked for beside its own; `allow_origins`: whose web pages may use it.
@@ -129,6 +141,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
+    kvflash: KvFlashConfig = field(default_factory=KvFlashConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     @property
@@ -174,6 +187,7 @@ def load_config(
         engine=EngineConfig(**values["engine"]),
         cache=CacheConfig(**values["cache"]),
         draft=DraftConfig(**values["draft"]),
+        kvflash=KvFlashConfig(**values["kvflash"]),
         server=ServerConfig(**values["server"]),
     )
 

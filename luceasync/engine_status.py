@@ -50,10 +50,24 @@ class SpeculationStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class ResidenceStatus:
+    """What of all lanes is on the devices, in tokens of whole chunks, and the bytes of host memory
+    that lanes take for themselves; what has moved since the start.
+    """
+
+    resident_tokens: int = 0
+    absent_tokens: int = 0
+    own_bytes: int = 0
+    recalled_total: int = 0
+    evicted_total: int = 0
+    looks_total: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A look at the engine from outside; counts are of this moment, totals since the start, of
-    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
-    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
+    tokens and steps since it was made anew. `cache`, `speculation`, `residence` None: there is
+    none. `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
     `retry_after_s`. `processes`: others that it works with.
     """
 
@@ -67,6 +81,7 @@ class EngineStatus:
     decode_steps_total: int
     cache: CacheStatus | None = None
     speculation: SpeculationStatus | None = None
+    residence: ResidenceStatus | None = None
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1

@@ -6,6 +6,7 @@ Owns names and ranges. Knows nothing of the command line's library, and of which
 from __future__ import annotations
 
 from luceasync import parsers
+from luceasync.kvflash_options import KVFLASH_OPTIONS
 from luceasync.model_options import MODEL_OPTIONS
 from luceasync.option import Option
 from luceasync.server_options import SERVER_OPTIONS
@@ -21,6 +22,7 @@ SECTIONS = {
     "engine": "Lanes and queue",
     "cache": "Prefix cache",
     "draft": "Speculation",
+    "kvflash": "Long contexts",
     "server": "Server",
 }
 
@@ -248,5 +250,6 @@ OPTIONS: tuple[Option, ...] = (
         "Most nodes of a tree that is proposed; default: by measurement.",
         needs="ddtree",
     ),
+    *KVFLASH_OPTIONS,
     *SERVER_OPTIONS,
 )

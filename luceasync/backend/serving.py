@@ -177,7 +177,10 @@ class Serving:
         sizes = Sizes(spec, plan, number)
         taps = [tap for tap in order.taps if tap in sizes.layers]
         limits = plan.parallel, plan.max_ctx_tokens
-        self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits, group.taken).table
+        pages = plan.num_pages
+        self._orders |= PassOrders(
+            self._wire, group.passes, sizes, taps, (*limits, pages), group.taken
+        ).table
         self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits).table
         self._orders[wire.Synchronize] = self._synchronize
         log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)

@@ -6,19 +6,22 @@ Owns the refusal of draft options that cannot be honoured. Loads nothing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from luceasync.config import Config
 from luceasync.dflash.adapt import Shape, shapes_for
 from luceasync.dflash.draft_config import read_draft_spec, refuse_without_drafter
 from luceasync.dflash.spec import DraftSpec, adjusted
+from luceasync.errors import PlacementError
+from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import default_device, find_devices
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer
+from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 
 DDTREE_BUDGET = 22
@@ -76,6 +79,8 @@ def plan_with_drafter(
     spec = spec or read_spec(config.model.model_dir)
     devices, precision = devices_of(config)
     drafter = drafter_of(config, spec, devices)
+    if config.kvflash.pool_tokens is not None:
+        _check_policy(config, drafter)
     if drafter is None:
         return plan_report(config, spec, found=(devices, precision)), None
     guest = drafter.guest(spec, precision)
@@ -86,7 +91,30 @@ def plan_with_drafter(
         guest=guest,
         found=(devices, precision),
     )
-    return report, drafter
+    return report, _beside(report.plan, drafter)
+
+
+def _check_policy(config: Config, drafter: Drafter | None) -> None:
+    """Refuse to have a drafter choose what stays that does not see all of it."""
+    if config.kvflash.policy != "drafter":
+        return
+    spec = None if drafter is None else drafter.spec
+    layers = range(spec.num_layers) if spec else ()
+    if spec is None or all(_limit(spec, layer, 1) is not None for layer in layers):
+        found = "there is no drafter" if drafter is None else f"{drafter.draft_dir} has none"
+        raise PlacementError(
+            "--kvflash-policy drafter: a drafter with a layer that looks back on the whole context "
+            f"is expected, {found}"
+        )
+
+
+def _beside(plan: Plan, drafter: Drafter) -> Drafter:
+    """The drafter, which looks back on no more than stays of a lane, unless it says what does."""
+    pool, spec = plan.pool, drafter.spec
+    if pool is None or pool.policy == "drafter" or spec.ctx_max_tokens is not None:
+        return drafter
+    spec = adjusted(spec, ctx_max_tokens=plan.num_pages * CHUNK_TOKENS)
+    return replace(drafter, spec=spec)
 
 
 def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int) -> Guest:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -147,14 +147,16 @@ def _rehearse(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways) -> None:
 
 def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskOrders) -> Pump:
     spec, plan = recipe.spec, recipe.plan
+    interval_tokens = min(recipe.limits.interval_tokens, plan.most_uncut_tokens)
     prefixes = Prefixes(
-        MemoryNodes(backend.nodes, ways.features, spec.vocab_size),
+        MemoryNodes(backend.nodes, ways.features, spec.vocab_size, backend.lanes),
         orders,
-        recipe.limits,
+        replace(recipe.limits, interval_tokens=interval_tokens),
         recurrent=spec.has_end_state,
         chunk_tokens=plan.prefill_chunk_tokens,
         num_shards=backend.num_shards,
     )
+    backend.lanes.keep_with(prefixes.has_copied)
     return Pump(
         backend,
         ways.decoding,
@@ -164,6 +166,7 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
         computes_beside=recipe.computes_beside,
         synchronize=backend.synchronize,
         quiet=recipe.quiet,
+        lanes=backend.lanes,
     )
 
 

@@ -12,6 +12,7 @@ from luceasync.dflash.placement import plan_with_drafter
 from luceasync.engine.cache_directory import cabinet_of
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
+from luceasync.engine.pin_room import PinRoom
 from luceasync.engine.prompts import Language
 from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
 from luceasync.errors import Unavailable
@@ -23,6 +24,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.pool import num_pinnable
 from luceasync.pipeline.processes import processes_of
 from luceasync.request import ChatPrompt
 from luceasync.text.answer.form import AnswerForm
@@ -48,7 +50,7 @@ def build_engine(
     plan = report.plan
     language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
-    limits = limits_of(config.cache, held_bytes)
+    limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
     node_bytes = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory(
@@ -143,6 +145,9 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
+        pin_room=None
+        if plan.pool is None
+        else PinRoom(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
         answers=AnswerForm.of(
             template, tokenizer, config.model.reasoning_format, config.model.tool_format
         ),

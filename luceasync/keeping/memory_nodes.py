@@ -16,12 +16,14 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.nodes import Nodes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.kv.pages import num_chunks
 from luceasync.node_words import NodeKey
 
 LOGITS = "snap_prefill_logits"
 TOKENS = "tokens"
 FEATURE_META, FEATURE_DATA = "dflash_feature_meta", "dflash_feature_data"
-OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA))
+LEDGER = "kvflash_ledger"  # float32 [chunks, 2]: whether each was on the devices, and its worth
+OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA, LEDGER))
 
 
 class Features(Protocol):
@@ -74,6 +76,54 @@ class NoFeatures:
         return None
 
 
+class Lanes(Protocol):
+    """Lanes of which a part may lie in nodes alone; luceasync.pipeline.paging has them."""
+
+    @property
+    def own_bytes(self) -> int:
+        """Host memory that lanes take for what no node holds."""
+        ...
+
+    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+        """The node holds what the span has left in the lane."""
+        ...
+
+    def exact_end(self, lane: int, end: int) -> int:
+        """How many of the lane's first `end` tokens are what full attention makes of them."""
+        ...
+
+    def ledger(self, lane: int, end: int) -> Sequence[tuple[bool, float]] | None:
+        """Of each chunk of the lane's first `end` tokens whether it is on the devices, and what it
+        is worth, not a number where nobody knows; None where all of them are.
+        """
+        ...
+
+    def expect(self, lane: int, ledger: Sequence[tuple[bool, float]]) -> None:
+        """The same where the lane is to be restored to next."""
+        ...
+
+
+class WholeLanes:
+    """Lanes that hold all that they stand for."""
+
+    own_bytes = 0
+
+    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+        """They hold it too."""
+
+    def exact_end(self, lane: int, end: int) -> int:
+        return end
+
+    def ledger(self, lane: int, end: int) -> None:
+        return None
+
+    def expect(self, lane: int, ledger: Sequence[tuple[bool, float]]) -> None:
+        """All of it comes."""
+
+
+WHOLE_LANES = WholeLanes()
+
+
 @dataclass(frozen=True, slots=True)
 class NodeSize:
     """Bytes of what the span's tokens left, and of what belongs to its end alone."""
@@ -89,13 +139,20 @@ class _Extras:
     span: Span
     ticket: Ticket
     features: dict[str, Tensor]
-    logits: Tensor | None
+    end: dict[str, Tensor]  # beside the state at the span's end
 
 
 class MemoryNodes:
     """Nodes in memory, by name. Synchronous; engine thread only."""
 
-    def __init__(self, target: Nodes, features: Features, vocab_size: int) -> None:
+    def __init__(
+        self,
+        target: Nodes,
+        features: Features,
+        vocab_size: int,
+        lanes: Lanes = WHOLE_LANES,
+    ) -> None:
+        self.lanes = lanes
         self._target = target
         self._features = features
         self._vocab_size = vocab_size
@@ -130,8 +187,13 @@ class MemoryNodes:
         except MemoryError:
             self._target.drop(node)
             raise
-        kept = None if logits is None else logits.detach().to("cpu", torch.float32, copy=True)
-        self._extras[node] = _Extras(span, ticket, features, kept)
+        at_end = {}
+        if logits is not None:
+            at_end[LOGITS] = logits.detach().to("cpu", torch.float32, copy=True)
+        if (ledger := self.lanes.ledger(lane, span.end)) is not None:
+            at_end[LEDGER] = torch.tensor(ledger, dtype=torch.float32).view(-1, 2)
+        self._extras[node] = _Extras(span, ticket, features, at_end)
+        self.lanes.kept(lane, node, span)
 
     def ticket(self, node: NodeKey) -> Ticket:
         """When all of it has arrived in host memory: until then an export waits."""
@@ -141,15 +203,18 @@ class MemoryNodes:
         """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0; they
         have arrived when the ticket is done.
         """
-        ticket = self._target.restore(lane, nodes, num_tokens)
         held = [self._extras[node] for node in nodes]
+        ledger = held[-1].end.get(LEDGER)
+        if ledger is not None:
+            self.lanes.expect(lane, [(here > 0, worth) for here, worth in ledger.tolist()])
+        ticket = self._target.restore(lane, nodes, num_tokens)
         spans = [(e.span.begin, e.span.end, e.features) for e in held]
         self._features.take_up(lane, spans, num_tokens)
         return ticket
 
     def logits(self, node: NodeKey) -> Tensor:
         """The logits after the node's last token, float32 [vocab]."""
-        logits = self._extras[node].logits
+        logits = self._extras[node].end.get(LOGITS)
         assert logits is not None, f"node {node.hex()}: an exact hit without its logits"
         return logits
 
@@ -162,8 +227,8 @@ class MemoryNodes:
         if not with_end:
             rows = self._target.shapes(replace(extras.span, with_state=False))
             tensors = {name: tensors[name] for name in rows}
-        elif extras.logits is not None:
-            tensors[LOGITS] = extras.logits
+        else:
+            tensors |= extras.end
         ids = torch.frombuffer(tokens, dtype=torch.int32)
         return tensors | extras.features | {TOKENS: ids}
 
@@ -172,7 +237,7 @@ class MemoryNodes:
         extras = self._extras[node]
         rows = self._target.shapes(replace(extras.span, with_state=False))
         tensors = {n: t for n, t in self._target.export(node).items() if n not in rows}
-        return tensors if extras.logits is None else {**tensors, LOGITS: extras.logits}
+        return tensors | extras.end
 
     def adopt(
         self, node: NodeKey, span: Span, tokens: array[int], tensors: Mapping[str, Tensor]
@@ -186,22 +251,22 @@ class MemoryNodes:
         expected = torch.frombuffer(tokens, dtype=torch.int32)
         if found is None or found.dtype != torch.int32 or not torch.equal(found, expected):
             raise SnapshotMismatch(f"node {node.hex()}: its tokens are not those asked for")
-        logits = tensors.get(LOGITS)
-        if logits is not None and (
-            logits.dtype != torch.float32 or tuple(logits.shape) != (self._vocab_size,)
-        ):
-            raise SnapshotMismatch(
-                f"{LOGITS}: {logits.dtype} {tuple(logits.shape)}, "
-                f"expected {torch.float32} ({self._vocab_size},)"
-            )
+        at_end = {name: tensors[name] for name in (LOGITS, LEDGER) if name in tensors}
+        for name, shape in ((LOGITS, (self._vocab_size,)), (LEDGER, (num_chunks(span.end), 2))):
+            tensor = at_end.get(name)
+            if tensor is not None and (
+                tensor.dtype != torch.float32 or tuple(tensor.shape) != shape
+            ):
+                found_type = f"{tensor.dtype} {tuple(tensor.shape)}"
+                raise SnapshotMismatch(f"{name}: {found_type}, expected torch.float32 {shape}")
         self._target.adopt(node, span, {n: t for n, t in tensors.items() if n not in OWN_NAMES})
         features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
-        self._extras[node] = _Extras(span, Arrived(), features, logits)
+        self._extras[node] = _Extras(span, Arrived(), features, at_end)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """Forget the node, if it is here, or what belongs to its end alone."""
         self._target.drop(node, state_only=state_only)
         extras = self._extras.get(node) if state_only else self._extras.pop(node, None)
         if extras is not None and state_only:
-            extras.logits = None
+            extras.end = {}
             extras.span = replace(extras.span, with_state=False)
