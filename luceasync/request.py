@@ -232,7 +232,7 @@ class CacheStatus:
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round.
+    of the draft's block were accepted; seconds by part of a round. `off_reason`: why none is left.
     """
 
     rounds_total: int = 0
@@ -241,6 +241,7 @@ class SpeculationStatus:
     draft_s_total: float = 0.0
     verify_s_total: float = 0.0
     host_s_total: float = 0.0
+    off_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from luceasync.dflash.adapt import Shape
-from luceasync.dflash.load import LoadedDraft, load_draft
+from luceasync.dflash.berth import Berth
+from luceasync.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.dflash.placement import Drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.pump import Pump
@@ -50,6 +52,7 @@ class Recipe:
     plan: Plan
     tokenizer: Tokenizer
     drafter: Drafter | None
+    berth: Berth | None  # of the drafter, where it has a process of its own
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -97,7 +100,12 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         ways = _ways(recipe, backend, reading, closing)
         reading.end()
         _rehearse(recipe, backend, ways)
-        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close, backend.probe)
+
+        def probe() -> None:
+            backend.probe()
+            ways.probe()
+
+        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close, probe)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +115,8 @@ class _Ways:
     decoding: Decoding
     rehearsed: Decoding
     shapes: tuple[Shape, ...]
-    features: Features
+    features: Features[Any]  # of that drafter
+    probe: Callable[[], None]
 
 
 def _ways(
@@ -115,8 +124,12 @@ def _ways(
 ) -> _Ways:
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
-        return _Ways(plain, plain, (), NoFeatures())
-    draft = load_draft(recipe.drafter, recipe.plan, backend, reading.advance)
+        return _Ways(plain, plain, (), NoFeatures(), lambda: None)
+    plan, berth = recipe.plan, recipe.berth
+    if berth is None:
+        draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
+    else:
+        draft = start_draft(berth, recipe.drafter, plan, backend, reading.advance)
     closing.callback(draft.close)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
@@ -124,7 +137,8 @@ def _ways(
         recipe.decode_with(backend, draft),
         SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
         speculator.shapes,
-        DraftFeatures(draft.ring, speculator, recipe.host),
+        DraftFeatures(draft.features, speculator),
+        speculator.passes.probe,
     )
 
 

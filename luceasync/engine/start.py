@@ -8,7 +8,8 @@ import threading
 import time
 
 from luceasync.config import Config
-from luceasync.dflash.placement import plan_with_drafter
+from luceasync.dflash.berth import Berth
+from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.cache_directory import cabinet_of
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
@@ -58,12 +59,14 @@ def build_engine(
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
     fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
+    berth = _berth_of(drafter, plan, config, node_bytes)
     recipe = Recipe(
         model_dir,
         spec,
         plan,
         language.tokenizer,
         drafter,
+        berth,
         limits,
         host,
         fleet.open_group,
@@ -74,6 +77,8 @@ def build_engine(
 
     def release() -> None:
         fleet.close()
+        if berth is not None:
+            berth.close()
         host.close()
 
     cabinet = None
@@ -93,6 +98,14 @@ def build_engine(
         stopping=stopping,
         release=release,
     )
+
+
+def _berth_of(drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int) -> Berth | None:
+    """For a drafter that has a process of its own."""
+    if drafter is None or drafter.program is None:
+        return None
+    transport = config.placement.ipc_transport
+    return Berth(drafter, drafter.program, plan, transport, node_bytes)
 
 
 def _until(stopping: threading.Event, progress: Progress | None) -> Progress:

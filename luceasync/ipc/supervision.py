@@ -104,3 +104,25 @@ class Heartbeat:
         """How long nothing need be done."""
         at_s = heard_s + self.interval_s if asked_s is None else asked_s + self.deadline_s
         return max(0.0, at_s - now_s)
+
+
+@dataclass(slots=True)
+class Allowance:
+    """How long a call may take: many times what such calls have taken so far, at least `least_s`;
+    `first_s` before any has been timed.
+    """
+
+    least_s: float = 2.0
+    first_s: float = 60.0
+    times: float = 50.0
+    slowest_s: float | None = None
+
+    @property
+    def deadline_s(self) -> float:
+        if self.slowest_s is None:
+            return self.first_s
+        return min(self.first_s, max(self.least_s, self.times * self.slowest_s))
+
+    def took(self, seconds: float) -> None:
+        """Learn from a call that was answered; what was long ago counts less and less."""
+        self.slowest_s = max(seconds, 0.99 * (self.slowest_s or 0.0))

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 from torch import Tensor
 
-from luceasync.errors import ChannelClosed, GroupFailed
+from luceasync.errors import ChannelClosed, GroupFailed, LuceasyncError
 from luceasync.ipc.channel import Payload, Received, Started, Traffic
 from luceasync.ipc.packets import Message
 from luceasync.pipeline.crossing import put, specs_of, take
@@ -35,6 +35,7 @@ class Link:
         self._started = started
         self._channel = started.channel
         self._number = number
+        self.call_s = CALL_S  # the deadline of each call
 
     @property
     def traffic(self) -> Traffic:
@@ -45,20 +46,20 @@ class Link:
         """Send it; the number that answers to it name."""
         with self._door():
             if not tensors:
-                return self._channel.send(message, deadline_s=CALL_S)
-            room = self._channel.reserve(payload_bytes(specs_of(tensors)), CALL_S)
+                return self._channel.send(message, deadline_s=self.call_s)
+            room = self._channel.reserve(payload_bytes(specs_of(tensors)), self.call_s)
             put(room, tensors)
-            return self._channel.send(message, room, deadline_s=CALL_S)
+            return self._channel.send(message, room, deadline_s=self.call_s)
 
     def forward(self, message: Message, payload: Payload) -> int:
         """Send it with what another process has given."""
         with self._door():
-            return self._channel.forward(message, payload, deadline_s=CALL_S)
+            return self._channel.forward(message, payload, deadline_s=self.call_s)
 
     def answer(self, number: int, kind: type[A]) -> Received[A]:
         """The answer to a message."""
         with self._door():
-            return self._channel.answer(number, kind, CALL_S)
+            return self._channel.answer(number, kind, self.call_s)
 
     def ask(self, message: Message, kind: type[A], tensors: Sequence[Tensor] = ()) -> A:
         """Send it, and wait for an answer without a payload."""
@@ -75,6 +76,14 @@ class Link:
         payload = self.payload(number)
         with self._door():
             return take(payload, specs)
+
+    def said(self, number: int, kind: type[A], specs: Sequence[Spec]) -> tuple[A, list[Tensor]]:
+        """What answers a message, and the tensors with it, on the host."""
+        got = self.answer(number, kind)
+        if got.payload is None:
+            self.fail("it answered without what it was asked for")
+        with self._door():
+            return got.message, take(got.payload, specs)
 
     def payload(self, number: int) -> Payload:
         """What answers a message, where it lies; whoever asks frees it."""
@@ -103,7 +112,11 @@ class Link:
     def fail(self, words: str) -> NoReturn:
         """Close the channel, and say why."""
         self._channel.close(words)
-        raise GroupFailed(self._number, f"{words}; {self._started.last_words()}")
+        raise self.failure(words)
+
+    def failure(self, words: str) -> LuceasyncError:
+        """What all methods raise."""
+        return GroupFailed(self._number, f"{words}; {self._started.last_words()}")
 
     def close(self) -> None:
         """End the process, which is given no time: it holds nothing that is missed. Idempotent."""
@@ -114,5 +127,4 @@ class Link:
         try:
             yield
         except ChannelClosed as error:
-            words = f"{error}; {self._started.last_words()}"
-            raise GroupFailed(self._number, words) from None
+            raise self.failure(str(error)) from None
