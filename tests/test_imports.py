@@ -18,7 +18,7 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {"freed_memory", "model_card", "node_words"}
+OPEN |= {"engine_status", "freed_memory", "model_card", "model_options", "node_words", "pieces"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
@@ -27,7 +27,7 @@ MAY_IMPORT = {
     "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory"}
     | {"models.config", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
-    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
+    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
     | {"dflash.feature_node", "dflash.feature_contents", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models", "dflash"},
@@ -42,11 +42,11 @@ MAY_IMPORT = {
     "kv": LEAVES,
     "ranking": {"models.trees"},
     "text": {"cyext"},
-    "ipc": set(),
+    "ipc": {"cyext"},
 }
 
 # API families; the common part of the server knows none of them, and none knows another.
-FAMILIES = {"server.openai"}
+FAMILIES = {"server.openai", "server.anthropic"}
 COMPOSES_FAMILIES = "luceasync.server.app"
 
 # Importing these loads none of HEAVY, not even through other modules of ours.

@@ -94,6 +94,8 @@ class PassOrders:
         num_written = 0 if kind == "verify" else batch.num_rows
         if len(batch.lanes) != len(batch.begins) or not batch.lanes:
             self._link.refuse(f"{len(batch.lanes)} lanes and {len(batch.begins)} begins")
+        if batch.mark is not None and not (kind == "prefill" and batch.mark < batch.num_rows):
+            self._link.refuse(f"a mark after {batch.mark} of the {batch.num_rows} rows of a {kind}")
         for lane, begin in zip(batch.lanes, batch.begins, strict=True):
             if lane != NO_LANE:
                 self._check_lane(lane, begin + num_written)

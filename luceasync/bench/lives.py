@@ -162,7 +162,7 @@ async def ask(
     async for delta in stream:
         if delta.token_ids and not first_s:
             first_s = time.perf_counter() - started
-        text += delta.text
+        text += delta.words
         if delta.finish is not None:
             return Asked(first_s, delta.finish, text)
     raise AssertionError("a stream ends with a finish")

@@ -26,12 +26,13 @@ from luceasync.engine.prompts import Language, Prompts, Rendered
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
+from luceasync.engine_status import CacheStatus, EngineStatus
 from luceasync.errors import Unavailable
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
 from luceasync.model_card import ModelCard
-from luceasync.request import CacheStatus, EngineStatus, Request
+from luceasync.request import Request
 from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
@@ -192,6 +193,11 @@ class LocalEngine:
         room = self._admission.room
         self._thread.post(lambda pump: pump.submit(choices, room))
         return stream
+
+    async def tokens(self, request: Request) -> tuple[int, ...]:
+        """See luceasync.request.Engine."""
+        prompt = await asyncio.to_thread(self._prompts.render, request)
+        return prompt.ids
 
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
         """What takes long with long prompts and many choices."""

@@ -15,12 +15,12 @@ from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling
 from luceasync.keeping.lease import Lease
+from luceasync.pieces import Piece
 from luceasync.request import (
     Delta,
     ErrorKind,
     Finish,
     FinishReason,
-    Piece,
     Speculation,
     Timings,
     TokenLogprob,
@@ -236,6 +236,7 @@ class Generation:
             speculation=work.speculation,
             error_kind=self._error_kind,
             retry_after_s=self._retry_after_s,
+            stop=self.prepared.detokenizer.stopped_by,
         )
 
     def _work(self, speculation: Speculation | None) -> LaneWork:

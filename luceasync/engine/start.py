@@ -25,6 +25,7 @@ from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.processes import processes_of
 from luceasync.request import ChatPrompt
+from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
@@ -150,4 +151,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
+        answers=AnswerForm.of(
+            template, tokenizer, config.model.reasoning_format, config.model.tool_format
+        ),
     )

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
+
+import msgspec
 
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Message, Span
@@ -48,7 +50,7 @@ class Payload(Protocol):
         """The sender may reuse their place. Idempotent."""
 
 
-class Received(NamedTuple, Generic[M]):
+class Received(msgspec.Struct, Generic[M], frozen=True):
     """A message, the payload that came with it, its number, and which of ours it answers (0: none).
 
     Whoever is given a payload frees it.

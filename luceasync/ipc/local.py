@@ -28,6 +28,7 @@ FULL_RING_MS = 1  # how often a full ring is looked at: nothing wakes who waits 
 PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that has been told of
 IDLE_S = 0.05  # without a message; from then on nothing is done until one comes
 ENDED = "its process has ended"
+NOW = Deadline(0)
 
 
 class _Door:
@@ -62,7 +63,6 @@ class LocalChannel(Generic[M]):
         """
         self.traffic = Traffic()
         self.closed: str | None = None
-        self._packets = PacketSocket(control, codec, self.traffic)
         self._outbox = outbox
         self._inbox = inbox
         self._peer = peer
@@ -70,7 +70,8 @@ class LocalChannel(Generic[M]):
         self._patience = Patience()
         self._came: deque[Received[Any]] = deque()
         self._door = _Door(self)
-        self._hooks = Hooks(self.fail, self._wait_for_bytes)
+        hooks = Hooks(self.fail, self._wait_for_bytes)
+        self._packets = PacketSocket(control, codec, self.traffic, inbox, hooks)
         self._reading = select.poll()
         self._reading.register(self._packets.fd, select.POLLIN)
         if died_fd >= 0:
@@ -81,12 +82,16 @@ class LocalChannel(Generic[M]):
         self._inbox.register(register)
 
     def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:
-        with self._door:
+        if self.closed is not None:
+            raise ChannelClosed(self.closed)
+        try:
             room = self._outbox.reserve(num_bytes)
             if room is not None:
                 return room
             deadline = Deadline(deadline_s)
             return self._until(lambda: self._outbox.reserve(num_bytes), -1, deadline, "to read")
+        except (WireError, OSError) as error:
+            self.fail(str(error))
 
     def send(
         self,
@@ -96,9 +101,16 @@ class LocalChannel(Generic[M]):
         answers: int = 0,
         deadline_s: float,
     ) -> int:
-        with self._door:
-            span = None if payload is None else self._committed(payload)
+        if self.closed is not None:
+            raise ChannelClosed(self.closed)
+        try:
+            span: Span | None = None
+            if payload is not None:
+                span = self._outbox.commit(payload)
+                self.traffic.payload_bytes_sent += span.num_bytes
             return self._send(message, span, answers, deadline_s)
+        except (WireError, OSError) as error:
+            self.fail(str(error))
 
     def forward(
         self, message: Message, payload: Payload, *, answers: int = 0, deadline_s: float
@@ -113,25 +125,30 @@ class LocalChannel(Generic[M]):
         return self.send(message, room, answers=answers, deadline_s=deadline_s)
 
     def receive(self, deadline_s: float) -> Received[M]:
-        with self._door:
-            if self._came:
-                return self._came.popleft()
-            return self._next(Deadline(deadline_s), "a message")
+        if self.closed is not None:
+            raise ChannelClosed(self.closed)
+        try:
+            return self._came.popleft() if self._came else self._next(Deadline(deadline_s))
+        except (WireError, OSError) as error:
+            self.fail(str(error))
 
     def poll(self, timeout_s: float) -> bool:
         with self._door:
-            deadline = Deadline(timeout_s)
-            while not self._came:
-                got = self._read()
-                if got is not None:
-                    self._came.append(got)
-                elif not self._sleep(deadline):
-                    return False
-            return True
+            if self._came:
+                return True
+            got = self._wait(Deadline(timeout_s))
+            if got is not None:
+                self._came.append(got)
+            return got is not None
 
     def answer(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
-        with self._door:
-            return self._answer(number, kind, Deadline(deadline_s))
+        if self.closed is not None:
+            raise ChannelClosed(self.closed)
+        try:
+            got = self._soon(number, kind)
+            return self._answer(number, kind, Deadline(deadline_s)) if got is None else got
+        except (WireError, OSError) as error:
+            self.fail(str(error))
 
     def call(
         self,
@@ -141,11 +158,11 @@ class LocalChannel(Generic[M]):
         *,
         deadline_s: float,
     ) -> Received[A]:
+        deadline = Deadline(deadline_s)
+        number = self.send(message, payload, deadline_s=deadline_s)
         with self._door:
-            deadline = Deadline(deadline_s)
-            span = None if payload is None else self._committed(payload)
-            number = self._send(message, span, 0, deadline_s)
-            return self._answer(number, kind, deadline)
+            got = self._soon(number, kind)
+            return self._answer(number, kind, deadline) if got is None else got
 
     def ping(self, deadline_s: float) -> None:
         self.call(Ping(), Pong, deadline_s=deadline_s)
@@ -158,19 +175,25 @@ class LocalChannel(Generic[M]):
             self._outbox.close()
             self._inbox.close()
 
-    def _committed(self, payload: Outgoing) -> Span:
-        span = self._outbox.commit(payload)
-        self.traffic.payload_bytes_sent += span.num_bytes
-        return span
-
     def _send(self, message: Message, span: Span | None, answers: int, deadline_s: float) -> int:
         """Bytes first, as far as they go, so that one wake of the other end is enough."""
-        packets, push = self._packets, self._outbox.push
-        is_pushed = span is None or push()
-        number = packets.send(message, answers, span)
-        if number is not None and is_pushed and not packets.pings:
+        is_pushed = span is None or self._outbox.push()
+        number = self._packets.send(message, answers, span)
+        if number is not None and is_pushed and not self._packets.pings:
             return number
-        deadline = Deadline(deadline_s)
+        return self._send_on(message, span, answers, Deadline(deadline_s), number, is_pushed)
+
+    def _send_on(
+        self,
+        message: Message,
+        span: Span | None,
+        answers: int,
+        deadline: Deadline,
+        number: int | None,
+        is_pushed: bool,
+    ) -> int:
+        """What a socket that is full did not take: the packet, if it has no number, and bytes."""
+        packets, push = self._packets, self._outbox.push
         if number is None:
             what = f"to take {type(message).__name__}"
             number = self._until(
@@ -182,10 +205,24 @@ class LocalChannel(Generic[M]):
         packets.answer_pings()
         return number
 
+    def _soon(self, number: int, kind: type[A]) -> Received[A] | None:
+        """The answer, if it is what comes next, as it mostly is."""
+        if self._came:
+            return None
+        got: Received[Any] | None = self._packets.receive(self._patience.spin_s, True)
+        if got is None:
+            self._sleep(NOW)
+            return None
+        self._patience.waited(self._packets.waited_s)
+        if got.answers == number and isinstance(got.message, kind):
+            return got
+        self._put_aside(got)
+        return None
+
     def _answer(self, number: int, kind: type[A], deadline: Deadline) -> Received[A]:
         got = self._already_came(number) if self._came else None
         while got is None:
-            some = self._next(deadline, kind.__name__)
+            some = self._next(deadline, kind)
             if some.answers == number:
                 got = some
             else:
@@ -202,36 +239,31 @@ class LocalChannel(Generic[M]):
                 return each
         return None
 
-    def _next(self, deadline: Deadline, what: str) -> Received[Any]:
-        """The next message: spun for where that pays, then waited for in a read, which wakes
-        fastest, then slept for.
-        """
-        spin_s = self._patience.spin_s
-        waited_s = 0.0
-        while True:
-            waits = spin_s <= waited_s < IDLE_S and deadline.seconds > waited_s
-            got = self._read(waits)
-            waited_s = deadline.since_s()
-            if got is not None:
-                self._patience.waited(waited_s)
-                return got
-            if waited_s >= deadline.seconds:
-                silent = f"silent for {deadline.seconds:g} s"
-                raise WireError(f"{silent}, where {what} was expected")
-            if waits or waited_s >= IDLE_S:
-                self._sleep(Deadline(0) if waited_s < IDLE_S else deadline)
+    def _next(self, deadline: Deadline, kind: type[Message] | None = None) -> Received[Any]:
+        """The next message, which should be of this kind."""
+        got = self._wait(deadline)
+        if got is None:
+            what = "a message" if kind is None else kind.__name__
+            raise WireError(f"silent for {deadline.seconds:g} s, where {what} was expected")
+        return got
 
-    def _read(self, waits: bool = False) -> Received[Any] | None:
-        """A message, if one is there; see PacketSocket.receive()."""
-        packet = self._packets.receive(waits)
-        if packet is None:
-            return None
-        span = packet.payload
-        if span is None:
-            return Received(packet.body, None, packet.number, packet.answers)
-        payload = self._inbox.accept(span, self._hooks)
-        self.traffic.payload_bytes_received += span.num_bytes
-        return Received(packet.body, payload, packet.number, packet.answers)
+    def _wait(self, deadline: Deadline) -> Received[Any] | None:
+        """The next message, or None at the deadline: spun for where that pays, then waited for in a
+        read, which wakes fastest, then slept for.
+        """
+        got: Received[Any] | None
+        got = self._packets.receive(self._patience.spin_s, deadline.seconds > 0)
+        if got is not None:
+            self._patience.waited(self._packets.waited_s)
+            return got
+        while got is None:
+            waited_s = deadline.since_s()
+            if waited_s >= deadline.seconds:
+                return None
+            self._sleep(deadline if waited_s >= IDLE_S else NOW)
+            got = self._packets.receive(0.0, deadline.since_s() < min(IDLE_S, deadline.seconds))
+        self._patience.waited(deadline.since_s())
+        return got
 
     def _until(self, attempt: Callable[[], T | None], fd: int, deadline: Deadline, what: str) -> T:
         """What `attempt` gives at last. Meanwhile what the other end says is taken in: it may be
@@ -252,7 +284,7 @@ class LocalChannel(Generic[M]):
         """Read what is there while this end waits to write."""
         readable = {fd for fd, events in happened.items() if events & ~select.POLLOUT}
         if self._packets.fd in readable:
-            got = self._read()
+            got = self._packets.receive(0.0, False)
             if got is not None:
                 self._put_aside(got)
         elif self._died_fd in readable:
@@ -265,12 +297,11 @@ class LocalChannel(Generic[M]):
             raise WireError(f"more than {MAX_ASIDE} messages that nobody asked for")
         self._came.append(got)
 
-    def _sleep(self, deadline: Deadline) -> bool:
-        """Until something can be read, or False; raises WireError where nothing ever will."""
+    def _sleep(self, deadline: Deadline) -> None:
+        """Until something can be read; raises WireError where nothing ever will."""
         happened = self._reading.poll(deadline.left_ms())
         if len(happened) == 1 and happened[0][0] == self._died_fd:
             raise WireError(ENDED)
-        return bool(happened)
 
     def _wait_for_bytes(self, fd: int) -> None:
         """Until bytes of a payload can be read."""

@@ -11,10 +11,12 @@ from typing import Annotated, Any, Generic, TypeVar, Union
 
 import msgspec
 
+from luceasync.cyext.packets import PacketCodec
+
 M = TypeVar("M")
 
 MAX_PACKET_BYTES = 64 << 10
-MAX_SHOWN = 200  # characters of what a peer sent that stand in an error
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
@@ -85,44 +87,18 @@ class Packet(msgspec.Struct, Generic[M], frozen=True, array_like=True, forbid_un
 OWN_MESSAGES = (Ping, Pong, Hello, Welcome, Refused)
 
 
-class Codec:
+class Codec(PacketCodec):
     """Packets of one session as bytes and back, in order."""
 
     def __init__(self, session: int, messages: Sequence[type[Message]] = ()) -> None:
         """`messages`: what the other end may say besides OWN_MESSAGES."""
-        self.session = session
-        self.next_number = 1  # of the packet that is sent next
-        self._num_received = 0
-        self._encoder = msgspec.msgpack.Encoder()
         union: Any = Union[(*OWN_MESSAGES, *messages)]
-        self._decoder = msgspec.msgpack.Decoder(Packet[union])
-
-    def encode(self, body: Message, answers: int = 0, payload: Span | None = None) -> bytes:
-        """The next packet; it counts as sent once `next_number` has been raised.
-
-        Raises ValueError for a message that no packet may hold.
-        """
-        raw = self._encoder.encode(Packet(self.session, self.next_number, body, answers, payload))
-        if len(raw) > MAX_PACKET_BYTES:
-            name = type(body).__name__
-            raise ValueError(f"{name} takes {len(raw)} bytes; a packet ends at {MAX_PACKET_BYTES}")
-        return raw
-
-    def decode(self, raw: memoryview | bytes) -> Packet[Any]:
-        """The packet. Raises WireError for all that is not the next one of this session."""
-        if len(raw) > MAX_PACKET_BYTES:
-            raise WireError(f"a packet of {len(raw)} bytes; at most {MAX_PACKET_BYTES} may come")
-        try:
-            packet: Packet[Any] = self._decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            words = str(error)[:MAX_SHOWN]
-            raise WireError(f"a packet of {len(raw)} bytes that is none: {words}") from None
-        if packet.session != self.session:
-            raise WireError(f"a packet of session {packet.session:x}, not of {self.session:x}")
-        if packet.number != self._num_received + 1:
-            expected = self._num_received + 1
-            raise WireError(f"packet {packet.number} came where {expected} was expected")
-        if packet.answers >= self.next_number:
-            raise WireError(f"an answer to packet {packet.answers}, which was never sent")
-        self._num_received += 1
-        return packet
+        super().__init__(
+            session,
+            Packet,
+            msgspec.msgpack.Encoder().encode,
+            msgspec.msgpack.Decoder(Packet[union]).decode,
+            MAX_PACKET_BYTES,
+            WireError,
+            UNREADABLE,
+        )

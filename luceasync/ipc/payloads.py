@@ -41,7 +41,7 @@ class Outbox(Protocol):
     def fd(self) -> int:
         """What becomes writable when push() may go on; -1: push() never stops."""
 
-    def reserve(self, num_bytes: int) -> Room | None:
+    def reserve(self, num_bytes: int) -> Outgoing | None:
         """Room, or None until more has been read. Raises ValueError, WireError."""
 
     def commit(self, room: Outgoing) -> Span:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from luceasync.engine_status import CacheStatus
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
@@ -31,11 +32,9 @@ from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName
 from luceasync.prefix.node import Match, Node, Tier
-from luceasync.request import CacheStatus, Restore
+from luceasync.request import Restore
 
 log = logging.getLogger(__name__)
-
-Post = Callable[[Call], None]
 
 
 class Prefixes:
@@ -62,7 +61,7 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = least_tokens(memory.token_size)
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
-        self._post: Post | None = None
+        self._post: Callable[[Call], None] | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
         self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
@@ -80,7 +79,7 @@ class Prefixes:
         """May be read from any thread."""
         return replace(self._index.status, num_unwritten=len(self._to_disk))
 
-    def listen(self, post: Post) -> None:
+    def listen(self, post: Callable[[Call], None]) -> None:
         """From now on hear of copies that arrive. `post`, which any thread may call, has something
         run in the engine's thread.
         """

@@ -14,6 +14,7 @@ from pathlib import Path
 from luceasync.errors import ChannelClosed, GroupFailed
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.node_parts import NodeParts
+from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.nodes import Nodes
 from luceasync.ipc.channel import Started
 from luceasync.ipc.handshake import Statement, greet
@@ -28,7 +29,7 @@ from luceasync.pipeline.link import Link
 from luceasync.pipeline.offer import HERE
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import RemoteGroup, RemotePasses, load
-from luceasync.pipeline.remote_nodes import RemoteNodes, SharedBytes, StreamedBytes
+from luceasync.pipeline.remote_contents import RemoteContents, SharedBytes, StreamedBytes
 from luceasync.pipeline.sizes import Sizes
 
 START_S = 120.0  # until a process has imported what it needs
@@ -193,7 +194,7 @@ def _greet(started: Started[wire.Done], states: Mapping[str, str], number: int) 
 def _nodes(link: Link, berth: _Berth) -> Nodes:
     arena, parts = berth.arena, berth.parts
     content = StreamedBytes(link) if arena is None else SharedBytes(parts, arena)
-    return RemoteNodes(link, parts, content)
+    return NodeStore(RemoteContents(link, parts, content))
 
 
 def _share(parts: NodeParts, spec: ModelSpec, plan: Plan) -> float:

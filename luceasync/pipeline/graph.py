@@ -91,7 +91,11 @@ class GraphedShard:
             self._steps = {shape: self._step_of(each) for shape, each in passes.items()}
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Rows of one lane; see Group. How they are run follows from their number."""
+        """Rows of one lane; see Group. How they are run follows from their number; a captured pass
+        gives the state at its end alone.
+        """
+        if batch.mark is not None:
+            return self._long.prefill(batch, given, project=project)
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
         if step is None:

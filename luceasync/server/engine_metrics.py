@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from luceasync.request import CacheStatus, Engine, EngineStatus, Speculation, SpeculationStatus
+from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
+from luceasync.request import Engine, Speculation
 
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"

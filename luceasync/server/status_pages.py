@@ -11,7 +11,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from luceasync import __version__
-from luceasync.request import Engine, EngineStatus
+from luceasync.engine_status import EngineStatus
+from luceasync.request import Engine
 from luceasync.server.discretion import without_paths
 from luceasync.server.drain import Drain
 from luceasync.server.metrics import CONTENT_TYPE, Metrics

@@ -90,6 +90,12 @@ def test_a_path_beyond_its_pass_is_refused():
         order(wire.Commit((2,)), torch.tensor([0, 1], dtype=torch.int32))
 
 
+@pytest.mark.parametrize(("kind", "mark"), [("prefill", 8), ("prefill", 90), ("decode", 3)])
+def test_a_mark_is_within_a_chunk(kind: str, mark: int):
+    with pytest.raises(ChannelClosed):
+        order(wire.Run(kind, (0,), (0,), 8, mark), torch.zeros(1, 8, dtype=torch.int64))
+
+
 @given(
     st.lists(st.integers(-3, 4), max_size=4),
     st.lists(st.integers(0, 200), max_size=4),

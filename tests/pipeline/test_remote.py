@@ -23,7 +23,7 @@ from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
 from tests.processes import ARRANGEMENTS, placed
-from tests.test_groups import SPAN, life
+from tests.test_groups import SPAN, life, turn
 
 pytestmark = pytest.mark.slow
 
@@ -146,6 +146,11 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend.prefill(0, 0, range(3, 67), project=False)
     assert traffic.packets_received == before
     assert torch.equal(life(backend), life(open_in("one")))
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_the_state_within_a_chunk_is_saved_where_it_is(open_in, transport: str):
+    assert torch.equal(turn(open_in("two", transport)), turn(open_in("one")))
 
 
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):

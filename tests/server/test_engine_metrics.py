@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.request import CacheStatus, SpeculationStatus
+from luceasync.engine_status import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
 CACHE = CacheStatus(

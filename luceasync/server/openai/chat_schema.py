@@ -12,7 +12,7 @@ import msgspec
 
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
-from luceasync.server.openai.checks import at_most, decode, in_range, refuse
+from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -74,6 +74,7 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
@@ -110,6 +111,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
                 messages=[_message(i, message) for i, message in enumerate(_messages(chat))],
                 tools=None if chat.tool_choice == "none" else chat.tools or None,
                 template_kwargs=chat.chat_template_kwargs or {},
+                max_calls=1 if chat.parallel_tool_calls is False else None,
             ),
             sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),

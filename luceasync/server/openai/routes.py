@@ -15,13 +15,14 @@ from luceasync.server.family import Endpoint
 from luceasync.server.openai.chat import ChatCompletions
 from luceasync.server.openai.errors import ErrorBody, error_body
 from luceasync.server.openai.models import ModelPages
+from luceasync.server.openai.responses.endpoint import Responses
 
 
 class OpenAi:
     """See luceasync.server.family.Family."""
 
     def __init__(self, engine: Engine) -> None:
-        self.endpoints: Sequence[Endpoint] = (ChatCompletions(engine),)
+        self.endpoints: Sequence[Endpoint] = (ChatCompletions(engine), Responses(engine))
         self.pages: Sequence[Route] = ModelPages(engine).routes
 
     def error(self, failure: Failure) -> ErrorBody:
