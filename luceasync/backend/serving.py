@@ -110,7 +110,7 @@ class Serving:
     def _offer(self, order: wire.Ask, got: Received[Any]) -> None:
         try:
             real = [self._names.get(name, name) for name in order.names]
-            offers = offers_of(real)
+            offers = offers_of(real, order.flag)
         except LuceasyncError as error:
             self._wire.answer(got, wire.Failed(str(error)))
             return

@@ -13,18 +13,19 @@ from luceasync.config import Config
 from luceasync.dflash.adapt import Shape, shapes_for
 from luceasync.dflash.draft_config import read_draft_spec, refuse_without_drafter
 from luceasync.dflash.spec import DraftSpec, adjusted
+from luceasync.errors import PlacementError
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import default_device, find_devices
+from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer
-from luceasync.pipeline.processes import ask, executable
+from luceasync.pipeline.processes import OWN_BIN, ask, executable
 from luceasync.pipeline.ranges import check_devices
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 
 DDTREE_BUDGET = 22
-BIN = "--draft-ipc-bin"
+DEVICE, BIN = "--draft-device", "--draft-ipc-bin"
 DRAFTERS = -1  # the process of a drafter, beside those of the target
 
 
@@ -68,7 +69,7 @@ def drafter_of(
     if program is None:
         device = _device_here(asked.device, target_devices)
     else:
-        device = _device_of(program, asked.device, target_devices)
+        device = device_of(program, asked.device, target_devices)
     budget = (asked.ddtree_budget or DDTREE_BUDGET) if asked.ddtree else None
     return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget), program)
 
@@ -78,16 +79,22 @@ def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
     here = [device for device in target_devices if device.is_here]
     if asked is None and here:
         return here[-1]
-    [found] = find_devices([asked or default_device()], "--draft-device")
+    [name] = check_devices([asked or default_device()], DEVICE)
+    if not has_backend(name):
+        raise PlacementError(
+            f"{DEVICE} {name}: this torch build and machine have no such devices; {BIN} names a "
+            f"{OWN_BIN} that has"
+        )
+    [found] = find_devices([name], DEVICE)
     return next((device for device in here if device.name == found.name), found)
 
 
-def _device_of(program: Path, asked: str | None, target_devices: Sequence[Offer]) -> Offer:
+def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer]) -> Offer:
     """The device of a process that `program` runs; without a name, that of the target's last layers
     there too.
     """
-    names = [target_devices[-1].name] if asked is None else check_devices([asked], "--draft-device")
-    [found] = ask(program, names, BIN)
+    names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
+    [found] = ask(program, names, BIN, DEVICE)
     return replace(found, process=DRAFTERS)
 
 

@@ -144,9 +144,11 @@ def offers_in(names: Sequence[str], processes: Processes) -> tuple[Offer, ...]:
     return shared(found)
 
 
-def ask(path: Path, names: Sequence[str], flag: str = BIN) -> tuple[Offer, ...]:
+def ask(
+    path: Path, names: Sequence[str], flag: str = BIN, of_names: str = "--target-devices"
+) -> tuple[Offer, ...]:
     """What devices of a backend's process offer, which `path` runs. Raises PlacementError in its
-    words; `flag` has named it.
+    words; `flag` has named it, and `of_names` the devices.
     """
     program = Program(path, path.name, RING_BYTES)
     launcher = LocalLauncher(program, on_line=lambda line: None)
@@ -154,7 +156,7 @@ def ask(path: Path, names: Sequence[str], flag: str = BIN) -> tuple[Offer, ...]:
         started = launcher.launch((), wire.ANSWERS)
         try:
             greet(started.channel, Statement(), ASKING_S)
-            order = wire.Ask(tuple(names))
+            order = wire.Ask(tuple(names), of_names)
             number = started.channel.send(order, deadline_s=ASKING_S)
             got = started.channel.receive(ASKING_S)
         except ChannelClosed as error:

@@ -40,15 +40,15 @@ class StatusPages:
 
     async def health(self, request: Request) -> Response:
         """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but
-        a fault of the disk keeps prefixes from being kept. Failed, 503: the engine is gone and
-        being made anew.
+        a fault of the disk keeps prefixes from being kept, or its drafter is gone. Failed, 503: the
+        engine is gone and being made anew.
         """
         status = self._engine.status()
         if status.has_failed:
             return _later({"status": "failed", "detail": without_paths(status.detail)}, status)
-        if status.cache is not None and status.cache.degraded:
-            fault = without_paths(status.cache.degraded)
-            return json_response({"status": "degraded", "detail": fault})
+        faults = _faults(status)
+        if faults:
+            return json_response({"status": "degraded", "detail": without_paths(faults)})
         return json_response({"status": "ok", "detail": without_paths(status.detail)})
 
     async def ready(self, request: Request) -> Response:
@@ -61,6 +61,13 @@ class StatusPages:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+def _faults(status: EngineStatus) -> str:
+    """What does not work and costs no request; nothing where all does."""
+    faults = [status.cache.degraded if status.cache else ""]
+    faults += [status.speculation.off_reason or "" if status.speculation else ""]
+    return "; ".join(fault for fault in faults if fault)
 
 
 def _later(payload: object, status: EngineStatus) -> Response:
