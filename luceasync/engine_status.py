@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from luceasync.processes import NO_PROCESSES, Processes
+
 
 @dataclass(frozen=True, slots=True)
 class CacheStatus:
@@ -54,7 +56,7 @@ class EngineStatus:
     """A look at the engine from outside; counts are of this moment, totals since the start, of
     tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
     `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
-    `retry_after_s`.
+    `retry_after_s`. `processes`: others that it works with.
     """
 
     ready: bool
@@ -70,3 +72,4 @@ class EngineStatus:
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1
+    processes: Processes = NO_PROCESSES

@@ -15,9 +15,9 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         "model",
         "model_dir",
         parsers.path,
-        "the path of a Hugging Face model directory",
-        "DIR",
-        "Hugging Face model directory; without it the bundled model is served.",
+        "the path of a Hugging Face model directory or a GGUF file",
+        "PATH",
+        "Hugging Face model directory or GGUF file; without it the bundled model is served.",
     ),
     Option(
         "model-name",

@@ -1,12 +1,7 @@
 """Rounds of speculation with the drafter in a process of its own beside rounds with it in this one,
-of one target in one run; which rows are accepted is forced.
+of one target, in turns; which rows are accepted is forced. Figures above 100 % are faster.
 
-    python -m scripts.bench_remote_draft                # the bundled model on the CPU
-    python -m scripts.bench_remote_draft --shape qwen3-4b --device cuda:0 --draft-device cuda:1
-
-Shapes other than the bundled model have random weights. A sample is some rounds, until the drafter
-has taken up the last one too; a ratio is of samples of the same turn, above 1 where the process of
-its own is faster.
+    python -m scripts.bench_remote_draft [--shape qwen3-4b --device cuda:0 --draft-device cuda:1]
 """
 
 from __future__ import annotations
@@ -111,7 +106,7 @@ def tell(
 def rounds_of(
     speculator: Speculator, choices: Sequence[Generation], shape: Shape
 ) -> Callable[[], float]:
-    """Seconds of a round, of several one after the other."""
+    """Seconds of a round, of several in a row, until the drafter has taken up the last."""
     everyone = tuple(g.lane for g in choices if g.lane is not None)
     forced, plan = Forced(ACCEPTED), StepPlan(shape, everyone, is_measured=False)
 

@@ -19,13 +19,14 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
 OPEN |= {"engine_status", "freed_memory", "model_card", "model_options", "node_words", "pieces"}
+OPEN |= {"processes"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
     "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory"}
-    | {"models.config", "models.spec"}
+    | {"models.config", "models.directory", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
     | {"dflash.feature_node", "dflash.feature_contents", "models.spec", "models.families"}
@@ -37,11 +38,12 @@ MAY_IMPORT = {
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
     "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
-    "models": {"kv.state"} | LEAVES,
+    "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
     "ranking": {"models.trees"},
-    "text": {"cyext"},
+    "text": {"cyext", "gguf"},
+    "gguf": set(),
     "ipc": {"cyext"},
 }
 
@@ -55,6 +57,7 @@ LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipe
 LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
 LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.directory"}
+LIGHT |= {"gguf", "models.gguf_model", "models.grouped.form", "models.grouped.ggml"}
 LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 

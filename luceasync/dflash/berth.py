@@ -5,7 +5,9 @@ Owns what outlives a process that ends, and is lent to the next one in its place
 
 from __future__ import annotations
 
+import threading
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +17,26 @@ from luceasync.dflash import wire
 from luceasync.dflash.feature_contents import FeatureContents
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.placement import Drafter, ring_capacity
-from luceasync.dflash.process import Advance, DraftLink, DraftProcess, Life
+from luceasync.dflash.process import NAME, Advance, DraftLink, DraftProcess, Loaded
 from luceasync.dflash.remote import ring_bytes
 from luceasync.dflash.remote_features import Drafted, SharedFeatures, StreamedFeatures
 from luceasync.dflash.spans import LaneSpans
 from luceasync.errors import ChannelClosed, DraftFailed
 from luceasync.hoststore.arena import Arena
-from luceasync.ipc.channel import Started
-from luceasync.ipc.handshake import Statement, greet
+from luceasync.ipc.handshake import Statement
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.memory import SealedMemory
-from luceasync.ipc.supervision import Allowance
+from luceasync.ipc.supervised import Supervised
 from luceasync.ipc.wiring import open_rings
 from luceasync.pipeline.agreement import draft_states_of, dtype_words
 from luceasync.pipeline.lent_nodes import lend_memory, whole_bytes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import load
 from luceasync.pipeline.wire import NODES
+from luceasync.processes import ProcessStatus
 
 START_S = 120.0  # until a process has imported what it needs
-QUEUED_LEAST_S = 10.0  # of a call where kernels may have to be compiled first
+LEAST_S = 10.0  # of a call's deadline: kernels may have to be compiled first
 
 
 class Berth:
@@ -53,6 +55,7 @@ class Berth:
         self._plan = plan
         self._states = draft_states_of(drafter.draft_dir, dtype_words(precision))
         self._capacity = ring_capacity(spec, plan.max_ctx_tokens)
+        self._supervised: Supervised | None = None
         self._closing = ExitStack()
         try:
             self._arena, self._launcher = self._set_out(program, transport, node_bytes)
@@ -85,24 +88,40 @@ class Berth:
         self._closing.callback(launcher.close)
         return arena, launcher
 
-    def start(self, mask: Tensor, advance: Advance) -> Life:
-        """A process that has loaded the drafter. `mask`: the mask token's row of the target's
-        embedding. Raises ModelError, DraftFailed, and what `advance` raises; the process has ended
-        then.
+    def process(self, stopping: threading.Event) -> Supervised:
+        """A process that may be started and lost. `stopping`: see Supervised."""
+        devices = [self._drafter.device.name]
+        self._supervised = Supervised(self._launcher, NAME, devices, stopping, least_s=LEAST_S)
+        return self._supervised
+
+    @property
+    def status(self) -> ProcessStatus:
+        """Of the process. Any thread may ask."""
+        used_bytes = 0 if self._arena is None else self._arena.used_bytes
+        of_process = self._supervised
+        status = ProcessStatus(NAME, ()) if of_process is None else of_process.status
+        return replace(status, node_bytes=used_bytes, is_waited_for=False)
+
+    def start(self, process: Supervised, mask: Tensor, advance: Advance) -> Loaded:
+        """A life of the process, which has loaded the drafter. `mask`: the mask token's row of the
+        target's embedding. Raises ModelError, DraftFailed, and what `advance` raises; the process
+        has ended then.
         """
-        drafter, plan = self._drafter, self._plan
-        given = ["--draft-dir", str(drafter.draft_dir.absolute())]
+        given = ["--draft-dir", str(self._drafter.draft_dir.absolute())]
         given += ["--dtype", self._states["dtype"]]
-        started = self._launcher.launch(given, wire.SAYS)
-        link = DraftLink(started)
         try:
-            _greet(started, self._states)
+            life = process.start(given, wire.SAYS, Statement(self._states), START_S)
+        except ChannelClosed as error:
+            raise DraftFailed(str(error)) from None
+        link = DraftLink(life)
+        try:
             load(link, self._order(), advance, [mask])
-        except BaseException:
-            link.close()
+        except Exception as error:
+            process.failed(str(error))
+            process.stop()
             raise
-        least_s = QUEUED_LEAST_S if drafter.device.computes_beside else Allowance().least_s
-        return Life(link, LaneSpans(plan.parallel, self._capacity), Allowance(least_s))
+        process.arrived()
+        return Loaded(link, LaneSpans(self._plan.parallel, self._capacity))
 
     def features(self, process: DraftProcess) -> FeatureContents[Any]:
         """Of nodes, with the process that is started here."""
@@ -130,10 +149,3 @@ class Berth:
             has_one_thread=weight_bytes < device.one_thread_bytes,
             node_bytes=self._node_bytes,
         )
-
-
-def _greet(started: Started[object], states: dict[str, str]) -> None:
-    try:
-        greet(started.channel, Statement(states), START_S)
-    except ChannelClosed as error:
-        raise DraftFailed(f"{error}; {started.last_words()}") from None

@@ -77,9 +77,9 @@ class DraftPasses(TapRing, Protocol):
         """Why nothing is proposed now; None: it is. Any thread may ask."""
         ...
 
-    def rejoin(self) -> None:
-        """Take up a drafter that was lost and is there again; of what lanes have done meanwhile it
-        has nothing.
+    def notice(self) -> None:
+        """Let go of a drafter that is known to be gone, and take up one that is there again, which
+        has nothing of what lanes have done meanwhile.
         """
         ...
 
@@ -255,7 +255,7 @@ class Speculator:
             self._costs.observe(num_lanes, None, seconds)
 
     def _off_reason(self) -> str | None:
-        self.passes.rejoin()
+        self.passes.notice()
         return self.passes.off_reason
 
     def _without_context(self, off_reason: str) -> Outlook:

@@ -5,6 +5,7 @@ Runs in the engine thread; knows no engine.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,9 +24,10 @@ from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
 from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.placement import Drafter, ring_capacity
-from luceasync.dflash.process import DraftProcess
+from luceasync.dflash.process import DraftProcess, Loaded
 from luceasync.dflash.remote import RemoteDraft
 from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.ipc.supervised import Supervised
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.capture import Capture
@@ -54,7 +56,12 @@ def start_draft(
 ) -> LoadedDraft:
     """As `load_draft`, in a process of its own. Raises ModelError, DraftFailed."""
     mask = backend.embed(torch.tensor([drafter.spec.mask_token]))[0].cpu()
-    process = DraftProcess(lambda advance: berth.start(mask, advance))
+
+    def start(process: Supervised, advance: Callable[[int], None]) -> Loaded:
+        return berth.start(process, mask, advance)
+
+    stopping = threading.Event()
+    process = DraftProcess(berth.process(stopping), start, stopping)
     process.open(advance)
     passes = RemoteDraft(process, backend, berth.spec, berth.sizes, plan.parallel)
     speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)

@@ -212,7 +212,7 @@ class LocalDraft(Generic[P_co]):
         with self._on_device():
             self._write_context(lane, held.start, self.ring.rows(lane, held.start, held.stop))
 
-    def rejoin(self) -> None:
+    def notice(self) -> None:
         """It was never away."""
 
     def probe(self) -> None:

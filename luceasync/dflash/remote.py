@@ -7,7 +7,6 @@ Owns what crosses. Knows neither who starts the process nor what becomes of one 
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -19,8 +18,9 @@ from luceasync.dflash import wire
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.feature_spec import FeatureSpec, check_rows, check_taps
 from luceasync.dflash.passes import Head
-from luceasync.dflash.process import DraftProcess, Life
+from luceasync.dflash.process import DraftProcess, Loaded
 from luceasync.errors import DraftFailed
+from luceasync.ipc.pace import Call
 from luceasync.pipeline.sizes import payload_bytes
 from luceasync.pipeline.transfer import on_host
 from luceasync.pipeline.wire import PIECE_BYTES
@@ -57,14 +57,14 @@ class RemoteDraft:
     @property
     def num_unsettled(self) -> int:
         """As it was told last."""
-        return self._process.run(lambda life: life.num_unsettled, 0)
+        return self._process.run(lambda loaded: loaded.num_unsettled, 0)
 
     @property
     def off_reason(self) -> str | None:
         return self._process.off_reason
 
-    def rejoin(self) -> None:
-        self._process.rejoin()
+    def notice(self) -> None:
+        self._process.notice()
 
     def probe(self) -> None:
         self._process.probe()
@@ -76,19 +76,17 @@ class RemoteDraft:
         anchors = on_host(tokens, np.int64)
         rows = self._ends.embed(anchors)
         order = wire.ProposeRows(tuple(lanes), tuple(begins), shape.block)
-        hidden = self._process.run(lambda life: self._ask(life, order, rows), None)
+        hidden = self._process.run(lambda loaded: self._ask(loaded, order, rows), None)
         if hidden is None:
             raise DraftFailed(self._process.off_reason or "there is no drafter")
         return self._ends.propose_from(hidden, anchors, shape.budget)
 
-    def _ask(self, life: Life, order: wire.ProposeRows, rows: Tensor) -> Tensor:
-        began_s = time.perf_counter()
-        life.link.call_s = life.calls.deadline_s
-        number = life.link.tell(order, [rows])
+    def _ask(self, loaded: Loaded, order: wire.ProposeRows, rows: Tensor) -> Tensor:
+        number = loaded.link.tell(order, [rows])
         spec = self._sizes.hidden_rows(len(order.lanes), order.block - 1)
-        said, [hidden] = life.link.said(number, wire.Proposed, [spec])
-        life.num_unsettled = said.num_unsettled
-        life.calls.took(time.perf_counter() - began_s)
+        call = Call("propose", len(order.lanes) * order.block)
+        said, [hidden] = loaded.link.said(number, wire.Proposed, [spec], call)
+        loaded.num_unsettled = said.num_unsettled
         return hidden
 
     def absorb(
@@ -110,10 +108,10 @@ class RemoteDraft:
         rows = [*itertools.chain(*paths)]
         order = wire.Absorb(tuple(lanes), tuple(begins), lengths, num_rows)
 
-        def send(life: Life) -> None:
-            life.link.tell(order, [_beside([_picked(tap, entries, rows) for tap in taps])])
+        def send(loaded: Loaded) -> None:
+            loaded.link.tell(order, [_beside([_picked(tap, entries, rows) for tap in taps])])
             for lane, begin, length in zip(lanes, begins, lengths, strict=True):
-                life.spans.advance(lane, begin, length)
+                loaded.spans.advance(lane, begin, length)
 
         self._process.run(send, None)
 
@@ -121,22 +119,22 @@ class RemoteDraft:
         """See TapRing. Of a chunk that is longer than the ring only the end goes there."""
         at_once = max(1, CHUNK_BYTES // (self._sizes.row_bytes * CHUNK_ROWS)) * CHUNK_ROWS
 
-        def send(life: Life) -> None:
-            first = max(0, num_tokens - life.spans.capacity_tokens)
+        def send(loaded: Loaded) -> None:
+            first = max(0, num_tokens - loaded.spans.capacity_tokens)
             for start in range(first, num_tokens, at_once):
                 end = min(start + at_once, num_tokens)
                 kept = _beside([tap[0, start:end] for tap in taps])
-                life.link.tell(wire.AbsorbChunk(lane, begin + start, end - start), [kept])
-                life.spans.advance(lane, begin + start, end - start)
+                loaded.link.tell(wire.AbsorbChunk(lane, begin + start, end - start), [kept])
+                loaded.spans.advance(lane, begin + start, end - start)
 
         self._process.run(send, None)
 
     def reset(self, lane: int, begin: int = 0) -> None:
         """See DraftPasses."""
 
-        def send(life: Life) -> None:
-            life.link.tell(wire.ResetLane(lane, begin))
-            life.spans.reset(lane)
+        def send(loaded: Loaded) -> None:
+            loaded.link.tell(wire.ResetLane(lane, begin))
+            loaded.spans.reset(lane)
 
         self._process.run(send, None)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.dflash import wire
 from luceasync.dflash.feature_contents import Part
 from luceasync.dflash.feature_spec import FeatureSpec
-from luceasync.dflash.process import DraftProcess, Life
+from luceasync.dflash.process import DraftProcess, Loaded
 from luceasync.hoststore.arena import Arena
 from luceasync.ipc.packets import Message
 from luceasync.pipeline.crossing import views
@@ -36,16 +36,16 @@ class Drafted(NamedTuple):
 
     def held(self, lane: int, begin: int, end: int) -> range:
         """See LaneSpans; nothing while there is no drafter."""
-        return self.process.run(lambda life: life.spans.held(lane, begin, end), range(end, end))
+        return self.process.run(lambda loaded: loaded.spans.held(lane, begin, end), range(end, end))
 
     def put_in(self, lane: int, begin: int, parts: Sequence[Part[int]]) -> None:
         """See FeatureContents; contents are places."""
         order = wire.RestoreRows(lane, begin, tuple((at, a, b) for at, a, b in parts))
 
-        def restore(life: Life) -> None:
-            life.link.ask(order, Done)
-            life.spans.reset(lane)
-            life.spans.advance(lane, begin, sum(part.end - part.begin for part in parts))
+        def restore(loaded: Loaded) -> None:
+            loaded.link.ask(order, Done)
+            loaded.spans.reset(lane)
+            loaded.spans.advance(lane, begin, sum(part.end - part.begin for part in parts))
 
         self.process.run(restore, None)
 
@@ -74,7 +74,7 @@ class SharedFeatures:
         region = self._new(end - begin)
         order = wire.SaveRows(region.place, lane, begin, end)
         is_filled = self._drafted.process.run(
-            lambda life: life.link.ask(order, Room).is_there, False
+            lambda loaded: loaded.link.ask(order, Room).is_there, False
         )
         return region._replace(is_filled=is_filled)
 
@@ -106,7 +106,7 @@ class Numbered(NamedTuple):
 
     number: int
     num_rows: int
-    life: Life | None
+    owner: Loaded | None
 
 
 class StreamedFeatures:
@@ -128,7 +128,7 @@ class StreamedFeatures:
         self._drafted.put_in(lane, begin, [Part(at.number, a, b) for at, a, b in parts])
 
     def is_there(self, content: Numbered) -> bool:
-        return content.life is not None and content.life is self._drafted.process.life
+        return content.owner is not None and content.owner is self._drafted.process.loaded
 
     def rows(self, content: Numbered) -> Tensor | None:
         if not self.is_there(content):
@@ -136,11 +136,11 @@ class StreamedFeatures:
         shape, dtype = self._drafted.sizes.features(content.num_rows)
         found = torch.empty(shape, dtype=dtype)
 
-        def read(life: Life) -> Tensor:
+        def read(loaded: Loaded) -> Tensor:
             for begin, end in self._pieces(content.num_rows):
                 order = wire.ExportRows(content.number, begin, end)
                 spec = self._drafted.sizes.features(end - begin)
-                found[begin:end] = life.link.fetch(order, [spec])[0]
+                found[begin:end] = loaded.link.fetch(order, [spec])[0]
             return found
 
         return self._drafted.process.run(read, None)
@@ -148,28 +148,28 @@ class StreamedFeatures:
     def given(self, rows: Tensor) -> Numbered:
         number = next(self._numbers)
         _, dtype = self._drafted.sizes.features(len(rows))
-        life = self._ask_for_room(wire.AdoptRows(number, len(rows)))
+        loaded = self._ask_for_room(wire.AdoptRows(number, len(rows)))
 
-        def write(life: Life) -> None:
+        def write(loaded: Loaded) -> None:
             for begin, end in self._pieces(len(rows)):
-                life.link.tell(wire.FillRows(number, begin, end), [rows[begin:end].to(dtype)])
+                loaded.link.tell(wire.FillRows(number, begin, end), [rows[begin:end].to(dtype)])
 
-        if life is not None:
+        if loaded is not None:
             self._drafted.process.run(write, None)
-        return Numbered(number, len(rows), life)
+        return Numbered(number, len(rows), loaded)
 
     def let_go(self, content: Numbered) -> None:
         if self.is_there(content):
             order = wire.DropRows(content.number)
-            self._drafted.process.run(lambda life: life.link.tell(order), 0)
+            self._drafted.process.run(lambda loaded: loaded.link.tell(order), 0)
 
-    def _ask_for_room(self, order: Message) -> Life | None:
-        """The life that has it. Raises MemoryError where there is no room."""
+    def _ask_for_room(self, order: Message) -> Loaded | None:
+        """The loaded that has it. Raises MemoryError where there is no room."""
 
-        def ask(life: Life) -> Life:
-            if not life.link.ask(order, Room).is_there:
+        def ask(loaded: Loaded) -> Loaded:
+            if not loaded.link.ask(order, Room).is_there:
                 raise MemoryError("no room for features in the memory of another process")
-            return life
+            return loaded
 
         return self._drafted.process.run(ask, None)
 

@@ -178,9 +178,9 @@ class Pump:
         return self._outbox.take()
 
     def recover(self, fault: Fault) -> list[Emitted]:
-        """End what ran when a step or a command has raised, and make every lane as if nothing had
-        run on it; what waits goes on waiting. Raises what a reset raises; what is to be told is
-        told by the next call, of this or `fail_all`.
+        """End what ran when a step or a command has raised; what waits goes on waiting. What cannot
+        be told because this raises is told by the next call, of this or `fail_all`. Nothing runs
+        before `begin_again`.
         """
         self.doing = "between"
         ended = {*self._roster.running, *self._submitted}
@@ -190,10 +190,13 @@ class Pump:
         if fault.during == "command":  # it may have been the one that these wait for
             ended.update(g for g in self._roster.waiting if g.lease.awaited)
         self._fail(ended.__contains__, fault.words, fault.kind)
+        return self._outbox.take()
+
+    def begin_again(self) -> None:
+        """Make every lane as if nothing had run on it. Raises what a reset raises."""
         for lane in range(self._num_lanes):
             self._target.reset(lane)
             self.decoding.start(lane)
-        return self._outbox.take()
 
     def _fail(self, chosen: Chosen, error: str, kind: ErrorKind, retry_after_s: int = 1) -> None:
         self._leftovers.distrust()

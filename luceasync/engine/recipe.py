@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from luceasync.dflash.placement import Drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.pump import Pump
 from luceasync.engine.rehearsal import in_turns, part_for, rehearse
+from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.thread import Loaded
 from luceasync.errors import PlacementError
 from luceasync.hoststore.memory import HostMemory
@@ -101,11 +103,17 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         reading.end()
         _rehearse(recipe, backend, ways)
 
+        def notice() -> None:
+            backend.notice()
+            ways.notice()
+
         def probe() -> None:
             backend.probe()
             ways.probe()
 
-        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close, probe)
+        pump = _pump(recipe, backend, ways, orders)
+        mend = partial(backend.mend, pump.prefixes.lost)
+        return Loaded(pump, closing.pop_all().close, notice, probe, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,7 @@ class _Ways:
     rehearsed: Decoding
     shapes: tuple[Shape, ...]
     features: Features[Any]  # of that drafter
+    notice: Callable[[], None]  # of a drafter: see DraftPasses
     probe: Callable[[], None]
 
 
@@ -124,7 +133,7 @@ def _ways(
 ) -> _Ways:
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
-        return _Ways(plain, plain, (), NoFeatures(), lambda: None)
+        return _Ways(plain, plain, (), NoFeatures(), nothing, nothing)
     plan, berth = recipe.plan, recipe.berth
     if berth is None:
         draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
@@ -138,6 +147,7 @@ def _ways(
         SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
         speculator.shapes,
         DraftFeatures(draft.features, speculator),
+        speculator.passes.notice,
         speculator.passes.probe,
     )
 

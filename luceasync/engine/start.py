@@ -19,11 +19,13 @@ from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
+from luceasync.models.directory import model_name
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.processes import processes_of
+from luceasync.processes import Processes
 from luceasync.request import ChatPrompt
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
@@ -59,7 +61,8 @@ def build_engine(
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
-    fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
+    transport = config.placement.ipc_transport
+    fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
     berth = _berth_of(drafter, plan, config, node_bytes)
     recipe = Recipe(
         model_dir,
@@ -82,6 +85,10 @@ def build_engine(
             berth.close()
         host.close()
 
+    def processes() -> Processes:
+        found = fleet.status
+        return found if berth is None else Processes((*found.all, berth.status))
+
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:
         cabinet = cabinet_of(
@@ -98,6 +105,7 @@ def build_engine(
         cabinet,
         stopping=stopping,
         release=release,
+        processes=processes,
     )
 
 
@@ -127,7 +135,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     """
     model_dir = config.model.model_dir
     named = [name for name in config.model.names if name != ANY_NAME]
-    own = named[0] if named else model_dir.resolve().name
+    own = named[0] if named else model_name(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     return Language(
         card=ModelCard(
@@ -138,6 +146,8 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
+            special_tokens=template.special_tokens,
+            chat_template=template.source,
         ),
         tokenizer=tokenizer,
         template=template

@@ -132,6 +132,14 @@ class Arena:
             self._take_back()
             return self._holes.num_bytes
 
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that are in use. Any thread may ask."""
+        with self._lock:
+            self._take_back()
+            there = sum(end - begin for begin, end in self._slabs[: len(self._locked)])
+            return there - self._holes.num_bytes
+
     def wait(self, timeout_s: float) -> bool:
         """Wait until all pages are there that can be; whether that came in time."""
         self._thread.join(timeout_s)

@@ -6,7 +6,7 @@ another one. Knows no tree, no file and no memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
@@ -126,6 +126,13 @@ class NodeStore(Generic[C]):
         self._contents.let_go(held.content, state_only=state_only)
         if state_only:
             held.span = replace(held.span, with_state=False)
+
+    def sift(self, keeps: Callable[[Span, C], bool]) -> list[NodeKey]:
+        """Forget the nodes whose content is gone, of which `keeps` says no; their names."""
+        gone = [key for key, held in self._nodes.items() if not keeps(held.span, held.content)]
+        for key in gone:
+            del self._nodes[key]
+        return gone
 
     def close(self) -> None:
         """Forget everything."""

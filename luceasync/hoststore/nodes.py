@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.names import rename_table
-from luceasync.errors import SnapshotMismatch
+from luceasync.errors import GroupFailed, SnapshotMismatch
 from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.cache import Shape
 from luceasync.node_words import NodeKey
@@ -115,10 +115,10 @@ class NodesInParts:
         return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. Raises MemoryError; then nothing of the node is held."""
+        """See Nodes. Raises MemoryError, GroupFailed; then nothing of the node is held."""
         try:
             return together([part.save(lane, node, span) for part in self._parts])
-        except MemoryError:
+        except (MemoryError, GroupFailed):
             self.drop(node)
             raise
 
@@ -139,7 +139,8 @@ class NodesInParts:
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Own tensors that any split of this model has exported, in place of what `node` was: all
         of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then. Raises
-        MemoryError where a holder copies them and has no room; nothing of the node is held then.
+        MemoryError where a holder copies them and has no room, and GroupFailed; nothing of the node
+        is held then.
         """
         named = renamed(tensors, self._first_layers)
         shares = [part.shapes(span) for part in self._parts]
@@ -147,7 +148,7 @@ class NodesInParts:
         try:
             for part, share in zip(self._parts, shares, strict=True):
                 part.adopt(node, span, {name: named[name] for name in share})
-        except MemoryError:  # some parts copy
+        except (MemoryError, GroupFailed):  # some parts copy
             self.drop(node)
             raise
 

@@ -7,13 +7,15 @@ anything beyond its host, and who asks for room or for a payload is not told whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from luceasync.cyext.packets import Traffic
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Message, Span
+
+__all__ = ["Channel", "Launcher", "Outgoing", "Payload", "Received", "Started", "Traffic", "Vitals"]
 
 M = TypeVar("M")
 A = TypeVar("A", bound=Message)
@@ -60,19 +62,6 @@ class Received(msgspec.Struct, Generic[M], frozen=True):
     payload: Payload | None
     number: int
     answers: int
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What has crossed a channel. Lent: payloads passed on by reference, whose bytes stayed."""
-
-    packets_sent: int = 0
-    packets_received: int = 0
-    packet_bytes_sent: int = 0
-    packet_bytes_received: int = 0
-    payload_bytes_sent: int = 0
-    payload_bytes_received: int = 0
-    payload_bytes_lent: int = 0
 
 
 class Channel(Protocol[M]):
@@ -146,11 +135,30 @@ class Channel(Protocol[M]):
         """Idempotent. The other end sees that this one is gone."""
 
 
+class Vitals(NamedTuple):
+    """How long ago a process gave its last sign of life (None: never so far), and the memory that
+    it has, pages shared with others included.
+    """
+
+    age_s: float | None
+    resident_bytes: int
+
+
 class Started(Protocol[M]):
-    """A process that was started, and the channel to it."""
+    """A process that was started, and the channel to it. It is ended when it gives no sign of life
+    for too long, whatever it is doing: its channel then closes as that of any one that dies.
+    """
 
     @property
     def channel(self) -> Channel[M]: ...
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it lives and does not hang, as far as is known. Any thread may ask."""
+
+    @property
+    def vitals(self) -> Vitals:
+        """Any thread may ask."""
 
     def is_alive(self) -> bool: ...
 

@@ -1,6 +1,6 @@
 """A process that was started here: whether it lives, how it ended, and its certain end.
 
-Owns the process until it is reaped, its pidfd and its log. Knows no channel.
+Owns the process until it is reaped, its pidfd, its log, and the watch over it. Knows no channel.
 """
 
 from __future__ import annotations
@@ -8,12 +8,16 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from luceasync.errors import LuceasyncError
 from luceasync.ipc.log_lines import LogLines
+from luceasync.ipc.pulse import Watch
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.waiting import Deadline
 
 SETTLE_S = 0.05  # for what it said last to come through the pipe
@@ -28,7 +32,9 @@ class Child:
         self.pid = process.pid
         self._process = process
         self._ended: str | None = None
+        self._verdict = ""  # why it was ended before anybody wanted that
         self._lines: list[str] = []
+        self._watch: Watch | None = None
         try:
             self.pidfd = os.pidfd_open(process.pid)
             assert process.stderr is not None
@@ -46,6 +52,34 @@ class Child:
         """Whether end() has been done: nothing of it is left."""
         return self._ended is not None
 
+    def watch(self, sock: socket.socket, heartbeat: Heartbeat) -> None:
+        """Ask it for signs of life through `sock`, which is this object's from now on, and end it
+        when it gives none.
+        """
+        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn)
+
+    @property
+    def age_s(self) -> float | None:
+        """Since its last sign of life; None: it has given none. Any thread may ask."""
+        return None if self._watch is None else self._watch.age_s
+
+    @property
+    def is_known_to_end(self) -> bool:
+        """Whether it has ended or is being ended, as far as the watch knows. Any thread may ask."""
+        has_ended = self._watch is not None and self._watch.has_ended.is_set()
+        return has_ended or bool(self._verdict) or self.is_over
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it has, pages shared with others included; 0: it has ended. Any thread may
+        ask.
+        """
+        try:
+            fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
+        except OSError:
+            return 0
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def is_alive(self) -> bool:
         """Whether it has not ended; one that is stopped lives."""
         return self._ended is None and not self._wait(0.0)
@@ -58,7 +92,7 @@ class Child:
             return told("its process lives", self._log.last())
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
-        return told(how(status), self._log.last(SETTLE_S))
+        return told(self._how(status), self._log.last(SETTLE_S))
 
     def end(self, grace_s: float, deadline_s: float) -> None:
         """Let it end by itself for `grace_s`, then kill it with all that it started, and reap it.
@@ -76,14 +110,25 @@ class Child:
         self._lines = self._log.last(SETTLE_S)
         self._process.wait()
         self._log.close()
+        if self._watch is not None:
+            self._watch.close()
         os.close(self.pidfd)
-        self._ended = how(status)
+        self._ended = self._how(status)
 
     def _wait(self, seconds: float) -> bool:
         """Whether it has ended, waiting for that."""
         waiting = select.poll()
         waiting.register(self.pidfd, select.POLLIN)
         return bool(waiting.poll(Deadline(seconds).left_ms()))
+
+    def _condemn(self, words: str) -> None:
+        """In the thread of the watch: what waits for the process sees its end."""
+        self._verdict = words
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def _how(self, status: os.waitid_result) -> str:
+        return f"{self._verdict}; {how(status)}" if self._verdict else how(status)
 
     def _kill_group(self) -> None:
         for kill in (os.killpg, os.kill):  # it may not lead its group yet

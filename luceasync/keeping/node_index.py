@@ -126,6 +126,12 @@ class NodeIndex:
         if files:
             self._disk.remove(files)
 
+    def lost(self, keys: Iterable[NodeKey]) -> None:
+        """Memory holds these no longer; what the disk has of them can be read again."""
+        for key in keys:
+            self.forget(key, "memory")
+        self.refresh_status()
+
     def found(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True
     ) -> None:

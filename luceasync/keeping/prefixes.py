@@ -61,6 +61,7 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = least_tokens(memory.token_size)
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
+        self.lost = self._index.lost
         self._post: Callable[[Call], None] | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
@@ -80,9 +81,7 @@ class Prefixes:
         return replace(self._index.status, num_unwritten=len(self._to_disk))
 
     def listen(self, post: Callable[[Call], None]) -> None:
-        """From now on hear of copies that arrive. `post`, which any thread may call, has something
-        run in the engine's thread.
-        """
+        """Hear of copies that arrive; `post`, of any thread, has a call run in the engine's."""
         self._post = post
 
     # --- before the prefill ----------------------------------------------------------------------

@@ -45,7 +45,8 @@ def digest_of(model_dir: Path, weight_files: Iterable[Path]) -> str:
     """
     digest = blake2b(digest_size=16)
     try:
-        digest.update((model_dir / CONFIG).read_bytes())
+        if (config := model_dir / CONFIG).exists():  # a GGUF file says it all itself
+            digest.update(config.read_bytes())
         for path in sorted(weight_files):
             status = path.stat()
             told = (path.name, status.st_size, status.st_mtime_ns, status.st_ino)

@@ -25,6 +25,7 @@ from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
+from luceasync.node_words import NodeKey
 from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
@@ -259,10 +260,20 @@ class LayerSplitBackend:
         """Wait until the device that gives the logits has done what it was given so far."""
         self._groups[-1].synchronize()
 
+    def notice(self) -> None:
+        """Raise GroupFailed where a group is known to be gone, without asking it."""
+        for group in self._groups:
+            group.notice()
+
     def probe(self) -> None:
         """Raise GroupFailed where a group is gone. Ask while nothing runs."""
         for group in self._groups:
             group.probe()
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """Bring back every group that is gone; see Group. Reset all lanes afterwards."""
+        for group in self._groups:
+            group.mend(lost)
 
     def close(self) -> None:
         """Free everything. May be called twice."""

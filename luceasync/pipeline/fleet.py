@@ -6,6 +6,8 @@ only.
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -14,12 +16,11 @@ from pathlib import Path
 from luceasync.errors import ChannelClosed, GroupFailed
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.node_parts import NodeParts
-from luceasync.hoststore.node_store import NodeStore
-from luceasync.hoststore.nodes import Nodes
-from luceasync.ipc.channel import Started
-from luceasync.ipc.handshake import Statement, greet
+from luceasync.ipc.handshake import Statement
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.memory import SealedMemory
+from luceasync.ipc.supervised import Life, Supervised
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline import wire
@@ -31,10 +32,13 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import RemoteGroup, RemotePasses, load
 from luceasync.pipeline.remote_contents import RemoteContents, SharedBytes, StreamedBytes
 from luceasync.pipeline.sizes import Sizes
+from luceasync.processes import Processes
 
+HEARTBEAT = Heartbeat()
 START_S = 120.0  # until a process has imported what it needs
-END_S = 10.0
 ELSEWHERE = 1  # whose the other devices are, as each process is told
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -43,13 +47,15 @@ class _Berth:
 
     sizes: Sizes
     parts: NodeParts
-    launcher: LocalLauncher
+    process: Supervised
     node_bytes: int
     arena: Arena | None
 
 
 class Fleet:
-    """Opens the remote groups of a plan, as often as it is asked to."""
+    """Opens the remote groups of a plan, as often as it is asked to, and starts their processes
+    again.
+    """
 
     def __init__(
         self,
@@ -59,10 +65,12 @@ class Fleet:
         programs: Mapping[int, Path],
         transport: str,
         node_bytes: int,
+        stopping: threading.Event | None = None,
     ) -> None:
         """`programs`: what runs each process of the plan; `node_bytes`: of memory for nodes of the
-        whole model. Raises ConfigError.
+        whole model; `stopping` is set when nobody waits for a process any more. Raises ConfigError.
         """
+        self._stopping = stopping or threading.Event()
         self._model_dir = model_dir
         self._plan = plan
         self._opened: dict[int, RemotePasses] = {}
@@ -84,33 +92,67 @@ class Fleet:
         and what `advance` raises; the process has ended then.
         """
         berth = self._berths[number]
-        sizes, plan = berth.sizes, self._plan
-        layers = f"{sizes.layers.start}:{sizes.layers.stop}"
-        dtype = dtype_words(plan.precision)
-        given = ["--model-dir", str(self._model_dir.absolute())]
-        given += ["--dtype", dtype, "--layers", layers]
-        started = berth.launcher.launch(given, wire.ANSWERS)
-        link = Link(started, number)
-        try:
-            _greet(started, states_of(self._model_dir, dtype, layers), number)
-            load(
-                link,
-                wire.Load(self._as_told(number), number, tuple(taps), berth.node_bytes),
-                advance,
-            )
-        except BaseException:
-            link.close()
-            raise
+        order = wire.Load(self._as_told(number), number, tuple(taps), berth.node_bytes)
+        link = Link(self._start(number, order, advance), number)
         passes = RemotePasses(
             link,
-            sizes,
+            berth.sizes,
             taps,
             before=self._opened.get(number - 1),
             hands_on=number + 1 in self._berths,
-            runs_ahead=plan.computes_beside,
+            runs_ahead=self._plan.computes_beside,
         )
         self._opened[number] = passes
-        return RemoteGroup(link, passes, _nodes(link, berth), len(sizes.shards))
+        return RemoteGroup(
+            link,
+            passes,
+            _contents(link, berth),
+            len(berth.sizes.shards),
+            lambda reason: self._start_again(number, order, reason),
+        )
+
+    @property
+    def status(self) -> Processes:
+        """Of each process. Any thread may ask."""
+        found = (
+            replace(
+                berth.process.status,
+                node_bytes=0 if berth.arena is None else berth.arena.used_bytes,
+            )
+            for berth in self._berths.values()
+        )
+        return Processes(tuple(found))
+
+    def _start(self, number: int, order: wire.Load, advance: Callable[[int], None]) -> Life:
+        """A process that has loaded its layers. Raises as open_group."""
+        process, layers = self._berths[number].process, self._berths[number].sizes.layers
+        told = f"{layers.start}:{layers.stop}"
+        dtype = dtype_words(self._plan.precision)
+        given = ["--model-dir", str(self._model_dir.absolute())]
+        given += ["--dtype", dtype, "--layers", told]
+        statement = Statement(states_of(self._model_dir, dtype, told))
+        try:
+            life = process.start(given, wire.ANSWERS, statement, START_S)
+        except ChannelClosed as error:
+            raise GroupFailed(number, str(error)) from None
+        try:
+            load(Link(life, number), order, advance)
+        except Exception as error:
+            process.failed(str(error))
+            process.stop()
+            raise
+        process.arrived()
+        return life
+
+    def _start_again(self, number: int, order: wire.Load, reason: str) -> Life:
+        process = self._berths[number].process
+        process.failed(reason)
+        process.stop()  # nothing of it is left when the next one begins
+        log.warning("%s", process.status.detail)
+        process.wait()
+        life = self._start(number, order, lambda num_bytes: None)
+        log.warning("group %d of the model is there again", number)
+        return life
 
     def close(self) -> None:
         """End what still runs, and give all memory back. Idempotent."""
@@ -144,10 +186,14 @@ class Fleet:
                 read=2 * place,
                 rings=rings,
                 lent=lent,
+                heartbeat=HEARTBEAT,
             )
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
-            self._berths[number] = _Berth(sizes[number], parts[number], launcher, own_bytes, arena)
+            devices = [shard.device for shard in sizes[number].shards]
+            name = f"group {number} of the model"
+            process = Supervised(launcher, name, devices, self._stopping)
+            self._berths[number] = _Berth(sizes[number], parts[number], process, own_bytes, arena)
 
     def _memory(
         self, rings: Rings | None, num_bytes: int, lane_bytes: int
@@ -184,17 +230,10 @@ class Fleet:
         return replace(self._plan, devices=devices, reasons=())
 
 
-def _greet(started: Started[wire.Done], states: Mapping[str, str], number: int) -> None:
-    try:
-        greet(started.channel, Statement(states), START_S)
-    except ChannelClosed as error:
-        raise GroupFailed(number, f"{error}; {started.last_words()}") from None
-
-
-def _nodes(link: Link, berth: _Berth) -> Nodes:
+def _contents(link: Link, berth: _Berth) -> RemoteContents:
     arena, parts = berth.arena, berth.parts
     content = StreamedBytes(link) if arena is None else SharedBytes(parts, arena)
-    return NodeStore(RemoteContents(link, parts, content))
+    return RemoteContents(link, parts, content)
 
 
 def _share(parts: NodeParts, spec: ModelSpec, plan: Plan) -> float:

@@ -15,14 +15,19 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
+from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.nodes import Nodes
 from luceasync.ipc.channel import Payload, Traffic
+from luceasync.ipc.pace import Call
 from luceasync.ipc.packets import Message
+from luceasync.ipc.supervised import Life
 from luceasync.kv.pages import PageEvent
+from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
 from luceasync.pipeline.crossing import views
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.remote_contents import RemoteContents
 from luceasync.pipeline.remote_logits import RemoteLogits
 from luceasync.pipeline.sizes import Sizes
 from luceasync.pipeline.transfer import on_host
@@ -36,12 +41,23 @@ EVENTS_A_PACKET = 4096
 class RemoteGroup:
     """See Group. All that is done with it raises GroupFailed once the process is gone."""
 
-    def __init__(self, link: Link, passes: RemotePasses, nodes: Nodes, num_shards: int) -> None:
-        """`link` is owned from now on."""
+    def __init__(
+        self,
+        link: Link,
+        passes: RemotePasses,
+        contents: RemoteContents,
+        num_shards: int,
+        start_again: Callable[[str], Life],
+    ) -> None:
+        """`link` is owned from now on. `start_again` is told why, and gives another process that
+        has loaded the same layers; see Group.mend.
+        """
         self._link = link
         self._passes = passes
-        self._nodes = nodes
+        self._contents = contents
+        self._nodes = NodeStore(contents)
         self._num_shards = num_shards
+        self._start_again = start_again
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -63,9 +79,21 @@ class RemoteGroup:
     def nodes(self) -> Sequence[Nodes]:
         return [self._nodes]
 
+    def notice(self) -> None:
+        """See Group."""
+        self._link.notice()
+
     def probe(self) -> None:
         """See Group."""
         self._link.probe()
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """See Group. Nodes in shared memory stay where they are, and are told to the process."""
+        if self._link.is_open:
+            return
+        self._link.go_on_with(self._start_again(self._link.last_words()))
+        self._passes.begin_again()
+        lost(self._nodes.sift(self._contents.renew))
 
     def close(self) -> None:
         self._link.close()
@@ -162,13 +190,14 @@ class RemotePasses:
             number = self._link.tell(order, [given])
         else:
             number = self._link.forward(order, lent)
+        call = Call(kind, len(batch.lanes) * batch.num_rows)
         if gives is None:
             if answers:
-                self._link.answer(number, wire.Done)
+                self._link.answer(number, wire.Done, call)
             return None
         if not self._hands_on:
-            return self._link.tensors(number, [gives])[0]
-        payload = self._link.payload(number)
+            return self._link.tensors(number, [gives], call)[0]
+        payload = self._link.payload(number, call)
         [view] = views(self._link.view(payload, gives), [gives])
         self._given = view, payload
         return view
@@ -180,6 +209,11 @@ class RemotePasses:
     def handed_on(self, given: Tensor) -> Payload | None:
         """The payload of which this tensor is the view, if it is the last one."""
         return self._given[1] if self._given is not None and self._given[0] is given else None
+
+    def begin_again(self) -> None:
+        """The process is another one: nothing of what this one has been told is known to it."""
+        self._free()
+        self._batch = Batch((), (), 1)
 
     def _free(self) -> None:
         if self._given is not None:
@@ -203,7 +237,8 @@ class RemotePasses:
         else:
             number = self._link.tell(wire.Taps(tuple(map(len, paths))), _flat(paths))
         spec = self._sizes.rows(num_kept)
-        kept = {tap: self._link.tensors(number, [spec])[0] for tap in self._taps}
+        call = Call("taps", num_kept)
+        kept = {tap: self._link.tensors(number, [spec], call)[0] for tap in self._taps}
         if is_chunk:
             return {tap: rows[None] for tap, rows in kept.items()}
         return {tap: self._spread(rows, paths) for tap, rows in kept.items()}

@@ -106,9 +106,19 @@ class RemoteContents:
         """See Contents. The process hears of it before it is told of anything else that might lie
         in the same place.
         """
-        self._link.tell(wire.Drop(content.number, state_only))
+        self._link.mention(wire.Drop(content.number, state_only))
         kept = [region for region in content.regions if state_only and not region.is_state]
         content.regions = kept
+
+    def renew(self, span: Span, content: Held) -> bool:
+        """Have it held by a process that takes the place of one that has ended; False: its bytes
+        lay there alone.
+        """
+        if not content.regions:
+            return False
+        at = self._bytes.places(content.regions)
+        order = wire.Adopt(content.number, span.begin, span.end, span.with_state, at)
+        return self._link.ask(order, wire.Room).is_there
 
     def close(self) -> None:
         """See Contents: whoever has the link closes it."""

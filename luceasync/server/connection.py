@@ -29,11 +29,13 @@ from hypercorn.typing import (
 from hypercorn.utils import parse_socket_addr
 
 from luceasync.server.http2 import Http2
+from luceasync.server.turns import Turns
 
 Address = tuple[str, int] | None
 
 SEND_TIMEOUT_S = 60.0  # in which a client has to read some of what waits for it
 AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than anybody reads yet
+LARGE_BYTES = 16 << 10  # of one piece: those of many clients are taken one at a time
 CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
 
 
@@ -93,11 +95,13 @@ class Connection(TCPServer):
         app: ASGIWrapper,
         config: Config,
         context: WorkerContext,
+        turns: Turns,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
         loop = asyncio.get_running_loop()
         super().__init__(app, loop, config, context, {}, reader, writer)
+        self._turns = turns
         self._http: Http11 | Http2 | None = None
         self._low_water_bytes = writer.transport.get_write_buffer_limits()[0]
 
@@ -114,6 +118,9 @@ class Connection(TCPServer):
             pass  # the client is gone
         finally:
             await self._close()
+            # It and its protocol know each other: they would stay until the collector comes.
+            self._http = None
+            vars(self).pop("protocol", None)
 
     @property
     def is_idle(self) -> bool:
@@ -187,6 +194,8 @@ class Connection(TCPServer):
     async def _read_data(self) -> None:
         data = await self._read()
         while data:
+            if len(data) >= LARGE_BYTES:
+                await self._turns.take()
             handling = asyncio.ensure_future(self.protocol.handle(RawData(data)))
             reading = asyncio.ensure_future(self._read())
             try:

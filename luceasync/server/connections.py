@@ -12,11 +12,13 @@ import ssl
 from collections.abc import Callable
 
 from luceasync.server.connection import Connection
+from luceasync.server.giving_back import GivingBack
 
 MAX_HANDSHAKES = 64  # of TLS that have begun; beyond, the oldest of them ends
 HANDSHAKE_TIMEOUT_S = 10.0
 SHUTDOWN_TIMEOUT_S = 5.0  # for the other side's last word of TLS
 NUM_ACCEPTED_AT_ONCE = 32  # then those that are open have their turn
+NUM_ENDED = 32  # after which memory is given back: one of TLS has held up to half a MiB
 NO_ROOM_PAUSE_S = 0.1  # where the process or the machine has no descriptor left
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,8 @@ class Connections:
         self._open: dict[Arrival, None] = {}  # in the order in which they came
         self._shaking: dict[Arrival, None] = {}
         self._ending: set[Arrival] = set()
+        self._giving_back = GivingBack()
+        self._num_ended = 0
 
     def __len__(self) -> int:
         return len(self._open) - len(self._ending)
@@ -137,6 +141,10 @@ class Connections:
         self._shaking.pop(arrival, None)
         self._ending.discard(arrival)
         arrival.sock.close()
+        self._num_ended += self._tls is not None
+        if self._num_ended >= NUM_ENDED:
+            self._num_ended = 0
+            self._giving_back.ask()
 
     def _end_first(self, arrivals: dict[Arrival, None]) -> bool:
         """End the oldest of `arrivals` that is idle; tell whether there was one."""

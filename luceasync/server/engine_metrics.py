@@ -5,16 +5,18 @@ Owns their names. Knows nothing of requests, and counts nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
+from luceasync.processes import ProcessStatus
 from luceasync.request import Engine, Speculation
 
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"
+PROCESS = "luceasync_process"
 
 
 class EngineCollector(Collector):
@@ -30,6 +32,8 @@ class EngineCollector(Collector):
             yield from _cache(status.cache)
         if status.speculation is not None:
             yield from _speculation(status.speculation)
+        if status.processes.all:
+            yield from _processes(status.processes.all)
 
 
 def _engine(status: EngineStatus) -> Iterator[Metric]:
@@ -96,6 +100,38 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
         "host": status.host_s_total,
     }
     yield _counters(f"{SPECULATION}_seconds", "Time of the parts of a round.", "part", seconds)
+
+
+def _processes(processes: Sequence[ProcessStatus]) -> Iterator[Metric]:
+    """Of each other process: by its name, and the devices that it runs."""
+    ages = {p: p.heartbeat_age_s for p in processes if p.heartbeat_age_s is not None}
+    for name, words, gauges in (
+        ("up", "1 while it does its work.", {p: float(not p.detail) for p in processes}),
+        ("heartbeat_age_seconds", "Since its last sign of life.", ages),
+        ("resident_bytes", "Memory that it has.", {p: p.resident_bytes for p in processes}),
+        ("node_bytes", "Nodes in memory that it shares.", {p: p.node_bytes for p in processes}),
+    ):
+        yield _of_processes(GaugeMetricFamily, name, words, gauges)
+    for name, words, counters in (
+        ("starts", "Times that it was started.", {p: p.num_starts for p in processes}),
+        ("calls", "Answers that were waited for.", {p: p.calls_total for p in processes}),
+        ("call_seconds", "Time of waiting for them.", {p: p.call_s_total for p in processes}),
+        ("sent_bytes", "Bytes sent to it.", {p: p.sent_bytes_total for p in processes}),
+        ("received_bytes", "Bytes that it sent.", {p: p.received_bytes_total for p in processes}),
+    ):
+        yield _of_processes(CounterMetricFamily, name, words, counters)
+
+
+def _of_processes(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    words: str,
+    values: Mapping[ProcessStatus, float],
+) -> Metric:
+    family = kind(f"{PROCESS}_{name}", words, labels=["process", "devices"])
+    for process, value in values.items():
+        family.add_metric([process.name, ",".join(process.devices)], value)
+    return family
 
 
 def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:

@@ -41,23 +41,33 @@ class StatusPages:
     async def health(self, request: Request) -> Response:
         """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but
         a fault of the disk keeps prefixes from being kept, or its drafter is gone. Failed, 503: the
-        engine is gone and being made anew.
+        engine is gone and being made anew, or a process of its is and requests wait for it.
         """
         status = self._engine.status()
         if status.has_failed:
-            return _later({"status": "failed", "detail": without_paths(status.detail)}, status)
+            detail, later_s = status.detail, status.retry_after_s
+            return _later({"status": "failed", "detail": without_paths(detail)}, later_s)
+        if status.ready and (away := status.processes.away) is not None:
+            detail, later_s = away.detail, away.retry_after_s
+            return _later({"status": "failed", "detail": without_paths(detail)}, later_s)
         faults = _faults(status)
         if faults:
             return json_response({"status": "degraded", "detail": without_paths(faults)})
         return json_response({"status": "ok", "detail": without_paths(status.detail)})
 
     async def ready(self, request: Request) -> Response:
-        """503 while the model loads and from the moment the server shuts down."""
+        """503 while the model loads or a process of its is away, and from the moment the server
+        shuts down.
+        """
         status = self._engine.status()
+        detail, later_s = status.detail, status.retry_after_s
         ready = status.ready and not self._drain.closing
-        detail = "shutting down" if self._drain.closing else without_paths(status.detail)
-        answer = {"ready": ready, "detail": detail}
-        return json_response(answer) if ready else _later(answer, status)
+        if self._drain.closing:
+            detail = "shutting down"
+        elif ready and (away := status.processes.away) is not None:
+            ready, detail, later_s = False, away.detail, away.retry_after_s
+        answer = {"ready": ready, "detail": without_paths(detail)}
+        return json_response(answer) if ready else _later(answer, later_s)
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
@@ -70,10 +80,10 @@ def _faults(status: EngineStatus) -> str:
     return "; ".join(fault for fault in faults if fault)
 
 
-def _later(payload: object, status: EngineStatus) -> Response:
+def _later(payload: object, seconds: int) -> Response:
     """`payload` as a 503 that says when to ask again."""
     response = json_response(payload, 503)
-    response.headers["retry-after"] = str(status.retry_after_s)
+    response.headers["retry-after"] = str(seconds)
     return response
 
 

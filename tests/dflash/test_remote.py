@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.dflash import wire
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.berth import Berth
 from luceasync.dflash.feature_contents import Part
@@ -69,7 +70,7 @@ class Both:
 
     @property
     def traffic(self):
-        return self.process.life.link.traffic
+        return self.process.loaded.link.traffic
 
     def prefill(self, lane: int, cuts: list[int]) -> None:
         """The prompt, in chunks, to both drafters."""
@@ -209,13 +210,13 @@ def test_a_memory_that_is_full_is_said_to_be(both):
 
 
 def kill(both: Both, how: signal.Signals = signal.SIGKILL) -> None:
-    os.kill(both.process.life.link._started.child.pid, how)
+    os.kill(both.process.loaded.link._started.child.pid, how)
 
 
 def until_it_is_back(both: Both) -> None:
     limit = time.monotonic() + 60
     while both.there.speculator.passes.off_reason is not None:
-        both.there.speculator.passes.rejoin()
+        both.there.speculator.passes.notice()
         time.sleep(0.05)
         assert time.monotonic() < limit
 
@@ -247,17 +248,28 @@ def test_one_that_was_killed_is_left_out_and_started_again(both, transport):
         assert features.rows(kept) is None
 
 
-def test_one_that_hangs_is_given_up_at_its_deadline(both):
+def test_one_that_hangs_is_given_up(both):
     both = both()
     both.prefill(0, [])
-    proposed(both.there, 0, CHAIN)
-    both.process.life.calls.least_s = 0.2
-    both.process.life.calls.slowest_s = 0.0
-    kill(both, signal.SIGSTOP)
+    kill(both, signal.SIGSTOP)  # and gives no sign of life
     began = time.monotonic()
-    with pytest.raises(DraftFailed, match="silent for"):
+    with pytest.raises(DraftFailed):
         proposed(both.there, 0, CHAIN)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 30
+    until_it_is_back(both)
+
+
+def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypatch):
+    both = both()
+    both.prefill(0, [])
+    link = both.process.loaded.link
+    with torch.inference_mode():
+        both.there.speculator.passes.propose([7], [0], [len(TOKENS)], CHAIN)
+    monkeypatch.setattr(link._pace, "deadline_s", lambda call: 0.3)
+    unanswered, send = wire.ResetLane(0, 0), link._channel.send
+    monkeypatch.setattr(link, "tell", lambda *told: send(unanswered, deadline_s=1.0))
+    with pytest.raises(DraftFailed, match=r"silent for 0\.3 s"):
+        proposed(both.there, 0, CHAIN)
     until_it_is_back(both)
 
 
@@ -275,5 +287,5 @@ def test_nothing_is_left_of_one_that_is_ended_while_it_starts(both):
     kill(both)
     both.there.speculator.passes.probe()
     both.there.close()
-    assert both.process.life is None
+    assert both.process.loaded is None
     both.there.close()

@@ -19,7 +19,7 @@ from luceasync.engine.start import build_engine
 from tests import tiny
 from tests.engine.test_processes import LONG, backends
 from tests.engine.test_speculation import ask_all
-from tests.engines import ask, user, written
+from tests.engines import ask, written
 from tests.processes import backend_program, placed
 
 pytestmark = pytest.mark.slow
@@ -109,7 +109,7 @@ async def test_answers_are_those_without_a_drafter(
     ("first", "second"), [(False, True), (True, False), (True, True)], ids=["to", "from", "both"]
 )
 @pytest.mark.parametrize("transport", ["shared", "stream"])
-@pytest.mark.parametrize("num_words", [1, 240])
+@pytest.mark.parametrize("num_words", [40, 240])
 async def test_a_restart_speculates_from_kept_features(
     bundled, tmp_path, transport, first, second, num_words, caplog
 ):
@@ -118,15 +118,13 @@ async def test_a_restart_speculates_from_kept_features(
     kept = {"cache_dir": tmp_path / "cache", "transport": transport, **draft}
     arrangement = "between" if second else "one"
     async with running(model_dir, tmp_path / "first", "one", is_remote=first, **kept) as engine:
-        before = await ask(engine, text)
-        turns = [*user(text), {"role": "assistant", "content": before.text}, *user("And again.")]
-        expected = (await ask(engine, turns)).ids
+        expected = (await ask(engine, text)).ids
         await written(engine)
     caplog.set_level(logging.DEBUG, "luceasync.keeping.prefixes")
     there = running(model_dir, tmp_path / "second", arrangement, is_remote=second, **kept)
     async with there as engine:
-        after = await ask(engine, turns)
-        again = await ask(engine, turns)
+        after = await ask(engine, text)
+        again = await ask(engine, text)
     assert after.ids == again.ids == expected
     assert (after.finish.restore.tier, again.finish.restore.tier) == ("disk", "memory")
     told = f"local_shards={2 if second else 3} remote_shards={1 if second else 0} tier=disk"

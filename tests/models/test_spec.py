@@ -228,11 +228,6 @@ def test_an_old_scaled_rope_counts_beside_a_new_plain_one():
     assert words.startswith("rope_type 'yarn' is not supported")
 
 
-def test_quantized_weights_are_refused():
-    words = refusal(config_of("qwen3", quantization_config={"quant_method": "fp8"}))
-    assert words.startswith("quantization_config = {'quant_method': 'fp8'} is not supported")
-
-
 @pytest.mark.parametrize("value", ["abc", 0, -1.0, True, float("inf")])
 @pytest.mark.parametrize("name", ["rope_theta", "partial_rotary_factor"])
 def test_the_ropes_numbers_are_positive(name: str, value: object):

@@ -5,7 +5,7 @@ Its activation is what it is given, times ten, plus its number: 3 through groups
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Ticket
 from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
+from luceasync.node_words import NodeKey
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.plan import Plan
 from luceasync.ranking.local import LocalLogits
@@ -48,8 +49,14 @@ class FakeGroup:
     def synchronize(self) -> None:
         self._told.append((self.number, "synchronize", None))
 
+    def notice(self) -> None:
+        self._told.append((self.number, "notice", None))
+
     def probe(self) -> None:
         self._told.append((self.number, "probe", None))
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        self._told.append((self.number, "mend", None))
 
     def close(self) -> None:
         self.is_closed = True

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 
 from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
 from luceasync.model_card import ModelCard
+from luceasync.processes import NO_PROCESSES
 from luceasync.request import Delta, Finish, Request, Restore, Speculation, Timings, Usage
 from tests.deltas import text_delta
 
@@ -72,6 +73,7 @@ class ScriptedEngine:
         self.failure = ""
         self.cache: CacheStatus | None = None
         self.speculation: SpeculationStatus | None = None
+        self.processes = NO_PROCESSES
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.opened = asyncio.Event()
@@ -90,6 +92,7 @@ class ScriptedEngine:
             has_failed=bool(self.failure),
             restarts_total=2,
             retry_after_s=7 if self.failure else 1,
+            processes=self.processes,
         )
 
     async def open(self, request: Request) -> ScriptedStream:
@@ -105,6 +108,9 @@ class ScriptedEngine:
     async def tokens(self, request: Request) -> tuple[int, ...]:
         self.requests.append(request)
         return tuple(range(10))
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        return b"".join(b"<%d>" % each for each in ids)
 
     async def _wait_in_queue(self, gate: asyncio.Event) -> None:
         try:

@@ -40,7 +40,6 @@ class UnservedBody(msgspec.Struct):
     chat_template: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
     continue_final_message: msgspec.Raw = msgspec.Raw()
-    echo: msgspec.Raw = msgspec.Raw()
     prompt_logprobs: msgspec.Raw = msgspec.Raw()
     audio: msgspec.Raw = msgspec.Raw()
 

@@ -1,0 +1,3 @@
+"""Types of pulse.pyx."""
+
+def echo(fd: int) -> None: ...
