@@ -182,6 +182,7 @@ class Speculator:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
         if (off_reason := self._off_reason()) is not None:
             self._outlooks[lane] = self._without_context(off_reason)
+            return
         self._target.send_chunk_taps(self.passes, lane, begin, num_tokens)
 
     # --- steps ----------------------------------------------------------------------------------
@@ -243,7 +244,8 @@ class Speculator:
         """The target has just decoded these tokens in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         num_unsettled = self.passes.num_unsettled
-        self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
+        if self.passes.off_reason is None:
+            self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
         self._is_settled = self.passes.num_unsettled == num_unsettled
         for lane in lanes:
             if lane in plan.off_reasons:

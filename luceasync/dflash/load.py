@@ -63,9 +63,17 @@ def start_draft(
     stopping = threading.Event()
     process = DraftProcess(berth.process(stopping), start, stopping)
     process.open(advance)
-    passes = RemoteDraft(process, backend, berth.spec, berth.sizes, plan.parallel)
+    features = berth.features(process)
+    passes = RemoteDraft(
+        process,
+        backend,
+        berth.spec,
+        berth.sizes,
+        num_lanes=plan.parallel,
+        capacity_tokens=features.capacity_tokens,
+    )
     speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
-    return LoadedDraft(speculator, berth.features(process), process.close)
+    return LoadedDraft(speculator, features, process.close)
 
 
 @torch.inference_mode()

@@ -94,6 +94,11 @@ class LocalDraft(Generic[P_co]):
         """See luceasync.dflash.graph.Runner."""
         return self._run.num_unsettled
 
+    @property
+    def capacity_tokens(self) -> int:
+        """See TapRing."""
+        return self.ring.capacity_tokens
+
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
     ) -> P_co:

@@ -21,7 +21,6 @@ from luceasync.dflash.passes import Head
 from luceasync.dflash.process import DraftProcess, Loaded
 from luceasync.errors import DraftFailed
 from luceasync.ipc.pace import Call
-from luceasync.pipeline.sizes import payload_bytes
 from luceasync.pipeline.transfer import on_host
 from luceasync.pipeline.wire import PIECE_BYTES
 from luceasync.ranking.proposals import Proposal
@@ -46,8 +45,10 @@ class RemoteDraft:
         spec: FeatureSpec,
         sizes: wire.DraftSizes,
         num_lanes: int,
+        capacity_tokens: int,
     ) -> None:
-        """`process` is owned by whoever made it."""
+        """`process` is owned by whoever made it; `capacity_tokens`: of a lane's ring there."""
+        self.capacity_tokens = capacity_tokens
         self._num_lanes = num_lanes
         self._process = process
         self._ends = ends
@@ -101,6 +102,20 @@ class RemoteDraft:
         check_taps(self._spec, taps)
         num_entries, num_there = taps[0].shape[:2]
         check_rows(self._num_lanes, num_entries, num_there, lanes, begins, paths)
+        at_once = max(1, CHUNK_BYTES // (self._sizes.row_bytes * max(num_rows, 1)))
+        for i in range(0, len(lanes), at_once):
+            part = slice(i, i + at_once)
+            few = [tap[part] for tap in taps]
+            self._absorb(few, lanes[part], begins[part], paths[part], num_rows)
+
+    def _absorb(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None:
         lengths = tuple(len(path) for path in paths)
         if not sum(lengths):
             return
@@ -120,7 +135,7 @@ class RemoteDraft:
         at_once = max(1, CHUNK_BYTES // (self._sizes.row_bytes * CHUNK_ROWS)) * CHUNK_ROWS
 
         def send(loaded: Loaded) -> None:
-            first = max(0, num_tokens - loaded.spans.capacity_tokens)
+            first = max(0, num_tokens - self.capacity_tokens)
             for start in range(first, num_tokens, at_once):
                 end = min(start + at_once, num_tokens)
                 kept = _beside([tap[0, start:end] for tap in taps])
@@ -140,12 +155,14 @@ class RemoteDraft:
 
 
 def ring_bytes(sizes: wire.DraftSizes, num_lanes: int, block: int) -> tuple[int, int]:
-    """Of the rings to the drafter and from it: two pieces of a prompt, and what a call takes."""
-    chunk_rows = max(CHUNK_ROWS, CHUNK_BYTES // sizes.row_bytes)
-    round_rows = num_lanes * block
-    to = max(payload_bytes([sizes.taps(n)]) for n in (chunk_rows, round_rows))
-    back = payload_bytes([sizes.hidden_rows(round_rows)])
-    return 2 * max(to, PIECE_BYTES) + (1 << 20), 2 * max(back, PIECE_BYTES) + (1 << 20)
+    """Of the rings to the drafter and from it: two pieces of a prompt or of what several lanes have
+    accepted, and two proposals.
+    """
+    least = max(CHUNK_ROWS, block) * sizes.row_bytes  # what goes in one message at any rate
+    asked = num_lanes * sizes.hidden * sizes.dtype.itemsize
+    to = max(CHUNK_BYTES, least, PIECE_BYTES, asked)
+    back = max(PIECE_BYTES, block * asked)
+    return 2 * to + (1 << 20), 2 * back + (1 << 20)
 
 
 def _picked(tap: Tensor, entries: Sequence[int], rows: Sequence[int]) -> Tensor:

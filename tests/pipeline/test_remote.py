@@ -26,6 +26,7 @@ from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
+from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, placed
 from tests.test_groups import SPAN, life, turn
 
@@ -146,6 +147,22 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     assert traffic.payload_bytes_received - before == 8
     backend.decode([0], [9], [5]).rank(Wanted(num_ranked=4)).candidates()
     assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
+
+
+@pytest.mark.parametrize("num_kept", [40, 64])
+def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
+    heard, backend = HeardTaps(num_kept), open_in("two")
+    backend.prefill(0, 0, range(3, 103), project=False)
+    traffic = remote_group(backend).traffic
+    before = traffic.payload_bytes_received
+    backend.send_chunk_taps(heard, 0, 0, 100)
+    row_bytes = heard.taps[1].shape[-1] * 4
+    assert traffic.payload_bytes_received - before == num_kept * row_bytes  # of the one tap there
+    here, all_rows = HeardTaps(), open_in("one")
+    all_rows.prefill(0, 0, range(3, 103), project=False)
+    all_rows.send_chunk_taps(here, 0, 0, 100)
+    for found, expected in zip(heard.taps, here.taps, strict=True):
+        assert torch.equal(found[:, 100 - num_kept : 100], expected[:, 100 - num_kept : 100])
 
 
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
