@@ -252,7 +252,7 @@ class LaneCache:
         }
 
     def _rows_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
-        """The stacks of rows as they lie in host memory: all layers of one tensor, then the next."""
+        """The stacks of rows as host memory has them: all layers of a tensor, then the next."""
         return [
             (kind, tensor, stack)
             for kind, stacks in self.stacked.items()
