@@ -33,13 +33,15 @@ DtypeName = Literal["auto", "bf16", "fp32"]
 class ModelConfig:
     """Which model and in which precision. `names`: it is served under each, the first is its own;
     none, or "*" for all first: its own is the directory's. `trust_special_tokens`: what messages
-    say may become control tokens.
+    say may become control tokens. `tool_format`, `reasoning_format`: how its answers are read.
     """
 
     model_dir: Path = BUNDLED_MODEL_DIR
     dtype: DtypeName = "auto"
     names: tuple[str, ...] = ()
     trust_special_tokens: bool = False
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ Owns names and ranges. Knows nothing of the command line's library, and of which
 from __future__ import annotations
 
 from luceasync import parsers
+from luceasync.model_options import MODEL_OPTIONS
 from luceasync.option import Option
 from luceasync.server_options import SERVER_OPTIONS
 
-DTYPES = ("auto", "bf16", "fp32")
 PEER_ACCESS = ("auto", "on", "off")
 IPC = ("auto", "always")
 TRANSPORTS = ("auto", "shared", "stream")
@@ -25,45 +25,7 @@ SECTIONS = {
 }
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "model-dir",
-        "model",
-        "model_dir",
-        parsers.path,
-        "the path of a Hugging Face model directory",
-        "DIR",
-        "Hugging Face model directory; without it the bundled model is served.",
-    ),
-    Option(
-        "model-name",
-        "model",
-        "names",
-        parsers.words,
-        "names with commas, none empty; * for every name",
-        "NAME",
-        "Name under which the model is served; may be repeated, and * is every name; default: the "
-        "directory's name.",
-        repeatable=True,
-    ),
-    Option(
-        "dtype",
-        "model",
-        "dtype",
-        parsers.one_of(*DTYPES),
-        " | ".join(DTYPES),
-        "|".join(DTYPES),
-        "Precision of weights and keys/values; auto: bf16 where the device computes it, else fp32.",
-    ),
-    Option(
-        "trust-special-tokens",
-        "model",
-        "trust_special_tokens",
-        parsers.switch,
-        "on | off",
-        "on|off",
-        "Read '<|im_end|>' and the like in messages as control tokens; default: as text.",
-        switch=True,
-    ),
+    *MODEL_OPTIONS,
     Option(
         "target-device",
         "placement",

@@ -5,12 +5,13 @@ Owns the words only. Knows nothing of HTTP, of token tensors or of who is listen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from luceasync.engine_status import EngineStatus
 from luceasync.model_card import ModelCard
-from luceasync.processes import NO_PROCESSES, Processes
+from luceasync.pieces import Piece, ReasoningPiece, TextPiece
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 ErrorKind = Literal["failed", "unavailable", "gave_way"]
@@ -37,12 +38,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What the chat template is given; `param` names a prompt of this kind in refusals."""
+    """What the chat template is given; `param` names a prompt of this kind in refusals. An answer
+    has `max_calls` calls of tools at most; None: any number.
+    """
 
     param: ClassVar[str] = "messages"
-    messages: list[dict[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    max_calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class Finish:
     """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
     "unavailable": not the request's fault, it may be sent again; "gave_way": the place was for a
     client that holds fewer. `retry_after_s`: when to come back. `speculation` None: the server has
-    no draft.
+    no draft. `stop`: the stop string that ended it.
     """
 
     reason: FinishReason
@@ -173,16 +177,7 @@ class Finish:
     speculation: Speculation | None = None
     error_kind: ErrorKind = "failed"
     retry_after_s: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """A part of the answer's text, never empty."""
-
-    text: str
-
-
-Piece = TextPiece  # what else a model says (its reasoning, calls of tools) joins the union
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,68 +198,13 @@ class Delta:
     @property
     def text(self) -> str:
         """The answer's text in it."""
-        return "".join([piece.text for piece in self.pieces])
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, TextPiece)])
 
-
-@dataclass(frozen=True, slots=True)
-class CacheStatus:
-    """The prefix cache: bytes and nodes by tier, and what became of requests since the start.
-
-    By tier `restored_total` counts requests, `restored_tokens_total` tokens, `saved_total` and
-    `evicted_total` nodes; `missed_total` counts by reason. `num_unwritten` nodes are on their way
-    to the disk. `degraded`: which fault of the disk keeps nodes from being written or read.
-    """
-
-    num_bytes: Mapping[str, int] = field(default_factory=dict)
-    num_nodes: Mapping[str, int] = field(default_factory=dict)
-    restored_total: Mapping[str, int] = field(default_factory=dict)
-    restored_tokens_total: Mapping[str, int] = field(default_factory=dict)
-    missed_total: Mapping[str, int] = field(default_factory=dict)
-    saved_total: Mapping[str, int] = field(default_factory=dict)
-    evicted_total: Mapping[str, int] = field(default_factory=dict)
-    written_bytes_total: int = 0
-    read_bytes_total: int = 0
-    quarantined_total: int = 0
-    num_unwritten: int = 0
-    degraded: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStatus:
-    """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round.
-    """
-
-    rounds_total: int = 0
-    proposed_by_slot: tuple[int, ...] = ()
-    accepted_by_slot: tuple[int, ...] = ()
-    draft_s_total: float = 0.0
-    verify_s_total: float = 0.0
-    host_s_total: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start, of
-    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
-    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
-    `retry_after_s`. `processes`: others that it works with.
-    """
-
-    ready: bool
-    detail: str
-    num_lanes: int
-    num_running: int
-    num_queued: int
-    prefilled_tokens_total: int
-    decoded_tokens_total: int
-    decode_steps_total: int
-    cache: CacheStatus | None = None
-    speculation: SpeculationStatus | None = None
-    has_failed: bool = False
-    restarts_total: int = 0
-    retry_after_s: int = 1
-    processes: Processes = NO_PROCESSES
+    @property
+    def words(self) -> str:
+        """All of it that is to be read: reasoning and text."""
+        read = TextPiece | ReasoningPiece
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, read)])
 
 
 class Stream(Protocol):
@@ -297,4 +237,12 @@ class Engine(Protocol):
 
         Raises RequestError (what no retry mends), QueueFull, or Unavailable.
         """
+        ...
+
+    async def tokens(self, request: Request) -> tuple[int, ...]:
+        """The ids of the request's prompt; nothing is run. Raises as `open` does."""
+        ...
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """What `ids` stand for, special tokens too. Raises RequestError for an id that is none."""
         ...

@@ -2,9 +2,9 @@
 
     python scripts/chaos_backends.py [--rounds 200] [--only kill:decode,stop:save] [--json PATH]
 
-Each round does one deed at one moment to one of three backends while three clients ask. They must
-be told a right text, the beginning of one and an error, or a refusal; later the same questions are
-answered rightly. In the end nothing may be left: no process, descriptor, thread or mapping.
+Each round does one deed at one moment to one of three backends while three clients ask. Each must
+be told a right text, the beginning of one and an error, or a refusal; afterwards all is answered
+rightly. In the end nothing may be left: no process, descriptor, thread or mapping.
 """
 
 from __future__ import annotations

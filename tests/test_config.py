@@ -33,7 +33,8 @@ TEXTS = {
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
     "draft-block": "2", "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
-    "trust-special-tokens": "on", "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
+    "trust-special-tokens": "on", "tool-format": "glm-xml", "reasoning-format": "none",
+    "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
     "target-shard-ipc-bin": "hip=/rocm/bin/backend,/bin/other", "target-shard-ipc": "always",
     "ipc-transport": "stream", "tls-cert": "/cert.pem", "tls-key": "/key.pem",
 }  # fmt: skip

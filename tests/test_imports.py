@@ -18,16 +18,17 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {"freed_memory", "model_card", "node_words", "processes"}
+OPEN |= {"engine_status", "freed_memory", "model_card", "model_options", "node_words", "pieces"}
+OPEN |= {"processes"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
     "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory"}
-    | {"models.config", "models.spec"}
+    | {"models.config", "models.directory", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
-    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
+    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
     | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models"},
@@ -36,17 +37,19 @@ MAY_IMPORT = {
     | {"models", "kv", "cyext", "ranking"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
-    "models": {"kv.state"} | LEAVES,
+    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
+    | {"kernels.kernel"},
+    "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
     "ranking": {"models.trees"},
-    "text": {"cyext"},
+    "text": {"cyext", "gguf"},
+    "gguf": set(),
     "ipc": {"cyext"},
 }
 
 # API families; the common part of the server knows none of them, and none knows another.
-FAMILIES = {"server.openai"}
+FAMILIES = {"server.openai", "server.anthropic"}
 COMPOSES_FAMILIES = "luceasync.server.app"
 
 # Importing these loads none of HEAVY, not even through other modules of ours.
@@ -55,6 +58,7 @@ LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipe
 LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
 LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.directory"}
+LIGHT |= {"gguf", "models.gguf_model", "models.grouped.form", "models.grouped.ggml"}
 LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 

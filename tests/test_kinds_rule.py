@@ -20,6 +20,7 @@ AT_HOME = (
     "models/mixers/",
     "models/feed_forward/",
     "models/families/",
+    "gguf/qwen.py",
     "kernels/",
     "dflash/",
 )

@@ -93,6 +93,9 @@ class BytesForm:
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         return shape[0] * shape[1] + 4 * shape[0]
 
+    def words(self, shape: Shape, precision: Precision) -> str:
+        return "bytes"
+
     def stack(self, shape: Shape, place: Place) -> BytesStack:
         return BytesStack(shape, place)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from luceasync.config import Config
 from luceasync.dflash.draft_config import read_draft_spec, refuse_without_drafter
 from luceasync.errors import ModelError
+from luceasync.gguf.place import gguf_at
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.nodefiles.usable import make_usable
@@ -36,7 +37,7 @@ def check_load(config: Config) -> None:
     """`check_plan`, and whether there is what only a running model needs. Raises ConfigError."""
     check_plan(config)
     path = config.model.model_dir / "tokenizer.json"
-    if not path.exists():
+    if gguf_at(config.model.model_dir) is None and not path.exists():
         raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
     for directory in (config.model.model_dir, config.drafter_dir):
         if directory is not None:

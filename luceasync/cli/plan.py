@@ -5,6 +5,9 @@ Owns the table and the JSON. Knows nothing of how a plan is made.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+
 import msgspec
 from rich.console import Console
 from rich.table import Table
@@ -68,6 +71,7 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
         "begin": shard.begin,
         "end": shard.end,
         "weight_bytes": shard.weight_bytes,
+        "weight_types": report.weight_types,
         "lane_bytes_per_token": shard.token_bytes,
         "state_bytes_per_lane": shard.lane_state_bytes,
         "verify_bytes_per_lane": shard.lane_scratch_bytes,
@@ -105,8 +109,17 @@ def _print(report: PlanReport, console: Console) -> None:
     for shard in report.shards:
         table.add_row(*_row(shard, plan.parallel))
     console.print(table)
+    console.print(f"- weights: {_types_words(report.shards)}", markup=False)
     for reason in plan.reasons:
         console.print(f"- {reason}", markup=False)
+
+
+def _types_words(shards: Sequence[ShardReport]) -> str:
+    """How many bytes there are of each type, most first."""
+    found: Counter[str] = Counter()
+    for shard in shards:
+        found.update(shard.weight_types)
+    return ", ".join(f"{size_text(size)} in {words}" for words, size in found.most_common())
 
 
 def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:

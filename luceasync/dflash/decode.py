@@ -16,10 +16,11 @@ from torch import Tensor
 
 from luceasync.dflash.adapt import Outlook, Plan, Record, Shape, plan_step, without_context
 from luceasync.dflash.tally import LaneTally, StepCosts, Totals
+from luceasync.engine_status import SpeculationStatus
 from luceasync.pipeline.passes import TapRing
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
-from luceasync.request import Speculation, SpeculationStatus
+from luceasync.request import Speculation
 
 
 class Verifier(Protocol):

@@ -94,7 +94,7 @@ class DraftSource:
 
     def read(self, name: str, shape: Shape) -> Tensor:
         """See luceasync.models.loader.TensorSource."""
-        return self._checkpoint.read(self._stored.get(name, name), shape)
+        return self._checkpoint.plain(self._stored.get(name, name), shape)
 
     def check(self, spec: DraftSpec) -> None:
         """Raises ModelError for a tensor that the network of `spec` would not use."""

@@ -38,6 +38,7 @@ def prepare(
             top_logprobs=request.top_logprobs,
             tokenizer=language.tokenizer,
             detokenizer=Detokenizer(language.tokenizer, request.stop),
+            piece_maker=prompt.new_pieces(),
             tenant=prompt.tenant.key,
             client=request.client,
             boundaries=prompt.boundaries,

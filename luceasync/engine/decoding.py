@@ -15,8 +15,9 @@ from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, nothing
+from luceasync.engine_status import SpeculationStatus
 from luceasync.ranking.logits import NO_TOKEN, Logits
-from luceasync.request import Speculation, SpeculationStatus
+from luceasync.request import Speculation
 
 
 class Decoder(Protocol):

@@ -22,17 +22,18 @@ from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.prepared import Prepared
-from luceasync.engine.prompts import Language, Prompts, Rendered
+from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
+from luceasync.engine_status import CacheStatus, EngineStatus
 from luceasync.errors import QueueFull, Unavailable
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
 from luceasync.model_card import ModelCard
 from luceasync.processes import NO_PROCESSES, Processes
-from luceasync.request import CacheStatus, EngineStatus, Request
+from luceasync.request import Request
 from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
@@ -197,6 +198,16 @@ class LocalEngine:
         room = self._admission.room
         self._thread.post(lambda pump: pump.submit(choices, room))
         return stream
+
+    async def tokens(self, request: Request) -> tuple[int, ...]:
+        """See luceasync.request.Engine."""
+        prompt = await asyncio.to_thread(self._prompts.render, request)
+        return prompt.ids
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """See luceasync.request.Engine."""
+        check_ids(ids, self._language.vocab_size)
+        return b"".join(map(self._language.tokenizer.token_bytes, ids))
 
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
         """What takes long with long prompts and many choices."""

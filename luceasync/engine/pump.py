@@ -220,8 +220,7 @@ class Pump:
         if restoring:
             self._end_restores(restoring)
             _, prefilling, decoding = self._roster.parted()
-        opens = bool(prefilling) and prefilling[0].num_prefilled == prefilling[0].lease.opener
-        step = self._balance.next_step(len(prefilling), len(decoding), is_opening=opens)
+        step = self._balance.next_step(len(prefilling), len(decoding))
         is_told_later = step == "decode" and self._computes_beside and tell is not None
         if self._outbox and not is_told_later:
             return self._outbox.take()

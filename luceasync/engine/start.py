@@ -18,12 +18,14 @@ from luceasync.errors import Unavailable
 from luceasync.keeping.namespace import namespace_of
 from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
+from luceasync.models.directory import model_name
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.processes import processes_of
 from luceasync.request import ChatPrompt
+from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
@@ -115,7 +117,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     """
     model_dir = config.model.model_dir
     named = [name for name in config.model.names if name != ANY_NAME]
-    own = named[0] if named else model_dir.resolve().name
+    own = named[0] if named else model_name(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
     return Language(
         card=ModelCard(
@@ -126,6 +128,8 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
+            special_tokens=template.special_tokens,
+            chat_template=template.source,
         ),
         tokenizer=tokenizer,
         template=template
@@ -139,4 +143,7 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
+        answers=AnswerForm.of(
+            template, tokenizer, config.model.reasoning_format, config.model.tool_format
+        ),
     )

@@ -24,7 +24,13 @@ class Prefiller(Protocol):
     """What prefill asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None: ...
 
     def reset(self, lane: int) -> None: ...
@@ -64,10 +70,10 @@ class Steps:
         begin = generation.num_prefilled
         end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.lease.splits)
         started = time.perf_counter()
-        lane = generation.lane
+        lane, mark = generation.lane, generation.lease.mark_within(begin, end)
         assert lane is not None
         is_last = end == len(prompt)
-        logits = self._target.prefill(lane, begin, prompt[begin:end], project=is_last)
+        logits = self._target.prefill(lane, begin, prompt[begin:end], project=is_last, mark=mark)
         self._decoding.prefilled(lane, begin, end - begin)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin

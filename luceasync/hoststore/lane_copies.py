@@ -30,10 +30,11 @@ class LaneCopies(Protocol):
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
     ) -> Arrival:
         """Copy the rows at places `runs`, as LaneCache.row_blocks has them, and all recurrent
-        state, where regions are given for them. The lane may change afterwards, as far as `use`
-        and `rewrite` are told.
+        state, `end` among the lanes' ends, where regions are given for them. The lane may change
+        afterwards, as far as `use` and `rewrite` are told.
         """
         ...
 
@@ -81,13 +82,14 @@ class DirectCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
     ) -> Arrival:
         """See LaneCopies."""
         if row_region is not None:
             sources, begins = zip(*self._cache.row_blocks(lane, runs), strict=True)
             fill(row_region, [*begins], [source.numpy() for source in sources])
         if state_region is not None:
-            states = [source.numpy() for source in self._cache.state_bytes(lane).values()]
+            states = [source.numpy() for source in self._cache.state_bytes(end).values()]
             ends = [*itertools.accumulate(state.nbytes for state in states)]
             fill(state_region, [0, *ends[:-1]], states)
         return _Saved()

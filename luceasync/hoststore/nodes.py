@@ -59,8 +59,9 @@ class Nodes(Protocol):
         ...
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now:
-        `span.end` must be where the lane stands if it is wanted. The lane may go on at once; until
+        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now,
+        or the one that the last pass has set aside: `span.end` must be where the lane stands, or
+        that pass's mark, if it is wanted. The lane may go on at once; until
         the ticket is done `export` waits. Raises MemoryError.
         """
         ...

@@ -98,7 +98,8 @@ class ShardContents:
             self._memory.allocate(size) if size else None for size in self.sizes.of(span)
         )
         runs = self._cache.runs(lane, span.begin, span.end)
-        arrival = self._copies.take_out(lane, runs, rows, state)
+        end = self._cache.end_after(lane, span.end) if span.with_state else lane
+        arrival = self._copies.take_out(lane, runs, rows, state, end)
         kept = Kept(
             _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
             _Flat(state, self._cache.state_shapes()),

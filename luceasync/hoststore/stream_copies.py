@@ -117,10 +117,11 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         with torch.cuda.device(self._device):
-            copies = self._take_out(lane, runs, row_region, state_region)
+            copies = self._take_out(lane, runs, row_region, state_region, end)
         return _Queued(copies, self._saved)
 
     def _take_out(
@@ -129,8 +130,9 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
     ) -> Delivery | _Now:
-        staged = None if state_region is None else self._stage(lane)
+        staged = None if state_region is None else self._stage(end)
         regions = [region for region in (row_region, state_region) if region is not None]
         if sum(region.nbytes for region in regions) <= SMALL_BYTES:
             return self._save_now(lane, runs, row_region, state_region, staged)
@@ -219,15 +221,17 @@ class StreamCopies:
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
-    def _stage(self, lane: int) -> _Staged:
-        """Copy the lane's state to the place that is free first; the device waits for it."""
+    def _stage(self, end: int) -> _Staged:
+        """Copy a state, `end` among those of lanes, to the place that is free first; the device
+        waits for it.
+        """
         assert self._staged, "a node with a state, of lanes that have none"
         staged = self._staged[0]
         self._staged.rotate(-1)
         if staged.taken is not None:
             self._out.precede(staged.taken, self._computing)
         for place, stack in zip(staged.stacks, self._cache.state_stacks, strict=True):
-            place.copy_(stack[:, lane])
+            place.copy_(stack[:, end])
         return staged
 
     def _hold(self, copies: Delivery | _Now, memory: object) -> None:

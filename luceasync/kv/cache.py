@@ -23,6 +23,7 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
 
 TOUCHED_BYTES = 512 << 20
+PADDING = -1  # among ends; see luceasync.models.pass_rows.NO_LANE
 
 
 class LaneCache:
@@ -30,7 +31,7 @@ class LaneCache:
     concerns every layer is then one operation. `layers` are views of `stacked`.
 
     Rows: [layers, lanes, places, ...]. What belongs to the end: [layers, lanes + 1, ...], with an
-    extra lane for padding entries.
+    extra lane for padding entries; between two passes a lane's earlier end may lie there.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LaneCache:
         self.absent = torch.zeros(num_lanes + 1, dtype=torch.int32, device=device)
         self._told_absent = [0] * num_lanes
         self._residents = [Residents() for _ in range(num_lanes)]
+        self._aside: tuple[int, int, int] | None = None  # lane, its tokens then, and now
         self._row_shapes = self._shapes(self._rows_of, 3)
         self._state_shapes = self._shapes(self._ends_of, 2)
         self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
@@ -164,6 +166,29 @@ class LaneCache:
     def state_stacks(self) -> list[Tensor]:
         """What belongs to ends [layers, lanes + 1, ...], in the order of `state_shapes`."""
         return [stack for _, _, stack in self._ends_of()]
+
+    def leave_aside(self, lane: int) -> None:
+        """Copy what belongs to the lane's end to where padding entries write."""
+        for stack in self.state_stacks:
+            stack[:, PADDING] = stack[:, lane]
+
+    def set_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
+        """What belonged to the lane's end after its first `num_tokens` tokens, of `num_now`, lies
+        where padding entries write.
+        """
+        self._aside = lane, num_tokens, num_now
+
+    def begin_pass(self) -> None:
+        """Padding entries are about to write."""
+        self._aside = None
+
+    def end_after(self, lane: int, num_tokens: int) -> int:
+        """Which of the ends is the lane's after so many tokens: it stands there, or did."""
+        if self._aside is None or self._aside[0] != lane:
+            return lane
+        _, then, now = self._aside
+        assert num_tokens in (then, now), f"{num_tokens} tokens; ends after {then} and {now}"
+        return PADDING if num_tokens == then else lane
 
     def reset(self, lane: int) -> None:
         """Forget what belongs to the lane's end, and which chunks are here; rows are masked by rank

@@ -1,7 +1,7 @@
 """A model directory as a person names it: whether it is one, else what was probably meant.
 
-Owns the words for a path that is missing, a name of the hub, a GGUF file. Reads no config. Pure of
-torch, so that a typo is told at once.
+Owns the words for a path that is missing or a name of the hub, and a model's own name. Reads no
+config. Pure of torch, so that a typo is told at once.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ import stat
 from pathlib import Path
 
 from luceasync.errors import ModelError
+from luceasync.gguf.place import PART, SUFFIX
 
 CONFIG = "config.json"
-EXPECTED = "expected a Hugging Face model directory: config.json, *.safetensors, tokenizer.json"
+EXPECTED = (
+    "expected a Hugging Face model directory: config.json, *.safetensors, tokenizer.json; "
+    "or a GGUF file"
+)
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-GGUF = ".gguf"
 
 
 def check_directory(path: Path, expected: str = EXPECTED) -> None:
@@ -35,18 +38,16 @@ def _fault_of(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
     if not stat.S_ISDIR(mode):
-        return _gguf_words() if path.suffix.lower() == GGUF else "is a file"
+        return "is a GGUF file" if path.suffix.lower() == SUFFIX else "is a file"
     if (path / CONFIG).exists():
         return ""
-    if list(path.glob(f"*{GGUF}")):
-        return f"no {CONFIG}, but {_gguf_words()}"
+    if list(path.glob(f"*{SUFFIX}")):
+        return f"no {CONFIG}, but GGUF files"
     inner = sorted(path.glob(f"snapshots/*/{CONFIG}")) or sorted(path.glob(f"*/{CONFIG}"))
     return f"no {CONFIG}" + (f" (there is one in {inner[-1].parent})" if inner else "")
 
 
 def _fault_of_missing(path: Path) -> str:
-    if path.suffix.lower() == GGUF:
-        return f"does not exist, and {_gguf_words()}"
     if HUB_NAME.fullmatch(str(path)):
         target = path.name
         return (
@@ -56,5 +57,11 @@ def _fault_of_missing(path: Path) -> str:
     return "does not exist"
 
 
-def _gguf_words() -> str:
-    return "GGUF files are not served"
+def model_name(path: Path) -> str:
+    """What the model at `path` is called where nobody has named it: as its directory, or as its
+    GGUF file without what tells parts and types of files.
+    """
+    if path.is_dir():
+        return path.resolve().name
+    part = PART.fullmatch(path.name)  # what a link leads to may have any name
+    return part["stem"] if part else path.stem if path.suffix.lower() == SUFFIX else path.name

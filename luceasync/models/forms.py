@@ -48,6 +48,10 @@ class Form(Protocol):
         """What a tensor of that shape takes on a device."""
         ...
 
+    def words(self, shape: Shape, precision: Precision) -> str:
+        """What the type of its numbers is called, there."""
+        ...
+
     def stack(self, shape: Shape, place: Place) -> Stack:
         """Room for a matrix of that shape."""
         ...
@@ -69,6 +73,10 @@ class Dense:
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
         """See Form."""
         return prod(shape) * (precision.weight_bytes if len(shape) == 2 else 4)
+
+    def words(self, shape: Shape, precision: Precision) -> str:
+        """See Form."""
+        return precision.weights if len(shape) == 2 else "fp32"
 
     def stack(self, shape: Shape, place: Place) -> Stack:
         """See Form."""

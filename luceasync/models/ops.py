@@ -14,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.models.grouped.packed import Packed
+from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.trees import Trees, torch_trees
 from luceasync.models.weights import Table, Weight
 
@@ -29,6 +31,10 @@ class Ops(Protocol):
 
     def table(self, rows: Tensor) -> Table:
         """A matrix [out, dim], whose memory is given away and whose rows are looked up too."""
+        ...
+
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+        """A quantised matrix, whose memory is given away; `dtype`: of looked up rows."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -54,6 +60,10 @@ class TorchOps:
     def table(self, rows: Tensor) -> Table:
         """See Ops."""
         return TorchTable(rows)
+
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+        """See Ops."""
+        return TorchGrouped(packed, dtype)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""

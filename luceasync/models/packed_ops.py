@@ -2,20 +2,30 @@
 
 Plain rows cost oneDNN a quarter of its speed at few rows in bf16, and MKL two thirds in float32. A
 row's result is the same whatever rows are beside it, from two rows on. oneDNN compiles a product
-for each number of rows and keeps it: rows are filled up, so that there are few such numbers.
+for each number of rows and keeps it: rows are filled up, so that there are few such numbers, and
+few products are kept.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.models.grouped.packed import Packed
+from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchOps, TorchTable
 from luceasync.models.row_counts import filled_up
 from luceasync.models.weights import Table, Weight
 
+LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
+# Half a MiB each, and under a millisecond to compile anew: what steps of decode use stays.
+MAX_PRODUCTS = 128
+# oneDNN keeps what it compiled, torch what it described to oneDNN: a thousand each unless told.
+KEEPERS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 class PackedOps(TorchOps):
@@ -30,6 +40,10 @@ class PackedOps(TorchOps):
     def table(self, rows: Tensor) -> Table:
         """See Ops."""
         return PackedTable(rows)
+
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+        """See Ops."""
+        return TorchGrouped(packed, dtype, product)
 
 
 class PackedTable(TorchTable):
@@ -49,8 +63,29 @@ class PackedTable(TorchTable):
         return out[:num_rows].view(*x.shape[:-1], -1)
 
     def _product(self, x: Tensor) -> Tensor:
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.rows, None, "none", [], "")
-        return out
+        return _product(x, self.rows)
+
+
+def product(x: Tensor, rows: Tensor) -> Tensor:
+    """x @ rows^T, float32 [n, dim] with [out, dim]: a row's result is the same alone and among
+    others.
+    """
+    num_rows = len(x)
+    missing = max(filled_up(num_rows), LEAST_ROWS) - num_rows
+    return _product(F.pad(x, (0, 0, 0, missing)), rows)[:num_rows]
+
+
+def _product(x: Tensor, rows: Tensor) -> Tensor:
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, rows, None, "none", [], "")
+    return out
+
+
+def keep_few_products() -> None:
+    """Bound what oneDNN keeps, unless whoever started the process has; to be called before the
+    first product, at which both keepers read their variable.
+    """
+    for name in KEEPERS:
+        os.environ.setdefault(name, str(MAX_PRODUCTS))
 
 
 def can_pack() -> bool:

@@ -41,7 +41,9 @@ class Rows:
     `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `ranks` int32
     [entries, rows]: how many of the lane's rows before this one are here; `tables` int32
     [num_lanes, pages]: of each lane the pages of its resident chunks, in order of chunk.
-    `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare.
+    `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare. `mark`,
+    of a single entry: after how many of its rows what belongs to the lane's end is left with
+    NO_LANE too.
     """
 
     entries: tuple[Entry, ...]
@@ -49,6 +51,7 @@ class Rows:
     ranks: Tensor
     tables: Tensor
     prepared: Mapping[Any, Any]
+    mark: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,6 +73,21 @@ class ModelSpec:
         kinds, hidden = self.layers[layer], self.hidden_size
         return kinds.mixer.tensors(hidden) | kinds.feed_forward.tensors(hidden)
 
+    def shapes(self) -> dict[str, Shape]:
+        """Of all tensors by their names in the checkpoint; a head that is tied is none."""
+        table = (self.vocab_size, self.hidden_size)
+        ends = {
+            f"{self.prefix}embed_tokens.weight": table,
+            f"{self.prefix}norm.weight": (self.hidden_size,),
+        }
+        if not self.tied_embeddings:
+            ends["lm_head.weight"] = table
+        return ends | {
+            f"{self.prefix}layers.{layer}.{name}": shape
+            for layer in range(self.num_layers)
+            for name, shape in self.layer_shapes(layer).items()
+        }
+
     def num_layer_parameters(self, layer: int) -> int:
         return sum(prod(shape) for shape in self.layer_shapes(layer).values())
 

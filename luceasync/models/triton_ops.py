@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TypeVar
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -15,6 +16,8 @@ from luceasync.kernels import few_rows
 from luceasync.kernels import linear as decode_rows
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import trees as tree_kernels
+from luceasync.models.grouped.packed import Packed
+from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchTable
 from luceasync.models.trees import Trees
 from luceasync.models.weights import Table, Weight
@@ -37,6 +40,9 @@ class TritonOps:
 
     def table(self, rows: Tensor) -> Table:
         return TritonTable(rows)
+
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+        return TorchGrouped(packed, dtype)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)

@@ -28,7 +28,8 @@ def states_of(model_dir: Path, dtype: str, layers: str) -> dict[str, str]:
     """
     digest = blake2b(digest_size=16)
     try:
-        digest.update((model_dir / CONFIG).read_bytes())
+        if (config := model_dir / CONFIG).exists():  # a GGUF file says it all itself
+            digest.update(config.read_bytes())
         for path in sorted(format_of(model_dir).weight_files(model_dir)):
             status = path.stat()
             told = (path.name, status.st_size, status.st_mtime_ns, status.st_ino)

@@ -122,14 +122,22 @@ class LayerSplitBackend:
 
     @torch.inference_mode()
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None:
-        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane.
+        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
+        a node can be saved that ends at their end, or at position `mark`, within them.
 
         Returns logits float32 [vocab] after the last token if `project`.
         """
         self._make_room(lane, begin + len(tokens))
-        batch = Batch((lane,), (begin,), len(tokens))
+        after = None if mark is None else mark - begin
+        batch = Batch((lane,), (begin,), len(tokens), after)
         self._num_entries = 1
         given = torch.tensor([list(tokens)], dtype=torch.int64)
         logits = self._passes.prefill(batch, given, project=project)

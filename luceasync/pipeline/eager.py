@@ -22,6 +22,7 @@ class EagerSteps:
         shard = self._shard
         x = shard.ends.embed(given) if shard.plan.is_first else given
         x = shard.forward(x, shard.rows(batch))
+        shard.passed(batch)
         if not shard.plan.is_last:
             return x
         return shard.ends.project(x[:, -1:]) if project else None

@@ -20,11 +20,14 @@ from luceasync.ranking.proposals import Proposal
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
-    lane `lanes[i]`. NO_LANE entries fill the batch up."""
+    lane `lanes[i]`. NO_LANE entries fill the batch up. `mark`, of a chunk of a prompt: after how
+    many of its rows the lane's recurrent state is set aside, for a save before the next pass.
+    """
 
     lanes: tuple[int, ...]
     begins: tuple[int, ...]
     num_rows: int
+    mark: int | None = None
 
 
 class Passes(Protocol):

@@ -174,7 +174,14 @@ class RemotePasses:
         # process's ring is given back when it has been read.
         answers = gives is not None or lent is not None or not self._is_ahead(kind)
         order = wire.Run(
-            kind, batch.lanes, batch.begins, batch.num_rows, project, has_parents, answers
+            kind,
+            batch.lanes,
+            batch.begins,
+            batch.num_rows,
+            batch.mark,
+            project,
+            has_parents,
+            answers,
         )
         if lent is None:
             number = self._link.tell(order, [given])

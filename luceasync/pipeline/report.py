@@ -16,7 +16,7 @@ from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.processes import offers_in, processes_of
 from luceasync.pipeline.ranges import named_devices
-from luceasync.pipeline.shard_plan import ShardPlan
+from luceasync.pipeline.shard_plan import ShardPlan, weight_types
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,7 @@ class ShardReport:
     """A shard's plan beside what its device has free."""
 
     shard: ShardPlan
+    weight_types: dict[str, int]  # bytes by what the types of their numbers are called
     lane_bytes: int
     device_bytes: int
     free_bytes: int
@@ -64,6 +65,7 @@ def plan_report(
     spec = spec or read_spec(config.model.model_dir)
     placement = config.placement
     devices, precision = found or devices_of(config)
+    form_of = format_of(config.model.model_dir).forms(config.model.model_dir)
     plan = make_plan(
         spec,
         devices,
@@ -75,10 +77,16 @@ def plan_report(
         peer_access=placement.peer_access,
         verify_rows=verify_rows,
         guest=guest,
-        form_of=format_of(config.model.model_dir).forms(config.model.model_dir),
+        form_of=form_of,
     )
     shards = tuple(
-        ShardReport(shard, plan.lane_bytes(shard), plan.device_bytes(shard), device.free_bytes)
+        ShardReport(
+            shard,
+            weight_types(spec, shard.begin, shard.end, precision, form_of),
+            plan.lane_bytes(shard),
+            plan.device_bytes(shard),
+            device.free_bytes,
+        )
         for shard, device in zip(plan.shards, devices, strict=True)
     )
     return PlanReport(spec, plan, shards, guest)

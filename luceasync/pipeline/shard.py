@@ -100,13 +100,19 @@ class Shard:
         positions = torch.tensor(batch.begins, dtype=torch.int32)[:, None]
         positions = (positions + torch.arange(batch.num_rows, dtype=torch.int32)).to(self.device)
         lanes = torch.tensor(batch.lanes, dtype=torch.int32).to(self.device)
-        return self.rows_from(entries, lanes, positions)
+        return self.rows_from(entries, lanes, positions, batch.mark)
 
-    def rows_from(self, entries: tuple[Entry, ...], lanes: Tensor, positions: Tensor) -> Rows:
+    def rows_from(
+        self,
+        entries: tuple[Entry, ...],
+        lanes: Tensor,
+        positions: Tensor,
+        mark: int | None = None,
+    ) -> Rows:
         """Rows from tensors that are on this device already."""
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
         ranks = positions - self._absent(lanes)[:, None]
-        return Rows(entries, lanes, ranks, self.cache.tables, prepared)
+        return Rows(entries, lanes, ranks, self.cache.tables, prepared, mark)
 
     def forward(self, x: Tensor, rows: Rows) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
@@ -116,6 +122,12 @@ class Shard:
             x = layer.forward(x, state, rows)
             self._tap(index, x)
         return x
+
+    def passed(self, batch: Batch) -> None:
+        """The chunk is through: from its mark the lane's state is there as well."""
+        if batch.mark is not None:
+            (lane,), (begin,) = batch.lanes, batch.begins
+            self.cache.set_aside(lane, begin + batch.mark, begin + batch.num_rows)
 
     def tree_rows(self, batch: Batch, depths: Tensor) -> Rows:
         """Rows of a verify pass: `depths` int32 [entries, rows] below each lane's committed end."""
@@ -176,6 +188,13 @@ class Shard:
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
         self.cache.place(events)
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """Call before a pass over these lanes is queued: it then runs after their restores, and
+        after the saves of what they held before their reset.
+        """
+        self.copies.use(lanes)
+        self.cache.begin_pass()
 
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it; its saves go on."""

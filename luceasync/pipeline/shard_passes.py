@@ -64,12 +64,12 @@ class ShardPasses:
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.copies.use(batch.lanes)
+            self._shard.use(batch.lanes)
             return self._steps.prefill(batch, self._here(given), project=project)
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.copies.use(batch.lanes)
+            self._shard.use(batch.lanes)
             output = self._steps.decode(batch, self._here(given))
         if not self._shard.plan.is_last:
             return output
@@ -78,7 +78,7 @@ class ShardPasses:
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.copies.use(batch.lanes)
+            self._shard.use(batch.lanes)
             above = None if parents is None else self._here(parents)
             output = self._steps.verify(batch, self._here(given), above)
         if not self._shard.plan.is_last:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from luceasync.kv.state import num_bytes
-from luceasync.models.forms import Dense, Form
+from luceasync.models.forms import Dense, Form, Shape
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.offer import Offer
@@ -88,9 +88,26 @@ def _width(spec: ModelSpec) -> int:
     return max(4 * spec.hidden_size, *(half.width for half in halves))
 
 
+def weight_types(
+    spec: ModelSpec, begin: int, end: int, precision: Precision, form_of: Callable[[str], Form]
+) -> dict[str, int]:
+    """Bytes of layers `[begin, end)` by what the types of their numbers are called."""
+    found: dict[str, int] = {}
+    for name, shape in _shapes(spec, begin, end).items():
+        form = form_of(name)
+        words = form.words(shape, precision)
+        found[words] = found.get(words, 0) + form.num_bytes(shape, precision)
+    return found
+
+
 def _weight_bytes(
     spec: ModelSpec, begin: int, end: int, precision: Precision, form_of: Callable[[str], Form]
 ) -> int:
+    shapes = _shapes(spec, begin, end)
+    return sum(form_of(name).num_bytes(shape, precision) for name, shape in shapes.items())
+
+
+def _shapes(spec: ModelSpec, begin: int, end: int) -> dict[str, Shape]:
     """Of the layers, and of the ends as far as these are among them; what is tied counts once."""
     shapes = {
         f"{spec.prefix}layers.{layer}.{name}": shape
@@ -104,4 +121,4 @@ def _weight_bytes(
     if end == spec.num_layers:
         shapes[f"{spec.prefix}norm.weight"] = (spec.hidden_size,)
         shapes[embedding if spec.tied_embeddings else "lm_head.weight"] = table
-    return sum(form_of(name).num_bytes(shape, precision) for name, shape in shapes.items())
+    return shapes

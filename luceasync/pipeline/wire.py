@@ -52,13 +52,14 @@ class Run(Message, frozen=True):
     lanes: tuple[int, ...]
     begins: tuple[Natural, ...]
     num_rows: Positive
+    mark: Positive | None = None
     project: bool = False
     has_parents: bool = False
     answers: bool = True
 
     @property
     def batch(self) -> Batch:
-        return Batch(self.lanes, self.begins, self.num_rows)
+        return Batch(self.lanes, self.begins, self.num_rows, self.mark)
 
 
 class Rank(Message, frozen=True):

@@ -10,14 +10,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
 from luceasync.processes import ProcessStatus
-from luceasync.request import (
-    CacheStatus,
-    Engine,
-    EngineStatus,
-    Speculation,
-    SpeculationStatus,
-)
+from luceasync.request import Engine, Speculation
 
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"

@@ -17,6 +17,9 @@ import jinja2.ext
 import jinja2.sandbox
 
 from luceasync.errors import ModelError, RequestError
+from luceasync.gguf.model import read_model
+from luceasync.gguf.place import gguf_at
+from luceasync.gguf.vocabulary import special_tokens_of, templates_of
 from luceasync.text import model_files
 from luceasync.text.calls import Arguments, with_parsed_arguments
 from luceasync.text.tokenizer import Tokenizer
@@ -62,31 +65,40 @@ class ChatTemplate:
         self._tool_template = self._template
         if tool_source is not None:
             self._tool_template = _compile(environment, tool_source)
-        self._variables = dict(variables or {})
+        self.source = source
+        self.special_tokens = dict(variables or {})
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
         """The template of `model_dir`: chat_template.jinja, else chat_template in
-        tokenizer_config.json.
+        tokenizer_config.json; or that of the GGUF file that it is or holds.
 
         Raises ModelError when there is none, or one that does not compile.
         """
+        if (file := gguf_at(model_dir)) is not None:
+            model = read_model(file)
+            return cls._of(file, templates_of(model), special_tokens_of(model))
         config = model_files.read_json(model_dir / "tokenizer_config.json")
         variables = {
             name: text
             for name, value in config.items()
             if name.endswith("_token") and (text := model_files.special_text(value)) is not None
         }
-        sources = _sources(model_dir, config)
+        return cls._of(model_dir, _sources(model_dir, config), variables)
+
+    @classmethod
+    def _of(
+        cls, path: Path, sources: Mapping[str, str], variables: Mapping[str, str]
+    ) -> ChatTemplate:
         if "default" not in sources:
             raise ModelError(
-                f"{model_dir} has no chat template; add a chat_template.jinja, or a chat_template "
+                f"{path} has no chat template; add a chat_template.jinja, or a chat_template "
                 'string (or one named "default") to tokenizer_config.json.'
             )
         try:
             return cls(sources["default"], tool_source=sources.get("tool_use"), variables=variables)
         except ModelError as error:
-            raise ModelError(f"{model_dir}: {error}") from error
+            raise ModelError(f"{path}: {error}") from error
 
     def render(
         self,
@@ -112,7 +124,7 @@ class ChatTemplate:
         template = self._tool_template if tools else self._template
         try:
             return template.render(
-                self._variables
+                self.special_tokens
                 | kwargs
                 | {
                     "messages": with_parsed_arguments(messages),

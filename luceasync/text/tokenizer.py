@@ -1,4 +1,4 @@
-"""Text to token ids and back, from the files of a Hugging Face model directory.
+"""Text to token ids and back, from the files of a Hugging Face model directory, or a GGUF file.
 
 Owns the vocabulary: what each id stands for, which are special, which end a text. Knows no chat.
 """
@@ -15,6 +15,9 @@ import tokenizers
 
 from luceasync.errors import ModelError, RequestError
 from luceasync.freed_memory import give_back_freed_memory
+from luceasync.gguf.model import read_model
+from luceasync.gguf.place import gguf_at
+from luceasync.gguf.vocabulary import vocabulary_of
 from luceasync.text import model_files
 from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.ids_to_text import TextStream, rules_of
@@ -47,8 +50,11 @@ class Tokenizer:
         """The tokenizer of `model_dir`, with the end tokens that any of its files names.
 
         Raises ModelError for a file that is missing, broken, or names an end token that does not
-        exist.
+        exist. `model_dir` may be a GGUF file, or a directory with one, which has it all.
         """
+        if (file := gguf_at(model_dir)) is not None:
+            vocabulary = vocabulary_of(read_model(file))
+            return cls(vocabulary.definition, vocabulary.eos_ids)
         path = model_dir / "tokenizer.json"
         definition = model_files.read_text(path)
         if definition is None:

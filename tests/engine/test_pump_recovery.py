@@ -25,8 +25,8 @@ class FailsOnce(CountingTarget):
         if kind == self.kind and num_calls == self.number:
             raise ZeroDivisionError("no way")
 
-    def prefill(self, lane, begin, tokens, *, project):
-        logits = super().prefill(lane, begin, tokens, project=project)
+    def prefill(self, lane, begin, tokens, **asked):
+        logits = super().prefill(lane, begin, tokens, **asked)
         self._count("prefill")
         return logits
 

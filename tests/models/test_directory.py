@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.errors import ModelError
-from luceasync.models.directory import check_directory
+from luceasync.models.directory import check_directory, model_name
 
 
 def words_for(path: Path) -> str:
@@ -34,12 +34,25 @@ def test_a_path_is_no_name_of_the_hub(path):
     assert "hf download" not in words_for(Path(path))
 
 
-def test_a_gguf_file_is_named_as_such_there_or_not(tmp_path):
+def test_a_gguf_file_is_no_directory_and_named_as_what_it_is(tmp_path):
     path = tmp_path / "q4.gguf"
-    assert "does not exist, and GGUF files are not served" in words_for(path)
+    assert "does not exist" in words_for(path)
     path.touch()
-    assert re.search(": GGUF files are not served; expected .*safetensors", words_for(path))
+    assert re.search("is a GGUF file; expected .*safetensors", words_for(path))
     assert "no config.json, but GGUF files" in words_for(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-Q4_K_M"),
+        ("Qwen3.5-27B-Q8_0-00002-of-00003.gguf", "Qwen3.5-27B-Q8_0"),
+    ],
+)
+def test_a_model_is_called_as_its_directory_or_its_file(tmp_path, file, name):
+    (tmp_path / file).touch()
+    assert model_name(tmp_path / file) == name
+    assert model_name(tmp_path) == tmp_path.name
 
 
 def test_a_file_is_no_directory(tmp_path):

@@ -27,7 +27,7 @@ from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
 from tests.processes import ARRANGEMENTS, placed
-from tests.test_groups import SPAN, life
+from tests.test_groups import SPAN, life, turn
 
 pytestmark = pytest.mark.slow
 
@@ -114,6 +114,19 @@ def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
         assert torch.equal(life(target, "other"), life(target, "n"))
 
 
+def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
+    several = {name: open_in(name, "shared") for name in ARRANGEMENTS}
+    expected = life(several["one"])
+    given = {}
+    for name, backend in several.items():
+        assert torch.equal(life(backend), expected)
+        given[name] = backend.nodes.export("n")
+    for target in several.values():
+        for name, node in given.items():
+            target.nodes.adopt(name, SPAN, node)
+            assert torch.equal(life(target, name), life(target, "n"))
+
+
 def remote_group(backend: LayerSplitBackend):
     """The one that is not of this process."""
     [group] = [group for group in backend._groups if group.num_shards[1]]
@@ -148,6 +161,20 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
 
 
+def test_only_tapped_rows_that_are_kept_cross(open_in):
+    backend = open_in("two", "shared")
+    group = remote_group(backend)
+    backend.prefill(0, 0, range(3, 10), project=False)
+    backend.verify([0], [7], torch.tensor([[5, 6, 7, 8, 9, 10]]))
+    before = group.traffic.payload_bytes_received
+    taps = group.passes.taps([[0, 2, 3]])
+    assert taps
+    [num_kept] = {torch.count_nonzero(rows.abs().sum(-1)).item() for rows in taps.values()}
+    row_bytes = sum(rows.shape[-1] * rows.element_size() for rows in taps.values())
+    assert num_kept == 3
+    assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
+
+
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend = open_in("two", computes_beside=True)
     traffic = remote_group(backend).traffic
@@ -155,6 +182,11 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend.prefill(0, 0, range(3, 67), project=False)
     assert traffic.packets_received == before
     assert torch.equal(life(backend), life(open_in("one")))
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_the_state_within_a_chunk_is_saved_where_it_is(open_in, transport: str):
+    assert torch.equal(turn(open_in("two", transport)), turn(open_in("one")))
 
 
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from luceasync.engine_status import CacheStatus, SpeculationStatus
 from luceasync.processes import Processes, ProcessStatus
-from luceasync.request import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
 CACHE = CacheStatus(

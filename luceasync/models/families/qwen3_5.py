@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from luceasync.errors import ModelError
 from luceasync.models.config_fields import Fields
 from luceasync.models.families.family import Family
-from luceasync.models.families.qwen3 import ends_architecture, only, parse_attention
+from luceasync.models.families.qwen3 import (
+    attention_architecture,
+    ends_architecture,
+    only,
+    parse_attention,
+)
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
@@ -28,9 +33,17 @@ def parse_wrapped(fields: Fields) -> ModelSpec:
     return _parse(Fields(text), prefix="model.language_model.")
 
 
-def _parse(fields: Fields, *, prefix: str) -> ModelSpec:
+def parse_gguf(fields: Fields) -> ModelSpec:
+    """The spec of a GGUF file's config: its norms hold 1 + w, and of the decay the file has the
+    rate itself. Raises ModelError.
+    """
+    spec = _parse(fields, prefix="model.", stores_decay_rate=True)
+    return replace(spec, norm_offset=0.0)
+
+
+def _parse(fields: Fields, *, prefix: str, stores_decay_rate: bool = False) -> ModelSpec:
     fields.must_be("hidden_act", "silu")
-    delta = _parse_delta(fields)
+    delta = replace(_parse_delta(fields), stores_decay_rate=stores_decay_rate)
     attention = parse_attention(fields, gated=True, rotary_factor=0.25)
     feed_forward = DenseSpec(fields.positive("intermediate_size"))
     mixers = [attention if is_full else delta for is_full in _full_layers(fields)]
@@ -86,12 +99,15 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     """As directories of kept prefixes have it since the first of them."""
     attention, delta = only(spec, AttentionSpec), only(spec, DeltaSpec)
     names = {attention: "attention", delta: "delta"}
+    sizes = asdict(delta)
+    del sizes["stores_decay_rate"]  # of the files, which have a digest of their own
     return ends_architecture(spec) | {
-        "attention": asdict(attention),
-        "delta": asdict(delta),
+        "attention": attention_architecture(spec),
+        "delta": sizes,
         "layer_types": [names[mixer] for mixer in spec.mixers],
     }
 
 
 FAMILY = Family("qwen3_5", parse, architecture)
+GGUF = Family("qwen3_5", parse_gguf, architecture)
 WRAPPED = Family("qwen3_5", parse_wrapped, architecture)

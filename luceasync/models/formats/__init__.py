@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from luceasync.models.formats import safetensors
+from luceasync.models.formats import gguf, safetensors
 from luceasync.models.forms import Form
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Format(Protocol):
         ...
 
 
-FORMATS: list[Format] = [safetensors.Safetensors()]
+FORMATS: list[Format] = [safetensors.Safetensors(), gguf.Gguf()]
 
 
 def format_of(model_dir: Path) -> Format:

@@ -14,12 +14,16 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
+from luceasync.models.formats.safetensors_header import read_infos
 from luceasync.models.forms import Dense, Form, Shape
+from luceasync.models.quantisation.config import scheme_at
+from luceasync.models.quantisation.found import Found, Info, Infos, Scheme, StoredModule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+WEIGHT = ".weight"
 STORED_DTYPES = ("F64", "F32", "F16", "BF16")  # as safetensors names them
 
 
@@ -36,19 +40,43 @@ class Safetensors:
 
     def forms(self, model_dir: Path) -> Callable[[str], Form]:
         """See Format."""
-        return lambda name: Dense()
+        scheme = scheme_at(model_dir)
+        if scheme is None:
+            return lambda name: Dense()
+        infos = {k: v for p in weight_files(model_dir) for k, v in read_infos(p).items()}
+        modules = Modules(scheme, infos, model_dir)
+        return lambda name: found.form if (found := modules.find(name)) else Dense()
 
     def open(self, model_dir: Path) -> AbstractContextManager[Checkpoint]:
         """See Format."""
         return open_checkpoint(model_dir)
 
 
+class Modules:
+    """What of a checkpoint is quantised."""
+
+    def __init__(self, scheme: Scheme | None, infos: Infos, model_dir: Path) -> None:
+        self._scheme = scheme
+        self._infos = infos
+        self._model_dir = model_dir
+
+    def find(self, name: str) -> Found | None:
+        """The quantised matrix that `name` would be; None: a plain tensor. Raises ModelError."""
+        if self._scheme is None or not name.endswith(WEIGHT):
+            return None
+        try:
+            return self._scheme.find(name.removesuffix(WEIGHT), self._infos)
+        except ModelError as error:
+            raise ModelError(f"{self._model_dir}: {error}") from None
+
+
 class Checkpoint:
     """A TensorSource: the files of one directory. Use `open_checkpoint`."""
 
-    def __init__(self, model_dir: Path, files: Mapping[str, Any]) -> None:
+    def __init__(self, model_dir: Path, files: Mapping[str, Any], modules: Modules) -> None:
         self._model_dir = model_dir
         self._files = files  # tensor name -> open safetensors file
+        self._modules = modules
 
     @property
     def names(self) -> list[str]:
@@ -57,10 +85,26 @@ class Checkpoint:
 
     def form(self, name: str) -> Form:
         """See luceasync.models.loader.TensorSource."""
-        return Dense()
+        found = self._modules.find(name)
+        return Dense() if found is None else found.form
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape) -> Tensor | StoredModule:
         """See luceasync.models.loader.TensorSource."""
+        found = self._modules.find(name)
+        if found is None:
+            return self.plain(name, shape)
+        if found.shape != shape:
+            raise ModelError(
+                f"{self._model_dir}: {name!r} has shape {found.shape}, expected {shape}"
+            )
+        try:
+            tensors = {key: self._files[own].get_tensor(own) for key, own in found.names.items()}
+        except SafetensorError as error:
+            raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
+        return StoredModule(name, found, tensors)
+
+    def plain(self, name: str, shape: Shape) -> Tensor:
+        """A tensor that is stored as it is. Raises ModelError."""
         file = self._files.get(name)
         if file is None:
             raise ModelError(f"{self._model_dir}: the weights have no tensor {name!r}")
@@ -83,15 +127,19 @@ class Checkpoint:
 @contextmanager
 def open_checkpoint(model_dir: Path) -> Iterator[Checkpoint]:
     """Open every weight file of `model_dir` (mapped, not read). Raises ModelError."""
+    scheme = scheme_at(model_dir)
     with ExitStack() as stack:
         files: dict[str, Any] = {}
+        infos: dict[str, Info] = {}
         for path in weight_files(model_dir):
             try:
                 file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{path}: not a readable safetensors file: {error}") from None
             files.update(dict.fromkeys(file.keys(), file))
-        yield Checkpoint(model_dir, files)
+            if scheme is not None:
+                infos |= read_infos(path)
+        yield Checkpoint(model_dir, files, Modules(scheme, infos, model_dir))
 
 
 def weight_files(model_dir: Path) -> list[Path]:

@@ -27,7 +27,8 @@ END_KINDS = CONV, DELTA = "conv", "delta"  # what is kept of a lane's end, as sn
 @dataclass(frozen=True, slots=True)
 class DeltaSpec:
     """A Mixer. Key heads are shared by groups of value heads; a causal convolution over
-    `conv_kernel` tokens stands before query, key and value.
+    `conv_kernel` tokens stands before query, key and value. `stores_decay_rate`: files have
+    -exp(A_log) where others have A_log.
     """
 
     num_key_heads: int
@@ -35,6 +36,7 @@ class DeltaSpec:
     key_dim: int
     value_dim: int
     conv_kernel: int
+    stores_decay_rate: bool = False
 
     @property
     def conv_channels(self) -> int:
@@ -93,13 +95,14 @@ class DeltaSpec:
     def load(self, reader: LayerReader) -> DeltaLayer:
         """See Mixer. The norm inside is stored whole in every family."""
         stacked = [f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
+        decay = reader.vector("linear_attn.A_log")
         return DeltaLayer(
             body=reader.ops.pick(self.torch_body, self.triton_body),
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.matrix(*stacked),
             parameters=DeltaParameters(
                 conv=reader.vector("linear_attn.conv1d.weight").squeeze(1),
-                decay_rate=-reader.vector("linear_attn.A_log").exp(),
+                decay_rate=decay if self.stores_decay_rate else -decay.exp(),
                 dt_bias=reader.vector("linear_attn.dt_bias"),
                 norm=reader.vector("linear_attn.norm.weight"),
                 eps=reader.norm_eps,

@@ -94,7 +94,9 @@ class MixerLayer(Protocol):
         ...
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        """x: [entries, rows, hidden], the residual stream; `state` moves on in place."""
+        """x: [entries, rows, hidden], the residual stream; `state` moves on in place. What
+        belongs to the end is left with lane NO_LANE as it is after `rows.mark` rows.
+        """
         ...
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:

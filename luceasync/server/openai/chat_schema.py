@@ -12,7 +12,7 @@ import msgspec
 
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
-from luceasync.server.openai.checks import at_most, decode, in_range, refuse
+from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -74,6 +74,7 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
@@ -107,9 +108,10 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
     return ChatCall(
         request=Request(
             ChatPrompt(
-                messages=[_message(i, message) for i, message in enumerate(_messages(chat))],
+                messages=messages_of(_messages(chat)),
                 tools=None if chat.tool_choice == "none" else chat.tools or None,
                 template_kwargs=chat.chat_template_kwargs or {},
+                max_calls=1 if chat.parallel_tool_calls is False else None,
             ),
             sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),
@@ -144,6 +146,11 @@ def _messages(chat: ChatBody) -> list[Message]:
         refuse("messages", [], "at least one message")
     at_most("messages", chat.messages, MAX_MESSAGES, "messages")
     return chat.messages
+
+
+def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as a chat template gets them. Raises RequestError, which names the field."""
+    return [_message(i, message) for i, message in enumerate(messages)]
 
 
 def _message(index: int, message: Message) -> dict[str, Any]:

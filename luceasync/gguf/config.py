@@ -1,0 +1,126 @@
+"""A header's metadata as the config.json that the model was converted from, as far as it matters.
+
+Refuses what would change a model's numbers and is not computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.gguf.metadata import agreed
+from luceasync.gguf.model import GgufModel
+
+EMBEDDING, HEAD = "token_embd.weight", "output.weight"
+MTP_LAYERS = "nextn_predict_layers"
+# Keys below the architecture's name that change what is computed, where they are not zero.
+NOT_COMPUTED = (
+    *("expert_count", "attention.sliding_window", "attention.scale", "attention.max_alibi_bias"),
+    *("attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping", "logit_scale"),
+    *("embedding_scale", "residual_scale", "rope.scale_linear"),
+)
+SCALED_ROPE = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
+
+Config = dict[str, Any]
+
+
+class Keys:
+    """The keys of a model below its architecture's name."""
+
+    def __init__(self, model: GgufModel) -> None:
+        self.model = model
+        self.metadata = model.metadata
+        self.prefix = model.architecture
+        self.num_layers = self._num_layers()
+
+    def name(self, key: str) -> str:
+        """In full."""
+        return f"{self.prefix}.{key}"
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number, 0 or more."""
+        return self.metadata.integer(self.name(key), default)
+
+    def layered(self, key: str, layers: Callable[[int], bool] = bool) -> int:
+        """A number that may be told layer by layer, the same for all that have one."""
+        name = self.name(key)
+        number = agreed(self.metadata, name, self.num_layers, layers)
+        if number is None:
+            raise ModelError(f"{name} is 0 in all layers; another number is expected")
+        return number
+
+    def _num_layers(self) -> int:
+        """Without those that only draft. There is not one more than there are tensors."""
+        blocks = self.integer("block_count")
+        drafting = self.integer(MTP_LAYERS, 0)
+        layers, tensors = blocks - drafting, len(self.model.tensors)
+        if not 0 < layers <= tensors:
+            raise ModelError(
+                f"{self.name('block_count')} = {blocks} with {self.name(MTP_LAYERS)} = {drafting}: "
+                f"1 to {tensors} layers are expected, as there are {tensors} tensors"
+            )
+        return layers
+
+
+def common_config(keys: Keys) -> Config:
+    """What all architectures have. Raises ModelError."""
+    _refuse_what_is_not_computed(keys)
+    metadata, name, model = keys.metadata, keys.name, keys.model
+    head_dim = keys.integer("attention.key_length", 0)
+    num_heads = keys.layered("attention.head_count")
+    hidden = keys.integer("embedding_length")
+    if not head_dim and hidden % num_heads:
+        raise ModelError(
+            f"{name('embedding_length')} = {hidden} is no multiple of "
+            f"{name('attention.head_count')} = {num_heads}, and there is no key_length"
+        )
+    head_dim = head_dim or hidden // num_heads
+    if (value_dim := keys.integer("attention.value_length", head_dim)) != head_dim:
+        raise ModelError(
+            f"{name('attention.value_length')} = {value_dim}: {head_dim} is expected, as key_length"
+        )
+    rotated = keys.integer("rope.dimension_count", head_dim)
+    num_kv = name("attention.head_count_kv")
+    has_kv = num_kv in metadata
+    return {
+        "hidden_act": "silu",
+        "hidden_size": hidden,
+        "vocab_size": _vocab_size(model),
+        "num_hidden_layers": keys.num_layers,
+        "intermediate_size": keys.layered("feed_forward_length"),
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.layered("attention.head_count_kv") if has_kv else num_heads,
+        "head_dim": head_dim,
+        "rms_norm_eps": metadata.real(name("attention.layer_norm_rms_epsilon")),
+        "rope_theta": metadata.real(name("rope.freq_base"), 10000.0),
+        "partial_rotary_factor": rotated / head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "tie_word_embeddings": HEAD not in model.tensors,
+        "eos_token_id": metadata.integer("tokenizer.ggml.eos_token_id"),
+    }
+
+
+def _vocab_size(model: GgufModel) -> int:
+    """Rows of the embedding; there may be more than tokens."""
+    found = model.tensors.get(EMBEDDING)
+    if found is None:
+        raise ModelError(f"there is no tensor {EMBEDDING!r}")
+    return found[1].shape[0]
+
+
+def _refuse_what_is_not_computed(keys: Keys) -> None:
+    metadata = keys.metadata
+    for key in map(keys.name, NOT_COMPUTED):
+        if key in metadata and (value := metadata.real(key)):
+            raise ModelError(f"{key} = {value:g} is not supported")
+    scaling = keys.name("rope.scaling.type")
+    kind = metadata.word(scaling) if scaling in metadata else "none"
+    factor = metadata.real(keys.name("rope.scaling.factor"), 1.0)
+    if kind != "none" or factor not in (0.0, 1.0):
+        raise ModelError(
+            f"{scaling} = {kind!r} with factor {factor:g}: rope scaling is not supported"
+        )
+    for tensor in SCALED_ROPE:
+        if tensor in keys.model.tensors:
+            raise ModelError(f"the tensor {tensor!r} scales rope, which is not supported")

@@ -1,0 +1,132 @@
+"""Which tensor of a GGUF file, and which of its rows, a tensor of a checkpoint is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.gguf.config import EMBEDDING, HEAD, Config, Keys
+from luceasync.gguf.llama import llama_config, llama_orders
+from luceasync.gguf.model import GgufModel
+from luceasync.gguf.order import AS_STORED, Orders
+from luceasync.gguf.qwen import qwen3_config, qwen35_config, qwen35_orders
+
+ENDS = {"embed_tokens.weight": EMBEDDING, "norm.weight": "output_norm.weight"}
+ATTENTION = {
+    "input_layernorm.weight": "attn_norm.weight",
+    **{f"self_attn.{n}_proj.weight": f"attn_{n}.weight" for n in "qkv"},
+    "self_attn.o_proj.weight": "attn_output.weight",
+    **{f"self_attn.{n}_norm.weight": f"attn_{n}_norm.weight" for n in "qk"},
+    **{f"mlp.{n}_proj.weight": f"ffn_{n}.weight" for n in ("gate", "up", "down")},
+}
+DELTA = {
+    "linear_attn.in_proj_qkv.weight": "attn_qkv.weight",
+    "linear_attn.in_proj_z.weight": "attn_gate.weight",
+    "linear_attn.in_proj_b.weight": "ssm_beta.weight",
+    "linear_attn.in_proj_a.weight": "ssm_alpha.weight",
+    "linear_attn.conv1d.weight": "ssm_conv1d.weight",
+    "linear_attn.A_log": "ssm_a",
+    "linear_attn.dt_bias": "ssm_dt.bias",
+    "linear_attn.norm.weight": "ssm_norm.weight",
+    "linear_attn.out_proj.weight": "ssm_out.weight",
+}
+ALIASES = {"ssm_dt.bias": "ssm_dt"}  # some files have the other name
+FUSED = "attn_qkv.weight"  # query, key and value rows of an attention layer, in some files
+IN_LAYER = re.compile(r"layers\.(\d+)\.(.+)")
+IN_BLOCK = re.compile(r"blk\.(\d+)\..+")
+OTHER_PARTS = ("v.", "mm.")  # of a model that also sees
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """What one `general.architecture` says in its own way: its config, its names, and rows and
+    columns in another order, by names below `layers.N.`.
+    """
+
+    config: Callable[[Keys], Config]
+    names: Mapping[str, str]
+    orders: Callable[[dict[str, Any]], dict[str, Orders]] = lambda config: {}
+
+
+ARCHITECTURES = {
+    "llama": Architecture(
+        llama_config,
+        ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"},
+        llama_orders,
+    ),
+    "qwen3": Architecture(
+        qwen3_config, ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"}
+    ),
+    "qwen35": Architecture(
+        qwen35_config,
+        ATTENTION | DELTA | {"post_attention_layernorm.weight": "post_attention_norm.weight"},
+        qwen35_orders,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Rows `[begin, begin + rows of what is asked for)` of the tensor `name`."""
+
+    name: str
+    begin: int = 0
+    orders: Orders = AS_STORED
+
+
+class Layout:
+    """Where the tensors of a model lie, by the names that a checkpoint below `model.` has."""
+
+    def __init__(self, model: GgufModel) -> None:
+        """Raises ModelError for a model that is not supported."""
+        self.model = model
+        try:
+            own = ARCHITECTURES.get(model.architecture)
+            if own is None:
+                raise ModelError(
+                    f"general.architecture {model.architecture!r} is not supported; "
+                    f"supported: {', '.join(sorted(ARCHITECTURES))}"
+                )
+            keys = Keys(model)
+            self.config = own.config(keys)
+        except ModelError as error:
+            raise ModelError(f"{model.path}: {error}") from None
+        self.num_layers = keys.num_layers
+        self._names = own.names
+        self._orders = own.orders(self.config)
+
+    def where(self, name: str) -> Where:
+        """Where the tensor `name` is, or would be."""
+        below = name.removeprefix("model.")
+        in_layer = IN_LAYER.fullmatch(below)
+        if in_layer is None:
+            return Where(HEAD if name == "lm_head.weight" else ENDS[below])
+        layer, rest = in_layer[1], in_layer[2]
+        stored = f"blk.{layer}.{self._names[rest]}"
+        orders = self._orders.get(rest, AS_STORED)
+        if stored in self.model.tensors:
+            return Where(stored, 0, orders)
+        fused, of_fused = f"blk.{layer}.{FUSED}", self._begins()
+        if rest in of_fused and fused in self.model.tensors:
+            return Where(fused, of_fused[rest], orders)
+        other = ALIASES.get(self._names[rest])
+        return Where(f"blk.{layer}.{other}" if other else stored, 0, orders)
+
+    def is_for_others(self, name: str) -> bool:
+        """Whether the stored tensor `name` belongs to a part that is not served: to layers that
+        only draft, or to what sees.
+        """
+        in_block = IN_BLOCK.fullmatch(name)
+        return name.startswith(OTHER_PARTS) or (
+            in_block is not None and int(in_block[1]) >= self.num_layers
+        )
+
+    def _begins(self) -> dict[str, int]:
+        """In a fused matrix."""
+        heads = (self.config["num_attention_heads"], self.config["num_key_value_heads"])
+        query, kv = (number * self.config["head_dim"] for number in heads)
+        begins = (0, query, query + kv)
+        return {f"self_attn.{n}_proj.weight": b for n, b in zip("qkv", begins, strict=True)}

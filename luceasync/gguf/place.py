@@ -1,0 +1,62 @@
+"""Which GGUF files a path means: a file, all parts of one that is split, or those of a directory.
+
+Reads names, and the first four bytes of a file that has another one.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from luceasync.errors import ModelError
+
+MAGIC = b"GGUF"
+SUFFIX = ".gguf"
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+SAFETENSORS = ("model.safetensors", "model.safetensors.index.json")
+
+
+def gguf_at(path: Path) -> Path | None:
+    """The GGUF file that `path` is, or that is the weights of the directory `path`: the first part
+    of one that is split. None where it is none. Raises ModelError for a directory with several.
+    """
+    try:
+        if path.is_file():
+            return path if path.suffix.lower() == SUFFIX or _begins_as_gguf(path) else None
+        if not path.is_dir() or any((path / name).exists() for name in SAFETENSORS):
+            return None
+        found = sorted(p for p in path.iterdir() if p.suffix.lower() == SUFFIX and p.is_file())
+    except (OSError, ValueError):
+        return None  # whoever needs the path says what is wrong with it
+    models: dict[str, Path] = {}
+    for file in found:
+        part = PART.fullmatch(file.name)
+        models.setdefault(part["stem"] + part["count"] if part else file.name, file)
+    if len(models) > 1:
+        names = ", ".join(file.name for file in list(models.values())[:4])
+        raise ModelError(f"{path}: {len(models)} GGUF files are there ({names}); name one of them")
+    return next(iter(models.values()), None)
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+
+
+def parts_of(path: Path) -> list[Path]:
+    """All parts of the file that `path` is a part of, in their order; itself alone where its name
+    is none of a part. Raises ModelError where one is missing.
+    """
+    part = PART.fullmatch(path.name)
+    if part is None:
+        return [path]
+    count = int(part["count"])
+    if not 1 <= int(part["number"]) <= count:
+        raise ModelError(f"{path}: part {int(part['number'])} of {count} cannot be")
+    names = (f"{part['stem']}-{i:05}-of-{count:05}{path.suffix}" for i in range(1, count + 1))
+    paths = []
+    for name in names:  # one by one: a name may claim many
+        paths.append(path.with_name(name))
+        if not paths[-1].is_file():
+            raise ModelError(f"{paths[-1]}: part {len(paths)} of {count} does not exist")
+    return paths

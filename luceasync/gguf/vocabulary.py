@@ -1,0 +1,177 @@
+"""The tokenizer in a GGUF header, as the text of a tokenizer.json, and its chat template."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.gguf.metadata import Metadata
+from luceasync.gguf.model import GgufModel
+
+# What the numbers of tokenizer.ggml.token_type mean.
+CONTROL, USER_DEFINED, UNUSED = 3, 4, 5
+ADDED = (CONTROL, USER_DEFINED)
+# Only one end is stored: these are ends too, where they are control tokens.
+ENDS = ("<|endoftext|>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>")
+TEMPLATE = "tokenizer.chat_template"
+
+QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Pre:
+    """What is done before merges: how text is split, and whether it is brought to NFC."""
+
+    splits: tuple[dict[str, Any], ...]
+    nfc: bool = False
+    ignore_merges: bool = False
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    regex = {"Regex": pattern}
+    return {"type": "Split", "pattern": regex, "behavior": "Isolated", "invert": False}
+
+
+# By tokenizer.ggml.pre.
+PRES = {
+    "qwen2": Pre((_split(QWEN2),), nfc=True),
+    "qwen35": Pre((_split(QWEN35),), nfc=True),
+    "smollm": Pre(({"type": "Digits", "individual_digits": True}, BYTES | {"use_regex": True})),
+    "llama-bpe": Pre((_split(LLAMA3),), ignore_merges=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """`definition`: the text of a tokenizer.json; `eos_ids`: after these a text is over."""
+
+    definition: str
+    eos_ids: frozenset[int]
+
+
+def vocabulary_of(model: GgufModel) -> Vocabulary:
+    """Raises ModelError naming the file and the key."""
+    try:
+        return _vocabulary(model.metadata)
+    except ModelError as error:
+        raise ModelError(f"{model.path}: {error}") from None
+
+
+def templates_of(model: GgufModel) -> dict[str, str]:
+    """Chat templates by their names; the one without a name is "default"."""
+    try:
+        named = [key for key in model.metadata.keys if key.startswith(f"{TEMPLATE}.")]
+        found = {key.removeprefix(f"{TEMPLATE}."): model.metadata.text(key) for key in named}
+        if TEMPLATE in model.metadata:
+            found["default"] = model.metadata.text(TEMPLATE)
+        return found
+    except ModelError as error:
+        raise ModelError(f"{model.path}: {error}") from None
+
+
+def special_tokens_of(model: GgufModel) -> dict[str, str]:
+    """Texts of bos_token and the like, as far as the file names them."""
+    keys = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
+    metadata = model.metadata
+    try:
+        tokens = metadata.strings("tokenizer.ggml.tokens")
+        found = {}
+        for name, key in keys.items():
+            full = f"tokenizer.ggml.{key}_token_id"
+            if full in metadata and (token_id := metadata.integer(full)) < len(tokens):
+                found[name] = tokens[token_id]
+        return found
+    except ModelError as error:
+        raise ModelError(f"{model.path}: {error}") from None
+
+
+def check_tokenizer(metadata: Metadata) -> Pre:
+    """How the file splits text. Raises ModelError where nobody here knows it."""
+    model, pre = metadata.word("tokenizer.ggml.model"), metadata.word("tokenizer.ggml.pre")
+    if model != "gpt2":
+        raise ModelError(f"tokenizer.ggml.model {model!r} is not supported; 'gpt2' is expected")
+    if pre not in PRES:
+        raise ModelError(
+            f"tokenizer.ggml.pre {pre!r} is not supported; supported: {', '.join(sorted(PRES))}"
+        )
+    return PRES[pre]
+
+
+def _vocabulary(metadata: Metadata) -> Vocabulary:
+    pre = check_tokenizer(metadata)
+    tokens = metadata.strings("tokenizer.ggml.tokens")
+    kinds = metadata.integers("tokenizer.ggml.token_type")
+    if len(kinds) != len(tokens):
+        raise ModelError(
+            f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
+        )
+    added = [i for i, kind in enumerate(kinds) if kind in ADDED]
+    ids = {token: i for i, token in enumerate(tokens) if kinds[i] != UNUSED}
+    if len(ids) != len(kinds) - kinds.count(UNUSED):
+        raise ModelError("tokenizer.ggml.tokens has a token twice")
+    merges = [_merge(entry, ids) for entry in metadata.strings("tokenizer.ggml.merges")]
+    definition = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [_added(i, tokens[i], kinds[i]) for i in added],
+        "normalizer": {"type": "NFC"} if pre.nfc else None,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": _pretokenizers(pre)},
+        "post_processor": None,
+        "decoder": BYTES | {"use_regex": True},
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": "",
+            "end_of_word_suffix": "",
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": pre.ignore_merges,
+            "vocab": ids,
+            "merges": merges,
+        },
+    }
+    return Vocabulary(json.dumps(definition), _eos_ids(metadata, tokens, kinds))
+
+
+def _pretokenizers(pre: Pre) -> list[dict[str, Any]]:
+    """Its splits, and bytes behind them unless they make bytes themselves."""
+    own = list(pre.splits)
+    return own if any(split["type"] == "ByteLevel" for split in own) else [*own, BYTES]
+
+
+def _merge(entry: str, ids: dict[str, int]) -> list[str]:
+    left, _, right = entry.partition(" ")
+    if left not in ids or right not in ids or left + right not in ids:
+        raise ModelError(
+            f"tokenizer.ggml.merges has {entry[:80]!r}, which is no merge of two tokens"
+        )
+    return [left, right]
+
+
+def _added(token_id: int, content: str, kind: int) -> dict[str, Any]:
+    strict = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    return {"id": token_id, "content": content, **strict, "special": kind == CONTROL}
+
+
+def _eos_ids(metadata: Metadata, tokens: list[str], kinds: tuple[int, ...]) -> frozenset[int]:
+    own = metadata.integer("tokenizer.ggml.eos_token_id")
+    if own >= len(tokens):
+        raise ModelError(f"tokenizer.ggml.eos_token_id = {own}: there are {len(tokens)} tokens")
+    also = {i for i, token in enumerate(tokens) if token in ENDS and kinds[i] == CONTROL}
+    return frozenset({own} | also)

@@ -1,0 +1,169 @@
+"""GGUF files: one, all parts of one that is split, or a directory with one.
+
+Knows how numbers lie in the files, and turns rows and columns back into their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from mmap import ACCESS_COPY, mmap
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from luceasync.errors import ModelError
+from luceasync.gguf.model import read_model
+from luceasync.gguf.order import Order
+from luceasync.gguf.place import gguf_at, parts_of
+from luceasync.models.forms import Form, Select, Shape
+from luceasync.models.gguf_model import GgufContents, Stored, read_gguf
+from luceasync.models.grouped import ggml
+from luceasync.models.grouped.form import Grouped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.grouped.packed import Packed
+
+SLICE_BYTES = 1 << 23  # of a stored tensor that are brought into our form at once
+
+
+class Gguf:
+    """See luceasync.models.formats.Format."""
+
+    def is_at(self, model_dir: Path) -> bool:
+        """See Format."""
+        return gguf_at(model_dir) is not None
+
+    def weight_files(self, model_dir: Path) -> list[Path]:
+        """See Format."""
+        return parts_of(_file(model_dir))
+
+    def forms(self, model_dir: Path) -> Callable[[str], Form]:
+        """See Format."""
+        stored = _contents(model_dir).stored
+        return lambda name: stored[name].form
+
+    @contextmanager
+    def open(self, model_dir: Path) -> Iterator[GgufSource]:
+        """See Format."""
+        contents = _contents(model_dir)
+        files = {path: _mapped(path) for path in contents.model.paths}
+        yield GgufSource(contents, files)
+
+
+class GgufSource:
+    """A TensorSource. Files are unmapped once no tensor is left that lies in them."""
+
+    def __init__(self, contents: GgufContents, files: dict[Path, mmap]) -> None:
+        self._contents = contents
+        self._files = files
+
+    def form(self, name: str) -> Form:
+        """See luceasync.models.loader.TensorSource."""
+        return self._found(name).form
+
+    def read(self, name: str, shape: Shape) -> Tensor | Blocks:
+        """See luceasync.models.loader.TensorSource."""
+        stored = self._found(name)
+        if stored.shape != shape:
+            raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
+        rows = self._rows(stored)
+        if isinstance(form := stored.form, Grouped):
+            return Blocks(stored.tensor.name, form, rows, stored)
+        return _in_order(_plain(rows, stored), stored).reshape(shape)
+
+    def _found(self, name: str) -> Stored:
+        stored = self._contents.stored.get(name)
+        if stored is None:
+            raise ModelError(f"{self._contents.model.path}: there is no tensor for {name!r}")
+        return stored
+
+    def _rows(self, stored: Stored) -> Tensor:
+        """Its bytes as they are stored, uint8 [rows, bytes of a row], not read yet."""
+        import torch
+
+        tensor, num_rows = stored.tensor, stored.shape[0]
+        row_bytes = tensor.num_bytes // tensor.shape[0]
+        raw = torch.frombuffer(
+            self._files[stored.path],
+            dtype=torch.uint8,
+            count=num_rows * row_bytes,
+            offset=tensor.begin + stored.begin * row_bytes,
+        )
+        return raw.view(num_rows, row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A quantised tensor as it is stored; see luceasync.models.grouped.stack.Quantised."""
+
+    name: str
+    form: Grouped
+    rows: Tensor  # uint8 [rows, bytes of a row]
+    stored: Stored
+
+    def packed(self, select: Select) -> Iterator[Packed]:
+        """See Quantised."""
+        from luceasync.models.grouped.stack import with_columns_moved, with_smaller_supergroups
+
+        orders, kind = self.stored.orders, self.stored.tensor.type
+        rows = select(_moved(self.rows, orders.rows) if orders.rows else self.rows)
+        step = max(1, SLICE_BYTES // rows.shape[1])
+        for begin in range(0, len(rows), step):
+            blocks = rows[begin : begin + step].unflatten(1, (-1, kind.block_bytes))
+            packed = ggml.pack(ggml.FORMS[kind.name], blocks)
+            packed = with_smaller_supergroups(packed, self.form)
+            if (columns := orders.columns) is not None:
+                packed = with_columns_moved(packed, columns.shape)
+            yield packed
+
+
+def _plain(rows: Tensor, stored: Stored) -> Tensor:
+    """Bytes as the numbers that they are."""
+    import torch
+
+    dtypes = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    dtype = dtypes[stored.tensor.type.name]
+    if rows.data_ptr() % dtype.itemsize:
+        rows = rows.clone()
+    numbers = rows.view(dtype)
+    return numbers if len(stored.tensor.shape) > 1 else numbers[:, 0]
+
+
+def _in_order(tensor: Tensor, stored: Stored) -> Tensor:
+    orders = stored.orders
+    if orders.rows is not None:
+        tensor = _moved(tensor, orders.rows)
+    if orders.columns is not None:
+        tensor = _moved(tensor.t(), orders.columns).t()
+    return tensor
+
+
+def _moved(rows: Tensor, order: Order) -> Tensor:
+    """Rows in the order that they should have."""
+    import torch
+
+    stored = rows[order.begin :].unflatten(0, order.shape)
+    ordered = stored.transpose(order.axis, order.axis + 1).flatten(0, 2)
+    return torch.cat([rows[: order.begin], ordered]) if order.begin else ordered
+
+
+def _file(model_dir: Path) -> Path:
+    path = gguf_at(model_dir)
+    assert path is not None, f"{model_dir} is asked for as GGUF"
+    return path
+
+
+def _contents(model_dir: Path) -> GgufContents:
+    return read_gguf(read_model(_file(model_dir)))
+
+
+def _mapped(path: Path) -> mmap:
+    """Copy on write: torch wants memory that it may write to."""
+    try:
+        with path.open("rb") as file:
+            return mmap(file.fileno(), 0, access=ACCESS_COPY)
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None

@@ -1,0 +1,30 @@
+"""What a safetensors file says that it holds, without opening it as one: that would load torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from struct import unpack
+
+from luceasync.errors import ModelError
+from luceasync.models.quantisation.found import Info
+
+MAX_HEADER_BYTES = 100_000_000  # as the library has it
+
+
+def read_infos(path: Path) -> dict[str, Info]:
+    """Dtypes and shapes of all tensors of the file. Raises ModelError."""
+    try:
+        with path.open("rb") as file:
+            begin = file.read(8)
+            [num_bytes] = unpack("<Q", begin) if len(begin) == 8 else [MAX_HEADER_BYTES + 1]
+            if num_bytes > MAX_HEADER_BYTES:
+                raise ValueError(f"its header would have {num_bytes} bytes")
+            header = json.loads(file.read(num_bytes))
+        return {
+            name: Info(str(entry["dtype"]), tuple(map(int, entry["shape"])))
+            for name, entry in header.items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{path}: not a readable safetensors file: {error}") from None

@@ -1,0 +1,111 @@
+"""A GGUF file as the families have it: its spec, and what is stored for each tensor of it.
+
+Everything that can be wrong with a header is told here, before a number is read. Pure: no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from luceasync.errors import ModelError
+from luceasync.gguf.header import Tensor
+from luceasync.gguf.layout import Layout
+from luceasync.gguf.model import GgufModel
+from luceasync.gguf.order import Order, Orders
+from luceasync.gguf.tensor_types import SUPPORTED
+from luceasync.gguf.vocabulary import check_tokenizer
+from luceasync.models.config_fields import Fields
+from luceasync.models.families import GGUF_FAMILIES
+from luceasync.models.forms import Dense, Form, Shape
+from luceasync.models.grouped import ggml
+from luceasync.models.grouped.form import BLOCK, Grouped
+from luceasync.models.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Rows [begin, begin + shape[0]) of a tensor in a file, which are `shape` for us."""
+
+    path: Path
+    tensor: Tensor
+    begin: int
+    shape: Shape
+    orders: Orders
+
+    @property
+    def form(self) -> Form:
+        """How they are held here."""
+        form = ggml.FORMS.get(self.tensor.type.name)
+        if form is None:
+            return Dense()
+        columns = self.orders.columns
+        return form.with_supergroups_within(columns.shape[2]) if columns else form
+
+
+@dataclass(frozen=True, slots=True)
+class GgufContents:
+    """`stored`: by the names of the spec."""
+
+    model: GgufModel
+    spec: ModelSpec
+    stored: dict[str, Stored]
+
+
+def read_gguf(model: GgufModel) -> GgufContents:
+    """What the headers of a model say. Raises ModelError naming the file."""
+    layout = Layout(model)
+    try:
+        check_tokenizer(model.metadata)
+        spec = GGUF_FAMILIES[model.architecture].parse(Fields(layout.config))
+        stored = {name: _stored(layout, name, shape) for name, shape in spec.shapes().items()}
+        used = {found.tensor.name for found in stored.values()}
+        for name in sorted(model.tensors.keys() - used):
+            if not layout.is_for_others(name):
+                raise ModelError(f"no layer would use the tensor {name!r}")
+    except ModelError as error:
+        raise ModelError(f"{model.path}: {error}") from None
+    return GgufContents(model, spec, stored)
+
+
+def _stored(layout: Layout, name: str, shape: Shape) -> Stored:
+    where = layout.where(name)
+    found = layout.model.tensors.get(where.name)
+    if found is None:
+        raise ModelError(f"there is no tensor {where.name!r}")
+    path, tensor = found
+    kind, rows, own = tensor.type.name, tensor.shape[0], _squeezed(shape)
+    if kind not in SUPPORTED:
+        raise ModelError(
+            f"{where.name!r} is stored as {kind}, which is not supported; "
+            f"supported: {', '.join(SUPPORTED)}"
+        )
+    is_there = rows == own[0] or (where.name.endswith("attn_qkv.weight") and rows > own[0])
+    if tensor.shape[1:] != own[1:] or not is_there or where.begin + own[0] > rows:
+        raise ModelError(f"{where.name!r} has shape {tensor.shape}; {own} is expected")
+    stored = Stored(path, tensor, where.begin, shape, where.orders)
+    if isinstance(stored.form, Grouped):
+        _check_grouped(stored, stored.form)
+    return stored
+
+
+def _check_grouped(stored: Stored, form: Grouped) -> None:
+    """Whether it can be held as it is stored, and its columns be moved."""
+    name, columns = stored.tensor.name, stored.orders.columns
+    if len(stored.shape) != 2:
+        raise ModelError(f"{name!r} is stored as {form.name}; F32, F16 or BF16 is expected")
+    if columns is not None and not _moves(columns, form):
+        raise ModelError(
+            f"{name!r} is stored as {form.name}: heads of {columns.shape[2]} columns cannot be "
+            f"brought in order; multiples of {max(BLOCK, form.group or 0)} are expected"
+        )
+
+
+def _moves(columns: Order, form: Grouped) -> bool:
+    width = columns.shape[2]
+    return width % BLOCK == 0 and form.group is not None and width % form.group == 0
+
+
+def _squeezed(shape: Shape) -> Shape:
+    """Without inner dimensions of 1, which the file does not have."""
+    return (shape[0], *(size for size in shape[1:] if size > 1)) if len(shape) > 2 else shape

@@ -1,0 +1,70 @@
+"""Weights that are e2m1 numbers of 4 bits: MXFP4 (OCP Microscaling 1.0), with a power of two for
+each 32 of them, and NVFP4, with e4m3 scales for 16 and one more for the matrix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from luceasync.errors import ModelError
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.ggml import FLOAT_4
+from luceasync.models.quantisation.found import Found, Infos, check_shape, the
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.grouped.packed import Packed
+
+MXFP4 = Grouped("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4)
+NVFP4 = Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4)
+DIVIDED = Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Floats4:
+    """A Scheme. `weight`, `scale` and `matrix_scale`: what its tensors are called; of MXFP4 there
+    is no scale of the matrix.
+    """
+
+    form: Grouped
+    weight: str
+    scale: str = "weight_scale"
+    matrix_scale: str | None = None
+
+    @property
+    def words(self) -> str:
+        return self.form.name
+
+    def find(self, module: str, infos: Infos) -> Found | None:
+        """See Scheme."""
+        name = f"{module}.{self.weight}"
+        if name not in infos or infos[name].dtype != "U8":
+            return None
+        rows, half = infos[name].shape
+        shape = (rows, 2 * half)
+        scale, kind = f"{module}.{self.scale}", "U8" if self.form is MXFP4 else "F8_E4M3"
+        expected = (rows, self.form.num_groups(shape[1]))
+        check_shape(scale, the(infos, scale, (kind,)), expected)
+        names = {"codes": name, "scales": scale}
+        if self.matrix_scale is not None:
+            names["matrix"] = f"{module}.{self.matrix_scale}"
+            the(infos, names["matrix"], ("F32",))
+        if fault := self.form.fault_of(shape[1]):
+            raise ModelError(f"{name!r}: {fault}")
+        return Found(self.form, shape, names, self._pack)
+
+    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+        import torch
+
+        from luceasync.models.grouped.packed import Packed, pack_codes
+
+        pairs, scales = tensors["codes"], tensors["scales"]
+        codes = pack_codes(torch.stack([pairs & 15, pairs >> 4], -1).flatten(-2))
+        if "matrix" not in tensors:
+            return Packed(form, codes, scales)
+        # The table has the doubles of the numbers.
+        matrix = tensors["matrix"].reshape(1, 1) * (2.0 if form.divides else 0.5)
+        return Packed(form, codes, matrix.expand(len(codes), 1), small_scales=scales)

@@ -1,0 +1,93 @@
+"""The tokenizer of a GGUF file gives the ids of the tokenizer that it was made from."""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2_REGEX
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35_REGEX
+
+from luceasync.errors import ModelError
+from luceasync.gguf.model import read_model
+from luceasync.gguf.vocabulary import QWEN2, QWEN35, vocabulary_of
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
+from tests.gguf.files import header, qwen3_keys, qwen3_tensors, save
+from tests.gguf.tiny_files import Tiny, write
+
+ALPHABET = "aeiou tbn TBQ 0123 .,'!?\n\r\t  éüß नमस्ते हिन्दी 中文字 ñ ﬁ ỗ́ 👩‍👩‍👧 <|im_end|>"
+
+
+@pytest.fixture(scope="module", params=["qwen3", "qwen3_5"])
+def files(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Path, Path]:
+    return write(Tiny(request.param), tmp_path_factory.mktemp("tokenizer"))
+
+
+def test_the_splits_are_those_of_the_families():
+    assert (QWEN2, QWEN35) == (QWEN2_REGEX, QWEN35_REGEX)
+
+
+def test_ids_of_any_text_are_the_same(files: tuple[Path, Path]):
+    ours, theirs = Tokenizer.load(files[0]), Backend.from_file(str(files[1] / "tokenizer.json"))
+    chance = random.Random(0)
+    for _ in range(2000):
+        text = "".join(chance.choices(ALPHABET, k=chance.randrange(1, 60)))
+        text = unicodedata.normalize("NFC", text)
+        ids = theirs.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+
+
+def test_special_tokens_and_ends_are_known(files: tuple[Path, Path]):
+    ours, theirs = (Tokenizer.load(path) for path in files)
+    end, im_end = (ours.token_id(token) for token in ("<|endoftext|>", "<|im_end|>"))
+    assert ours.eos_ids == {end, im_end}
+    assert ours.added_texts == theirs.added_texts
+    for token_id in range(theirs.vocab_size):
+        assert ours.is_special(token_id) == theirs.is_special(token_id)
+        assert ours.token_text(token_id) == theirs.token_text(token_id)
+    assert ours.vocab_size == theirs.vocab_size, "tokens that only fill up are none"
+
+
+def test_the_chat_template_is_the_files(files: tuple[Path, Path]):
+    messages = [{"role": "user", "content": "to be"}]
+    ours, theirs = (ChatTemplate.load(path).render(messages) for path in files)
+    assert ours == theirs == "<|im_start|>user\nto be<|im_end|>\n<|im_start|>assistant\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "words"),
+    [
+        ({"tokenizer.ggml.token_type": [1, 1]}, "token_type has 2 entries for 8 tokens"),
+        ({"tokenizer.ggml.merges": ["a x"]}, "has 'a x', which is no merge of two tokens"),
+        ({"tokenizer.ggml.eos_token_id": 8}, "eos_token_id = 8: there are 8 tokens"),
+        ({"tokenizer.ggml.tokens": ["a"] * 8}, "tokenizer.ggml.tokens has a token twice"),
+        ({"tokenizer.ggml.tokens": 4}, "tokens is an integer; an array of strings is expected"),
+    ],
+)
+def test_a_tokenizer_that_cannot_be_is_told(tmp_path: Path, keys, words: str):
+    tensors = qwen3_tensors()
+    path = save(tmp_path / "m.gguf", header(qwen3_keys() | keys, tensors), tensors)
+    with pytest.raises(ModelError, match=words):
+        vocabulary_of(read_model(path))
+
+
+def test_a_file_without_a_template_says_so(tmp_path: Path):
+    keys, tensors = qwen3_keys(), qwen3_tensors()
+    del keys["tokenizer.chat_template"]
+    path = save(tmp_path / "m.gguf", header(keys, tensors), tensors)
+    with pytest.raises(ModelError, match=r"m.gguf has no chat template"):
+        ChatTemplate.load(path)
+
+
+def test_a_named_template_is_that_for_tools(tmp_path: Path):
+    tensors = qwen3_tensors()
+    keys = qwen3_keys() | {"tokenizer.chat_template.tool_use": "with {{ tools | length }}"}
+    path = save(tmp_path / "m.gguf", header(keys, tensors), tensors)
+    tools = [json.loads('{"type": "function"}')]
+    assert ChatTemplate.load(path).render([], tools) == "with 1"

@@ -1,0 +1,322 @@
+"""Tiny models as GGUF files, written by the package `gguf` as llama.cpp's converter would, and the
+same numbers in a Hugging Face directory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5TextConfig,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX as QWEN2
+from transformers.models.qwen3_5.tokenization_qwen3_5 import PRETOKENIZE_REGEX as QWEN35
+
+from tests.gguf.blocks import random_blocks
+from tests.tiny import CHATML, SPECIAL
+
+VOCAB = 512
+ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_5": "qwen35"}
+TEXTS = ["to be or not to be, that is the question 1234", "être ou ne pas être", "\u0915\u093f ok"]
+# What a K-quant mix has: by the end of a tensor's name, the first that fits.
+K_MIX = {
+    "attn_v.weight": "Q6_K",
+    "ffn_down.weight": "Q6_K",
+    "attn_qkv.weight": "Q5_K",
+    "ssm_alpha.weight": "F32",
+    "ssm_beta.weight": "Q8_0",
+    "token_embd.weight": "Q6_K",
+    "": "Q4_K",
+}
+NAMES = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+LAYER_NAMES = {
+    "input_layernorm": "attn_norm",
+    **{f"self_attn.{n}_proj": f"attn_{n}" for n in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    **{f"self_attn.{n}_norm": f"attn_{n}_norm" for n in "qk"},
+    **{f"mlp.{n}_proj": f"ffn_{n}" for n in ("gate", "up", "down")},
+    "linear_attn.in_proj_qkv": "attn_qkv",
+    "linear_attn.in_proj_z": "attn_gate",
+    "linear_attn.in_proj_b": "ssm_beta",
+    "linear_attn.in_proj_a": "ssm_alpha",
+    "linear_attn.conv1d": "ssm_conv1d",
+    "linear_attn.norm": "ssm_norm",
+    "linear_attn.out_proj": "ssm_out",
+}
+Numbers = np.ndarray
+
+
+@dataclass(frozen=True)
+class Tiny:
+    """What a file is to be. `types`: as K_MIX; `value_heads`: of two key heads."""
+
+    family: str = "qwen3"
+    types: dict[str, str] = field(default_factory=lambda: {"": "F32"})
+    tied: bool = False
+    value_heads: int = 6
+    head_dim: int = 128  # of linear layers
+    mtp: bool = False
+    vision: bool = False
+    tensors_a_part: int = 0  # 0: one file
+    num_layers: int = 4
+    dim: int = 256
+    seed: int = 0
+
+
+def build(tiny: Tiny) -> PreTrainedModel:
+    """The model as transformers runs it, float32, with norms that are not all alike."""
+    torch.manual_seed(tiny.seed)
+    common = {
+        "vocab_size": VOCAB,
+        "hidden_size": tiny.dim,
+        "intermediate_size": tiny.dim,
+        "num_hidden_layers": tiny.num_layers,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": tiny.dim // 4,
+        "max_position_embeddings": 2048,
+        "eos_token_id": 2,
+        "initializer_range": 0.08,
+        "tie_word_embeddings": tiny.tied,
+    }
+    if tiny.family == "qwen3":
+        model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**common))
+    elif tiny.family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**common))
+    else:
+        rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
+        config = Qwen3_5TextConfig(
+            **common,
+            linear_conv_kernel_dim=4,
+            linear_key_head_dim=tiny.head_dim,
+            linear_value_head_dim=tiny.head_dim,
+            linear_num_key_heads=2,
+            linear_num_value_heads=tiny.value_heads,
+            layer_types=(["linear_attention"] * 3 + ["full_attention"]) * (tiny.num_layers // 4),
+            rope_parameters=rope,
+        )
+        model = Qwen3_5ForCausalLM(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                parameter += 0.1 * torch.randn_like(parameter)
+            if name.endswith("conv1d.weight"):
+                parameter += 0.3 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
+    """(the GGUF file or its first part, the Hugging Face directory of the same numbers)."""
+    plain = folder / "plain"
+    model = build(tiny)
+    arch = ARCHITECTURES[tiny.family]
+    writer = gguf.GGUFWriter(
+        folder / "model.gguf", arch, split_max_tensors=tiny.tensors_a_part, use_temp_file=False
+    )
+    _add_keys(writer, arch, tiny, model.config)
+    tokenizer = save_tokenizer(plain, {"qwen3_5": QWEN35}.get(tiny.family, QWEN2))
+    _add_tokenizer(writer, tokenizer, arch)
+    state = model.state_dict()
+    for number, (name, tensor) in enumerate(sorted(state.items())):
+        if name == "lm_head.weight" and tiny.tied:
+            continue
+        there, back = _conversions(name, tiny)
+        own_name = gguf_name(name, arch)
+        stored, kind = there(tensor.numpy()), _type(tiny, own_name)
+        if stored.ndim == 1 or name.endswith(("conv1d.weight", "norm.weight")):
+            kind = "F32"
+        data = encoded(stored, kind, seed=number)
+        writer.add_tensor(own_name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        decoded = gguf.dequantize(data, gguf.GGMLQuantizationType[kind]).reshape(stored.shape)
+        state[name] = torch.from_numpy(np.ascontiguousarray(back(decoded)))
+    if tiny.mtp:
+        for name in ("attn_norm", "nextn.eh_proj"):
+            writer.add_tensor(f"blk.{tiny.num_layers}.{name}.weight", np.ones(8, np.float32))
+    if tiny.vision:
+        writer.add_tensor("v.patch_embd.weight", np.ones(8, np.float32))
+        writer.add_tensor("mm.0.weight", np.ones(8, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    if tiny.tied:
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state)
+    model.save_pretrained(plain)
+    return min(folder.glob("*.gguf")), plain
+
+
+def gguf_name(name: str, arch: str) -> str:
+    """What llama.cpp calls it."""
+    if name in NAMES:
+        return NAMES[name]
+    _, _, layer, rest = name.split(".", 3)
+    if rest == "linear_attn.A_log":
+        return f"blk.{layer}.ssm_a"
+    if rest == "linear_attn.dt_bias":
+        return f"blk.{layer}.ssm_dt.bias"
+    stem = rest.removesuffix(".weight")
+    if stem == "post_attention_layernorm":
+        own = "post_attention_norm" if arch == "qwen35" else "ffn_norm"
+        return f"blk.{layer}.{own}.weight"
+    return f"blk.{layer}.{LAYER_NAMES[stem]}.weight"
+
+
+def encoded(numbers: Numbers, kind: str, *, seed: int) -> Numbers:
+    """As the type stores them; K-quants, which nobody here makes, are random blocks."""
+    if kind in ("F32", "F16"):
+        return numbers.astype({"F32": np.float32, "F16": np.float16}[kind])
+    try:
+        return gguf.quantize(np.ascontiguousarray(numbers), gguf.GGMLQuantizationType[kind])
+    except NotImplementedError:
+        size = {"Q4_K": 8e-4, "Q5_K": 4e-4, "Q6_K": 4e-5, "Q2_K": 8e-3, "Q3_K": 2e-3}
+        return random_blocks(kind, *numbers.shape, seed=seed, scale=size.get(kind, 4e-5))
+
+
+def _type(tiny: Tiny, name: str) -> str:
+    return next(kind for end, kind in tiny.types.items() if name.endswith(end))
+
+
+def _conversions(
+    name: str, tiny: Tiny
+) -> tuple[Callable[[Numbers], Numbers], Callable[[Numbers], Numbers]]:
+    """What the converter does to a tensor, and the way back."""
+    rest = name.split(".", 3)[-1] if "layers" in name else name
+    if tiny.family == "llama" and rest.endswith(("q_proj.weight", "k_proj.weight")):
+        return _turned(tiny.dim // 4)
+    if tiny.family != "qwen3_5":
+        return _same, _same
+    if rest.endswith("norm.weight") and "linear_attn" not in rest:
+        return (lambda w: w + 1), (lambda w: w - 1)
+    if rest == "linear_attn.conv1d.weight":
+        there, back = _heads(tiny, tiny.head_dim, 4 * tiny.head_dim)
+        return (lambda w: there(w[:, 0])), (lambda w: back(w)[:, None])
+    if rest == "linear_attn.A_log":
+        there, back = _heads(tiny, 1, 0)
+        return (lambda w: there(-np.exp(w))), (lambda w: back(np.log(-w)))
+    if rest == "linear_attn.out_proj.weight":
+        there, back = _heads(tiny, tiny.head_dim, 0)
+        return (lambda w: there(w.T).T), (lambda w: back(w.T).T)
+    sizes = {
+        "linear_attn.in_proj_qkv.weight": (tiny.head_dim, 4 * tiny.head_dim),
+        "linear_attn.in_proj_z.weight": (tiny.head_dim, 0),
+        "linear_attn.in_proj_b.weight": (1, 0),
+        "linear_attn.in_proj_a.weight": (1, 0),
+        "linear_attn.dt_bias": (1, 0),
+    }
+    return _heads(tiny, *sizes[rest]) if rest in sizes else (_same, _same)
+
+
+def _same(w: Numbers) -> Numbers:
+    return w
+
+
+def _turned(head_dim: int):
+    """Row i of a head's first half goes to 2 i, row i of its second half to 2 i + 1."""
+
+    def there(w: Numbers) -> Numbers:
+        heads = w.reshape(-1, 2, head_dim // 2, w.shape[-1])
+        return heads.swapaxes(1, 2).reshape(w.shape)
+
+    def back(w: Numbers) -> Numbers:
+        heads = w.reshape(-1, head_dim // 2, 2, w.shape[-1])
+        return heads.swapaxes(1, 2).reshape(w.shape)
+
+    return there, back
+
+
+def _heads(tiny: Tiny, dim: int, begin: int):
+    """Value head g * r + j goes to place j * 2 + g, of rows from `begin` on."""
+    r = tiny.value_heads // 2
+    order = [g * r + j for j in range(r) for g in range(2)]
+    rows = [begin + head * dim + i for head in order for i in range(dim)]
+    places = np.array([*range(begin), *rows])
+    return (lambda w: w[places]), (lambda w: w[np.argsort(places)])
+
+
+def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> None:
+    writer.add_block_count(tiny.num_layers + tiny.mtp)
+    if tiny.mtp:
+        writer.add_uint32(f"{arch}.nextn_predict_layers", 1)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.head_dim)
+    writer.add_value_length(config.head_dim)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    if arch == "qwen35":
+        writer.add_rope_dimension_count(config.head_dim // 4)
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(tiny.head_dim)
+        writer.add_ssm_group_count(2)
+        writer.add_ssm_time_step_rank(tiny.value_heads)
+        writer.add_ssm_inner_size(tiny.value_heads * tiny.head_dim)
+        writer.add_uint32(f"{arch}.full_attention_interval", 4)
+
+
+def save_tokenizer(folder: Path, pattern: str) -> Tokenizer:
+    """A small one such as the family has."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = Tokenizer(models.BPE())
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    in_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, in_bytes])
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer.add_tokens(["<think>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(CHATML)
+    return tokenizer
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, arch: str) -> None:
+    definition = json.loads(tokenizer.to_str())
+    by_id = {i: token for token, i in tokenizer.get_vocab().items()}
+    special = {token["id"]: token["special"] for token in definition["added_tokens"]}
+    kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
+    tokens = [by_id.get(i, f"[PAD{i}]") for i in range(VOCAB)]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("qwen35" if arch == "qwen35" else "qwen2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(
+        [
+            gguf.TokenType.UNUSED
+            if i not in by_id
+            else kinds[special[i]]
+            if i in special
+            else gguf.TokenType.NORMAL
+            for i in range(VOCAB)
+        ]
+    )
+    writer.add_token_merges([" ".join(pair) for pair in definition["model"]["merges"]])
+    writer.add_eos_token_id(2)
+    writer.add_pad_token_id(0)
+    writer.add_chat_template(CHATML)

@@ -1,0 +1,105 @@
+"""Products with quantised matrices: as exact as float32 sums are, and a row's are its own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.ggml import FORMS, pack
+from luceasync.models.grouped.packed import Packed, dequantise
+from luceasync.models.grouped.weight import SLICE_NUMBERS
+from luceasync.models.ops import TorchOps
+from luceasync.models.packed_ops import PackedOps
+from luceasync.models.weights import StackedWeight, Table
+from tests.gguf.blocks import TYPES, random_blocks
+
+NAMES = ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4"]
+
+
+def matrix(name: str, num_rows: int = 300, num_columns: int = 512) -> Packed:
+    stored = random_blocks(name, num_rows, num_columns, scale=2**-7)
+    blocks = num_columns // TYPES[name].block_items
+    return pack(FORMS[name], torch.from_numpy(stored).unflatten(1, (blocks, -1)))
+
+
+def weight(name: str, ops: TorchOps, dtype: torch.dtype = torch.float32) -> tuple[Table, Tensor]:
+    """It, and its numbers in float64."""
+    packed = matrix(name)
+    return ops.grouped(packed, dtype), dequantise(packed).double()
+
+
+@pytest.fixture(params=[TorchOps, PackedOps])
+def ops(request: pytest.FixtureRequest) -> TorchOps:
+    return request.param()
+
+
+@pytest.mark.parametrize("num_rows", [1, 5, 64, 200])
+@pytest.mark.parametrize("name", NAMES)
+def test_products_are_those_of_float64(ops: TorchOps, name: str, num_rows: int):
+    own, numbers = weight(name, ops)
+    x = torch.randn(2, num_rows, 512)
+    exact = x.double() @ numbers.t()
+    error = (own.linear(x).double() - exact).norm() / exact.norm()
+    assert error < 1e-6
+
+
+def test_half_precision_rows_are_rounded_once(ops: TorchOps):
+    own, numbers = weight("Q4_K", ops, torch.bfloat16)
+    x = torch.randn(3, 512).bfloat16()
+    exact = (x.double() @ numbers.t()).bfloat16().double()
+    found = own.linear(x)
+    assert found.dtype == torch.bfloat16
+    assert (found.double() == exact).double().mean() > 0.99
+    assert (found.double() - exact).norm() < 1e-3 * exact.norm()
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_bits_of_a_row_do_not_depend_on_those_beside_it(name: str, dtype: torch.dtype):
+    own, _ = weight(name, PackedOps(), dtype)
+    x = torch.randn(97, 512).to(dtype)
+    together = own.linear(x)
+    for num_rows in (1, 2, 3, 4, 7, 16, 33):
+        parts = [own.linear(part) for part in x.split(num_rows)]
+        assert torch.equal(torch.cat(parts), together)
+
+
+def test_residual_swiglu_and_lookup(ops: TorchOps):
+    own, numbers = weight("Q6_K", ops)
+    x, residual = torch.randn(4, 512), torch.randn(4, 300)
+    torch.testing.assert_close(own.linear_add(x, residual.clone()), residual + own.linear(x))
+    gate, up = own.linear(x).chunk(2, -1)
+    torch.testing.assert_close(own.swiglu(x), torch.nn.functional.silu(gate) * up)
+    ids = torch.tensor([[3, 299], [0, 3]])
+    assert torch.equal(own.lookup(ids), numbers.float()[ids])
+
+
+def test_segments_that_are_stored_unlike_are_one_weight(ops: TorchOps):
+    segments = [weight("Q4_K", ops), weight("Q6_K", ops)]
+    dense = torch.randn(60, 512)
+    numbers = torch.cat([*(part for _, part in segments), dense.double()])
+    own = StackedWeight([*(part for part, _ in segments), ops.pack(dense.clone())])
+    x = torch.randn(5, 512)
+    exact = x.double() @ numbers.t()
+    assert own.linear(x).shape == exact.shape
+    assert (own.linear(x).double() - exact).norm() < 1e-6 * exact.norm()
+
+
+def test_no_more_than_a_slice_is_float32_at_once(monkeypatch: pytest.MonkeyPatch, ops: TorchOps):
+    sizes = []
+
+    def seen(packed: Packed) -> Tensor:
+        sizes.append(packed.shape[0] * packed.shape[1])
+        return dequantise(packed)
+
+    monkeypatch.setattr("luceasync.models.grouped.weight.dequantise", seen)
+    ops.grouped(matrix("Q4_0", 9000, 512), torch.float32).linear(torch.randn(1, 512))
+    assert sum(sizes) == 9000 * 512
+    assert max(sizes) <= SLICE_NUMBERS
+
+
+def test_columns_that_no_layout_has_are_told():
+    assert "multiple of 32" in FORMS["Q4_0"].fault_of(48)
+    assert not Grouped("int8", 8, None, None, "fp32", codes="int8").fault_of(47)

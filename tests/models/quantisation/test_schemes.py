@@ -1,0 +1,190 @@
+"""A quantised module of a checkpoint has the numbers that its format says, bit by bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from luceasync.errors import ModelError
+from luceasync.models.grouped.packed import dequantise
+from luceasync.models.precision import Precision
+from luceasync.models.quantisation.config import scheme_of
+from luceasync.models.quantisation.found import Info, StoredModule
+from tests.reference import quantised as truth
+
+DTYPES = {
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float32: "F32",
+    torch.int32: "I32",
+    torch.int64: "I64",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.float8_e4m3fn: "F8_E4M3",
+}
+MODULE = "model.layers.0.mlp.up_proj"
+
+
+def compressed(form: str, **weights: Any) -> dict[str, Any]:
+    """A quantization_config of compressed-tensors."""
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": {"num_bits": 8}}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "config_groups": {"group_0": group},
+        "ignore": ["lm_head"],
+    }
+
+
+INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 64, "symmetric": True}
+FP8 = {"num_bits": 8, "type": "float", "strategy": "channel", "symmetric": True}
+FP4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+FP8_BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+CASES = {
+    "fp8 blocks": (FP8_BLOCKS, truth.fp8_blocks(200, 300, 128, torch.float32)),
+    "fp8 blocks, bf16": (FP8_BLOCKS, truth.fp8_blocks(128, 256, 128, torch.bfloat16)),
+    "fp8 rows": ({"quant_method": "fbgemm_fp8"}, truth.fp8_rows(7, 50)),
+    "fp8 matrix": ({"quant_method": "fp8"}, truth.fp8_matrix(7, 50)),
+    "awq": ({"quant_method": "awq", "bits": 4, "group_size": 64}, truth.awq(24, 192, 64)),
+    "awq, one group": ({"quant_method": "awq", "bits": 4, "group_size": -1}, truth.awq(8, 96, 96)),
+    "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, truth.gptq(24, 192, 32)),
+    "gptq, 8 bits": (
+        {"quant_method": "gptq", "bits": 8, "group_size": 64, "desc_act": False},
+        truth.gptq(12, 128, 64, 8),
+    ),
+    "pack-quantized": (compressed("pack-quantized", **INT4), truth.pack_quantized(13, 192, 64)),
+    "pack-quantized, zero points": (
+        compressed("pack-quantized", **INT4 | {"symmetric": False}),
+        truth.pack_quantized(13, 192, 64, zeros=True),
+    ),
+    "pack-quantized, rows of 8 bits": (
+        compressed("pack-quantized", **INT4 | {"num_bits": 8, "strategy": "channel"}),
+        truth.pack_quantized(9, 64, 64, 8),
+    ),
+    "float-quantized": (compressed("float-quantized", **FP8), truth.fp8_rows(5, 33)),
+    "int-quantized": (compressed("int-quantized", **FP8 | {"type": "int"}), truth.int8_rows(5, 33)),
+    "mxfp4": (compressed("mxfp4-pack-quantized", **FP4), truth.mxfp4(11, 96)),
+    "nvfp4": (compressed("nvfp4-pack-quantized", **FP4), truth.nvfp4(11, 96, divided=True)),
+    "modelopt": (
+        {"quant_method": "modelopt", "quant_algo": "NVFP4"},
+        truth.nvfp4(11, 96, divided=False),
+    ),
+}
+
+
+def find(config: dict[str, Any], tensors: dict[str, torch.Tensor]):
+    """(what is found, the tensors by their whole names)."""
+    named = {f"{MODULE}.{name}": tensor for name, tensor in tensors.items()}
+    infos = {name: Info(DTYPES[t.dtype], tuple(t.shape)) for name, t in named.items()}
+    scheme = scheme_of({"quantization_config": config})
+    assert scheme is not None
+    return scheme.find(MODULE, infos), named
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_of_the_format(case: str):
+    config, (tensors, numbers) = CASES[case]
+    found, named = find(config, tensors)
+    assert found is not None
+    assert found.shape == tuple(numbers.shape)
+    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    [packed] = stored.packed(lambda rows: rows)
+    assert torch.equal(dequantise(packed), numbers)
+    assert packed.num_bytes == found.form.num_bytes(found.shape, Precision.of("bf16"))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rows_are_taken_with_what_belongs_to_them(case: str):
+    config, (tensors, numbers) = CASES[case]
+    found, named = find(config, tensors)
+    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    [packed] = stored.packed(lambda rows: rows[1:6:2])
+    assert torch.equal(dequantise(packed), numbers[1:6:2])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_is_stored_plainly_is_left_alone(case: str):
+    found, _ = find(CASES[case][0], {"weight": torch.zeros(4, 64, dtype=torch.bfloat16)})
+    assert found is None
+
+
+def test_a_checkpoint_without_a_configuration_is_plain():
+    assert scheme_of({"model_type": "qwen3"}) is None
+
+
+def test_the_configuration_of_a_wrapper_counts_and_so_does_that_of_its_part():
+    config = CASES["awq"][0]
+    assert scheme_of({"text_config": {}, "quantization_config": config}) is not None
+    assert scheme_of({"text_config": {"quantization_config": config}}) is not None
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        (
+            {"quant_method": "bitsandbytes"},
+            "quant_method = 'bitsandbytes' is not supported; awq or",
+        ),
+        ({"quant_method": ["awq"]}, "quant_method = ['awq'] is not supported"),
+        ("awq", "quantization_config = 'awq': a JSON object is expected"),
+        ({"quant_method": "awq", "bits": 3, "group_size": 64}, ".bits = 3 is not supported; 4 is"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 7}, ".group_size = 7 is not supported"),
+        (
+            {"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"},
+            ".version = 'gemv' is not supported; 'gemm' or 'GEMM' is expected",
+        ),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 64, "desc_act": True},
+            ".desc_act = True is not supported; False is expected",
+        ),
+        ({"quant_method": "modelopt", "quant_algo": "W4A8"}, ".quant_algo = 'W4A8' is not"),
+        (compressed("marlin-24", **INT4), ".format = 'marlin-24' is not supported"),
+        (compressed("pack-quantized", **INT4 | {"num_bits": 2}), ".num_bits = 2 is not supported"),
+        (
+            compressed("pack-quantized", **INT4) | {"transform_config": {"a": {"b": 1}}},
+            ".transform_config = {'a': {'b': 1}} is not supported; none is expected",
+        ),
+        ({"quant_method": "compressed-tensors"}, ".config_groups = None is not supported"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, ".weight_block_size = [128] is not"),
+    ],
+)
+def test_what_is_not_read_is_refused_in_words(config: Any, words: str):
+    with pytest.raises(ModelError) as caught:
+        scheme_of({"quantization_config": config})
+    assert words in str(caught.value)
+
+
+def test_columns_in_another_order_are_refused():
+    config, (tensors, _) = CASES["gptq"]
+    found, named = find(config, tensors | {"g_idx": tensors["g_idx"].flip(0)})
+    stored = StoredModule(MODULE, found, {key: named[own] for key, own in found.names.items()})
+    with pytest.raises(ModelError, match="g_idx: columns in the order of their activations"):
+        list(stored.packed(lambda rows: rows))
+    config, (tensors, _) = CASES["pack-quantized"]
+    with pytest.raises(ModelError, match="columns in the order of activations"):
+        find(config, tensors | {"weight_g_idx": torch.zeros(192, dtype=torch.int32)})
+
+
+@pytest.mark.parametrize(
+    ("case", "change", "words"),
+    [
+        (
+            "fp8 rows",
+            {"weight_scale": torch.ones(3, 2)},
+            "shape (3, 2) for a matrix of (7, 50)",
+        ),
+        ("awq", {"scales": torch.ones(3, 23, dtype=torch.float16)}, "(3, 24) is expected"),
+        ("awq", {"qzeros": torch.ones(3, 3)}, "is stored as F32; I32 is expected"),
+        ("nvfp4", {"weight_global_scale": None}, "have no tensor"),
+        ("mxfp4", {"weight_scale": torch.ones(11, 2, dtype=torch.uint8)}, "(11, 3) is expected"),
+        ("fp8 matrix", {"weight_scale": None}, "is stored as F8_E4M3, and has no scale"),
+    ],
+)
+def test_tensors_that_do_not_fit_are_told(case: str, change, words: str):
+    config, (tensors, _) = CASES[case]
+    changed = {name: t for name, t in (tensors | change).items() if t is not None}
+    with pytest.raises(ModelError) as caught:
+        find(config, changed)
+    assert words in str(caught.value)

@@ -1,0 +1,156 @@
+"""A GGUF file says what the same numbers say in a Hugging Face directory: on any split, kept and
+taken up again, with and without a drafter.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.engine.start import build_engine
+from luceasync.errors import ModelError
+from luceasync.gguf.model import read_model
+from luceasync.keeping.namespace import namespace_of
+from luceasync.models.config import read_spec
+from luceasync.models.families import family_of
+from luceasync.models.formats import format_of
+from luceasync.models.forms import Place
+from luceasync.models.loader import TensorReader
+from luceasync.models.ops import TorchOps
+from luceasync.models.precision import Precision
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.report import plan_report
+from tests import tiny
+from tests.engines import ask, running, written
+from tests.gguf.tiny_files import K_MIX, Tiny, write
+
+QUESTION = "to be or not to be, that is the question. " * 6
+NUM_TOKENS = 64
+FOURS = {"ssm_alpha.weight": "F16", "attn_k.weight": "IQ4_XS", "token_embd.weight": "BF16"}
+ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
+MODELS = {
+    "plain": Tiny(),
+    "plain hybrid": Tiny("qwen3_5"),
+    "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}, tied=True),
+    "K-quants": Tiny(types=K_MIX, tensors_a_part=9),
+    "K-quants, tied": Tiny(types=K_MIX, tied=True),
+    "K-quants hybrid": Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True),
+    "llama": Tiny("llama", types=K_MIX | {"attn_k.weight": "Q4_1", "output.weight": "Q5_0"}),
+    "odd types hybrid": Tiny("qwen3_5", types=ODD, tensors_a_part=20),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def files(request: pytest.FixtureRequest, tmp_path_factory) -> tuple[Path, Path]:
+    """(GGUF, the same numbers in a directory)."""
+    return write(MODELS[request.param], tmp_path_factory.mktemp("gguf"))
+
+
+def open_backend(path: Path, num_shards: int, chunk_tokens: int = 64) -> LayerSplitBackend:
+    spec = read_spec(path)
+    plan = make_plan(
+        spec,
+        [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
+        precision=Precision.of("fp32"),
+        weights=None,
+        parallel=2,
+        max_ctx_tokens=256,
+        prefill_chunk_tokens=chunk_tokens,
+        form_of=format_of(path).forms(path),
+    )
+    return LayerSplitBackend.open(path, spec, plan)
+
+
+def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
+    prompt = [(7 * i) % 400 + 3 for i in range(70)]
+    logits = []
+    for path, num_shards, chunk_tokens in (
+        (files[1], 1, 128),
+        (files[0], 1, 128),
+        (files[0], 3, 64),
+    ):
+        backend = open_backend(path, num_shards, chunk_tokens)
+        for begin in range(0, len(prompt), chunk_tokens):
+            chunk = prompt[begin : begin + chunk_tokens]
+            found = backend.prefill(0, begin, chunk, project=begin + len(chunk) == len(prompt))
+        logits.append(found)
+        backend.close()
+    for found in logits[1:]:
+        torch.testing.assert_close(found, logits[0], rtol=0, atol=1e-4)
+
+
+def test_the_bytes_that_are_held_are_those_planned(files: tuple[Path, Path]):
+    path = files[0]
+    [report] = plan_report(Config(model=ModelConfig(path, dtype="fp32"))).shards
+    spec, place = read_spec(path), Place(TorchOps(), torch.device("cpu"), torch.float32)
+    with format_of(path).open(path) as source:
+        reader, family = TensorReader(source, spec, place), family_of(spec)
+        layers = [family.read_layer(reader, layer) for layer in range(spec.num_layers)]
+        ends = family.read_ends(reader, is_first=True, is_last=True)
+    held = sum(layer.num_bytes for layer in layers) + ends.num_bytes
+    assert held == report.shard.weight_bytes == sum(report.weight_types.values())
+
+
+@pytest.mark.slow
+async def test_it_is_kept_and_taken_up_after_a_restart_under_another_split(
+    files: tuple[Path, Path], tmp_path: Path
+):
+    path, plain = files
+    async with running(path, tmp_path, shards=3) as engine:
+        cold = await ask(engine, QUESTION, NUM_TOKENS, keep_prefix=True)
+        await written(engine)
+    async with running(path, tmp_path) as engine:
+        again = await ask(engine, QUESTION, NUM_TOKENS)
+    assert (again.finish.restore.tier, again.num_prefilled) == ("disk", 0)
+    assert again.ids == cold.ids
+    async with running(plain, tmp_path) as engine:
+        other = await ask(engine, QUESTION, NUM_TOKENS)
+    assert other.finish.restore.tier is None, "other files are another namespace"
+    assert other.ids == cold.ids
+    assert other.text == cold.text
+
+
+@pytest.mark.slow
+async def test_a_drafter_changes_no_answer(files: tuple[Path, Path], tmp_path: Path):
+    sizes = {"hidden_size": 256, "dflash_config": {"mask_token_id": 3, "target_layer_ids": [1]}}
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config(**sizes))
+    answers = []
+    for draft in (DraftConfig(), DraftConfig(draft_dir=draft_dir, ddtree=True, ddtree_budget=9)):
+        engine = build_engine(
+            Config(
+                model=ModelConfig(model_dir=files[0], dtype="fp32"),
+                engine=EngineConfig(max_ctx_tokens=512, parallel=2),
+                draft=draft,
+            )
+        )
+        async with engine:
+            await engine.load()
+            answers.append((await ask(engine, QUESTION, NUM_TOKENS)).ids)
+    assert answers[0] == answers[1]
+
+
+def test_a_part_that_has_changed_is_another_namespace(tmp_path: Path):
+    path, _ = write(Tiny(num_layers=2, dim=64, tensors_a_part=9), tmp_path)
+    spec, precision = read_spec(path), Precision.of("fp32")
+    before = namespace_of(path, spec, precision, None)
+    assert namespace_of(tmp_path, spec, precision, None) == before
+    last = max(tmp_path.glob("*.gguf"))
+    content = bytearray(last.read_bytes())
+    content[-1] ^= 1
+    last.write_bytes(content)
+    assert namespace_of(path, spec, precision, None) != before
+
+
+def test_a_scale_that_is_no_number_is_told(tmp_path: Path):
+    path, _ = write(Tiny(num_layers=2, dim=64, types={"": "Q8_0"}), tmp_path)
+    begin = read_model(path).tensors["blk.1.ffn_up.weight"][1].begin
+    content = bytearray(path.read_bytes())
+    content[begin : begin + 2] = b"\x00\x7c"
+    path.write_bytes(content)
+    with pytest.raises(ModelError, match=r"'blk.1.ffn_up.weight' has a scale that is not finite"):
+        open_backend(path, 1)
