@@ -14,12 +14,12 @@ from luceasync.errors import GroupFailed
 from luceasync.ipc.channel import Vitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.pace import Pace
-from luceasync.ipc.packets import Codec, Message
+from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import Life
 from luceasync.pipeline import wire
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.sizes import payload_bytes
-from tests.ipc.ends import DEADLINE_S, RING_BYTES, SESSION, Ends, make_ends
+from tests.ipc.ends import DEADLINE_S, Ends, make_ends, packet
 
 SPECS = [((4, 8), torch.float32), ((3,), torch.int32)]
 EXPECTED_BYTES = payload_bytes(SPECS)
@@ -54,9 +54,7 @@ class There:
 
 
 def linked(transport: str) -> tuple[Link, Ends]:
-    ends = make_ends(transport, ring_bytes=RING_BYTES)
-    for channel in (ends.here, ends.there):
-        channel._packets._codec = Codec(SESSION, (*wire.ORDERS, *wire.ANSWERS))
+    ends = make_ends(transport, messages=(*wire.ORDERS, *wire.ANSWERS))
     return Link(Life(There(ends.here), Pace()), 3), ends
 
 
@@ -92,9 +90,14 @@ def test_tensors_are_those_that_were_asked_for_or_it_has_failed(transport, messa
         ends.close()
 
 
+def damaged(body: bytes) -> bytes:
+    """The next packet of the session, with a body that is no answer."""
+    return packet(b"\x91" + body, answers=1)
+
+
 @pytest.mark.parametrize("transport", ["shared", "stream"])
-@given(content=st.binary(min_size=1, max_size=300))
-@settings(max_examples=40)
+@given(content=st.binary(min_size=1, max_size=300) | st.binary(max_size=99).map(damaged))
+@settings(max_examples=60)
 def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
     link, ends = linked(transport)
     try:
