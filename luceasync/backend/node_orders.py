@@ -43,6 +43,7 @@ class NodeOrders:
         self.table: Table = {
             wire.Save: self._save,
             wire.Restore: self._restore,
+            wire.Hold: self._hold,
             wire.Drop: self._drop,
             wire.Export: self._export,
             wire.Adopt: self._adopt,
@@ -83,6 +84,12 @@ class NodeOrders:
         for ticket in [part.restore(order.lane, keys, order.num_tokens) for part in self._parts]:
             ticket.wait()
         self._link.answer(got, wire.Done())
+
+    def _hold(self, order: wire.Hold, got: Received[Any]) -> None:
+        if order.node not in self._held:
+            self._link.refuse(f"node {order.node} is to be held, and is not here")
+        for part in self._parts:
+            part.hold(order.lane, _key(order.node), order.end)
 
     def _drop(self, order: wire.Drop, got: Received[Any]) -> None:
         for part in self._parts:

@@ -169,6 +169,7 @@ class LocalEngine:
             decode_steps_total=pump.steps.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
             speculation=pump.decoding.status if pump else None,
+            residence=pump.lanes.status if pump else None,
             has_failed=self._availability.is_interrupted,
             restarts_total=self._num_restarts,
             retry_after_s=self._availability.retry_after_s,

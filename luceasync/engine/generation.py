@@ -21,6 +21,7 @@ from luceasync.request import (
     ErrorKind,
     Finish,
     FinishReason,
+    Residence,
     Speculation,
     Timings,
     TokenLogprob,
@@ -181,9 +182,11 @@ class Generation:
         """Whether what it has computed can be trusted."""
         return self._reason != "error"
 
-    def shown(self, speculation: Speculation | None = None) -> Delta | None:
+    def shown(
+        self, speculation: Speculation | None = None, residence: Residence | None = None
+    ) -> Delta | None:
         """What has come since the last time; None while all of it is held back. A last delta tells
-        of `speculation` too.
+        of `speculation` and `residence` too.
         """
         self._spell()
         text, self._held_text = self._held_text, ""
@@ -191,7 +194,7 @@ class Generation:
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
         pieces = maker.make(text, is_last=is_last)
         has_more = pieces or self._held_logprobs or is_last
-        return self._delta(pieces, speculation) if has_more else None
+        return self._delta(pieces, self._finish(speculation, residence)) if has_more else None
 
     def end(
         self,
@@ -218,13 +221,15 @@ class Generation:
         self._unspelled.clear()
         return detokenizer.stopped
 
-    def _delta(self, pieces: tuple[Piece, ...], speculation: Speculation | None) -> Delta:
+    def _delta(self, pieces: tuple[Piece, ...], finish: Finish | None) -> Delta:
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
-        return Delta(self.prepared.index, pieces, ids, logprobs, self._finish(speculation))
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish)
 
-    def _finish(self, speculation: Speculation | None) -> Finish | None:
+    def _finish(
+        self, speculation: Speculation | None, residence: Residence | None
+    ) -> Finish | None:
         """How it has ended; None while it goes on."""
         if self._reason is None:
             return None
@@ -238,6 +243,7 @@ class Generation:
             speculation=work.speculation,
             error_kind=self._error_kind,
             retry_after_s=self._retry_after_s,
+            residence=residence,
             stop=self.prepared.detokenizer.stopped_by,
         )
 

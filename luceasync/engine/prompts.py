@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from luceasync.engine.pin_room import PinRoom
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
@@ -30,13 +31,16 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The text side of a model, and the limits that a request is held against."""
+    """The text side of a model, and the limits that a request is held against. `pin_room`: of what
+    stays on the devices; None: everything does.
+    """
 
     card: ModelCard
     tokenizer: Tokenizer
     template: Template
     vocab_size: int
     num_lanes: int
+    pin_room: PinRoom | None = None
     answers: AnswerForm = field(default_factory=AnswerForm)
 
 
