@@ -1,14 +1,10 @@
-"""Answers and kept prefixes of a model over one, two and three processes: the same, every way.
+"""Prefixes that a model over one, two or three processes has written, taken up by another of them.
 
-    python scripts/check_processes.py [--tokens 10,8192] [--pairs one:three,three:between,...|all]
-        [--transports shared,stream] [--kinds chain,tree]
+    python scripts/check_processes.py [--tokens 10,8192] [--pairs one:three,three:between|all]
 
-Float32, greedy, the bundled model and its drafter, whose contexts are stretched to 16K in copies;
-devices of other vendors are played by the CPU. For each pair an engine of the first arrangement
-answers a prompt of so many tokens and writes what it keeps. One of the second, over the same
-directory, is asked to go on from there: it must take up the prefix from the disk, say so in its
-log, say what one process says that has kept nothing, and accept drafted tokens.
-Ends with status 1 where anything differs.
+Float32, greedy, the bundled model and its drafter, with longer contexts; the CPU plays other
+vendors. The second of a pair must find the prefix on the disk, say what one process says that has
+kept nothing, and accept drafted tokens. Ends with status 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -45,7 +41,7 @@ from luceasync.request import Finish, Request, TokenPrompt
 from luceasync.text.tokenizer import Tokenizer
 
 ROOT = Path(__file__).parents[1]
-CONTEXT_TOKENS, NUM_SAID = 16384, 24
+CONTEXT_TOKENS, NUM_SAID = 16384, 48
 # Devices in the order of the layers, and the names under which a backend offers the CPU.
 ARRANGEMENTS = {
     "one": ("cpu:0,cpu:1,cpu:2", ""),
@@ -54,7 +50,9 @@ ARRANGEMENTS = {
     "between": ("cpu:0,hip:0,cpu:1", "hip:0=cpu:0"),
 }
 PAIRS = ["one:three", "three:one", "three:between", "between:two", "two:three"]
-SENTENCE = "def read(path):\n    with open(path) as file:\n        return file.read()\n\n"
+QUESTION = "<|im_start|>user\nWhat does {}.{} do?<|im_end|>\n<|im_start|>assistant\n"
+ANSWER = "It returns a new object.<|im_end|>\n"
+ASKED = ("json", "dumps"), ("os", "getcwd"), ("string", "capwords"), ("copy", "deepcopy")
 Transport = Literal["auto", "shared", "stream"]
 
 
@@ -177,13 +175,15 @@ async def check(report: Report, models: tuple[Path, Path], options: argparse.Nam
     table = report.table(("tokens", "pair", "transport", "kind", "accepted", "log", "wrong"), "")
     is_right = True
     for num_tokens, pair, transport, kind in cases:
-        text = tokenizer.encode(SENTENCE * (num_tokens // 8 + 8))
+        asked = [QUESTION.format(*name) for name in ASKED]
+        text = tokenizer.encode((ANSWER.join(asked) + ANSWER) * (num_tokens // 64 + 1) + asked[0])
+        begun = text[-num_tokens:]
         names, is_tree = pair.split(":"), kind == "tree"
         with folders() as (cache_dir, nothing, *places):
             first, second = (placed(*each, transport) for each in zip(places, names, strict=True))
             async with running(models, first, cache_dir, tree=is_tree) as engine:
-                said = await answer(engine, tuple(text[:num_tokens]))
-            on = (*text[:num_tokens], *said.ids, *text[:NUM_SAID])
+                said = await answer(engine, tuple(begun))
+            on = (*begun, *said.ids, *tokenizer.encode(ANSWER + asked[1]))
             async with running(models, second, cache_dir, tree=is_tree) as engine:
                 found = await answer(engine, on)
             alone = placed(nothing, "one", transport)
