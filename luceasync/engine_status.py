@@ -38,7 +38,8 @@ class CacheStatus:
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round.
+    of the draft's block were accepted; seconds by part of a round. `off_reason`: why there is none
+    now, for anybody.
     """
 
     rounds_total: int = 0
@@ -47,13 +48,28 @@ class SpeculationStatus:
     draft_s_total: float = 0.0
     verify_s_total: float = 0.0
     host_s_total: float = 0.0
+    off_reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResidenceStatus:
+    """What of all lanes is on the devices, in tokens of whole chunks, and the bytes of host memory
+    that lanes take for themselves; what has moved since the start.
+    """
+
+    resident_tokens: int = 0
+    absent_tokens: int = 0
+    own_bytes: int = 0
+    recalled_total: int = 0
+    evicted_total: int = 0
+    looks_total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
     """A look at the engine from outside; counts are of this moment, totals since the start, of
-    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
-    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
+    tokens and steps since it was made anew. `cache`, `speculation`, `residence` None: there is
+    none. `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
     `retry_after_s`. `processes`: others that it works with.
     """
 
@@ -67,6 +83,7 @@ class EngineStatus:
     decode_steps_total: int
     cache: CacheStatus | None = None
     speculation: SpeculationStatus | None = None
+    residence: ResidenceStatus | None = None
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1

@@ -6,6 +6,7 @@ Owns names and ranges. Knows nothing of the command line's library, and of which
 from __future__ import annotations
 
 from luceasync import parsers
+from luceasync.kvflash_options import KVFLASH_OPTIONS
 from luceasync.model_options import MODEL_OPTIONS
 from luceasync.option import Option
 from luceasync.server_options import SERVER_OPTIONS
@@ -21,6 +22,7 @@ SECTIONS = {
     "engine": "Lanes and queue",
     "cache": "Prefix cache",
     "draft": "Speculation",
+    "kvflash": "Long contexts",
     "server": "Server",
 }
 
@@ -202,6 +204,15 @@ OPTIONS: tuple[Option, ...] = (
         "Where the drafter runs; default: the device of the target's last layers.",
     ),
     Option(
+        "draft-ipc-bin",
+        "draft",
+        "ipc_bin",
+        parsers.path,
+        "the path of a luceasync-backend, such as /opt/rocm/bin/luceasync-backend",
+        "PATH",
+        "Program that runs the drafter in a process of its own; default: this process does.",
+    ),
+    Option(
         "draft-ctx-max",
         "draft",
         "ctx_max_tokens",
@@ -248,5 +259,6 @@ OPTIONS: tuple[Option, ...] = (
         "Most nodes of a tree that is proposed; default: by measurement.",
         needs="ddtree",
     ),
+    *KVFLASH_OPTIONS,
     *SERVER_OPTIONS,
 )

@@ -14,7 +14,7 @@ from luceasync.model_card import ModelCard
 from luceasync.pieces import Piece, ReasoningPiece, TextPiece
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-ErrorKind = Literal["failed", "unavailable", "gave_way"]
+ErrorKind = Literal["failed", "unavailable", "gave_way", "kv_host_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class Request:
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
+    `pins`: spans of its tokens, or its system message, that stay on the devices.
     """
 
     prompt: Prompt
@@ -89,6 +90,7 @@ class Request:
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
+    pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,11 +164,25 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Residence:
+    """What of a choice's context was on the devices at its end, in tokens of whole chunks, and what
+    has moved for it: chunks that left and came back, and looks that said which.
+    """
+
+    resident_tokens: int = 0
+    absent_tokens: int = 0
+    recalled: int = 0
+    evicted: int = 0
+    looks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
     "unavailable": not the request's fault, it may be sent again; "gave_way": the place was for a
-    client that holds fewer. `retry_after_s`: when to come back. `speculation` None: the server has
-    no draft. `stop`: the stop string that ended it.
+    client that holds fewer; "kv_host_memory": host memory had no room for its context.
+    `retry_after_s`: when to come back. `speculation` None: the server has no draft; `residence`
+    None: all of a context stays on the devices. `stop`: the stop string that ended it.
     """
 
     reason: FinishReason
@@ -177,6 +193,7 @@ class Finish:
     speculation: Speculation | None = None
     error_kind: ErrorKind = "failed"
     retry_after_s: int = 1
+    residence: Residence | None = None
     stop: str | None = None
 
 
@@ -241,4 +258,8 @@ class Engine(Protocol):
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """The ids of the request's prompt; nothing is run. Raises as `open` does."""
+        ...
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """What `ids` stand for, special tokens too. Raises RequestError for an id that is none."""
         ...

@@ -22,6 +22,7 @@ from luceasync.backend.pass_orders import PassOrders
 from luceasync.errors import ChannelClosed, LuceasyncError
 from luceasync.hoststore.memory import HostMemory
 from luceasync.ipc.channel import Received
+from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import Home
 from luceasync.models.config import read_spec
@@ -117,14 +118,7 @@ class Serving:
     @torch.inference_mode()
     def run(self) -> None:
         """Do as is said. Raises ChannelClosed when the other end is gone."""
-        while True:
-            got = self._wire.next()
-            if got is None:
-                continue
-            order = self._orders.get(type(got.message))
-            if order is None:
-                self._wire.refuse(f"{type(got.message).__name__} came before a model was loaded")
-            order(got.message, got)
+        obey(self._wire, self._orders)
 
     def close(self) -> None:
         """Let everything go."""
@@ -137,7 +131,7 @@ class Serving:
     def _offer(self, order: wire.Ask, got: Received[Any]) -> None:
         try:
             real = [self._names.get(name, name) for name in order.names]
-            offers = offers_of(real)
+            offers = offers_of(real, order.flag)
         except LuceasyncError as error:
             self._wire.answer(got, wire.Failed(str(error)))
             return
@@ -149,17 +143,8 @@ class Serving:
         if self._model_dir is None or self._group is not None:
             self._wire.refuse("Load came twice, or where no model directory was named")
         plan = with_own_names(order.plan, self._names)
-        try:
-            self._open(self._model_dir, plan, order)
-        except torch.OutOfMemoryError as error:
-            words = ". ".join(str(error).split(". ")[:3])
-            self._wire.say(wire.Failed(f"a device of a backend ran out of memory: {words}"))
-        except ChannelClosed:
-            raise
-        except LuceasyncError as error:
-            self._wire.say(wire.Failed(str(error)))
-        else:
-            self._wire.say(wire.Done())
+        model_dir = self._model_dir
+        say_how_it_went(self._wire, lambda: self._open(model_dir, plan, order))
 
     def _open(self, model_dir: Path, plan: Plan, order: wire.Load) -> None:
         spec, number = read_spec(model_dir), order.number
@@ -171,7 +156,7 @@ class Serving:
             self._home.channel.keep_awake()
         memory, lay = self._node_memory(names, order.node_bytes)
         self._memory = memory
-        progress = _Progress(self._wire)
+        progress = Progress(self._wire)
         with format_of(model_dir).open(model_dir) as source:
             group = LocalGroup(spec, plan, source, progress.advance, order.taps, memory, number)
         self._group = group
@@ -179,8 +164,11 @@ class Serving:
         sizes = Sizes(spec, plan, number)
         taps = [tap for tap in order.taps if tap in sizes.layers]
         limits = plan.parallel, plan.max_ctx_tokens
-        self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits, group.taken).table
-        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay).table
+        pages = plan.num_pages
+        self._orders |= PassOrders(
+            self._wire, group.passes, sizes, taps, (*limits, pages), group.taken
+        ).table
+        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits).table
         self._orders[wire.Synchronize] = self._synchronize
         log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)
 
@@ -188,10 +176,9 @@ class Serving:
         self, names: Sequence[str], num_bytes: int
     ) -> tuple[HostMemory, Callable[[Sequence[int]], None]]:
         """What was lent, else our own; and who hears where regions lie."""
-        lent = self._home.lent.get(NODES)
+        lent = lent_memory(self._home, names)
         if lent is None:
             return host_memory(names, num_bytes), lambda regions: None
-        lent.register(pinned_by(names))
         memory = LentMemory(lent)
         return memory, memory.tell
 
@@ -201,7 +188,44 @@ class Serving:
         self._wire.answer(got, wire.Done())
 
 
-class _Progress:
+def obey(link: Wire, orders: Mapping[type[Message], Order]) -> NoReturn:
+    """Do what is said, one thing after the other; orders may become more meanwhile. Raises
+    ChannelClosed when the other end is gone.
+    """
+    while True:
+        got = link.next()
+        if got is None:
+            continue
+        order = orders.get(type(got.message))
+        if order is None:
+            link.refuse(f"{type(got.message).__name__} came before a model was loaded")
+        order(got.message, got)
+
+
+def say_how_it_went(link: Wire, load: Callable[[], None]) -> None:
+    """Load a model, and say that it is done, or why it is not."""
+    try:
+        load()
+    except torch.OutOfMemoryError as error:
+        words = ". ".join(str(error).split(". ")[:3])
+        link.say(wire.Failed(f"a device of a backend ran out of memory: {words}"))
+    except ChannelClosed:
+        raise
+    except LuceasyncError as error:
+        link.say(wire.Failed(str(error)))
+    else:
+        link.say(wire.Done())
+
+
+def lent_memory(home: Home, names: Sequence[str]) -> SealedMemory | None:
+    """Memory for nodes that was lent, pinned for these devices; None: our own is to be used."""
+    lent = home.lent.get(NODES)
+    if lent is not None:
+        lent.register(pinned_by(names))
+    return lent
+
+
+class Progress:
     """Tells how many bytes of weights were read, not at every tensor."""
 
     def __init__(self, link: Wire) -> None:

@@ -6,10 +6,11 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from luceasync.engine.pin_room import PinRoom
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
@@ -30,13 +31,16 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The text side of a model, and the limits that a request is held against."""
+    """The text side of a model, and the limits that a request is held against. `pin_room`: of what
+    stays on the devices; None: everything does.
+    """
 
     card: ModelCard
     tokenizer: Tokenizer
     template: Template
     vocab_size: int
     num_lanes: int
+    pin_room: PinRoom | None = None
     answers: AnswerForm = field(default_factory=AnswerForm)
 
 
@@ -124,13 +128,7 @@ class Prompts:
         """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
         those that a client thought of.
         """
-        vocab_size = self._language.vocab_size
-        for place, token_id in enumerate(ids):
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
-                    param="prompt",
-                )
+        check_ids(ids, self._language.vocab_size)
         return Rendered(tenant, None, ids, tuple(self._turns.ends(ids)))
 
     def _prefix(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
@@ -144,6 +142,16 @@ class Prompts:
             chat.template_kwargs,
         )
         return Rendered(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError for the first of `ids` that is no token."""
+    for place, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
+                param="prompt",
+            )
 
 
 def _is_beginning(request: Request, chat: ChatPrompt) -> bool:

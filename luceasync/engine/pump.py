@@ -16,6 +16,7 @@ from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
 from luceasync.engine.faults import During, Fault
 from luceasync.engine.generation import Generation
+from luceasync.engine.lanes import ALL_HERE, Lanes
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.outbox import Emitted, Outbox
 from luceasync.engine.prepared import Prepared
@@ -50,23 +51,23 @@ class Pump:
         computes_beside: bool = False,
         synchronize: Callable[[], None] = lambda: None,
         quiet: threading.Event | None = None,
+        lanes: Lanes = ALL_HERE,
     ) -> None:
-        """`computes_beside`: devices compute while the host goes on. Then what a decode step gave
-        is told during the next one: whoever listens wants the interpreter just when that is to be
-        queued. `synchronize` waits until the device that gives the logits is done. `quiet` is set
-        while there has been nothing to do for IDLE_PAUSE_S.
+        """`computes_beside`: devices compute while the host goes on. What a step gave is then told
+        during the next one: whoever listens wants the interpreter just when that is to be queued.
+        `synchronize` waits until the device that gives the logits is done. `quiet` is set while
+        there has been nothing to do for IDLE_PAUSE_S. `lanes`: what of them is on devices.
         """
         self._computes_beside = computes_beside
-        self._quiet = quiet or threading.Event()
-        self._was_idle = False
+        self._quiet, self._was_idle = quiet or threading.Event(), False
         self._target = target
         self.decoding = decoding
         self.prefixes = prefixes
         self._num_lanes = num_lanes
         self._roster = Roster(num_lanes)
-        self._outbox = Outbox()
-        self._leftovers = Leftovers(prefixes, self._roster)
-        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers)
+        self._outbox, self.lanes = Outbox(), lanes
+        self._leftovers = Leftovers(prefixes, self._roster, lanes)
+        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers, lanes)
         self.steps = Steps(
             target,
             decoding,
@@ -275,7 +276,8 @@ class Pump:
                 self._outbox.advanced(generation)
                 continue
             assert generation.lane is not None
-            self._outbox.ended(generation, self.decoding.speculation(generation.lane))
+            told = self.decoding.speculation(generation.lane), self.lanes.told(generation.lane)
+            self._outbox.ended(generation, *told)
             self._roster.let_go(generation)
             self._leftovers.ended(generation)
 

@@ -61,6 +61,14 @@ class Contents(Protocol[C]):
         """Forget it, or the state at its end."""
         ...
 
+    def hold(self, lane: int, span: Span, content: C, end: int) -> None:
+        """See Nodes."""
+        ...
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        ...
+
     def close(self) -> None:
         """Wait for all that is under way. May be called twice."""
         ...
@@ -108,6 +116,19 @@ class NodeStore(Generic[C]):
         whole = num_tokens == last.end and last.with_state
         assert whole or not self.sizes.state_bytes, f"no state at {num_tokens} in {last}"
         return self._contents.put_in(lane, chain, num_tokens)
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._nodes[node].span
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        held = self._nodes[node]
+        self._contents.hold(lane, held.span, held.content, end)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        self._contents.release(lane)
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
         """See Nodes."""

@@ -73,6 +73,20 @@ class Nodes(Protocol):
         """
         ...
 
+    def span(self, node: NodeKey) -> Span:
+        """That of a node that is held."""
+        ...
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """What is not on its device of the lane's tokens, as far as they are the node's first ones
+        up to `end`, is read from there until `release`, whatever becomes of the node.
+        """
+        ...
+
+    def release(self, lane: int) -> None:
+        """The lane was reset: nothing is held for it any more."""
+        ...
+
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """Forget a node, if it is here, or the recurrent state at its end."""
         ...
@@ -95,10 +109,10 @@ class NodesInParts:
         self,
         parts: Sequence[Nodes],
         first_layers: Sequence[int],
-        make_ready: Callable[[int, int], None],
+        make_ready: Callable[[int, int, Sequence[NodeKey]], None],
     ) -> None:
-        """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens)`
-        empties a lane and gives it room, before something is put into it.
+        """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens,
+        nodes)` empties a lane and gives it room, before that of the nodes is put into it.
         """
         self._parts = tuple(parts)
         self._first_layers = list(first_layers)
@@ -124,8 +138,22 @@ class NodesInParts:
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """See Nodes."""
-        self._make_ready(lane, num_tokens)
+        self._make_ready(lane, num_tokens, nodes)
         return together([part.restore(lane, nodes, num_tokens) for part in self._parts])
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._parts[0].span(node)
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.hold(lane, node, end)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.release(lane)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""

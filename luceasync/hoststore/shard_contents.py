@@ -13,12 +13,14 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.names import format_name
+from luceasync.hoststore.absent_rows import AbsentRows
 from luceasync.hoststore.copy_stream import Pair
-from luceasync.hoststore.lane_copies import Arrival, LaneCopies
+from luceasync.hoststore.host_rows import Arrival
+from luceasync.hoststore.lane_copies import LaneCopies
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import Chained
 from luceasync.hoststore.nodes import NodeSizes, Span
-from luceasync.hoststore.tickets import Ticket
+from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
 
@@ -73,6 +75,7 @@ class ShardContents:
         self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
     ) -> None:
         """`copies` is owned from now on."""
+        self.absent = AbsentRows(cache, copies)
         self._cache = cache
         self._shard = shard
         self._memory = memory
@@ -97,29 +100,43 @@ class ShardContents:
         rows, state = (
             self._memory.allocate(size) if size else None for size in self.sizes.of(span)
         )
-        runs = self._cache.runs(lane, span.begin, span.end)
         end = self._cache.end_after(lane, span.end) if span.with_state else lane
-        arrival = self._copies.take_out(lane, runs, rows, state, end)
-        kept = Kept(
-            _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
-            _Flat(state, self._cache.state_shapes()),
-            arrival,
-        )
-        return kept, arrival
+        flat = _Flat(rows, self._cache.row_shapes(span.end - span.begin))
+        if self._cache.num_absent_tokens(lane):
+            runs, rows_at = self._runs(lane, span)
+            arrival = self._copies.take_out(lane, runs, rows, state, end, rows_at)
+            self.absent.copy(lane, span.begin, flat.tensors())
+        else:
+            runs = self._cache.runs(lane, span.begin, span.end)
+            arrival = self._copies.take_out(lane, runs, rows, state, end)
+        return Kept(flat, _Flat(state, self._cache.state_shapes()), arrival), arrival
+
+    def _runs(self, lane: int, span: Span) -> tuple[list[range], list[int]]:
+        """Places of what is here of the span, and the row of the span at which each run begins."""
+        runs: list[range] = []
+        rows_at: list[int] = []
+        for begin, end, is_here in self._cache.spans(lane, span.begin, span.end):
+            for run in self._cache.runs(lane, begin, end) if is_here else ():
+                runs.append(run)
+                rows_at.append(begin - span.begin)
+                begin += len(run)
+        return runs, rows_at
 
     @torch.inference_mode()
     def put_in(self, lane: int, chain: Sequence[Chained[Kept]], num_tokens: int) -> Ticket:
         """See Contents. On a GPU the copies are queued, and so is what uses the lane after them."""
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
+        is_paged = self._cache.num_absent_tokens(lane) > 0
         parts = [
             (kept.rows, self._cache.runs(lane, span.begin, min(span.end, num_tokens)))
-            for span, kept in chain
+            for span, kept in ([] if is_paged else chain)
         ]
         state = chain[-1].content.state
         saves = [kept.arrival for _, kept in chain]
         arrivals = [arrival for arrival in saves if arrival is not None and not arrival.is_done]
         memory = [state, *[rows for rows, _ in parts]]
-        return self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
+        ticket = self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
+        return together([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
 
     def named(self, span: Span, content: Kept) -> dict[str, Tensor]:
         """See Contents."""
@@ -141,9 +158,19 @@ class ShardContents:
         if not state_only:
             content.rows = NOTHING
 
+    def hold(self, lane: int, span: Span, content: Kept, end: int) -> None:
+        """See Nodes."""
+        tensors = content.rows.tensors()
+        self.absent.hold(lane, span.begin, end, tensors, content.arrival)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        self.absent.reset(lane)
+
     def close(self) -> None:
         """See Contents."""
         self._copies.close()
+        self.absent.close()
 
     def _name(self, key: TensorKey) -> str:
         return format_name(self._shard, *key)

@@ -19,16 +19,17 @@ from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.nodes import Nodes
 from luceasync.ipc.channel import Payload, Traffic
 from luceasync.ipc.pace import Call
+from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import Life
-from luceasync.kv.pages import PageEvent
+from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
 from luceasync.pipeline.crossing import views
 from luceasync.pipeline.link import Link
-from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.passes import Batch, Masses, Passes
 from luceasync.pipeline.remote_contents import RemoteContents
 from luceasync.pipeline.remote_logits import RemoteLogits
-from luceasync.pipeline.sizes import Sizes
+from luceasync.pipeline.sizes import Sizes, Spec
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
@@ -98,11 +99,13 @@ class RemoteGroup:
         self._link.close()
 
 
-def load(link: Link, order: wire.Load, advance: Callable[[int], None]) -> None:
-    """Have a group loaded; `advance` hears what is read. Raises ModelError in the words of the
-    process, and what `advance` raises.
+def load(
+    link: Link, order: Message, advance: Callable[[int], None], tensors: Sequence[Tensor] = ()
+) -> None:
+    """Have a group or a drafter loaded; `advance` hears what is read. Raises ModelError in the
+    words of the process, and what `advance` raises.
     """
-    link.tell(order)
+    link.tell(order, tensors)
     while True:
         match link.receive(SILENCE_S):
             case wire.Read(num_bytes):
@@ -143,6 +146,7 @@ class RemotePasses:
         self._given: tuple[Tensor, Payload] | None = None  # what was handed on
         self._batch = Batch((), (), 1)  # of the last pass
         self._is_tree = False
+        self._num_looked_at: dict[int, int] = {}  # chunks, by lane
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         return self._run("prefill", batch, given, project)
@@ -261,10 +265,24 @@ class RemotePasses:
         tokens, *parents = self._link.fetch(order, self._sizes.proposal(order), [rows, anchors])
         return Proposal(tokens, parents[0] if parents else None)
 
-    def place(self, events: Sequence[PageEvent]) -> None:
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         told = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
         for begin in range(0, len(told), EVENTS_A_PACKET):
-            self._link.tell(wire.Place(tuple(told[begin : begin + EVENTS_A_PACKET])))
+            end = begin + EVENTS_A_PACKET
+            self._link.tell(wire.Place(epoch, tuple(told[begin:end]), has_more=end < len(told)))
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        for begin in range(0, len(places), EVENTS_A_PACKET):
+            self._link.tell(wire.Recall(lane, tuple(places[begin : begin + EVENTS_A_PACKET])))
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        self._num_looked_at[lane] = num_chunks(num_tokens)
+        self._link.tell(wire.Look(lane, num_tokens))
+
+    def masses(self, lane: int) -> Masses:
+        specs: list[Spec] = [((self._num_looked_at[lane],), torch.float32), ((1,), torch.float64)]
+        of_chunks, seconds = self._link.fetch(wire.Masses(lane), specs)
+        return Masses(of_chunks, float(seconds))
 
     def reset(self, lane: int) -> None:
         self._link.tell(wire.Reset(lane))

@@ -6,6 +6,7 @@ memory moves nothing; or there alone, and are streamed where somebody wants them
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -65,6 +66,7 @@ class RemoteContents:
         self._link = link
         self._parts = parts
         self._bytes = content
+        self._of_lanes: dict[int, list[Region]] = defaultdict(list)  # that they are read from
         self._next_number = 1  # none comes again: the other process may still hold an old one
 
     @property
@@ -119,6 +121,15 @@ class RemoteContents:
         at = self._bytes.places(content.regions)
         order = wire.Adopt(content.number, span.begin, span.end, span.with_state, at)
         return self._link.ask(order, wire.Room).is_there
+
+    def hold(self, lane: int, span: Span, content: Held, end: int) -> None:
+        """See Nodes. Memory that we gave stays ours as long as the other process reads it."""
+        self._of_lanes[lane] += content.regions
+        self._link.tell(wire.Hold(lane, content.number, end))
+
+    def release(self, lane: int) -> None:
+        """See Nodes. The process has been told that the lane begins anew."""
+        self._of_lanes.pop(lane, None)
 
     def close(self) -> None:
         """See Contents: whoever has the link closes it."""

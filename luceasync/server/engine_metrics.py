@@ -10,12 +10,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
+from luceasync.engine_status import CacheStatus, EngineStatus, ResidenceStatus, SpeculationStatus
 from luceasync.processes import ProcessStatus
 from luceasync.request import Engine, Speculation
 
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"
+KVFLASH = "luceasync_kvflash"
 PROCESS = "luceasync_process"
 
 
@@ -32,6 +33,8 @@ class EngineCollector(Collector):
             yield from _cache(status.cache)
         if status.speculation is not None:
             yield from _speculation(status.speculation)
+        if status.residence is not None:
+            yield from _residence(status.residence)
         if status.processes.all:
             yield from _processes(status.processes.all)
 
@@ -92,12 +95,27 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
     )
     words = "Tokens per verify step since the start, bonus included."
     yield GaugeMetricFamily(f"{SPECULATION}_tau", words, value=whole.tau)
+    words = "1 while the drafter's process is gone, and all decode plainly."
+    yield GaugeMetricFamily(f"{SPECULATION}_off", words, value=float(bool(status.off_reason)))
     seconds = {
         "draft": status.draft_s_total,
         "verify": status.verify_s_total,
         "host": status.host_s_total,
     }
     yield _counters(f"{SPECULATION}_seconds", "Time of the parts of a round.", "part", seconds)
+
+
+def _residence(status: ResidenceStatus) -> Iterator[Metric]:
+    tokens = {"resident": status.resident_tokens, "absent": status.absent_tokens}
+    yield _gauges(f"{KVFLASH}_tokens", "Tokens of lanes, in whole chunks.", "where", tokens)
+    words = "Bytes of host memory that lanes take for what no node holds."
+    yield GaugeMetricFamily(f"{KVFLASH}_own_bytes", words, value=status.own_bytes)
+    for name, words, value in (
+        ("recalled_chunks", "Chunks that came back to the devices.", status.recalled_total),
+        ("evicted_chunks", "Chunks that left them.", status.evicted_total),
+        ("looks", "Times that was asked which should be there.", status.looks_total),
+    ):
+        yield CounterMetricFamily(f"{KVFLASH}_{name}", words, value=value)
 
 
 def _processes(processes: Sequence[ProcessStatus]) -> Iterator[Metric]:

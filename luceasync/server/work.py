@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from luceasync.request import Finish, Speculation
+from luceasync.request import Finish, Residence, Speculation
 
 Finishes = Mapping[int, Finish]
 
@@ -41,8 +41,22 @@ class SpeculationBody(msgspec.Struct):
     off_reason: str | UnsetType = UNSET
 
 
+class ResidenceBody(msgspec.Struct):
+    """Of all choices together: tokens of their contexts that were on the devices at their ends and
+    that were not, in whole chunks; chunks that came back and that left, and looks that said which.
+    """
+
+    resident: int
+    absent: int
+    recalled: int
+    evicted: int
+    looks: int
+
+
 class LuceasyncBody(msgspec.Struct):
-    """What OpenAI has no field for: what was restored instead of computed, what speculation did."""
+    """What OpenAI has no field for: what was restored instead of computed, what speculation did,
+    what of a context was on the devices.
+    """
 
     restore: bool
     tier: Literal["memory", "disk"] | None
@@ -52,6 +66,7 @@ class LuceasyncBody(msgspec.Struct):
     decision: str | None
     miss_reason: str | None
     speculation: SpeculationBody | UnsetType = UNSET
+    kvflash: ResidenceBody | UnsetType = UNSET
 
 
 def timings_of(finishes: Finishes) -> TimingsBody:
@@ -84,6 +99,20 @@ def luceasync_of(finishes: Finishes) -> LuceasyncBody:
         decision=restore.decision,
         miss_reason=restore.miss_reason,
         speculation=_speculation([finishes[index].speculation for index in sorted(finishes)]),
+        kvflash=_residence([finish.residence for finish in finishes.values()]),
+    )
+
+
+def _residence(of_choices: Sequence[Residence | None]) -> ResidenceBody | UnsetType:
+    present = [one for one in of_choices if one is not None]
+    if not present:
+        return UNSET
+    return ResidenceBody(
+        sum(one.resident_tokens for one in present),
+        sum(one.absent_tokens for one in present),
+        sum(one.recalled for one in present),
+        sum(one.evicted for one in present),
+        sum(one.looks for one in present),
     )
 
 

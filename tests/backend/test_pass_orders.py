@@ -18,7 +18,7 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
 from luceasync.pipeline.cpu_platform import Past
 
-NUM_LANES, MAX_TOKENS = 2, 128
+NUM_LANES, MAX_TOKENS, NUM_PAGES = 2, 128, 2
 
 
 class Line:
@@ -63,7 +63,8 @@ class Rows:
 
 
 def order(message: Message, *tensors: Tensor) -> None:
-    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], (NUM_LANES, MAX_TOKENS), Past)
+    limits = NUM_LANES, MAX_TOKENS, NUM_PAGES
+    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], limits, Past)
     orders.table[type(message)](message, Received(message, None, 1, 0))
 
 
@@ -81,9 +82,12 @@ def run(lanes: tuple[int, ...], begins: tuple[int, ...]) -> wire.Run:
         (run((0,), (128,)), "129 tokens in a lane of 128"),
         (run((0,), (0,)), "another size"),
         (wire.Reset(2), "lane 2 of 2"),
-        (wire.Place(((2, 0, 0),)), "lane 2 of 2"),
-        (wire.Place(((0, 2, 0),)), "chunk 2, page 0 of a lane of 2 chunks"),
-        (wire.Place(((0, 0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Place(1, ((2, 0, 0),)), "lane 2 of 2"),
+        (wire.Place(1, ((0, 2, 0),)), "chunk 2, page 0 of a lane of 2 chunks"),
+        (wire.Place(1, ((0, 0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Recall(0, ((0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Look(0, 129), "129 tokens in a lane of 128"),
+        (wire.Masses(2), "lane 2 of 2"),
         (wire.Logprob(0, 0), "before any was ranked"),
     ],
 )

@@ -27,6 +27,7 @@ from tests.kernels.cases import (
 SPECS = {
     "plain": AttentionSpec(4, 2, 32, 32, 10000.0, gated=False),
     "gated, partly rotated": AttentionSpec(6, 2, 64, 16, 10000.0, gated=True),
+    "without head norms": AttentionSpec(4, 2, 32, 32, 1e4, gated=False, has_head_norms=False),
     "tiny, one head": AttentionSpec(1, 1, 16, 16, 10000.0, gated=True),
 }
 
@@ -47,7 +48,7 @@ def run(body, case: AttentionCase, parents: torch.Tensor):
     rows, scratch = tree_rows(case.rows, case.spec, parents), attention_scratch(case)
     trees = torch_trees(parents.to(case.keys.device), 1)
     state = (case.keys, case.values)
-    out = body(case.spec).attend_tree(case.projected, case.norms, *state, rows, trees, scratch)
+    out = body(case.spec).attend_tree(case.projected, case.norms, state, rows, trees, scratch)
     return out, scratch
 
 

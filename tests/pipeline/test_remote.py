@@ -26,6 +26,7 @@ from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
+from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, placed
 from tests.test_groups import SPAN, life, turn
 
@@ -173,6 +174,22 @@ def test_only_tapped_rows_that_are_kept_cross(open_in):
     row_bytes = sum(rows.shape[-1] * rows.element_size() for rows in taps.values())
     assert num_kept == 3
     assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
+
+
+@pytest.mark.parametrize("num_kept", [40, 64])
+def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
+    heard, backend = HeardTaps(num_kept), open_in("two")
+    backend.prefill(0, 0, range(3, 103), project=False)
+    traffic = remote_group(backend).traffic
+    before = traffic.payload_bytes_received
+    backend.send_chunk_taps(heard, 0, 0, 100)
+    row_bytes = heard.taps[1].shape[-1] * 4
+    assert traffic.payload_bytes_received - before == num_kept * row_bytes  # of the one tap there
+    here, all_rows = HeardTaps(), open_in("one")
+    all_rows.prefill(0, 0, range(3, 103), project=False)
+    all_rows.send_chunk_taps(here, 0, 0, 100)
+    for found, expected in zip(heard.taps, here.taps, strict=True):
+        assert torch.equal(found[:, 100 - num_kept : 100], expected[:, 100 - num_kept : 100])
 
 
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):

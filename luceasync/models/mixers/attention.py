@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
 from luceasync.models.layer_reader import LayerReader, Part
-from luceasync.models.mixers.mixer import MixerBody, Shape, State
+from luceasync.models.mixers.mixer import LookBody, MixerBody, Shape, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from luceasync.models.trees import Trees
     from luceasync.models.weights import Weight
 
+RECENT_ROWS = 64  # queries of a lane that tell which chunks are looked at
 VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 
 
@@ -28,6 +29,7 @@ VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 class AttentionSpec:
     """A Mixer. `rotary_dim` of each head's `head_dim` are rotated. `gated`: the output is
     multiplied by sigmoid(gate), and q_proj holds query and gate of each head side by side.
+    `has_head_norms`: each query and key head has an RMS norm.
     """
 
     num_heads: int
@@ -36,6 +38,7 @@ class AttentionSpec:
     rotary_dim: int
     rope_theta: float
     gated: bool
+    has_head_norms: bool = True
 
     @property
     def query_dim(self) -> int:
@@ -59,6 +62,10 @@ class AttentionSpec:
         return self.rows
 
     @property
+    def recent(self) -> AttentionLook:
+        return AttentionLook(self.num_heads, self.head_dim)
+
+    @property
     def width(self) -> int:
         return self.query_dim * 4
 
@@ -68,13 +75,13 @@ class AttentionSpec:
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
         """See Mixer."""
+        norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         return {
             "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
             "self_attn.k_proj.weight": (self.kv_dim, hidden_size),
             "self_attn.v_proj.weight": (self.kv_dim, hidden_size),
             "self_attn.o_proj.weight": (hidden_size, self.query_dim),
-            "self_attn.q_norm.weight": (self.head_dim,),
-            "self_attn.k_norm.weight": (self.head_dim,),
+            **{name: (self.head_dim,) for name in norms if self.has_head_norms},
             "input_layernorm.weight": (hidden_size,),
         }
 
@@ -90,13 +97,17 @@ class AttentionSpec:
             body=reader.ops.pick(self.torch_body, self.triton_body),
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.stacked([query, *keys_values, *gates]),
-            head_norms=HeadNorms(
-                query=reader.vector("self_attn.q_norm.weight", reader.norm_offset),
-                key=reader.vector("self_attn.k_norm.weight", reader.norm_offset),
-                eps=reader.norm_eps,
-            ),
+            head_norms=self._head_norms(reader),
             output=reader.matrix("self_attn.o_proj.weight"),
         )
+
+    def _head_norms(self, reader: LayerReader) -> HeadNorms:
+        if not self.has_head_norms:
+            return HeadNorms(None, None, reader.norm_eps)
+        query, key = (
+            reader.vector(f"self_attn.{name}_norm.weight", reader.norm_offset) for name in "qk"
+        )
+        return HeadNorms(query, key, reader.norm_eps)
 
     def torch_body(self) -> AttentionBody:
         """See Mixer."""
@@ -121,27 +132,60 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMS norms of query and key heads, float32 [head_dim] each."""
+class AttentionLook:
+    """A Recent: queries, normed and rotated as keys meet them."""
 
-    query: Tensor
-    key: Tensor
+    num_heads: int
+    head_dim: int
+
+    @property
+    def ring(self) -> StateTensor:
+        return StateTensor("attn_q", (RECENT_ROWS, self.num_heads, self.head_dim), "compute")
+
+    @property
+    def scratch(self) -> StateTensor:
+        return StateTensor("attn_q", (self.num_heads, self.head_dim), "compute")
+
+    @property
+    def looks_at(self) -> str:
+        return "attn_k"
+
+    def torch_body(self) -> LookBody:
+        """See Recent."""
+        from luceasync.models.mixers.attention_look import TorchLook
+
+        return TorchLook()
+
+    def triton_body(self) -> LookBody:
+        """See Recent."""
+        from luceasync.models.mixers.attention_look import TritonLook
+
+        return TritonLook()
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of query and key heads, float32 [head_dim] each; None: they have none."""
+
+    query: Tensor | None
+    key: Tensor | None
     eps: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.nbytes for weight in (self.query, self.key) if weight is not None)
 
 
 class AttentionBody(MixerBody, Protocol):
     """What runs attention; luceasync.models.mixers.attention_torch says what each means."""
 
-    def attend(
-        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: Rows
-    ) -> Tensor: ...
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor: ...
 
     def attend_tree(
         self,
         projected: Tensor,
         norms: HeadNorms,
-        keys: Tensor,
-        values: Tensor,
+        state: State,
         rows: Rows,
         trees: Trees,
         scratch: State,
@@ -160,21 +204,17 @@ class AttentionLayer:
 
     @property
     def num_bytes(self) -> int:
-        small = (self.head_norms.query, self.head_norms.key)
-        parts = (self.norm, self.projection, self.output)
-        return sum(part.num_bytes for part in parts) + sum(t.nbytes for t in small)
+        parts = (self.norm, self.projection, self.head_norms, self.output)
+        return sum(part.num_bytes for part in parts)
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         """See MixerLayer."""
         projected = self.projection.linear(self.norm(x))
-        keys, values = state
-        mixed = self.body.attend(projected, self.head_norms, keys, values, rows)
+        mixed = self.body.attend(projected, self.head_norms, state, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
         """See MixerLayer."""
         projected = self.projection.linear(self.norm(x))
-        keys, values = state
-        norms = self.head_norms
-        mixed = self.body.attend_tree(projected, norms, keys, values, rows, trees, scratch)
+        mixed = self.body.attend_tree(projected, self.head_norms, state, rows, trees, scratch)
         return self.output.linear_add(mixed, x)
