@@ -26,6 +26,7 @@ from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.report import plan_report
 from tests import tiny
+from tests.engine.test_processes import running as arranged
 from tests.engines import ask, running, written
 from tests.gguf.tiny_files import K_MIX, Tiny, write
 
@@ -132,6 +133,19 @@ async def test_a_drafter_changes_no_answer(files: tuple[Path, Path], tmp_path: P
             await engine.load()
             answers.append((await ask(engine, QUESTION, NUM_TOKENS)).ids)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+async def test_what_other_processes_have_kept_is_taken_up_by_one(tmp_path: Path):
+    path, _ = write(MODELS["K-quants hybrid"], tmp_path)
+    cache_dir = tmp_path / "cache"
+    async with arranged(path, tmp_path / "three", "three", cache_dir=cache_dir) as engine:
+        kept = await ask(engine, QUESTION, NUM_TOKENS, keep_prefix=True)
+        await written(engine)
+    async with arranged(path, tmp_path / "one", "one", cache_dir=cache_dir) as engine:
+        again = await ask(engine, QUESTION, NUM_TOKENS)
+    assert again.finish.restore.tier == "disk"
+    assert again.ids == kept.ids
 
 
 def test_a_part_that_has_changed_is_another_namespace(tmp_path: Path):
