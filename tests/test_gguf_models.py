@@ -39,6 +39,7 @@ MODELS = {
     "plain hybrid": Tiny("qwen3_5"),
     "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}, tied=True),
     "K-quants": Tiny(types=K_MIX, tensors_a_part=9),
+    "fused": Tiny(types={"": "Q4_0"}, fused=True),
     "K-quants, tied": Tiny(types=K_MIX, tied=True),
     "K-quants hybrid": Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True),
     "llama": Tiny("llama", types=K_MIX | {"attn_k.weight": "Q4_1", "output.weight": "Q5_0"}),
