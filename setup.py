@@ -13,10 +13,10 @@ setup(
     package_data={
         "luceasync": ["py.typed", "assets/**"],
         "luceasync.server": ["web/**"],
-        "luceasync.cyext": ["*.pxd", "*.pyi"],
+        "luceasync.cyext": ["*.h", "*.pyi"],
     },
     ext_modules=[
-        Extension(f"luceasync.cyext.{path.stem}", [str(path)])
+        Extension(f"luceasync.cyext.{path.stem}", [str(path)], include_dirs=["cyext"])
         for path in sorted(Path("cyext").glob("*.pyx"))
     ],
     options={"build_ext": {"cython_c_in_temp": True}},

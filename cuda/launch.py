@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,18 @@ class Launcher:
         return self._device_view(
             tensor.data_ptr(), tensor.shape, tensor.element_size(), typestr, self._device
         )
+
+    def memory(self, address: int, num_bytes: int, typestr: str) -> Any:
+        """Memory of the host as items of `typestr`, for a kernel that reads or writes it in place:
+        where a kernel does so, it must be there, and registered with the driver of a device.
+        """
+        if self._simulated:
+            count = num_bytes // int(typestr[2:])
+            from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
+
+            items = np.ctypeslib.as_ctypes_type(np.dtype(typestr)) * count
+            return FakeCUDAArray(np.ctypeslib.as_array(items.from_address(address)))
+        return _device_view(address, torch.Size([num_bytes]), 1, typestr, self._device)
 
     def launch(self, kernel: Any, grid: Grid, block: int, *args: Any) -> None:
         """Queue `kernel` with `block` threads in each block of `grid`; nobody waits."""

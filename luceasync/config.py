@@ -33,13 +33,15 @@ DtypeName = Literal["auto", "bf16", "fp32"]
 class ModelConfig:
     """Which model and in which precision. `names`: it is served under each, the first is its own;
     none, or "*" for all first: its own is the directory's. `trust_special_tokens`: what messages
-    say may become control tokens.
+    say may become control tokens. `tool_format`, `reasoning_format`: how its answers are read.
     """
 
     model_dir: Path = BUNDLED_MODEL_DIR
     dtype: DtypeName = "auto"
     names: tuple[str, ...] = ()
     trust_special_tokens: bool = False
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +89,30 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """Speculation. `draft_dir` None: see `Config.drafter_dir`. Other None: by drafter and model."""
+    """Speculation. `draft_dir` None: see `Config.drafter_dir`; `ipc_bin`: what runs the drafter in
+    a process of its own, None: this process does. Other None: by drafter and model.
+    """
 
     draft_dir: Path | Literal["none"] | None = None
     device: str | None = None
+    ipc_bin: Path | None = None
     ctx_max_tokens: int | None = None
     swa_window_tokens: int | None = None
     block: int | None = None
     ddtree: bool = False
     ddtree_budget: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KvFlashConfig:
+    """How much of each lane's context stays on the devices. `pool_tokens` None: all of it. `pins`:
+    spans of tokens `[begin, end)` that stay.
+    """
+
+    pool_tokens: int | Literal["auto"] | None = None
+    policy: Literal["qk", "drafter", "lru"] = "qk"
+    tau_tokens: int = 64
+    pins: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,7 @@ class Config:
     engine: EngineConfig = field(default_factory=EngineConfig)
     cache: CacheConfig = field(default_factory=CacheConfig)
     draft: DraftConfig = field(default_factory=DraftConfig)
+    kvflash: KvFlashConfig = field(default_factory=KvFlashConfig)
     server: ServerConfig = field(default_factory=ServerConfig)
 
     @property
@@ -172,6 +190,7 @@ def load_config(
         engine=EngineConfig(**values["engine"]),
         cache=CacheConfig(**values["cache"]),
         draft=DraftConfig(**values["draft"]),
+        kvflash=KvFlashConfig(**values["kvflash"]),
         server=ServerConfig(**values["server"]),
     )
 

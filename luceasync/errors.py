@@ -11,12 +11,16 @@ LuceasyncError
 │   ├── CorruptNode        a node file that is damaged
 │   └── ForeignNode        a sound file that is no node of this namespace
 ├── GroupFailed            a group of shards cannot go on; ends what ran on it, 503
+├── DraftFailed            a drafter in another process is gone; costs no request
 ├── ChannelClosed          the other end of a channel is gone, silent, or not to be believed
 │   └── PeerRefused        it lives, but does not belong to this end
+├── EventsOutOfTurn        a group hears of changes of pages in another order than they were made
+├── HostMemorySpent        a lane's tokens find no room in host memory; 503 for its request alone
 ├── Unsupported            the model's family cannot do what was asked
 ├── QueueFull              every lane and every place in the queue is taken; 429
 │   └── GaveWay            the place was for a client that holds fewer
 └── Unavailable            not loaded yet, shutting down, or the engine failed; 503
+    └── NoHostMemory       host memory has no room for the context of this one
 """
 
 
@@ -107,6 +111,12 @@ class GroupFailed(LuceasyncError):
         self.group = group
 
 
+class DraftFailed(LuceasyncError):
+    """A drafter in another process is gone, silent, or not to be believed. Its words end in an
+    `off_reason`; no request fails with it.
+    """
+
+
 class ChannelClosed(LuceasyncError):
     """The other end of a channel is gone, silent beyond a deadline, or sends what cannot be
     believed; it counts as dead. The message says which.
@@ -115,6 +125,23 @@ class ChannelClosed(LuceasyncError):
 
 class PeerRefused(ChannelClosed):
     """Both ends live and do not belong together: what differs, with both values."""
+
+
+class EventsOutOfTurn(LuceasyncError):
+    """Changes of pages that are not the next ones: which, and after which."""
+
+
+class HostMemorySpent(LuceasyncError):
+    """What a lane can keep on its devices no longer has no room in host memory. The lane holds what
+    it held; nothing else is concerned. `lane` is its number.
+    """
+
+    def __init__(self, lane: int, num_bytes: int) -> None:
+        super().__init__(
+            f"The memory for keys and values is spent: {num_bytes >> 10} KiB more found no room. "
+            "Shorten the prompt, try again when others have ended, or raise --prefix-cache-memory."
+        )
+        self.lane = lane
 
 
 class Unsupported(LuceasyncError):
@@ -152,3 +179,7 @@ class Unavailable(LuceasyncError):
     def __init__(self, message: str, retry_after_s: int = 1) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class NoHostMemory(Unavailable):
+    """An answer could not be finished since host memory had no room for its context."""

@@ -6,10 +6,11 @@ Owns names and ranges. Knows nothing of the command line's library, and of which
 from __future__ import annotations
 
 from luceasync import parsers
+from luceasync.kvflash_options import KVFLASH_OPTIONS
+from luceasync.model_options import MODEL_OPTIONS
 from luceasync.option import Option
 from luceasync.server_options import SERVER_OPTIONS
 
-DTYPES = ("auto", "bf16", "fp32")
 PEER_ACCESS = ("auto", "on", "off")
 IPC = ("auto", "always")
 TRANSPORTS = ("auto", "shared", "stream")
@@ -21,50 +22,12 @@ SECTIONS = {
     "engine": "Lanes and queue",
     "cache": "Prefix cache",
     "draft": "Speculation",
+    "kvflash": "Long contexts",
     "server": "Server",
 }
 
 OPTIONS: tuple[Option, ...] = (
-    Option(
-        "model-dir",
-        "model",
-        "model_dir",
-        parsers.path,
-        "the path of a Hugging Face model directory or a GGUF file",
-        "PATH",
-        "Hugging Face model directory or GGUF file; without it the bundled model is served.",
-    ),
-    Option(
-        "model-name",
-        "model",
-        "names",
-        parsers.words,
-        "names with commas, none empty; * for every name",
-        "NAME",
-        "Name under which the model is served; may be repeated, and * is every name; default: the "
-        "directory's name.",
-        repeatable=True,
-    ),
-    Option(
-        "dtype",
-        "model",
-        "dtype",
-        parsers.one_of(*DTYPES),
-        " | ".join(DTYPES),
-        "|".join(DTYPES),
-        "Precision of activations, keys/values and plain weights; auto: bf16 where the device "
-        "computes it, else fp32. Quantised weights stay as they are.",
-    ),
-    Option(
-        "trust-special-tokens",
-        "model",
-        "trust_special_tokens",
-        parsers.switch,
-        "on | off",
-        "on|off",
-        "Read '<|im_end|>' and the like in messages as control tokens; default: as text.",
-        switch=True,
-    ),
+    *MODEL_OPTIONS,
     Option(
         "target-device",
         "placement",
@@ -241,6 +204,15 @@ OPTIONS: tuple[Option, ...] = (
         "Where the drafter runs; default: the device of the target's last layers.",
     ),
     Option(
+        "draft-ipc-bin",
+        "draft",
+        "ipc_bin",
+        parsers.path,
+        "the path of a luceasync-backend, such as /opt/rocm/bin/luceasync-backend",
+        "PATH",
+        "Program that runs the drafter in a process of its own; default: this process does.",
+    ),
+    Option(
         "draft-ctx-max",
         "draft",
         "ctx_max_tokens",
@@ -287,5 +259,6 @@ OPTIONS: tuple[Option, ...] = (
         "Most nodes of a tree that is proposed; default: by measurement.",
         needs="ddtree",
     ),
+    *KVFLASH_OPTIONS,
     *SERVER_OPTIONS,
 )

@@ -78,6 +78,29 @@ def whole(least: int, most: int = 2**48) -> Parser[int]:
     return parse
 
 
+def whole_or_auto(least: int) -> Parser[int | Literal["auto"]]:
+    """The word "auto", or an integer as `whole` reads it."""
+    parse_whole = whole(least)
+
+    def parse(value: object) -> int | Literal["auto"]:
+        return "auto" if value == "auto" else parse_whole(value)
+
+    return parse
+
+
+def spans(value: object) -> tuple[tuple[int, int], ...]:
+    """Spans `begin:end` of integers from 0 on, none empty, from a list or from text with commas."""
+    given = []
+    for word in words(value):
+        begin, colon, end = word.partition(":")
+        if not colon:
+            raise ValueError
+        given.append((whole(0)(begin), whole(1)(end)))
+    if not all(begin < end for begin, end in given):
+        raise ValueError
+    return tuple(given)
+
+
 def seconds(least: float) -> Parser[float]:
     """Seconds from `least` to a day."""
 

@@ -5,14 +5,16 @@ Owns the words only. Knows nothing of HTTP, of token tensors or of who is listen
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from luceasync.engine_status import EngineStatus
 from luceasync.model_card import ModelCard
+from luceasync.pieces import Piece, ReasoningPiece, TextPiece
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-ErrorKind = Literal["failed", "unavailable", "gave_way"]
+ErrorKind = Literal["failed", "unavailable", "gave_way", "kv_host_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +38,15 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
-    """What the chat template is given; `param` names a prompt of this kind in refusals."""
+    """What the chat template is given; `param` names a prompt of this kind in refusals. An answer
+    has `max_calls` calls of tools at most; None: any number.
+    """
 
     param: ClassVar[str] = "messages"
-    messages: list[dict[str, Any]]
+    messages: Sequence[Mapping[str, Any]]
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
+    max_calls: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +77,7 @@ class Request:
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
+    `pins`: spans of its tokens, or its system message, that stay on the devices.
     """
 
     prompt: Prompt
@@ -84,6 +90,7 @@ class Request:
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
+    pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +164,25 @@ class Speculation:
 
 
 @dataclass(frozen=True, slots=True)
+class Residence:
+    """What of a choice's context was on the devices at its end, in tokens of whole chunks, and what
+    has moved for it: chunks that left and came back, and looks that said which.
+    """
+
+    resident_tokens: int = 0
+    absent_tokens: int = 0
+    recalled: int = 0
+    evicted: int = 0
+    looks: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Finish:
     """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
     "unavailable": not the request's fault, it may be sent again; "gave_way": the place was for a
-    client that holds fewer. `retry_after_s`: when to come back. `speculation` None: the server has
-    no draft.
+    client that holds fewer; "kv_host_memory": host memory had no room for its context.
+    `retry_after_s`: when to come back. `speculation` None: the server has no draft; `residence`
+    None: all of a context stays on the devices. `stop`: the stop string that ended it.
     """
 
     reason: FinishReason
@@ -172,16 +193,8 @@ class Finish:
     speculation: Speculation | None = None
     error_kind: ErrorKind = "failed"
     retry_after_s: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TextPiece:
-    """A part of the answer's text, never empty."""
-
-    text: str
-
-
-Piece = TextPiece  # what else a model says (its reasoning, calls of tools) joins the union
+    residence: Residence | None = None
+    stop: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,68 +215,13 @@ class Delta:
     @property
     def text(self) -> str:
         """The answer's text in it."""
-        return "".join([piece.text for piece in self.pieces])
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, TextPiece)])
 
-
-@dataclass(frozen=True, slots=True)
-class CacheStatus:
-    """The prefix cache: bytes and nodes by tier, and what became of requests since the start.
-
-    `restored_total` counts requests by tier, `missed_total` by reason, `restored_tokens_total`
-    tokens by tier; `saved_total` nodes by tier, `evicted_total` likewise. `num_unwritten` nodes
-    are still on their way to the disk. `degraded` is not empty while a fault of the disk keeps
-    nodes from being written or read.
-    """
-
-    num_bytes: Mapping[str, int] = field(default_factory=dict)
-    num_nodes: Mapping[str, int] = field(default_factory=dict)
-    restored_total: Mapping[str, int] = field(default_factory=dict)
-    restored_tokens_total: Mapping[str, int] = field(default_factory=dict)
-    missed_total: Mapping[str, int] = field(default_factory=dict)
-    saved_total: Mapping[str, int] = field(default_factory=dict)
-    evicted_total: Mapping[str, int] = field(default_factory=dict)
-    written_bytes_total: int = 0
-    read_bytes_total: int = 0
-    quarantined_total: int = 0
-    num_unwritten: int = 0
-    degraded: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationStatus:
-    """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round.
-    """
-
-    rounds_total: int = 0
-    proposed_by_slot: tuple[int, ...] = ()
-    accepted_by_slot: tuple[int, ...] = ()
-    draft_s_total: float = 0.0
-    verify_s_total: float = 0.0
-    host_s_total: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStatus:
-    """A look at the engine from outside; counts are of this moment, totals since the start, of
-    tokens and steps since it was made anew. `cache`, `speculation` None: there is none.
-    `has_failed`: it is not there, and is being made anew; whoever is refused may come back in
-    `retry_after_s`.
-    """
-
-    ready: bool
-    detail: str
-    num_lanes: int
-    num_running: int
-    num_queued: int
-    prefilled_tokens_total: int
-    decoded_tokens_total: int
-    decode_steps_total: int
-    cache: CacheStatus | None = None
-    speculation: SpeculationStatus | None = None
-    has_failed: bool = False
-    restarts_total: int = 0
-    retry_after_s: int = 1
+    @property
+    def words(self) -> str:
+        """All of it that is to be read: reasoning and text."""
+        read = TextPiece | ReasoningPiece
+        return "".join([piece.text for piece in self.pieces if isinstance(piece, read)])
 
 
 class Stream(Protocol):
@@ -296,4 +254,12 @@ class Engine(Protocol):
 
         Raises RequestError (what no retry mends), QueueFull, or Unavailable.
         """
+        ...
+
+    async def tokens(self, request: Request) -> tuple[int, ...]:
+        """The ids of the request's prompt; nothing is run. Raises as `open` does."""
+        ...
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """What `ids` stand for, special tokens too. Raises RequestError for an id that is none."""
         ...

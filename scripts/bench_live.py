@@ -28,7 +28,7 @@ from luceasync.bench.report import figure, ms
 from luceasync.config import Config, EngineConfig, ServerConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import EngineStatus
+from luceasync.engine_status import EngineStatus
 from luceasync.server.app import create_app
 from luceasync.server.listener import listen, run_hypercorn, url_of
 

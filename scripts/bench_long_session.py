@@ -84,7 +84,7 @@ class Session:
         answer = [token for delta in deltas for token in delta.token_ids]
         self._history.remember(text, ids, answer)
         self._seen.append(ids + array("i", answer[:-1]))
-        return "".join(delta.text for delta in deltas)
+        return "".join(delta.words for delta in deltas)
 
 
 def sentences(topic: str, count: int) -> str:

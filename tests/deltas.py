@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from luceasync.request import Delta, Finish, TextPiece, TokenLogprob
+from luceasync.pieces import TextPiece
+from luceasync.request import Delta, Finish, TokenLogprob
 
 
 def text_delta(

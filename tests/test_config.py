@@ -31,11 +31,15 @@ TEXTS = {
     "prefix-cache-memory": "0", "kv-cache-dir": "/cache", "kv-cache-budget": "1M",
     "kv-cache-min-tokens": "0", "snapshot-interval": "64", "trust-cache-salt": "on",
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
-    "draft-block": "2", "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
+    "draft-block": "2", "draft-ipc-bin": "/bin/backend",
+    "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
-    "trust-special-tokens": "on", "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
+    "trust-special-tokens": "on", "tool-format": "glm-xml", "reasoning-format": "none",
+    "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",
     "target-shard-ipc-bin": "hip=/rocm/bin/backend,/bin/other", "target-shard-ipc": "always",
     "ipc-transport": "stream", "tls-cert": "/cert.pem", "tls-key": "/key.pem",
+    "kvflash": "8K", "kvflash-policy": "lru", "kvflash-tau": "128",
+    "kvflash-pin-spans": "0:512,1K:2K",
 }  # fmt: skip
 TEXT_OPTIONS = [option for option in OPTIONS if option.name in TEXTS]
 
@@ -118,6 +122,8 @@ def test_flags_win_over_variables_and_variables_over_toml(tmp_path):
         ("allow-origin", "chat.lan"), ("allow-origin", "http://chat.lan/"),
         ("draft-ctx-max", "0"), ("draft-block", "1"), ("draft-block", "65"), ("ddtree", "2"),
         ("ddtree-budget", "0"), ("ddtree-budget", "257"),
+        ("kvflash", "63"), ("kvflash", "all"), ("kvflash-policy", "lfu"), ("kvflash-tau", "0"),
+        ("kvflash-pin-spans", "64"), ("kvflash-pin-spans", "64:64"), ("kvflash-pin-spans", "0:64,"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_where_what_and_what_is_allowed(name, value, tmp_path):
@@ -218,6 +224,9 @@ def test_the_example_file_has_every_setting_with_a_value_that_is_allowed(tmp_pat
         ("kv-cache-budget", "1G", "--kv-cache-dir"),
         ("kv-cache-min-tokens", "9", "--kv-cache-dir"),
         ("ddtree-budget", "8", "--ddtree"),
+        ("kvflash-policy", "lru", "--kvflash"),
+        ("kvflash-tau", "8", "--kvflash"),
+        ("kvflash-pin-spans", "0:64", "--kvflash"),
     ],
 )
 def test_what_means_nothing_alone_is_refused(name, value, needed):

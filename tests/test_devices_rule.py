@@ -24,6 +24,9 @@ ROOM = {
     "hoststore/copy_stream.py",
     "hoststore/lane_copies.py",
     "hoststore/stream_copies.py",
+    "hoststore/page_stream.py",
+    "hoststore/stream_tickets.py",
+    "hoststore/stream_staging.py",
     # Clocks of devices, for measurements.
     "bench/device.py",
 }

@@ -29,6 +29,7 @@ from tests.groups import even_groups, in_groups
 from tests.pipeline.heard import taps_of
 
 NUM_PROMPT = 100
+MARK = 90
 SPAN = Span(0, NUM_PROMPT, with_state=True)
 LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
 
@@ -88,6 +89,39 @@ def life(backend: LayerSplitBackend, node: str | None = None) -> Tensor:
     rows = torch.stack([ends[-1], ends[0][: len(ends[-1])]])[None]
     ends.append(backend.propose_from(rows, torch.tensor([5]), 4).tokens.flatten())
     return torch.cat([*seen, *ends])
+
+
+def turn(backend: LayerSplitBackend, *, mark: int | None = MARK) -> Tensor:
+    """Numbers of a prompt, then of steps from the state at MARK, within it, and from its end. That
+    state is saved from within the pass, or between two.
+    """
+    tokens = torch.randint(3, 512, (NUM_PROMPT,), generator=torch.Generator().manual_seed(2))
+    parts = [(0, NUM_PROMPT)] if mark else [(0, MARK), (MARK, NUM_PROMPT)]
+    backend.reset(1)
+    seen = []
+    for begin, end in parts:
+        logits = backend.prefill(1, begin, tokens[begin:end].tolist(), project=True, mark=mark)
+        assert logits is not None
+        seen[:] = [logits.clone()]
+        if mark or end == MARK:
+            backend.nodes.save(1, "mark", Span(0, MARK, with_state=True))
+    backend.nodes.save(1, "end", Span(MARK, NUM_PROMPT, with_state=True))
+    backend.decode([1], [NUM_PROMPT], [7])
+    for nodes, at in ((["mark"], MARK), (["mark", "end"], NUM_PROMPT)):
+        backend.nodes.restore(2, nodes, at)
+        seen.append(backend.decode([2], [at], [7]).whole()[0].clone())
+    return torch.cat(seen)
+
+
+def test_the_state_within_a_chunk_is_that_between_two(tiny_dir: Path, open_groups):
+    backend = open_groups(tiny_dir, 1, 1)
+    torch.testing.assert_close(turn(backend), turn(backend, mark=None), rtol=1e-5, atol=1e-5)
+
+
+def test_the_state_within_a_chunk_is_that_of_one_group(
+    tiny_dir: Path, open_groups, num_groups: int
+):
+    assert torch.equal(turn(open_groups(tiny_dir, num_groups)), turn(open_groups(tiny_dir, 1)))
 
 
 def test_the_numbers_are_those_of_one_group(tiny_dir: Path, open_groups, num_groups: int):

@@ -18,44 +18,47 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {"freed_memory", "model_card", "node_words"}
+OPEN |= {"engine_status", "freed_memory", "kvflash_options", "model_card", "model_options"}
+OPEN |= {"node_words", "pieces", "processes"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
-    "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory"}
+    "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory", "kv.pages"}
     | {"models.config", "models.directory", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
-    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history"}
-    | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
+    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
+    | {"dflash.feature_node", "dflash.feature_contents", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
-    "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models"},
-    "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "cuda", "kernels"},
+    "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models", "dflash"},
+    "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "hoststore", "cuda", "kernels"},
     "bench": {"engine", "keeping", "text", "nodefiles", "hoststore", "dflash", "pipeline"}
     | {"models", "kv", "cyext", "ranking"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
+    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
+    | {"kernels.kernel"},
     "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,
     "ranking": {"models.trees"},
     "text": {"cyext", "gguf"},
     "gguf": set(),
-    "ipc": set(),
+    "ipc": {"cyext"},
 }
 
 # API families; the common part of the server knows none of them, and none knows another.
-FAMILIES = {"server.openai"}
+FAMILIES = {"server.openai", "server.anthropic"}
 COMPOSES_FAMILIES = "luceasync.server.app"
 
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
 LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipeline.shard_plan"}
-LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.ranges"}
+LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.pool", "pipeline.ranges"}
 LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
-LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "models.config", "models.directory"}
+LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "kv.pager", "kv.residency"}
+LIGHT |= {"models.config", "models.directory"}
 LIGHT |= {"gguf", "models.gguf_model", "models.grouped.form", "models.grouped.ggml"}
 LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top

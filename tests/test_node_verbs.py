@@ -9,7 +9,7 @@ PACKAGE = Path(__file__).parents[1] / "luceasync"
 ROOMS = ("hoststore", "keeping", "pipeline", "backend", "ipc")  # where nodes are
 VERBS = {"save", "restore", "drop", "drop_state", "export", "check", "adopt", "node_bytes"}
 VERBS |= {"saved", "settled", "settle"}  # nobody is asked again and again
-MOST = 25
+MOST = 20
 
 
 def definitions(root: Path) -> list[str]:

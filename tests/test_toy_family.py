@@ -110,6 +110,8 @@ class MeanBody:
             seen = counts[entry.lane] + torch.arange(1, len(x[i]) + 1)
             out[i] = (totals / seen[:, None]).to(x.dtype) + cells[entry.lane, entry.read][0]
             sums[entry.lane], counts[entry.lane] = totals[-1], seen[-1]
+            if rows.mark is not None:
+                sums[NO_LANE], counts[NO_LANE] = totals[rows.mark - 1], seen[rows.mark - 1]
         return out
 
     def mix_tree(self, x: Tensor, state: State, rows: Rows, trees: Trees, kept: State) -> Tensor:

@@ -8,12 +8,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from luceasync.errors import EventsOutOfTurn
 from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
 from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Sizes, Spec
 from luceasync.ranking.logits import Edits, Ranking, Wanted
 
@@ -29,6 +31,10 @@ class Answers(Protocol):
 
     def given(self, got: Received[Any], specs: Sequence[Spec]) -> list[Tensor]: ...
 
+    def lent(self, got: Received[Any], spec: Spec) -> Tensor: ...
+
+    def free_after(self, event: Event, got: Received[Any]) -> None: ...
+
     def refuse(self, words: str) -> Any: ...
 
 
@@ -41,14 +47,19 @@ class PassOrders:
         passes: Passes,
         sizes: Sizes,
         taps: Sequence[int],
-        limits: tuple[int, int],
+        limits: tuple[int, int, int],
+        taken: Callable[[], Event],
     ) -> None:
-        """`taps`: those of this group, in order; `limits`: lanes, and tokens of each."""
+        """`taps`: those of this group, in order; `limits`: lanes, and tokens and pages of each;
+        `taken`: when the last pass that was queued has read what it was given.
+        """
+        self._taken = taken
         self._link = link
         self._passes = passes
         self._sizes = sizes
         self._taps = taps
-        self._num_lanes, self._max_tokens = limits
+        self._num_lanes, self._max_tokens, self._num_pages = limits
+        self._events: list[PageEvent] = []  # of an epoch that has not come whole
         self._parents: Tensor | None = None
         self._batch = Batch((), (), 1)
         self._ranking: Ranking | None = None
@@ -63,6 +74,9 @@ class PassOrders:
             wire.Embed: self._embed,
             wire.Propose: self._propose,
             wire.Place: self._place,
+            wire.Recall: self._recall,
+            wire.Look: self._look,
+            wire.Masses: self._masses,
             wire.Reset: self._reset,
         }
 
@@ -73,7 +87,7 @@ class PassOrders:
     def _run(self, order: wire.Run, got: Received[Any]) -> None:
         batch = order.batch
         self._check(batch, order.kind)
-        [given] = self._link.given(got, [self._sizes.given(batch)])
+        given = self._link.lent(got, self._sizes.given(batch))
         self._batch, self._ranking = batch, None
         output: Tensor | None
         if order.kind == "prefill":
@@ -85,6 +99,7 @@ class PassOrders:
             if (parents is not None) != order.has_parents:
                 self._link.refuse("a verify whose parents came twice, or not at all")
             output = self._passes.verify(batch, given, parents)
+        self._link.free_after(self._taken(), got)
         if order.answers:
             gives = self._sizes.gives(batch, order.project)
             tensors = [] if gives is None or output is None else [output[:, : gives[0][1]]]
@@ -94,6 +109,8 @@ class PassOrders:
         num_written = 0 if kind == "verify" else batch.num_rows
         if len(batch.lanes) != len(batch.begins) or not batch.lanes:
             self._link.refuse(f"{len(batch.lanes)} lanes and {len(batch.begins)} begins")
+        if batch.mark is not None and not (kind == "prefill" and batch.mark < batch.num_rows):
+            self._link.refuse(f"a mark after {batch.mark} of the {batch.num_rows} rows of a {kind}")
         for lane, begin in zip(batch.lanes, batch.begins, strict=True):
             if lane != NO_LANE:
                 self._check_lane(lane, begin + num_written)
@@ -103,6 +120,12 @@ class PassOrders:
             self._link.refuse(f"lane {lane} of {self._num_lanes}")
         if num_tokens > self._max_tokens:
             self._link.refuse(f"{num_tokens} tokens in a lane of {self._max_tokens}")
+
+    def _check_page(self, chunk: int, page: int) -> None:
+        num_held = num_chunks(self._max_tokens)
+        if not (chunk < num_held and page < min(num_held, self._num_pages)):
+            told = f"chunk {chunk}, page {page}"
+            self._link.refuse(f"{told} of a lane of {num_held} chunks, {self._num_pages} pages")
 
     def _rank(self, order: wire.Rank, got: Received[Any]) -> None:
         real = torch.float64
@@ -188,14 +211,35 @@ class PassOrders:
         self._link.answer(got, wire.Done(), [proposal.tokens, *parents])
 
     def _place(self, order: wire.Place, got: Received[Any]) -> None:
-        num_chunks_held = num_chunks(self._max_tokens)
         for lane, chunk, page in order.events:
             self._check_lane(lane, 0)
-            if not (chunk < num_chunks_held and page < num_chunks_held):
-                told = f"chunk {chunk}, page {page}"
-                self._link.refuse(f"{told} of a lane of {num_chunks_held} chunks")
-        events = [PageEvent(lane, chunk, None if p < 0 else p) for lane, chunk, p in order.events]
-        self._passes.place(events)
+            self._check_page(chunk, page)
+        self._events += [
+            PageEvent(lane, chunk, None if page < 0 else page) for lane, chunk, page in order.events
+        ]
+        if order.has_more:
+            return
+        events, self._events = self._events, []
+        try:
+            self._passes.place(order.epoch, events)
+        except EventsOutOfTurn as error:
+            self._link.refuse(str(error))
+
+    def _recall(self, order: wire.Recall, got: Received[Any]) -> None:
+        self._check_lane(order.lane, 0)
+        for chunk, page in order.places:
+            self._check_page(chunk, page)
+        self._passes.recall(order.lane, order.places)
+
+    def _look(self, order: wire.Look, got: Received[Any]) -> None:
+        self._check_lane(order.lane, order.num_tokens)
+        self._passes.look(order.lane, order.num_tokens)
+
+    def _masses(self, order: wire.Masses, got: Received[Any]) -> None:
+        self._check_lane(order.lane, 0)
+        found = self._passes.masses(order.lane)
+        seconds = torch.tensor([found.seconds], dtype=torch.float64)
+        self._link.answer(got, wire.Done(), [found.of_chunks, seconds])
 
     def _reset(self, order: wire.Reset, got: Received[Any]) -> None:
         self._check_lane(order.lane, 0)

@@ -162,16 +162,19 @@ async def ask(
     async for delta in stream:
         if delta.token_ids and not first_s:
             first_s = time.perf_counter() - started
-        text += delta.text
+        text += delta.words
         if delta.finish is not None:
             return Asked(first_s, delta.finish, text)
     raise AssertionError("a stream ends with a finish")
 
 
 async def written(engine: LocalEngine) -> None:
-    """Wait until the disk has what it is to have, and nothing else is ordered for a moment."""
+    """Wait until the disk has what it is to have of what was answered, and nothing else is ordered
+    for a moment: of an answer that has just been told, nothing may be ordered yet.
+    """
     num_quiet = 0
     async with asyncio.timeout(WRITE_DEADLINE_S):
+        await engine.flush()
         while num_quiet < NUM_QUIET:
             await asyncio.sleep(0.005)
             status = engine.status()

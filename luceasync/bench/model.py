@@ -17,6 +17,7 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.platform import open_platform
+from luceasync.pipeline.pool import AskedPool
 
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
 
@@ -30,6 +31,7 @@ def plan_for(
     dtype: Dtype = "bf16",
     verify_rows: Sequence[int] = (),
     guest: Guest | None = None,
+    pool: AskedPool | None = None,
 ) -> Plan:
     """Layers in even shares on the devices."""
     return make_plan(
@@ -42,6 +44,7 @@ def plan_for(
         prefill_chunk_tokens=None,
         verify_rows=verify_rows,
         guest=guest,
+        pool=pool,
     )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from luceasync.cli.talk import Messages, Voice
 from luceasync.errors import ConfigError, LuceasyncError
+from luceasync.pieces import ReasoningPiece, TextPiece
 
 HELP = "/clear  forget all    /quit  end    /help  this text    Ctrl-C  stop an answer"
 
@@ -76,22 +77,31 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         messages = [*self._messages, {"role": "user", "content": line}]
-        parts: list[str] = []
+        answer = {"role": "assistant", "content": ""}
         with _ctrl_c() as pressed:
-            answer = self._portal.start_task_soon(self._speak, messages, parts)
-            pressed.add_done_callback(lambda _: answer.cancel())
+            speech = self._portal.start_task_soon(self._speak, messages, answer)
+            pressed.add_done_callback(lambda _: speech.cancel())
             try:
-                answer.result()
+                speech.result()
             except CancelledError:
                 self._console.print(" (stopped)", style="dim", end="")
         self._console.print()
-        self._messages = [*messages, {"role": "assistant", "content": "".join(parts)}]
+        self._messages = [*messages, answer]
 
-    async def _speak(self, messages: Messages, parts: list[str]) -> None:
-        async for text in self._voice.reply(messages):
-            parts.append(text)
-            self._console.file.write(text)
-            self._console.file.flush()
+    async def _speak(self, messages: Messages, answer: dict[str, str]) -> None:
+        """Reasoning is dim, and shown to people only: a pipe gets the answer."""
+        async for piece in self._voice.reply(messages):
+            match piece:
+                case ReasoningPiece(text):
+                    answer["reasoning_content"] = answer.get("reasoning_content", "") + text
+                    if self._console.is_terminal:
+                        self._console.print(text, style="dim", end="", markup=False)
+                case TextPiece(text):
+                    if self._console.is_terminal and not answer["content"] and len(answer) > 2:
+                        self._console.print("\n")  # between the two
+                    answer["content"] += text
+                    self._console.file.write(text)
+                    self._console.file.flush()
 
 
 @contextmanager

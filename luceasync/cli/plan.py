@@ -16,6 +16,8 @@ from luceasync.cli.words import size_text
 from luceasync.config import CacheConfig, Config
 from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.limits import held_bytes_of, limits_of
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.report import PlanReport, ShardReport
 
 
@@ -59,8 +61,23 @@ def summary(report: PlanReport) -> dict[str, object]:
         "parallel": plan.parallel,
         "max_ctx_tokens": plan.max_ctx_tokens,
         "prefill_chunk_tokens": plan.prefill_chunk_tokens,
+        "kvflash": _pool_summary(plan),
         "shards": [_shard_summary(shard) for shard in report.shards],
         "reasons": list(plan.reasons),
+    }
+
+
+def _pool_summary(plan: Plan) -> dict[str, object] | None:
+    """What of a lane's context stays on the devices; None: all of it. `host_bytes`: what all lanes
+    may hold of host memory.
+    """
+    if plan.pool is None:
+        return None
+    return {
+        "pool_tokens": plan.num_pages * CHUNK_TOKENS,
+        "policy": plan.pool.policy,
+        "tau_tokens": plan.pool.tau_tokens,
+        "host_bytes": plan.host_bytes,
     }
 
 
@@ -75,6 +92,7 @@ def _shard_summary(report: ShardReport) -> dict[str, object]:
         "lane_bytes_per_token": shard.token_bytes,
         "state_bytes_per_lane": shard.lane_state_bytes,
         "verify_bytes_per_lane": shard.lane_scratch_bytes,
+        "ring_bytes_per_lane": shard.lane_ring_bytes,
         "lane_bytes": report.lane_bytes,
         "workspace_bytes": shard.workspace_bytes,
         "device_bytes": report.device_bytes,
@@ -110,6 +128,12 @@ def _print(report: PlanReport, console: Console) -> None:
         table.add_row(*_row(shard, plan.parallel))
     console.print(table)
     console.print(f"- weights: {_types_words(report.shards)}", markup=False)
+    if plan.pool is not None:
+        console.print(
+            f"- of each lane {plan.num_pages * CHUNK_TOKENS} tokens stay on the devices (policy "
+            f"{plan.pool.policy}); all lanes may hold {size_text(plan.host_bytes)} of host memory",
+            markup=False,
+        )
     for reason in plan.reasons:
         console.print(f"- {reason}", markup=False)
 
@@ -124,7 +148,8 @@ def _types_words(shards: Sequence[ShardReport]) -> str:
 
 def _print_drafter(report: PlanReport, drafter: Drafter, console: Console) -> None:
     assert report.guest is not None
-    lane_bytes = report.guest.lane_bytes + report.plan.max_ctx_tokens * report.guest.token_bytes
+    num_tokens = min(report.plan.max_ctx_tokens, drafter.spec.ctx_max_tokens or 2**63)
+    lane_bytes = report.guest.lane_bytes + num_tokens * report.guest.token_bytes
     verify_bytes = sum(shard.lane_scratch_bytes for shard in report.plan.shards)
     console.print(
         f"drafter on {drafter.device.name}: weights {size_text(report.guest.weight_bytes)}, one "

@@ -5,7 +5,7 @@ Owns how an answer is asked for. Knows nothing of the terminal.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from rich.console import Console
 
 from luceasync.config import Config
 from luceasync.errors import GenerationFailed, LuceasyncError, Unavailable
+from luceasync.pieces import ReasoningPiece, TextPiece
 from luceasync.request import ChatPrompt, Engine, Request, Sampling
 
 CONNECT_TIMEOUT_S = 10.0
@@ -23,6 +24,7 @@ CONNECT_TIMEOUT_S = 10.0
 SILENCE_TIMEOUT_S = 120.0
 
 Messages = list[dict[str, Any]]
+Spoken = TextPiece | ReasoningPiece  # it is given no tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +38,8 @@ class Manner:
 class Voice(Protocol):
     """Answers a conversation piece by piece."""
 
-    def reply(self, messages: Messages) -> AsyncIterator[str]:
-        """The text of the next answer as it comes. Raises LuceasyncError."""
+    def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
+        """The next answer as it comes. Raises LuceasyncError."""
         ...
 
 
@@ -48,14 +50,16 @@ class LocalVoice:
         self._engine = engine
         self._manner = manner
 
-    async def reply(self, messages: Messages) -> AsyncIterator[str]:
+    async def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
         sampling = Sampling(temperature=self._manner.temperature)
         prompt = ChatPrompt(list(messages))
         request = Request(prompt, sampling=sampling, max_tokens=self._manner.max_tokens)
         stream = await self._engine.open(request)
         try:
             async for delta in stream:
-                yield delta.text
+                for piece in delta.pieces:
+                    if isinstance(piece, Spoken):
+                        yield piece
                 if delta.finish is not None and delta.finish.error is not None:
                     raise GenerationFailed(delta.finish.error)
         finally:
@@ -69,7 +73,7 @@ class RemoteVoice:
         self._client = client
         self._manner = manner
 
-    async def reply(self, messages: Messages) -> AsyncIterator[str]:
+    async def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
         body = {"messages": messages, "stream": True, "temperature": self._manner.temperature}
         if self._manner.max_tokens is not None:
             body["max_tokens"] = self._manner.max_tokens
@@ -78,7 +82,8 @@ class RemoteVoice:
                 if response.status_code != 200:
                     raise _refusal(response.status_code, await response.aread())
                 async for line in response.aiter_lines():
-                    yield _text_of(line)
+                    for piece in _pieces_of(line):
+                        yield piece
         except httpx.HTTPError as error:
             where = self._client.base_url
             raise Unavailable(f"{where}: {error or type(error).__name__}") from error
@@ -109,14 +114,18 @@ async def open_remote(url: str, api_key: str | None, manner: Manner) -> AsyncIte
         yield RemoteVoice(client, manner)
 
 
-def _text_of(line: str) -> str:
-    """The new text in one line of an event stream. Raises LuceasyncError for an error event."""
+def _pieces_of(line: str) -> Iterator[Spoken]:
+    """What one line of an event stream adds. Raises LuceasyncError for an error event."""
     if not line.startswith("data: ") or line == "data: [DONE]":
-        return ""
+        return
     event = msgspec.json.decode(line.removeprefix("data: "))
     if "error" in event:
         raise LuceasyncError(event["error"]["message"])
-    return "".join(choice["delta"].get("content") or "" for choice in event["choices"])
+    for choice in event["choices"]:
+        if reasoning := choice["delta"].get("reasoning_content"):
+            yield ReasoningPiece(reasoning)
+        if text := choice["delta"].get("content"):
+            yield TextPiece(text)
 
 
 def _refusal(status: int, body: bytes) -> LuceasyncError:

@@ -9,7 +9,8 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from luceasync.dflash.adapt import Shape
-from luceasync.request import Speculation, SpeculationStatus
+from luceasync.engine_status import SpeculationStatus
+from luceasync.request import Speculation
 
 NUM_SAMPLES = 8  # of each kind of step
 NUM_MEASURED = 3  # the first is dropped: it may have compiled or captured something

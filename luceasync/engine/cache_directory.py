@@ -12,12 +12,12 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from luceasync.engine_status import CacheStatus
 from luceasync.keeping.disk_worker import DiskWorker
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
 from luceasync.nodefiles.disk import DiskTier
 from luceasync.nodefiles.usable import make_usable
-from luceasync.request import CacheStatus
 
 MIN_FREE_BYTES = 1 << 30  # of the disk, that stay free
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from luceasync.engine.pins import pins_of
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.engine.sampling.filter_and_draw import choice_seed
@@ -19,10 +20,11 @@ def prepare(
     language: Language, request: Request, prompt: Rendered, stream_id: int
 ) -> list[Prepared]:
     """The request's choices, in order of their index. Raises RequestError for a bias that names no
-    token and for a stop string that is empty.
+    token, for a stop string that is empty and for pins that do not fit.
     """
     sampling = request.sampling
     check_logit_bias(sampling, language.vocab_size)
+    pins = pins_of(request, prompt, language.pin_room)
     room = language.card.max_ctx_tokens - len(prompt.ids)
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
     return [
@@ -38,12 +40,14 @@ def prepare(
             top_logprobs=request.top_logprobs,
             tokenizer=language.tokenizer,
             detokenizer=Detokenizer(language.tokenizer, request.stop),
+            piece_maker=prompt.new_pieces(),
             tenant=prompt.tenant.key,
             client=request.client,
             boundaries=prompt.boundaries,
             keep_prompt=request.keep_prefix,
             answer_returns=prompt.answer_returns,
             tools_end=prompt.tools_end,
+            pins=pins,
         )
         for index in range(request.num_choices)
     ]

@@ -22,22 +22,25 @@ from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.prepared import Prepared
-from luceasync.engine.prompts import Language, Prompts, Rendered
+from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
-from luceasync.errors import Unavailable
+from luceasync.engine_status import CacheStatus, EngineStatus
+from luceasync.errors import QueueFull, Unavailable
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
 from luceasync.model_card import ModelCard
-from luceasync.request import CacheStatus, EngineStatus, Request
+from luceasync.processes import NO_PROCESSES, Processes
+from luceasync.request import Request
 from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
 
 FLUSH_DEADLINE_S = 30.0
 SWITCH_INTERVAL_S = 5e-4  # the default of 5 ms lets the thread's Python hold up the event loop
+MAX_AWAY_S = 60  # a process that is away for longer is not waited for by requests that come now
 MODEL, DIRECTORY = "model", "cache directory"  # what has to be there before requests are taken
 
 
@@ -56,13 +59,15 @@ class LocalEngine:
         *,
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
+        processes: Callable[[], Processes] = lambda: NO_PROCESSES,
     ) -> None:
-        """`stopping`, `release`: see EngineThread."""
+        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
         self._language = language
         self._load = load
         self._cabinet = cabinet
         self._stopping = stopping or threading.Event()
         self._release = release
+        self._processes = processes
         self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer))
         self._prompts = Prompts(language, self._tenants)
@@ -164,9 +169,11 @@ class LocalEngine:
             decode_steps_total=pump.steps.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
             speculation=pump.decoding.status if pump else None,
+            residence=pump.lanes.status if pump else None,
             has_failed=self._availability.is_interrupted,
             restarts_total=self._num_restarts,
             retry_after_s=self._availability.retry_after_s,
+            processes=self._processes(),
         )
 
     def _cache_status(self, pump: Pump) -> CacheStatus:
@@ -193,6 +200,16 @@ class LocalEngine:
         self._thread.post(lambda pump: pump.submit(choices, room))
         return stream
 
+    async def tokens(self, request: Request) -> tuple[int, ...]:
+        """See luceasync.request.Engine."""
+        prompt = await asyncio.to_thread(self._prompts.render, request)
+        return prompt.ids
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """See luceasync.request.Engine."""
+        check_ids(ids, self._language.vocab_size)
+        return b"".join(map(self._language.tokenizer.token_bytes, ids))
+
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
         """What takes long with long prompts and many choices."""
         prompt = self._prompts.render(request)
@@ -200,11 +217,16 @@ class LocalEngine:
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
-            raise Unavailable(
-                f"The model is not available: {self._availability.detail}.",
-                self._availability.retry_after_s,
-            )
-        self._admission.check(request.num_choices, request.client)
+            raise _unavailable(self._availability.detail, self._availability.retry_after_s)
+        away = self._processes().away
+        if away is not None and away.retry_after_s > MAX_AWAY_S:
+            raise _unavailable(away.detail, away.retry_after_s)
+        try:
+            self._admission.check(request.num_choices, request.client)
+        except QueueFull:
+            if away is None:
+                raise
+            raise _unavailable(away.detail, away.retry_after_s) from None
 
     def _cancel(self, stream_id: int) -> None:
         assert self._thread is not None
@@ -243,3 +265,7 @@ class LocalEngine:
         """The engine has failed; it is made anew."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)
+
+
+def _unavailable(detail: str, retry_after_s: int) -> Unavailable:
+    return Unavailable(f"The model is not available: {detail}.", retry_after_s)

@@ -15,12 +15,13 @@ from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling
 from luceasync.keeping.lease import Lease
+from luceasync.pieces import Piece
 from luceasync.request import (
     Delta,
     ErrorKind,
     Finish,
     FinishReason,
-    Piece,
+    Residence,
     Speculation,
     Timings,
     TokenLogprob,
@@ -53,6 +54,7 @@ class Generation:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     first_token_at: float | None = None
+    left_at: float | None = None  # when it left the last of its lanes
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
@@ -127,6 +129,7 @@ class Generation:
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
         self._earlier = self._work(speculation)
+        self.left_at = time.monotonic()
         self.lane = None
         self.last_token = None
         self.num_cached = self.num_prefilled = 0
@@ -179,9 +182,11 @@ class Generation:
         """Whether what it has computed can be trusted."""
         return self._reason != "error"
 
-    def shown(self, speculation: Speculation | None = None) -> Delta | None:
+    def shown(
+        self, speculation: Speculation | None = None, residence: Residence | None = None
+    ) -> Delta | None:
         """What has come since the last time; None while all of it is held back. A last delta tells
-        of `speculation` too.
+        of `speculation` and `residence` too.
         """
         self._spell()
         text, self._held_text = self._held_text, ""
@@ -189,7 +194,7 @@ class Generation:
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
         pieces = maker.make(text, is_last=is_last)
         has_more = pieces or self._held_logprobs or is_last
-        return self._delta(pieces, speculation) if has_more else None
+        return self._delta(pieces, self._finish(speculation, residence)) if has_more else None
 
     def end(
         self,
@@ -216,13 +221,15 @@ class Generation:
         self._unspelled.clear()
         return detokenizer.stopped
 
-    def _delta(self, pieces: tuple[Piece, ...], speculation: Speculation | None) -> Delta:
+    def _delta(self, pieces: tuple[Piece, ...], finish: Finish | None) -> Delta:
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
-        return Delta(self.prepared.index, pieces, ids, logprobs, self._finish(speculation))
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish)
 
-    def _finish(self, speculation: Speculation | None) -> Finish | None:
+    def _finish(
+        self, speculation: Speculation | None, residence: Residence | None
+    ) -> Finish | None:
         """How it has ended; None while it goes on."""
         if self._reason is None:
             return None
@@ -236,6 +243,8 @@ class Generation:
             speculation=work.speculation,
             error_kind=self._error_kind,
             retry_after_s=self._retry_after_s,
+            residence=residence,
+            stop=self.prepared.detokenizer.stopped_by,
         )
 
     def _work(self, speculation: Speculation | None) -> LaneWork:

@@ -12,6 +12,7 @@ from functools import partial
 from torch import Tensor
 
 from luceasync.engine.generation import Generation
+from luceasync.engine.lanes import ALL_HERE, Lanes
 from luceasync.engine.roster import Roster
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.request import Speculation
@@ -20,7 +21,8 @@ from luceasync.request import Speculation
 class Leftovers:
     """Nothing may change a lane before `clear` was called."""
 
-    def __init__(self, prefixes: Prefixes, roster: Roster) -> None:
+    def __init__(self, prefixes: Prefixes, roster: Roster, lanes: Lanes = ALL_HERE) -> None:
+        self._lanes = lanes
         self._prefixes = prefixes
         self._roster = roster
         self._prefilled: deque[Callable[[], None]] = deque()
@@ -48,6 +50,7 @@ class Leftovers:
         try:
             self._prefixes.finished(lease, lane, generation.num_committed)
         finally:
+            self._lanes.vacate(lane)
             generation.leave_lane(speculation)
             self._roster.wait_again(generation)
             self._roster.free(lane)
@@ -77,6 +80,7 @@ class Leftovers:
                 end = generation.num_committed
                 self._prefixes.finished(generation.lease, lane, end, is_cut=is_cut)
         finally:  # a lane that could not be kept is free all the same
+            self._lanes.vacate(lane)
             generation.lane = None
             self._roster.free(lane)
             self._prefixes.release(generation.lease)

@@ -8,10 +8,9 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-import psutil
-
 from luceasync.config import CacheConfig
 from luceasync.errors import ConfigError
+from luceasync.hoststore.memory import node_bytes_of
 from luceasync.keeping.limits import Limits
 from luceasync.nodefiles.upkeep import Upkeep
 
@@ -19,11 +18,11 @@ TRANSIT_BYTES = 1 << 30  # of memory, for nodes on their way to and from the dis
 WARM_SHARE = 4  # of the prefix cache's memory one part has its pages before it is needed
 
 
-def limits_of(config: CacheConfig, held_bytes: int) -> Limits:
-    """The limits, where nodes of `held_bytes` lie on the disk."""
-    memory_bytes = config.memory_bytes
-    if memory_bytes is None:
-        memory_bytes = psutil.virtual_memory().available // 4
+def limits_of(config: CacheConfig, held_bytes: int, least_bytes: int = 0) -> Limits:
+    """The limits, where nodes of `held_bytes` lie on the disk. `least_bytes`: what memory was found
+    to have room for, and lanes need.
+    """
+    memory_bytes = max(node_bytes_of(config.memory_bytes), least_bytes)
     disk_bytes = config.budget_bytes
     if disk_bytes is None and config.cache_dir is not None:
         # With what is there already: else every start would want less than the one before it.

@@ -7,7 +7,7 @@ device computes. Knows no lanes and nobody who listens.
 from __future__ import annotations
 
 from luceasync.engine.generation import Generation
-from luceasync.request import Delta, Speculation
+from luceasync.request import Delta, Residence, Speculation
 
 Emitted = tuple[int, Delta]  # stream id, delta
 
@@ -32,9 +32,16 @@ class Outbox:
         """It has been given tokens, or has ended without a lane: what it shows is told next."""
         self._advanced.append(generation)
 
-    def ended(self, generation: Generation, speculation: Speculation | None) -> None:
-        """Its last delta says all that it has not shown, and what speculation did for it."""
-        last = generation.shown(speculation)
+    def ended(
+        self,
+        generation: Generation,
+        speculation: Speculation | None,
+        residence: Residence | None = None,
+    ) -> None:
+        """Its last delta says all that it has not shown, what speculation did for it, and what of
+        its context was on the devices.
+        """
+        last = generation.shown(speculation, residence)
         assert last is not None and last.finish is not None
         self._deltas.append((generation.prepared.stream_id, last))
         self._advanced = [g for g in self._advanced if g is not generation]

@@ -24,7 +24,8 @@ class Prepared:
     key under which what is computed may be shared; `client` is who asks; `boundaries` are where
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
-    that have the same tools and another system message.
+    that have the same tools and another system message; `pins`: spans of the prompt's tokens that
+    are to stay on the devices.
     """
 
     stream_id: int
@@ -45,3 +46,4 @@ class Prepared:
     keep_prompt: bool = False
     answer_returns: Returns = UNKNOWN
     tools_end: int | None = None
+    pins: tuple[tuple[int, int], ...] = ()

@@ -6,29 +6,42 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from luceasync.engine.pin_room import PinRoom
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from luceasync.text.answer.form import AnswerForm
+from luceasync.text.call_memory import NotedCalls
 from luceasync.text.length import refuse_too_long
+from luceasync.text.pieces import PieceMaker, PlainText
 from luceasync.text.returns import UNKNOWN, Returns
+from luceasync.text.roles import Roles
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
 from luceasync.text.tokenizer import Tokenizer
 from luceasync.text.tools_block import ToolsBlock
 
+Message = Mapping[str, Any]
+
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """The text side of a model, and the limits that a request is held against."""
+    """The text side of a model, and the limits that a request is held against. `pin_room`: of what
+    stays on the devices; None: everything does.
+    """
 
     card: ModelCard
     tokenizer: Tokenizer
     template: Template
     vocab_size: int
     num_lanes: int
+    pin_room: PinRoom | None = None
+    answers: AnswerForm = field(default_factory=AnswerForm)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +49,7 @@ class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
     none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
     begin with all of it and them. `tools_end`: where prompts part from it that have the same tools
-    and another system message.
+    and another system message. `new_pieces`: what parts an answer to it.
     """
 
     tenant: Tenant
@@ -45,6 +58,7 @@ class Rendered:
     boundaries: tuple[int, ...]
     answer_returns: Returns = UNKNOWN
     tools_end: int | None = None
+    new_pieces: Callable[[], PieceMaker] = PlainText
 
 
 class Prompts:
@@ -54,6 +68,7 @@ class Prompts:
         self._language = language
         self._tenants = tenants
         self._turns = Turns.of(language.template, language.tokenizer)
+        self._roles = Roles.of(language.template)
         self._tools_block = ToolsBlock(language.template, language.tokenizer)
 
     def render(self, request: Request) -> Rendered:
@@ -63,19 +78,11 @@ class Prompts:
         tenant, param = self._tenants.get(request.tenant), request.prompt.param
         max_ctx = self._language.card.max_ctx_tokens
         match request.prompt:
-            case ChatPrompt() as chat if _is_beginning(request, chat):
-                prompt = self._prefix(tenant, chat)
-            case ChatPrompt(messages, tools, template_kwargs):
-                template = self._language.template
-                text = template.render(messages, tools, **template_kwargs)
-                prompt = self._of_text(tenant, text, param)
-                tokenizer = self._language.tokenizer
-                said = messages, tools, template_kwargs
-                prompt = replace(
-                    prompt,
-                    answer_returns=Returns.of(template, tokenizer, text, *said),
-                    tools_end=self._tools_block.end(text, prompt.ids, *said),
-                )
+            case ChatPrompt() as chat:
+                said = self._roles.fit(tenant.calls.recall(chat.messages))
+                chat = replace(chat, messages=said)
+                is_beginning = _is_beginning(request, chat)
+                prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat)
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
@@ -87,6 +94,23 @@ class Prompts:
         if not prompt.ids:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
+
+    def _of_chat(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
+        template, tokenizer = self._language.template, self._language.tokenizer
+        text = template.render(chat.messages, chat.tools, **chat.template_kwargs)
+        prompt = self._of_text(tenant, text, chat.param)
+
+        def new_pieces() -> PieceMaker:
+            maker = self._language.answers.maker(text, chat.tools, chat.max_calls)
+            return NotedCalls(maker, tenant.calls)
+
+        said = chat.messages, chat.tools, chat.template_kwargs
+        return replace(
+            prompt,
+            answer_returns=Returns.of(template, tokenizer, text, *said),
+            tools_end=self._tools_block.end(text, prompt.ids, *said),
+            new_pieces=new_pieces,
+        )
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:
         ids = tuple(self._recall(tenant, text, param))
@@ -104,13 +128,7 @@ class Prompts:
         """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
         those that a client thought of.
         """
-        vocab_size = self._language.vocab_size
-        for place, token_id in enumerate(ids):
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
-                    param="prompt",
-                )
+        check_ids(ids, self._language.vocab_size)
         return Rendered(tenant, None, ids, tuple(self._turns.ends(ids)))
 
     def _prefix(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
@@ -124,6 +142,16 @@ class Prompts:
             chat.template_kwargs,
         )
         return Rendered(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError for the first of `ids` that is no token."""
+    for place, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
+                param="prompt",
+            )
 
 
 def _is_beginning(request: Request, chat: ChatPrompt) -> bool:

@@ -16,6 +16,7 @@ from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
 from luceasync.engine.faults import During, Fault
 from luceasync.engine.generation import Generation
+from luceasync.engine.lanes import ALL_HERE, Lanes
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.outbox import Emitted, Outbox
 from luceasync.engine.prepared import Prepared
@@ -50,23 +51,23 @@ class Pump:
         computes_beside: bool = False,
         synchronize: Callable[[], None] = lambda: None,
         quiet: threading.Event | None = None,
+        lanes: Lanes = ALL_HERE,
     ) -> None:
-        """`computes_beside`: devices compute while the host goes on. Then what a decode step gave
-        is told during the next one: whoever listens wants the interpreter just when that is to be
-        queued. `synchronize` waits until the device that gives the logits is done. `quiet` is set
-        while there has been nothing to do for IDLE_PAUSE_S.
+        """`computes_beside`: devices compute while the host goes on. What a step gave is then told
+        during the next one: whoever listens wants the interpreter just when that is to be queued.
+        `synchronize` waits until the device that gives the logits is done. `quiet` is set while
+        there has been nothing to do for IDLE_PAUSE_S. `lanes`: what of them is on devices.
         """
         self._computes_beside = computes_beside
-        self._quiet = quiet or threading.Event()
-        self._was_idle = False
+        self._quiet, self._was_idle = quiet or threading.Event(), False
         self._target = target
         self.decoding = decoding
         self.prefixes = prefixes
         self._num_lanes = num_lanes
         self._roster = Roster(num_lanes)
-        self._outbox = Outbox()
-        self._leftovers = Leftovers(prefixes, self._roster)
-        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers)
+        self._outbox, self.lanes = Outbox(), lanes
+        self._leftovers = Leftovers(prefixes, self._roster, lanes)
+        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers, lanes)
         self.steps = Steps(
             target,
             decoding,
@@ -178,9 +179,9 @@ class Pump:
         return self._outbox.take()
 
     def recover(self, fault: Fault) -> list[Emitted]:
-        """End what ran when a step or a command has raised, and make every lane as if nothing had
-        run on it; what waits goes on waiting. Raises what a reset raises; what is to be told is
-        told by the next call, of this or `fail_all`.
+        """End what ran when a step or a command has raised; what waits goes on waiting. What cannot
+        be told because this raises is told by the next call, of this or `fail_all`. Nothing runs
+        before `begin_again`.
         """
         self.doing = "between"
         ended = {*self._roster.running, *self._submitted}
@@ -190,10 +191,13 @@ class Pump:
         if fault.during == "command":  # it may have been the one that these wait for
             ended.update(g for g in self._roster.waiting if g.lease.awaited)
         self._fail(ended.__contains__, fault.words, fault.kind)
+        return self._outbox.take()
+
+    def begin_again(self) -> None:
+        """Make every lane as if nothing had run on it. Raises what a reset raises."""
         for lane in range(self._num_lanes):
             self._target.reset(lane)
             self.decoding.start(lane)
-        return self._outbox.take()
 
     def _fail(self, chosen: Chosen, error: str, kind: ErrorKind, retry_after_s: int = 1) -> None:
         self._leftovers.distrust()
@@ -217,8 +221,7 @@ class Pump:
         if restoring:
             self._end_restores(restoring)
             _, prefilling, decoding = self._roster.parted()
-        opens = bool(prefilling) and prefilling[0].num_prefilled == prefilling[0].lease.opener
-        step = self._balance.next_step(len(prefilling), len(decoding), is_opening=opens)
+        step = self._balance.next_step(len(prefilling), len(decoding))
         is_told_later = step == "decode" and self._computes_beside and tell is not None
         if self._outbox and not is_told_later:
             return self._outbox.take()
@@ -273,7 +276,8 @@ class Pump:
                 self._outbox.advanced(generation)
                 continue
             assert generation.lane is not None
-            self._outbox.ended(generation, self.decoding.speculation(generation.lane))
+            told = self.decoding.speculation(generation.lane), self.lanes.told(generation.lane)
+            self._outbox.ended(generation, *told)
             self._roster.let_go(generation)
             self._leftovers.ended(generation)
 

@@ -8,17 +8,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from luceasync.dflash.adapt import Shape
-from luceasync.dflash.load import LoadedDraft, load_draft
+from luceasync.dflash.berth import Berth
+from luceasync.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.dflash.placement import Drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.pump import Pump
 from luceasync.engine.rehearsal import in_turns, part_for, rehearse
+from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.thread import Loaded
 from luceasync.errors import PlacementError
 from luceasync.hoststore.memory import HostMemory
@@ -50,6 +54,7 @@ class Recipe:
     plan: Plan
     tokenizer: Tokenizer
     drafter: Drafter | None
+    berth: Berth | None  # of the drafter, where it has a process of its own
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -97,7 +102,18 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         ways = _ways(recipe, backend, reading, closing)
         reading.end()
         _rehearse(recipe, backend, ways)
-        return Loaded(_pump(recipe, backend, ways, orders), closing.pop_all().close, backend.probe)
+
+        def notice() -> None:
+            backend.notice()
+            ways.notice()
+
+        def probe() -> None:
+            backend.probe()
+            ways.probe()
+
+        pump = _pump(recipe, backend, ways, orders)
+        mend = partial(backend.mend, pump.prefixes.lost)
+        return Loaded(pump, closing.pop_all().close, notice, probe, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +123,9 @@ class _Ways:
     decoding: Decoding
     rehearsed: Decoding
     shapes: tuple[Shape, ...]
-    features: Features
+    features: Features[Any]  # of that drafter
+    notice: Callable[[], None]  # of a drafter: see DraftPasses
+    probe: Callable[[], None]
 
 
 def _ways(
@@ -115,8 +133,12 @@ def _ways(
 ) -> _Ways:
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
-        return _Ways(plain, plain, (), NoFeatures())
-    draft = load_draft(recipe.drafter, recipe.plan, backend, reading.advance)
+        return _Ways(plain, plain, (), NoFeatures(), nothing, nothing)
+    plan, berth = recipe.plan, recipe.berth
+    if berth is None:
+        draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
+    else:
+        draft = start_draft(berth, recipe.drafter, plan, backend, reading.advance)
     closing.callback(draft.close)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
@@ -124,7 +146,9 @@ def _ways(
         recipe.decode_with(backend, draft),
         SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
         speculator.shapes,
-        DraftFeatures(draft.ring, speculator, recipe.host),
+        DraftFeatures(draft.features, speculator),
+        speculator.passes.notice,
+        speculator.passes.probe,
     )
 
 
@@ -143,14 +167,16 @@ def _rehearse(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways) -> None:
 
 def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskOrders) -> Pump:
     spec, plan = recipe.spec, recipe.plan
+    interval_tokens = min(recipe.limits.interval_tokens, plan.most_uncut_tokens)
     prefixes = Prefixes(
-        MemoryNodes(backend.nodes, ways.features, spec.vocab_size),
+        MemoryNodes(backend.nodes, ways.features, spec.vocab_size, backend.lanes),
         orders,
-        recipe.limits,
+        replace(recipe.limits, interval_tokens=interval_tokens),
         recurrent=spec.has_end_state,
         chunk_tokens=plan.prefill_chunk_tokens,
         num_shards=backend.num_shards,
     )
+    backend.lanes.keep_with(prefixes.has_copied)
     return Pump(
         backend,
         ways.decoding,
@@ -160,6 +186,7 @@ def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskO
         computes_beside=recipe.computes_beside,
         synchronize=backend.synchronize,
         quiet=recipe.quiet,
+        lanes=backend.lanes,
     )
 
 

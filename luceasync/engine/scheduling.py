@@ -10,15 +10,12 @@ Step = Literal["prefill", "decode", "idle"]
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """The work at hand, and how long each kind has run since the other one waited last.
-    `is_opening`: of the prompt whose turn it is only what opens its answer is left, a few rows.
-    """
+    """The work at hand, and how long each kind has run since the other one waited last."""
 
     num_prefilling: int
     num_decoding: int
     prefill_s: float
     decode_s: float
-    is_opening: bool = False
 
 
 def next_step(load: Load) -> Step:
@@ -26,14 +23,11 @@ def next_step(load: Load) -> Step:
     finish.
 
     A chunk of a long prompt may take as long as many decode steps: equal turns would starve the
-    streams. What opens an answer waits for one step alone: it is a chunk of its own only so that
-    the state before it can be kept, and the first token is not to come later for it.
+    streams.
     """
     if load.num_prefilling == 0:
         return "decode" if load.num_decoding else "idle"
     if load.num_decoding == 0:
-        return "prefill"
-    if load.is_opening and load.decode_s > 0:
         return "prefill"
     return "prefill" if load.decode_s >= load.prefill_s else "decode"
 
@@ -42,22 +36,18 @@ class Balance:
     """How long prefill and decode have run while both were wanted."""
 
     def __init__(self) -> None:
-        self._prefill_s = 0.0  # that decode has not had its share for
+        self._prefill_s = 0.0  # since decode had its share last
         self._decode_s = 0.0
 
-    def next_step(
-        self, num_prefilling: int, num_decoding: int, *, is_opening: bool = False
-    ) -> Step:
+    def next_step(self, num_prefilling: int, num_decoding: int) -> Step:
         """See `next_step`."""
-        shares = (self._prefill_s, self._decode_s)
-        return next_step(Load(num_prefilling, num_decoding, *shares, is_opening))
+        return next_step(Load(num_prefilling, num_decoding, self._prefill_s, self._decode_s))
 
     def account(self, step: Step, seconds: float, *, both: bool) -> None:
         """A step has taken so long; `both`: the other kind had work too."""
         if not both:
             self._prefill_s = self._decode_s = 0.0
         elif step == "prefill":
-            owed_s = max(0.0, self._prefill_s - self._decode_s)
-            self._prefill_s, self._decode_s = owed_s + seconds, 0.0
+            self._prefill_s, self._decode_s = seconds, 0.0
         else:
             self._decode_s += seconds

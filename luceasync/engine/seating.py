@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from luceasync.engine.decoding import Decoding
 from luceasync.engine.generation import Generation
+from luceasync.engine.lanes import ALL_HERE, Lanes
 from luceasync.engine.leftovers import Leftovers
 from luceasync.engine.roster import Roster
 from luceasync.engine.steps import Prefiller
@@ -23,7 +24,9 @@ class Seating:
         prefixes: Prefixes,
         roster: Roster,
         leftovers: Leftovers,
+        lanes: Lanes = ALL_HERE,
     ) -> None:
+        self._lanes = lanes
         self._target = target
         self._decoding = decoding
         self._prefixes = prefixes
@@ -52,6 +55,7 @@ class Seating:
         prefilling = (g.lease for g in self._roster.running if not g.is_decoding)
         if self._prefixes.prepare(generation.lease, prefilling):
             self._target.reset(lane)
+            self._lanes.pin(lane, generation.prepared.pins)
             self._decoding.start(lane)
             generation.start(lane, self._prefixes.take_up(generation.lease, lane))
             self._roster.seat(generation, lane)

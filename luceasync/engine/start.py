@@ -8,10 +8,12 @@ import threading
 import time
 
 from luceasync.config import Config
-from luceasync.dflash.placement import plan_with_drafter
+from luceasync.dflash.berth import Berth
+from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.cache_directory import cabinet_of
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
+from luceasync.engine.pin_room import PinRoom
 from luceasync.engine.prompts import Language
 from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
 from luceasync.errors import Unavailable
@@ -23,8 +25,11 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.pool import num_pinnable
 from luceasync.pipeline.processes import processes_of
+from luceasync.processes import Processes
 from luceasync.request import ChatPrompt
+from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
@@ -47,7 +52,7 @@ def build_engine(
     plan = report.plan
     language = language_of(config, spec, plan)
     held_bytes = held_bytes_of(config.cache.cache_dir)
-    limits = limits_of(config.cache, held_bytes)
+    limits = limits_of(config.cache, held_bytes, plan.host_bytes)
     quiet, stopping = threading.Event(), threading.Event()
     node_bytes = max(limits.memory_bytes + limits.transit_bytes, MIN_HOST_BYTES)
     host = host_memory(
@@ -58,13 +63,16 @@ def build_engine(
         lanes_bytes=plan.parallel * sum(plan.lane_bytes(shard) for shard in plan.here),
     )
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
-    fleet = Fleet(model_dir, spec, plan, programs, config.placement.ipc_transport, node_bytes)
+    transport = config.placement.ipc_transport
+    fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
+    berth = _berth_of(drafter, plan, config, node_bytes)
     recipe = Recipe(
         model_dir,
         spec,
         plan,
         language.tokenizer,
         drafter,
+        berth,
         limits,
         host,
         fleet.open_group,
@@ -75,7 +83,13 @@ def build_engine(
 
     def release() -> None:
         fleet.close()
+        if berth is not None:
+            berth.close()
         host.close()
+
+    def processes() -> Processes:
+        found = fleet.status
+        return found if berth is None else Processes((*found.all, berth.status))
 
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:
@@ -93,7 +107,16 @@ def build_engine(
         cabinet,
         stopping=stopping,
         release=release,
+        processes=processes,
     )
+
+
+def _berth_of(drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int) -> Berth | None:
+    """For a drafter that has a process of its own."""
+    if drafter is None or drafter.program is None:
+        return None
+    transport = config.placement.ipc_transport
+    return Berth(drafter, drafter.program, plan, transport, node_bytes)
 
 
 def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
@@ -125,6 +148,8 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
+            special_tokens=template.special_tokens,
+            chat_template=template.source,
         ),
         tokenizer=tokenizer,
         template=template
@@ -138,4 +163,10 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         ),
         vocab_size=spec.vocab_size,
         num_lanes=plan.parallel,
+        pin_room=None
+        if plan.pool is None
+        else PinRoom(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
+        answers=AnswerForm.of(
+            template, tokenizer, config.model.reasoning_format, config.model.tool_format
+        ),
     )

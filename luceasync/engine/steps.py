@@ -15,6 +15,7 @@ from torch import Tensor
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation
 from luceasync.engine.leftovers import Leftovers
+from luceasync.errors import HostMemorySpent
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.ranking.local import LocalLogits
@@ -24,7 +25,13 @@ class Prefiller(Protocol):
     """What prefill asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one."""
 
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None: ...
 
     def reset(self, lane: int) -> None: ...
@@ -59,15 +66,23 @@ class Steps:
         self.num_steps_total = 0
 
     def prefill(self, generation: Generation) -> bool:
-        """One chunk of one prompt; whether it was the last, which gives the first token."""
+        """One chunk of one prompt; whether it has its first token now, which the last one gives, or
+        has ended.
+        """
         prompt = generation.to_prefill
         begin = generation.num_prefilled
         end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.lease.splits)
         started = time.perf_counter()
-        lane = generation.lane
+        lane, mark = generation.lane, generation.lease.mark_within(begin, end)
         assert lane is not None
         is_last = end == len(prompt)
-        logits = self._target.prefill(lane, begin, prompt[begin:end], project=is_last)
+        try:
+            logits = self._target.prefill(
+                lane, begin, prompt[begin:end], project=is_last, mark=mark
+            )
+        except HostMemorySpent as error:
+            generation.end("error", str(error), "kv_host_memory")
+            return True
         self._decoding.prefilled(lane, begin, end - begin)
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
@@ -88,7 +103,11 @@ class Steps:
     ) -> None:
         """One step for every decoding lane; `alone`: no prefill waits for its turn."""
         before = sum(g.num_generated for g in generations)
-        self._decoding.step(generations, alone=alone, meanwhile=meanwhile)
+        try:
+            self._decoding.step(generations, alone=alone, meanwhile=meanwhile)
+        except HostMemorySpent as error:  # of one lane: the others take their step without it
+            [spent] = [g for g in generations if g.lane == error.lane]
+            spent.end("error", str(error), "kv_host_memory")
         self.num_steps_total += 1
         self.num_decoded_total += sum(g.num_generated for g in generations) - before
 

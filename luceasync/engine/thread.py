@@ -21,7 +21,7 @@ from typing import Protocol
 from luceasync.engine.faults import Failures, Fault, Restarts, fault_of
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.pump import IDLE_PAUSE_S, Command, Pump
-from luceasync.errors import LuceasyncError
+from luceasync.errors import LuceasyncError, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,9 @@ class Loaded:
 
     pump: Pump
     close: Callable[[], None]
-    probe: Callable[[], None] = lambda: None  # raises what is known to have failed
+    notice: Callable[[], None] = lambda: None  # raises what is known to have failed
+    probe: Callable[[], None] = lambda: None  # asks all, and raises that
+    mend: Callable[[], None] = lambda: None  # brings back what has, however long that takes
 
 
 class Listener(Protocol):
@@ -208,16 +210,36 @@ class EngineThread:
         pump, command = loaded.pump, None
         try:
             if fault is not None:
-                self._tell(pump.recover(fault))
+                self._tell(pump.recover(fault))  # first: what follows may take long
+                if not self._has_mended(loaded):
+                    self._end_without(pump)
+                    return None
+                pump.begin_again()
             while (command := self._next_command(pause_s := pump.pause_s)) is not _STOP:
-                if command is None and pause_s == IDLE_PAUSE_S:
-                    loaded.probe()
+                if command is None:
+                    (loaded.probe if pause_s == IDLE_PAUSE_S else loaded.notice)()
                 self._tell(pump.step(self._tell) if command is None else command(pump))
         except Exception as error:
             during = pump.doing if command is None else "command"
             log.exception("the engine has failed (%s)", during)
             return fault_of(error, during)
         return None
+
+    def _has_mended(self, loaded: Loaded) -> bool:
+        """False where nobody waits for it any more."""
+        try:
+            loaded.mend()
+        except Unavailable:
+            if not self._stopping.is_set():
+                raise
+            return False
+        return True
+
+    def _end_without(self, pump: Pump) -> None:
+        """Do what is still said, but no step, until told to end."""
+        while (command := self._next_command(JOIN_DEADLINE_S)) is not _STOP:
+            if command is not None:
+                self._tell(command(pump))
 
     def _tell(self, emitted: list[Emitted] | None) -> None:
         if emitted:

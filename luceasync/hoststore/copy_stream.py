@@ -36,7 +36,15 @@ class Before(Protocol):
 class Delivery:
     """Copies that were asked for. They are queued a part at a time, then they arrive."""
 
-    def __init__(self, number: int, after: Sequence[Before], pairs: Iterable[Pair]) -> None:
+    def __init__(
+        self,
+        number: int,
+        after: Sequence[Before],
+        pairs: Iterable[Pair],
+        hurry: Callable[[int], None],
+    ) -> None:
+        """`hurry` its stream, up to a number of a delivery."""
+        self._hurry = hurry
         self.number = number  # of its stream
         self.after = after
         self.pairs = pairs
@@ -65,6 +73,11 @@ class Delivery:
         """See Before. Waits until all of it is queued. Raises TimeoutError."""
         self._wait_until_queued()
         stream.wait_event(self._end())
+
+    def hurry_before(self, stream: torch.cuda.Stream) -> None:
+        """As `precede`, but all of it is queued as fast as can be."""
+        self._hurry(self.number)
+        self.precede(stream)
 
     def _wait_until_queued(self) -> None:
         if not self.queued.wait(COPY_TIMEOUT_S):
@@ -100,14 +113,9 @@ class CopyStream:
         iterable is run through in the thread; the caller keeps alive what it names.
         """
         self._num_deliveries += 1
-        delivery = Delivery(self._num_deliveries, after, pairs)
+        delivery = Delivery(self._num_deliveries, after, pairs, self._hurry)
         self._deliveries.put(delivery)
         return delivery
-
-    def precede(self, delivery: Delivery, stream: torch.cuda.Stream) -> None:
-        """Queue all of it as fast as can be, and what is queued on `stream` after that."""
-        self._num_hurried = max(self._num_hurried, delivery.number)
-        delivery.precede(stream)
 
     def cancel(self, delivery: Delivery) -> bool:
         """Copy no more of it than is queued; whether it had begun, so that it ends soon."""
@@ -125,6 +133,10 @@ class CopyStream:
                 f"{COPY_TIMEOUT_S:g} s"
             )
         wait_for(self._stream.query, f"the last copies of thread {self._thread.name!r}")
+
+    def _hurry(self, number: int) -> None:
+        """Queue all deliveries up to this one as fast as can be."""
+        self._num_hurried = max(self._num_hurried, number)
 
     @torch.inference_mode()
     def _run(self) -> None:

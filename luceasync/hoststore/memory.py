@@ -9,7 +9,17 @@ import contextlib
 import mmap
 from typing import Protocol
 
+import psutil
+
 HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
+
+
+SHARE = 4  # of the memory that is free one part holds nodes, where nobody names how much
+
+
+def node_bytes_of(asked_bytes: int | None) -> int:
+    """How much memory holds nodes: what is asked for, else a part of what is free now."""
+    return psutil.virtual_memory().available // SHARE if asked_bytes is None else asked_bytes
 
 
 class HostMemory(Protocol):

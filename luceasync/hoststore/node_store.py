@@ -1,205 +1,165 @@
-"""What a span of tokens left behind in one shard, taken out of a lane and put into another.
+"""Nodes under their names, and chains of them. Owns which nodes there are, and of which spans.
 
-Owns the tensors of saved nodes, in host memory, and their names. Knows no tree, no file, no other
-shard and no stream; a tensor is named by its absolute layer, so that any split can take it.
+What they hold is a content, which is somebody else's: of a shard in this process or of a group in
+another one. Knows no tree, no file and no memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
-from luceasync.cyext.names import format_name
-from luceasync.hoststore.copy_stream import Pair
-from luceasync.hoststore.lane_copies import Arrival, LaneCopies
-from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Ticket
-from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
+from luceasync.kv.cache import Shape
 from luceasync.node_words import NodeKey
 
-
-class _Flat:
-    """Tensors one after the other in a region of memory; views of them are made when asked for."""
-
-    def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
-        self._region = region
-        self._shapes = shapes
-
-    def tensors(self) -> dict[TensorKey, Tensor]:
-        if self._region is None:
-            return {}
-        sizes = [total_bytes([shape]) for shape in self._shapes.values()]
-        parts = torch.frombuffer(self._region, dtype=torch.uint8).split(sizes)
-        return {
-            key: part.view(dtype).view(shape)
-            for (key, (shape, dtype)), part in zip(self._shapes.items(), parts, strict=True)
-        }
+C = TypeVar("C")
 
 
-class _Given:
-    """Tensors that lie where somebody else has put them."""
-
-    def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
-        self._tensors = dict(tensors)
-
-    def tensors(self) -> dict[TensorKey, Tensor]:
-        return self._tensors
-
-
-NOTHING = _Given({})
-
-
-@dataclass(slots=True)
-class _Node:
-    """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
-    kept. `arrival` of a node that was saved: until then the tensors may not be read.
-    """
+class Chained(NamedTuple, Generic[C]):
+    """One of a chain of nodes."""
 
     span: Span
-    rows: _Flat | _Given
-    state: _Flat | _Given
-    arrival: Arrival | None
+    content: C
 
 
-class NodeStore:
-    """Saved nodes of one shard. What is saved lies flat in `memory`: a region for the span, one for
-    the state at its end, so that either goes by itself. Synchronous, engine thread only.
-    """
-
-    def __init__(
-        self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
-    ) -> None:
-        self._cache = cache
-        self._shard = shard
-        self._memory = memory
-        self._copies = copies
-        self._sizes = NodeSizes(
-            token_bytes=total_bytes(cache.row_shapes(1).values()),
-            state_bytes=total_bytes(cache.state_shapes().values()),
-        )
-        self._nodes: dict[NodeKey, _Node] = {}
-
-    def __repr__(self) -> str:
-        return f"NodeStore(shard {self._shard}, {len(self._nodes)} nodes)"
+class Contents(Protocol[C]):
+    """What nodes hold, without their names. All that raises has changed nothing."""
 
     @property
     def sizes(self) -> NodeSizes:
         """See Nodes."""
-        return self._sizes
+        ...
 
     def shapes(self, span: Span) -> dict[str, Shape]:
         """See Nodes."""
-        shapes = self._cache.row_shapes(span.end - span.begin)
-        shapes |= self._cache.state_shapes() if span.with_state else {}
-        return {self._name(key): shape for key, shape in shapes.items()}
+        ...
 
-    @torch.inference_mode()
+    def take_out(self, lane: int, span: Span) -> tuple[C, Ticket]:
+        """Copy what the span left behind in the lane, which may go on at once. Raises
+        MemoryError.
+        """
+        ...
+
+    def put_in(self, lane: int, chain: Sequence[Chained[C]], num_tokens: int) -> Ticket:
+        """Fill the lane, whose pages are placed, with the first `num_tokens` tokens of a chain."""
+        ...
+
+    def named(self, span: Span, content: C) -> dict[str, Tensor]:
+        """Its tensors in host memory, by name, complete."""
+        ...
+
+    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> C:
+        """A content of these tensors. Raises MemoryError where they are copied."""
+        ...
+
+    def let_go(self, content: C, *, state_only: bool) -> None:
+        """Forget it, or the state at its end."""
+        ...
+
+    def hold(self, lane: int, span: Span, content: C, end: int) -> None:
+        """See Nodes."""
+        ...
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        ...
+
+    def close(self) -> None:
+        """Wait for all that is under way. May be called twice."""
+        ...
+
+
+@dataclass(slots=True)
+class _Node(Generic[C]):
+    span: Span
+    content: C
+
+
+class NodeStore(Generic[C]):
+    """See Nodes. `contents` is owned from now on."""
+
+    def __init__(self, contents: Contents[C]) -> None:
+        self._contents = contents
+        self._nodes: dict[NodeKey, _Node[C]] = {}
+
+    def __repr__(self) -> str:
+        return f"NodeStore({len(self._nodes)} nodes in {self._contents!r})"
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """See Nodes."""
+        return self._contents.sizes
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        return self._contents.shapes(span)
+
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. On a GPU the copies are queued: nobody waits here. Raises MemoryError; nothing
-        has changed then.
-        """
+        """See Nodes. Raises MemoryError; nothing has changed then."""
         assert span.begin < span.end, f"no token in {span}"
-        sizes = self._sizes.of(span)
-        rows, state = (self._memory.allocate(size) if size else None for size in sizes)
-        runs = self._cache.runs(lane, span.begin, span.end)
-        arrival = self._copies.take_out(lane, runs, rows, state)
-        self._nodes[node] = _Node(
-            span,
-            _Flat(rows, self._cache.row_shapes(span.end - span.begin)),
-            _Flat(state, self._cache.state_shapes()),
-            arrival,
-        )
-        return arrival
+        content, ticket = self._contents.take_out(lane, span)
+        self._put(node, span, content)
+        return ticket
 
-    @torch.inference_mode()
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """See Nodes; the lane's pages must be placed. On a GPU the copies are queued, and so is
-        what uses the lane after them.
-        """
-        held = [self._nodes[node] for node in nodes]
-        begins = [0, *[n.span.end for n in held]]
-        assert [n.span.begin for n in held] == begins[:-1], f"a chain is expected, got {nodes}"
-        last = held[-1].span
+        """See Nodes; the lane's pages must be placed."""
+        chain = [Chained(held.span, held.content) for held in (self._nodes[node] for node in nodes)]
+        begins = [0, *[span.end for span, _ in chain]]
+        assert [span.begin for span, _ in chain] == begins[:-1], f"a chain is expected, got {nodes}"
+        last = chain[-1].span
         assert last.begin < num_tokens <= last.end, f"{num_tokens} tokens do not end in {last}"
         whole = num_tokens == last.end and last.with_state
-        assert whole or not self._cache.state_shapes(), f"no state at {num_tokens} in {last}"
-        targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
-        parts = [
-            (n.rows, self._cache.runs(lane, n.span.begin, min(n.span.end, num_tokens)))
-            for n in held
-        ]
-        state = held[-1].state
-        arrivals = [n.arrival for n in held if n.arrival is not None and not n.arrival.is_done]
-        memory = [state, *[rows for rows, _ in parts]]
-        return self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
+        assert whole or not self.sizes.state_bytes, f"no state at {num_tokens} in {last}"
+        return self._contents.put_in(lane, chain, num_tokens)
 
-    def use(self, lanes: Sequence[int]) -> None:
-        """Call before a pass over these lanes is queued: it then runs after their restores, and
-        after the saves of what they held before their reset.
-        """
-        self._copies.use(lanes)
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._nodes[node].span
 
-    def reset(self, lane: int) -> None:
-        """Make the lane as if no token had ever run on it; its saves go on."""
-        self._copies.rewrite(lane)
-        self._cache.reset(lane)
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        held = self._nodes[node]
+        self._contents.hold(lane, held.span, held.content, end)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        self._contents.release(lane)
 
     def export(self, node: NodeKey) -> dict[str, Tensor]:
         """See Nodes."""
         held = self._nodes[node]
-        if held.arrival is not None:
-            held.arrival.wait()
-        return {
-            self._name(key): tensor
-            for key, tensor in (held.rows.tensors() | held.state.tensors()).items()
-        }
+        return self._contents.named(held.span, held.content)
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """See Nodes."""
-        rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
-        kept = self._cache.state_shapes() if span.with_state else {}
-        state = {key: tensors[self._name(key)] for key in kept}
-        self._nodes[node] = _Node(span, _Given(rows), _Given(state), None)
+        """See Nodes. Raises MemoryError; nothing has changed then."""
+        self._put(node, span, self._contents.given(span, tensors))
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""
         held = self._nodes.get(node) if state_only else self._nodes.pop(node, None)
-        if held is not None and state_only:
+        if held is None:
+            return
+        self._contents.let_go(held.content, state_only=state_only)
+        if state_only:
             held.span = replace(held.span, with_state=False)
-            held.state = NOTHING
+
+    def sift(self, keeps: Callable[[Span, C], bool]) -> list[NodeKey]:
+        """Forget the nodes whose content is gone, of which `keeps` says no; their names."""
+        gone = [key for key, held in self._nodes.items() if not keeps(held.span, held.content)]
+        for key in gone:
+            del self._nodes[key]
+        return gone
 
     def close(self) -> None:
         """Forget everything."""
-        self._copies.close()
+        self._contents.close()
         self._nodes.clear()
 
-    def _name(self, key: TensorKey) -> str:
-        return format_name(self._shard, *key)
-
-
-def _pairs(
-    targets: Mapping[TensorKey, Tensor],
-    parts: Sequence[tuple[_Flat | _Given, Sequence[range]]],
-    state: _Flat | _Given,
-) -> Iterator[Pair]:
-    """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
-    go to the places of `runs` as far as these reach.
-    """
-    for key, tensor in state.tensors().items():
-        yield targets[key], _bytes_of(tensor)
-    for rows, runs in parts:
-        for key, tensor in rows.tensors().items():
-            source, at = _bytes_of(tensor), 0
-            row_bytes = source.numel() // len(tensor)
-            for run in runs:
-                target = targets[key][run.start * row_bytes : run.stop * row_bytes]
-                yield target, source[at : at + target.numel()]
-                at += target.numel()
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+    def _put(self, node: NodeKey, span: Span, content: C) -> None:
+        self.drop(node)
+        self._nodes[node] = _Node(span, content)

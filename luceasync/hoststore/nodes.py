@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.names import rename_table
-from luceasync.errors import SnapshotMismatch
+from luceasync.errors import GroupFailed, SnapshotMismatch
 from luceasync.hoststore.tickets import Ticket, together
 from luceasync.kv.cache import Shape
 from luceasync.node_words import NodeKey
@@ -59,8 +59,9 @@ class Nodes(Protocol):
         ...
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now:
-        `span.end` must be where the lane stands if it is wanted. The lane may go on at once; until
+        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now,
+        or the one that the last pass has set aside: `span.end` must be where the lane stands, or
+        that pass's mark, if it is wanted. The lane may go on at once; until
         the ticket is done `export` waits. Raises MemoryError.
         """
         ...
@@ -70,6 +71,20 @@ class Nodes(Protocol):
         lie in the last node; at its end, with its state, for a family that has recurrent layers.
         What runs on the lane next runs after it; once the ticket is done it holds up no other lane.
         """
+        ...
+
+    def span(self, node: NodeKey) -> Span:
+        """That of a node that is held."""
+        ...
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """What is not on its device of the lane's tokens, as far as they are the node's first ones
+        up to `end`, is read from there until `release`, whatever becomes of the node.
+        """
+        ...
+
+    def release(self, lane: int) -> None:
+        """The lane was reset: nothing is held for it any more."""
         ...
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
@@ -94,10 +109,10 @@ class NodesInParts:
         self,
         parts: Sequence[Nodes],
         first_layers: Sequence[int],
-        make_ready: Callable[[int, int], None],
+        make_ready: Callable[[int, int, Sequence[NodeKey]], None],
     ) -> None:
-        """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens)`
-        empties a lane and gives it room, before something is put into it.
+        """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens,
+        nodes)` empties a lane and gives it room, before that of the nodes is put into it.
         """
         self._parts = tuple(parts)
         self._first_layers = list(first_layers)
@@ -114,17 +129,31 @@ class NodesInParts:
         return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. Raises MemoryError; then nothing of the node is held."""
+        """See Nodes. Raises MemoryError, GroupFailed; then nothing of the node is held."""
         try:
             return together([part.save(lane, node, span) for part in self._parts])
-        except MemoryError:
+        except (MemoryError, GroupFailed):
             self.drop(node)
             raise
 
     def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
         """See Nodes."""
-        self._make_ready(lane, num_tokens)
+        self._make_ready(lane, num_tokens, nodes)
         return together([part.restore(lane, nodes, num_tokens) for part in self._parts])
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._parts[0].span(node)
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.hold(lane, node, end)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.release(lane)
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""
@@ -138,7 +167,8 @@ class NodesInParts:
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Own tensors that any split of this model has exported, in place of what `node` was: all
         of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then. Raises
-        MemoryError where a holder copies them and has no room; nothing of the node is held then.
+        MemoryError where a holder copies them and has no room, and GroupFailed; nothing of the node
+        is held then.
         """
         named = renamed(tensors, self._first_layers)
         shares = [part.shapes(span) for part in self._parts]
@@ -146,7 +176,7 @@ class NodesInParts:
         try:
             for part, share in zip(self._parts, shares, strict=True):
                 part.adopt(node, span, {name: named[name] for name in share})
-        except MemoryError:  # some parts copy
+        except (MemoryError, GroupFailed):  # some parts copy
             self.drop(node)
             raise
 

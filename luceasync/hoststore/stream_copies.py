@@ -6,24 +6,22 @@ are under way. Knows no node. Engine thread only.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 
 from luceasync.hoststore.arrivals import Arrivals
-from luceasync.hoststore.copy_stream import (
-    CopyStream,
-    Delivery,
-    Pair,
-    copy_beside,
-    sleep_until,
-    wait_for,
-)
-from luceasync.hoststore.lane_copies import Arrival
-from luceasync.hoststore.tickets import Call, Ticket
+from luceasync.hoststore.copy_stream import CopyStream, Delivery, Pair, copy_beside
+from luceasync.hoststore.host_rows import Arrival, PageRows, rows_in
+from luceasync.hoststore.lane_copies import shapes_in
+from luceasync.hoststore.page_stream import PageStream, Paging
+from luceasync.hoststore.stream_tickets import Now, Queued
+from luceasync.hoststore.tickets import Ticket
 from luceasync.kv.cache import Block, LaneCache
 
+SCATTERED_TOKENS = 512  # of a run of places: a layer of large models has half a megabyte of keys
 SMALL_BYTES = 2 << 20  # what a device copies in the time in which it runs a few kernels
 
 
@@ -39,74 +37,28 @@ class _Staged:
         self.taken: Delivery | None = None
 
 
-class _Now:
-    """What a stream has queued so far."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(blocking=True)
-        self._event.record(stream)
-
-    def query(self) -> bool:
-        return bool(self._event.query())
-
-    def synchronize(self) -> None:
-        wait_for(self._event.query, "copies from a device to host memory")
-
-    def sleep(self) -> None:
-        sleep_until(self._event)
-
-    def precede(self, stream: torch.cuda.Stream) -> None:
-        stream.wait_event(self._event)
-
-
-class _Queued:
-    """An Arrival of copies on a stream; `arrivals` waits for them where somebody wants to hear."""
-
-    def __init__(self, copies: Delivery | _Now, arrivals: Arrivals) -> None:
-        self._copies = copies
-        self._arrivals = arrivals
-
-    @property
-    def is_done(self) -> bool:
-        """See Ticket."""
-        try:
-            return self._copies.query()
-        except Exception:  # who waits for them is told what it was
-            return True
-
-    def wait(self) -> None:
-        """See Ticket."""
-        self._copies.synchronize()
-
-    def when_done(self, call: Call) -> None:
-        """See Ticket."""
-        if self.is_done:
-            call()
-        else:
-            self._arrivals.tell(self._copies, call)
-
-    def precede(self, stream: torch.cuda.Stream) -> None:
-        """See Before."""
-        self._copies.precede(stream)
-
-
 class StreamCopies:
     """Copies by a GPU beside its computation: one stream takes out, another one puts in."""
 
-    def __init__(self, cache: LaneCache, num_staged: int) -> None:
+    def __init__(self, cache: LaneCache, num_staged: int, paging: Paging) -> None:
+        """`paging` copies pages: see luceasync.hoststore.page_stream."""
         self._cache = cache
         self._device = cache.tables.device
         # Every token goes to the host by a copy; what a pass is given comes with its commands.
         self._out = CopyStream(self._device, "save", num_batches=1)
         self._in = CopyStream(self._device, "restore", num_batches=2)
+        self._paging = paging
+        self._pages_in = PageStream(cache, paging.gather)
+        self._pages_out = PageStream(cache, paging.scatter)
         has_state = any(stack.numel() for stack in cache.state_stacks)
         self._staged = deque(_Staged(cache) for _ in range(num_staged if has_state else 0))
-        # By lane: saves that read it; its restore; saves that read what it was before, which its
-        # next pass comes after.
-        self._saves: dict[int, list[Delivery]] = defaultdict(list)
+        # By lane: saves that read it; its restore; what reads or writes places of what it was
+        # before, which its next pass comes after; what is paged in.
+        self._saves: dict[int, list[Delivery | Now]] = defaultdict(list)
         self._restores: dict[int, Delivery] = {}
-        self._before_use: dict[int, list[Delivery]] = defaultdict(list)
-        self._held: list[tuple[Delivery | _Now, object]] = []
+        self._before_use: dict[int, list[Delivery | Now]] = defaultdict(list)
+        self._paged_in: dict[int, list[Now]] = defaultdict(list)
+        self._held: list[tuple[Delivery | Now, object]] = []
         # Apart, so that a restore that has arrived is not told after a save that goes on.
         self._saved, self._restored = Arrivals("saved"), Arrivals("restored")
 
@@ -117,11 +69,13 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
+        end: int,
+        rows_at: Sequence[int] | None = None,
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         with torch.cuda.device(self._device):
-            copies = self._take_out(lane, runs, row_region, state_region)
-        return _Queued(copies, self._saved)
+            copies = self._take_out(lane, runs, row_region, state_region, end, rows_at)
+        return Queued(copies, self._saved)
 
     def _take_out(
         self,
@@ -129,12 +83,23 @@ class StreamCopies:
         runs: Sequence[range],
         row_region: memoryview | None,
         state_region: memoryview | None,
-    ) -> Delivery | _Now:
-        staged = None if state_region is None else self._stage(lane)
+        end: int,
+        rows_at: Sequence[int] | None,
+    ) -> Delivery | Now:
+        staged = None if state_region is None else self._stage(end)
         regions = [region for region in (row_region, state_region) if region is not None]
-        if sum(region.nbytes for region in regions) <= SMALL_BYTES:
+        if rows_at is None and sum(region.nbytes for region in regions) <= SMALL_BYTES:
             return self._save_now(lane, runs, row_region, state_region, staged)
-        begun = _Now(self._computing)
+        begun = Now(self._computing)
+        if row_region is not None and (rows_at is not None or _are_scattered(runs)):
+            at = rows_at or [0, *itertools.accumulate(map(len, runs))][:-1]
+            pages = rows_in(row_region, shapes_in(self._cache, row_region), runs, at)
+            taken = self._pages_out.copy(lane, pages, [begun])
+            self._hold(taken, row_region)
+            self._saves[lane] = [*_on_their_way(self._saves[lane]), taken]
+            if staged is None or state_region is None:
+                return taken
+            row_region, begun = None, taken  # the state arrives behind them
         if staged is not None and state_region is not None:
             state = torch.frombuffer(state_region, dtype=torch.uint8)
             staged.taken = self._out.put([begun], [(state, staged.bytes)])
@@ -153,20 +118,41 @@ class StreamCopies:
     ) -> Ticket:
         """See LaneCopies."""
         saves = self._before_use[lane]
-        delivery = self._in.put([_Now(self._computing), *saves, *after], pairs)
+        delivery = self._in.put([Now(self._computing), *saves, *after], pairs)
         self._restores[lane] = delivery
         self._hold(delivery, memory)
-        return _Queued(delivery, self._restored)
+        return Queued(delivery, self._restored)
+
+    def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
+        """See LaneCopies."""
+        with torch.cuda.device(self._device):
+            saves = _on_their_way([*self._before_use[lane], *self._saves[lane]])
+            arrivals = [each.host.arrival for each in rows if each.host.arrival is not None]
+            copies = self._pages_in.copy(lane, rows, [Now(self._computing), *saves, *arrivals])
+        self._paged_in[lane].append(copies)
+        self._hold(copies, list(rows))
+        return Queued(copies, self._restored)
+
+    def listed(self, lane: int) -> None:
+        """See LaneCopies."""
+        for copies in self._paged_in.pop(lane, []):
+            copies.precede(self._computing)
+
+    def freed(self, lane: int) -> None:
+        """See LaneCopies."""
+        saves = self._saves[lane] = _on_their_way(self._saves[lane])
+        for copies in saves:
+            copies.hurry_before(self._computing)
 
     def use(self, lanes: Sequence[int]) -> None:
         """See LaneCopies. Copies that are not all queued yet are queued now."""
         self._let_go()
         for lane in lanes:
-            for delivery in self._before_use.pop(lane, []):
-                self._out.precede(delivery, self._computing)
+            for copies in self._before_use.pop(lane, []):
+                copies.hurry_before(self._computing)
             restore = self._restores.get(lane)
             if restore is not None:
-                self._in.precede(restore, self._computing)
+                restore.hurry_before(self._computing)
                 if restore.query():
                     del self._restores[lane]
 
@@ -175,13 +161,20 @@ class StreamCopies:
         restore = self._restores.pop(lane, None)
         if restore is not None and self._in.cancel(restore):
             restore.precede(self._computing)
-        saves = [*self._before_use[lane], *self._saves.pop(lane, [])]
-        self._before_use[lane] = _on_their_way(saves)
+        under_way = [*self._before_use[lane], *self._saves.pop(lane, [])]
+        self._before_use[lane] = _on_their_way([*under_way, *self._paged_in.pop(lane, [])])
+
+    def rehearse(self) -> None:
+        """See LaneCopies."""
+        with torch.cuda.device(self._device):
+            self._paging.rehearse(self._cache)
 
     def close(self) -> None:
         """See LaneCopies."""
         self._out.close()
         self._in.close()
+        self._pages_out.close()
+        self._pages_in.close()
         self._saved.close()
         self._restored.close()
         self._held.clear()
@@ -194,14 +187,14 @@ class StreamCopies:
         row_region: memoryview | None,
         state_region: memoryview | None,
         staged: _Staged | None,
-    ) -> _Now:
+    ) -> Now:
         """Copies between the passes: handing them to a thread would take longer."""
         pairs = [] if row_region is None else self._gathered(lane, runs, row_region)
         if staged is not None and state_region is not None:
             pairs.append((torch.frombuffer(state_region, dtype=torch.uint8), staged.bytes))
             staged.taken = None
         copy_beside(pairs)
-        arrival = _Now(self._computing)
+        arrival = Now(self._computing)
         self._hold(arrival, [row_region, state_region])
         return arrival
 
@@ -219,18 +212,20 @@ class StreamCopies:
     def _computing(self) -> torch.cuda.Stream:
         return torch.cuda.current_stream(self._device)
 
-    def _stage(self, lane: int) -> _Staged:
-        """Copy the lane's state to the place that is free first; the device waits for it."""
+    def _stage(self, end: int) -> _Staged:
+        """Copy a state, `end` among those of lanes, to the place that is free first; the device
+        waits for it.
+        """
         assert self._staged, "a node with a state, of lanes that have none"
         staged = self._staged[0]
         self._staged.rotate(-1)
         if staged.taken is not None:
-            self._out.precede(staged.taken, self._computing)
+            staged.taken.hurry_before(self._computing)
         for place, stack in zip(staged.stacks, self._cache.state_stacks, strict=True):
-            place.copy_(stack[:, lane])
+            place.copy_(stack[:, end])
         return staged
 
-    def _hold(self, copies: Delivery | _Now, memory: object) -> None:
+    def _hold(self, copies: Delivery | Now, memory: object) -> None:
         """Keep host memory until it has been read or written."""
         self._let_go()
         self._held.append((copies, memory))
@@ -240,8 +235,13 @@ class StreamCopies:
         self._held = [(copies, held) for copies, held in self._held if not copies.query()]
 
 
-def _on_their_way(deliveries: Sequence[Delivery]) -> list[Delivery]:
-    return [delivery for delivery in deliveries if not delivery.query()]
+def _on_their_way(copies: Sequence[Delivery | Now]) -> list[Delivery | Now]:
+    return [each for each in copies if not each.query()]
+
+
+def _are_scattered(runs: Sequence[range]) -> bool:
+    """Whether runs are so short that asking for a copy of each takes longer than it does."""
+    return len(runs) > 1 and sum(map(len, runs)) < SCATTERED_TOKENS * len(runs)
 
 
 def _into(region: memoryview, blocks: Iterable[Block]) -> Iterator[Pair]:

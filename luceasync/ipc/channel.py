@@ -7,11 +7,15 @@ anything beyond its host, and who asks for room or for a payload is not told whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
+import msgspec
+
+from luceasync.cyext.packets import Traffic
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Message, Span
+
+__all__ = ["Channel", "Launcher", "Outgoing", "Payload", "Received", "Started", "Traffic", "Vitals"]
 
 M = TypeVar("M")
 A = TypeVar("A", bound=Message)
@@ -48,7 +52,7 @@ class Payload(Protocol):
         """The sender may reuse their place. Idempotent."""
 
 
-class Received(NamedTuple, Generic[M]):
+class Received(msgspec.Struct, Generic[M], frozen=True):
     """A message, the payload that came with it, its number, and which of ours it answers (0: none).
 
     Whoever is given a payload frees it.
@@ -58,19 +62,6 @@ class Received(NamedTuple, Generic[M]):
     payload: Payload | None
     number: int
     answers: int
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What has crossed a channel. Lent: payloads passed on by reference, whose bytes stayed."""
-
-    packets_sent: int = 0
-    packets_received: int = 0
-    packet_bytes_sent: int = 0
-    packet_bytes_received: int = 0
-    payload_bytes_sent: int = 0
-    payload_bytes_received: int = 0
-    payload_bytes_lent: int = 0
 
 
 class Channel(Protocol[M]):
@@ -144,11 +135,30 @@ class Channel(Protocol[M]):
         """Idempotent. The other end sees that this one is gone."""
 
 
+class Vitals(NamedTuple):
+    """How long ago a process gave its last sign of life (None: never so far), and the memory that
+    it has, pages shared with others included.
+    """
+
+    age_s: float | None
+    resident_bytes: int
+
+
 class Started(Protocol[M]):
-    """A process that was started, and the channel to it."""
+    """A process that was started, and the channel to it. It is ended when it gives no sign of life
+    for too long, whatever it is doing: its channel then closes as that of any one that dies.
+    """
 
     @property
     def channel(self) -> Channel[M]: ...
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it lives and does not hang, as far as is known. Any thread may ask."""
+
+    @property
+    def vitals(self) -> Vitals:
+        """Any thread may ask."""
 
     def is_alive(self) -> bool: ...
 

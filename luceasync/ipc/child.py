@@ -1,6 +1,6 @@
 """A process that was started here: whether it lives, how it ended, and its certain end.
 
-Owns the process until it is reaped, its pidfd and its log. Knows no channel.
+Owns the process until it is reaped, its pidfd, its log, and the watch over it. Knows no channel.
 """
 
 from __future__ import annotations
@@ -8,16 +8,21 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import subprocess
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 
 from luceasync.errors import LuceasyncError
 from luceasync.ipc.log_lines import LogLines
+from luceasync.ipc.pulse import Watch
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.waiting import Deadline
 
 SETTLE_S = 0.05  # for what it said last to come through the pipe
 GOING_S = 0.2  # its sockets close before it has ended
+EXIT_CODE = 48  # where that stands in /proc/PID/stat, after the state
 
 
 class Child:
@@ -28,7 +33,9 @@ class Child:
         self.pid = process.pid
         self._process = process
         self._ended: str | None = None
+        self._verdict = ""  # why it was ended before anybody wanted that
         self._lines: list[str] = []
+        self._watch: Watch | None = None
         try:
             self.pidfd = os.pidfd_open(process.pid)
             assert process.stderr is not None
@@ -46,6 +53,34 @@ class Child:
         """Whether end() has been done: nothing of it is left."""
         return self._ended is not None
 
+    def watch(self, sock: socket.socket, heartbeat: Heartbeat, on_end: Callable[[], None]) -> None:
+        """Ask it for signs of life through `sock`, which is this object's from now on, and end it
+        when it gives none. `on_end` is called in another thread when it ends, or is ended here.
+        """
+        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn, on_end)
+
+    @property
+    def age_s(self) -> float | None:
+        """Since its last sign of life; None: it has given none. Any thread may ask."""
+        return None if self._watch is None else self._watch.age_s
+
+    @property
+    def is_known_to_end(self) -> bool:
+        """Whether it has ended or is being ended, as far as the watch knows. Any thread may ask."""
+        has_ended = self._watch is not None and self._watch.has_ended.is_set()
+        return has_ended or bool(self._verdict) or self.is_over
+
+    @property
+    def resident_bytes(self) -> int:
+        """Memory that it has, pages shared with others included; 0: it has ended. Any thread may
+        ask.
+        """
+        try:
+            fields = Path(f"/proc/{self.pid}/statm").read_text(encoding="ascii").split()
+        except OSError:
+            return 0
+        return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
     def is_alive(self) -> bool:
         """Whether it has not ended; one that is stopped lives."""
         return self._ended is None and not self._wait(0.0)
@@ -54,11 +89,14 @@ class Child:
         """How it ended, if it has, and its last log lines."""
         if self._ended is not None:
             return told(self._ended, self._lines)
+        ending = "" if self._wait(0.0) else going(self.pid)
+        if ending:
+            return told(self._with_verdict(ending), self._log.last(SETTLE_S))
         if not self._wait(GOING_S):
             return told("its process lives", self._log.last())
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
-        return told(how(status), self._log.last(SETTLE_S))
+        return told(self._with_verdict(how(status)), self._log.last(SETTLE_S))
 
     def end(self, grace_s: float, deadline_s: float) -> None:
         """Let it end by itself for `grace_s`, then kill it with all that it started, and reap it.
@@ -76,14 +114,25 @@ class Child:
         self._lines = self._log.last(SETTLE_S)
         self._process.wait()
         self._log.close()
+        if self._watch is not None:
+            self._watch.close()
         os.close(self.pidfd)
-        self._ended = how(status)
+        self._ended = self._with_verdict(how(status))
 
     def _wait(self, seconds: float) -> bool:
         """Whether it has ended, waiting for that."""
         waiting = select.poll()
         waiting.register(self.pidfd, select.POLLIN)
         return bool(waiting.poll(Deadline(seconds).left_ms()))
+
+    def _condemn(self, words: str) -> None:
+        """In the thread of the watch: what waits for the process sees its end."""
+        self._verdict = words
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def _with_verdict(self, ending: str) -> str:
+        return f"{self._verdict}; {ending}" if self._verdict else ending
 
     def _kill_group(self) -> None:
         for kill in (os.killpg, os.kill):  # it may not lead its group yet
@@ -96,6 +145,21 @@ def how(status: os.waitid_result) -> str:
     if status.si_code == os.CLD_EXITED:
         return f"its process ended with status {status.si_status}"
     return f"its process was ended by {signal.Signals(status.si_status).name}"
+
+
+def going(pid: int) -> str:
+    """The same, of one whose memory the system still takes back; empty where it is not known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    state, *fields = stat.rpartition(")")[2].split()  # proc(5): from the third field on
+    code = int(fields[EXIT_CODE])
+    if state in "Tt" or code == 0:
+        return ""  # it was stopped, or lives
+    if code & 0x7F:
+        return f"its process was ended by {signal.Signals(code & 0x7F).name}"
+    return f"its process ended with status {code >> 8}"
 
 
 def told(ending: str, lines: list[str]) -> str:

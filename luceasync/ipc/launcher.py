@@ -13,18 +13,21 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from luceasync.errors import ConfigError, Unavailable
+from luceasync.ipc.channel import Vitals
 from luceasync.ipc.child import Child
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
 from luceasync.ipc.packets import Codec, Message
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, boxes
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ class Program:
     rings: Rings | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
+    heartbeat: Heartbeat = field(default_factory=Heartbeat)
 
 
 class LocalStarted:
@@ -69,6 +73,14 @@ class LocalStarted:
     def is_alive(self) -> bool:
         return self.child.is_alive()
 
+    @property
+    def is_well(self) -> bool:
+        return not self.child.is_known_to_end
+
+    @property
+    def vitals(self) -> Vitals:
+        return Vitals(self.child.age_s, self.child.resident_bytes)
+
     def last_words(self) -> str:
         return self.child.last_words()
 
@@ -80,7 +92,11 @@ class LocalStarted:
 class LocalLauncher:
     """Starts one program, as often as it is asked to. Call it from one thread at a time."""
 
-    def __init__(self, program: Program, on_line: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        on_line: Callable[[str], None] | None = None,
+    ) -> None:
         """`on_line` gets each line of the processes' log, in another thread; else it is logged.
 
         Raises ConfigError for what cannot be started.
@@ -124,6 +140,9 @@ class LocalLauncher:
             control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.callback(control.close)
             theirs.callback(control_there.close)
+            pulse, pulse_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(pulse.close)
+            theirs.callback(pulse_there.close)
             stream = stream_there = None
             if program.rings is None:
                 stream, stream_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -132,6 +151,7 @@ class LocalLauncher:
             wiring = Wiring(
                 session=secrets.randbits(60) + 1,
                 control=control_there.fileno(),
+                pulse=pulse_there.fileno(),
                 ring_bytes=program.ring_bytes,
                 written=program.written,
                 read=program.read,
@@ -145,6 +165,9 @@ class LocalLauncher:
             ours.callback(inbox.close)
             process = self._starter.submit(self._start, arguments, wiring).result()
             child = Child(process, self._on_line)
+            # What waits at the channel sees an end before the system has closed the other side.
+            wake = control.dup()
+            child.watch(pulse, program.heartbeat, partial(_shut, wake))
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now
@@ -152,7 +175,8 @@ class LocalLauncher:
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
         """In the thread that lives as long as the children may."""
-        fds = [wiring.control, wiring.stream, wiring.rings, *(fd for fd, _ in wiring.lent.values())]
+        fds = [wiring.control, wiring.pulse, wiring.stream, wiring.rings]
+        fds += [fd for fd, _ in wiring.lent.values()]
         python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
         return subprocess.Popen(
             [*python, str(self._program.executable), *arguments],
@@ -163,6 +187,13 @@ class LocalLauncher:
             start_new_session=True,  # Ctrl-C at a terminal is for this process alone
             env=child_environment(os.environ, self._program.environment, wiring),
         )
+
+
+def _shut(sock: socket.socket) -> None:
+    """For all who have it; what has come can still be read."""
+    with suppress(OSError):  # the other end has closed
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 def child_environment(

@@ -1,20 +1,21 @@
-"""What goes over a channel: one msgspec struct a packet, checked before anybody believes it.
+"""What goes over a channel: a header and one msgspec struct a packet, checked before anybody
+believes it.
 
-Owns the bounds of a packet, its session and its order. Knows no socket, nor what messages mean:
-who uses a channel subclasses `Message`.
+Owns the bounds of a packet and what both ends say. Knows no socket, nor what messages mean: who
+uses a channel subclasses `Message`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar, Union
+from typing import Annotated, Any, Union
 
 import msgspec
 
-M = TypeVar("M")
+from luceasync.cyext.packets import PacketCodec
 
 MAX_PACKET_BYTES = 64 << 10
-MAX_SHOWN = 200  # characters of what a peer sent that stand in an error
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 Natural = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
@@ -37,7 +38,7 @@ class Pong(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first packet of who calls. Its shape, and that of `Packet`, is the same in every
+    """The first packet of who calls. Its shape, and that of a packet's header, is the same in every
     protocol: else no end could say in words that the other one has another protocol.
     """
 
@@ -70,59 +71,23 @@ class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     sequence: Positive
 
 
-class Packet(msgspec.Struct, Generic[M], frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A message with what the channel itself reads. `number` counts the sender's packets from 1;
-    `answers` is the number of the packet that this one answers, or 0.
-    """
-
-    session: Natural
-    number: Positive
-    body: M
-    answers: Natural = 0
-    payload: Span | None = None
-
-
 OWN_MESSAGES = (Ping, Pong, Hello, Welcome, Refused)
 
 
-class Codec:
-    """Packets of one session as bytes and back, in order."""
+class Codec(PacketCodec):
+    """Packets of one session as bytes and back, in order. Each counts its sender's from 1, and
+    names the one of ours that it answers, or 0, and the payload that it comes with, if any.
+    """
 
     def __init__(self, session: int, messages: Sequence[type[Message]] = ()) -> None:
         """`messages`: what the other end may say besides OWN_MESSAGES."""
-        self.session = session
-        self.next_number = 1  # of the packet that is sent next
-        self._num_received = 0
-        self._encoder = msgspec.msgpack.Encoder()
         union: Any = Union[(*OWN_MESSAGES, *messages)]
-        self._decoder = msgspec.msgpack.Decoder(Packet[union])
-
-    def encode(self, body: Message, answers: int = 0, payload: Span | None = None) -> bytes:
-        """The next packet; it counts as sent once `next_number` has been raised.
-
-        Raises ValueError for a message that no packet may hold.
-        """
-        raw = self._encoder.encode(Packet(self.session, self.next_number, body, answers, payload))
-        if len(raw) > MAX_PACKET_BYTES:
-            name = type(body).__name__
-            raise ValueError(f"{name} takes {len(raw)} bytes; a packet ends at {MAX_PACKET_BYTES}")
-        return raw
-
-    def decode(self, raw: memoryview | bytes) -> Packet[Any]:
-        """The packet. Raises WireError for all that is not the next one of this session."""
-        if len(raw) > MAX_PACKET_BYTES:
-            raise WireError(f"a packet of {len(raw)} bytes; at most {MAX_PACKET_BYTES} may come")
-        try:
-            packet: Packet[Any] = self._decoder.decode(raw)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            words = str(error)[:MAX_SHOWN]
-            raise WireError(f"a packet of {len(raw)} bytes that is none: {words}") from None
-        if packet.session != self.session:
-            raise WireError(f"a packet of session {packet.session:x}, not of {self.session:x}")
-        if packet.number != self._num_received + 1:
-            expected = self._num_received + 1
-            raise WireError(f"packet {packet.number} came where {expected} was expected")
-        if packet.answers >= self.next_number:
-            raise WireError(f"an answer to packet {packet.answers}, which was never sent")
-        self._num_received += 1
-        return packet
+        super().__init__(
+            session,
+            msgspec.msgpack.Encoder().encode_into,
+            msgspec.msgpack.Decoder(union).decode,
+            Span,
+            MAX_PACKET_BYTES,
+            WireError,
+            UNREADABLE,
+        )

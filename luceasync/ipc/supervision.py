@@ -1,4 +1,4 @@
-"""What to do with a process that must run all the time: when to ask it, when to start it again.
+"""What to do with a process that must run all the time: when it is hung, when to start it again.
 
 Pure: moments are handed in as seconds of any clock that runs evenly. Whoever owns the process acts
 on it, and says it to users in these words.
@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import Enum
 
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """How long to wait before the next start: twice as long after every failure, up to a limit.
+    """How long to wait before the next start: not at all after a first failure, `second_s` after
+    another one, twice as long after every other, up to a limit.
 
     One that ran for `steady_s` has shown that it can: its failure counts as the first.
     """
 
-    first_s: float = 1.0
+    second_s: float = 1.0
     longest_s: float = 60.0
-    steady_s: float = 60.0
+    steady_s: float = 10.0
 
     def delay_s(self, num_failures: int) -> float:
         """After so many failures in a row."""
-        if num_failures == 0:
+        if num_failures < 2:
             return 0.0
-        doublings = min(num_failures - 1, 64)
-        return float(min(self.longest_s, self.first_s * 2**doublings))
+        doublings = min(num_failures - 2, 64)
+        return float(min(self.longest_s, self.second_s * 2**doublings))
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,33 +74,18 @@ class Course:
         return f"{name} failed{counted} and will be started again {when}: {self.reason}"
 
 
-class Beat(Enum):
-    """What a supervisor does next."""
-
-    WAIT = "wait"
-    ASK = "ask"
-    GIVE_UP = "give up"
-
-
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """When to ask an idle process for a sign of life, and when it counts as hung.
-
-    One that works on a call is not asked: the call has a deadline of its own.
-    """
+    """How often a process is asked for a sign of life, and after how much silence it is hung."""
 
     interval_s: float = 1.0
     deadline_s: float = 5.0
 
-    def next(self, now_s: float, heard_s: float, asked_s: float | None) -> Beat:
-        """`heard_s`: when it last said anything; `asked_s`: the question that it has not answered
-        yet, if there is one.
+    def silent_s(self, before_s: float, passed_s: float) -> float:
+        """How long it has been silent, where that was `before_s` when it was asked last. Who asked
+        so late has been stopped or starved itself, and the other one with it: that is no silence.
         """
-        if asked_s is not None:
-            return Beat.GIVE_UP if now_s >= asked_s + self.deadline_s else Beat.WAIT
-        return Beat.ASK if now_s >= heard_s + self.interval_s else Beat.WAIT
+        return before_s + min(passed_s, self.interval_s)
 
-    def due_in_s(self, now_s: float, heard_s: float, asked_s: float | None) -> float:
-        """How long nothing need be done."""
-        at_s = heard_s + self.interval_s if asked_s is None else asked_s + self.deadline_s
-        return max(0.0, at_s - now_s)
+    def is_hung(self, silent_s: float) -> bool:
+        return silent_s >= self.deadline_s

@@ -9,7 +9,10 @@ import math
 import os
 import time
 
-MAX_SPIN_S = 20e-6  # an answer that is there sooner needs no sleep; a longer spin keeps busy cores
+# Waking a sleeper takes 50 to 200 us, and a step of a model some milliseconds: where cores are
+# spare one of them spins from step to step. Of two busy cores, a spin of 20 us doubles a hop.
+MAX_SPIN_S = 20e-3
+SPARE_CORES = 8
 PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so often
 
 
@@ -42,7 +45,7 @@ class Patience:
     """Whether to spin before sleeping: yes while what is waited for comes within the spin.
 
     Waking a sleeper takes longer than a hop. But a wait for what comes later burns a core for
-    nothing, and with one core it keeps the other end from working.
+    nothing, and where cores are few it keeps the other end from working.
     """
 
     __slots__ = ("_max_s", "_num_slept", "spin_s")
@@ -50,7 +53,7 @@ class Patience:
     def __init__(self, num_cores: int | None = None) -> None:
         """`num_cores`: those that this process may use; asked of the system if None."""
         cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
-        self._max_s = MAX_SPIN_S if cores > 1 else 0.0
+        self._max_s = MAX_SPIN_S if cores >= SPARE_CORES else 0.0
         self._num_slept = 0
         self.spin_s = self._max_s  # how long to spin now
 

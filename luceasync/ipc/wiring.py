@@ -18,6 +18,7 @@ from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
 from luceasync.ipc.packets import Codec, Message, Natural, Positive
 from luceasync.ipc.payloads import Inbox, Outbox
+from luceasync.ipc.pulse import Answering
 from luceasync.ipc.ring import lay_out
 from luceasync.ipc.shared import SharedInbox, SharedOutbox
 from luceasync.ipc.stream import StreamInbox, StreamOutbox
@@ -74,8 +75,9 @@ def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
 class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told: numbers of the descriptors it inherits, and what they are.
 
-    `rings` is -1 where payloads go through `stream`; `written` and `read` are the rings that the
-    child writes and reads, `ring_bytes` the sizes of all, or of those that it keeps for itself.
+    Signs of life are given at `pulse`; -1: nobody asks. `rings` is -1 where payloads go through
+    `stream`; `written` and `read` are the rings that the child writes and reads, `ring_bytes` the
+    sizes of all, or of those that it keeps for itself.
     """
 
     session: Positive
@@ -83,6 +85,7 @@ class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ring_bytes: tuple[Natural, ...]
     written: Natural
     read: Natural
+    pulse: int = -1
     stream: int = -1
     rings: int = -1
     lent: dict[str, tuple[Natural, Positive]] = {}
@@ -118,10 +121,13 @@ class Home:
     channel: LocalChannel[Any]
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
     rings: Rings | None = None
+    answering: Answering | None = None
 
     def close(self) -> None:
         """Idempotent."""
         self.channel.close()
+        if self.answering is not None:
+            self.answering.close()
         for memory in self.lent.values():
             memory.close()
         if self.rings is not None:
@@ -144,17 +150,23 @@ def come_home(
         wiring = msgspec.json.decode(told, type=Wiring)
     except msgspec.DecodeError as error:
         raise ConfigError(f"{VARIABLE}: {error}") from None
+    answering = None if wiring.pulse < 0 else Answering(_inherited(wiring.pulse))
     rings = None if wiring.rings < 0 else Rings.inherit(wiring.rings, wiring.ring_bytes)
     lent = {
         name: SealedMemory.inherit(fd, num_bytes, populate=False)
         for name, (fd, num_bytes) in wiring.lent.items()
     }
-    stream = None if wiring.stream < 0 else socket.socket(fileno=wiring.stream)
-    control = socket.socket(fileno=wiring.control)
-    for each in (control, *([stream] if stream is not None else ())):
-        each.set_inheritable(False)
+    stream = None if wiring.stream < 0 else _inherited(wiring.stream)
+    control = _inherited(wiring.control)
     outbox, inbox = boxes(wiring, rings, stream, is_child=True)
     channel = LocalChannel[Any](
         control, Codec(wiring.session, messages), outbox, inbox, "the process that started this one"
     )
-    return Home(channel, lent, rings)
+    return Home(channel, lent, rings, answering)
+
+
+def _inherited(fd: int) -> socket.socket:
+    """A socket that what this process starts does not get."""
+    found = socket.socket(fileno=fd)
+    found.set_inheritable(False)
+    return found

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from luceasync.kv.pages import CHUNK_TOKENS
 
-MIN_LAST_TOKENS = 16  # of the last chunk of a prompt, unless it opens the answer
+MIN_LAST_TOKENS = 16  # of the last chunk of a prompt
 MAX_OPENER_TOKENS = CHUNK_TOKENS  # more than that is a turn that the answer goes on with
 
 
@@ -23,11 +23,10 @@ def opener_of(boundaries: Sequence[int], num_tokens: int) -> int | None:
 def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) -> tuple[int, ...]:
     """Turn boundaries at which chunks of a prefill end besides the multiples of `chunk_tokens`.
 
-    The first is most often where other conversations part from this one. What opens the answer is
-    always a chunk of its own: the next turn parts there wherever the template, or the client, gives
-    the answer back otherwise than it was written. The others leave a quarter of a chunk to each
-    other, so that many short turns cost few more passes. They follow from the prompt alone: a run
-    has the same chunks, and the same numbers, whatever is kept or found of it. (The one split that
+    The first is most often where other conversations part from this one; the others leave a quarter
+    of a chunk to each other, so that many short turns cost few more passes. What opens the answer
+    is run with what is before it: the state between them is taken within the chunk. Chunks follow
+    from the prompt alone: a run has the same, whatever is kept or found of it. (The one split that
     does not is made where a prompt parts from another one: see luceasync.keeping.forks.)
     """
     points: list[int] = []
@@ -36,7 +35,7 @@ def split_points(boundaries: Sequence[int], num_tokens: int, chunk_tokens: int) 
         before = boundary - points[-1] if points else boundary
         least = max(CHUNK_TOKENS, chunk_tokens // 4) if points else CHUNK_TOKENS
         is_apart = before >= least and num_tokens - boundary >= MIN_LAST_TOKENS
-        if is_apart or boundary == opener:
+        if is_apart and boundary != opener:
             points.append(boundary)
     return tuple(points)
 

@@ -16,6 +16,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from luceasync.engine_status import CacheStatus
 from luceasync.keeping.disk_orders import Fetched, KeptNode, Order, Written
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.node_words import MissReason, NodeKey
@@ -28,7 +29,6 @@ from luceasync.nodefiles.outcomes import Miss, WriteOutcome
 from luceasync.nodefiles.reader import NodeFile
 from luceasync.prefix.keys import KEY_BYTES
 from luceasync.prefix.node import NOWHERE, Node, Tier
-from luceasync.request import CacheStatus
 
 log = logging.getLogger(__name__)
 

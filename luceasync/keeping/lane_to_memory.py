@@ -60,7 +60,9 @@ class LaneToMemory:
             return None
         tokens = lease.sequence[begin:end]
         key = node_key(tokens, lease.tenant, lease.path[-1] if lease.path else None)
-        if not self._is_held(key, kept) and not self._save(lease, lane, kept, key, tokens):
+        if self._is_held(key, kept):
+            self._memory.lanes.kept(lane, key, Span(begin, end, with_state=self._recurrent))
+        elif not self._save(lease, lane, kept, key, tokens):
             return None
         lease.kept_until(end, key)
         self._index.thin(lease.path, self._leases.ends)
@@ -83,7 +85,7 @@ class LaneToMemory:
             span, with_logits=kept.logits is not None, with_features=with_features
         )
         save = partial(self._memory.save, lane, key, span, kept.logits, with_features=with_features)
-        if not self._has_copied(save, size.span_bytes + size.end_bytes):
+        if not self.has_copied(save, size.span_bytes + size.end_bytes):
             log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
             self._index.forget(key, "memory")
             parent = lease.path[-1] if lease.path else None
@@ -109,9 +111,9 @@ class LaneToMemory:
         lease.made(key)
         return True
 
-    def _has_copied(self, save: Callable[[], None], num_bytes: int) -> bool:
-        """Whether there was room, which what nobody needs makes: as much as it takes, and more
-        where memory is free in pieces that are too small.
+    def has_copied(self, save: Callable[[], object], num_bytes: int) -> bool:
+        """Save it; whether there was room for so many bytes, which what nobody needs makes: as much
+        as it takes, and more where memory is free in pieces that are too small.
         """
         has_room = self._leases.make_room(num_bytes)
         for _ in range(MAX_TRIES):

@@ -28,7 +28,8 @@ class Lease:
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
     first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
-    `splits` where its chunks end besides the fixed positions; `forks` are the places within a turn
+    `splits` where its chunks end besides the fixed positions, `mark` where the state is wanted even
+    within one; `forks` are the places within a turn
     where other prompts part from it: behind its tools, and where one does with which it shares
     `num_shared` tokens. `answer_returns` says by what was generated whether a later prompt may
     begin with all of its sequence. `awaited` are nodes on
@@ -48,6 +49,7 @@ class Lease:
     path: list[NodeKey] = field(default_factory=list)
     path_end: int = 0
     splits: tuple[int, ...] = ()
+    mark: int | None = None
     num_shared: int = 0
     forks: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
@@ -158,8 +160,10 @@ class Lease:
         min_fork_tokens: int,
     ) -> None:
         """Fix where the chunks of a prefill from `begin` on end and what it will keep. A recurrent
-        family is cut where its state can be saved, at the ends of chunks; attention anywhere.
-        `min_fork_tokens`: see forks.least_tokens.
+        family is cut where its state can be saved: at the ends of chunks, and where the answer's
+        opening begins, since the next turn parts there wherever the template, or the client, gives
+        the answer back otherwise than it was written. Attention is cut anywhere. `min_fork_tokens`:
+        see forks.least_tokens.
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)
@@ -167,7 +171,9 @@ class Lease:
         if recurrent:
             splits = split_points(self.boundaries, num_tokens, chunk_tokens)
             self.splits = _with(splits, tools_fork)
+            self.mark = self.opener
             stops = chunk_ends(begin, num_tokens, chunk_tokens, self.splits)
+            stops = _with(stops, self.mark if begin < (self.mark or 0) else None)
         self.cuts = deque(
             plan_cuts(
                 max(begin, self.path_end),
@@ -195,6 +201,10 @@ class Lease:
             self.forks = _with(self.forks, fork)
             ends = {cut.end: cut for cut in self.cuts} | {fork: Cut(fork, is_turn_end=True)}
             self.cuts = deque(ends[end] for end in sorted(ends))
+
+    def mark_within(self, begin: int, end: int) -> int | None:
+        """Where the state is wanted within the chunk `[begin, end)`; most have no such place."""
+        return self.mark if self.mark is not None and begin < self.mark < end else None
 
     def next_cut(self, end: int) -> Cut | None:
         """What is to be kept of a lane that stands after `end` tokens; each of them once."""

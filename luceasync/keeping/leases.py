@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.limits import Needed
+from luceasync.keeping.memory_nodes import WHOLE_LANES, Lanes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import NodeIndex
 from luceasync.node_words import NodeKey
@@ -18,7 +19,15 @@ from luceasync.node_words import NodeKey
 class Leases:
     """The leases of all generations that wait or run."""
 
-    def __init__(self, index: NodeIndex, to_memory: DiskToMemory, to_disk: MemoryToDisk) -> None:
+    def __init__(
+        self,
+        index: NodeIndex,
+        to_memory: DiskToMemory,
+        to_disk: MemoryToDisk,
+        lanes: Lanes = WHOLE_LANES,
+    ) -> None:
+        """`lanes` may hold memory for themselves."""
+        self._lanes = lanes
         self._index = index
         self._to_memory = to_memory
         self._to_disk = to_disk
@@ -44,10 +53,11 @@ class Leases:
         return [lease for lease in self._leases if key in lease.awaited]
 
     def make_room(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` fit into memory beside what is on its way there, after evicting what
-        nobody needs.
+        """Whether `num_bytes` fit into memory beside what is on its way there and what lanes hold
+        for themselves, after evicting what nobody needs.
         """
-        return self._index.make_room(num_bytes + self._to_memory.num_bytes, self._in_use())
+        coming = self._to_memory.num_bytes + self._lanes.own_bytes
+        return self._index.make_room(num_bytes + coming, self._in_use())
 
     def make_hole(self, num_bytes: int) -> bool:
         """See NodeIndex.make_hole."""

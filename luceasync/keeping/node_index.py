@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 
+from luceasync.engine_status import CacheStatus
 from luceasync.keeping.disk_orders import DiskOrders
 from luceasync.keeping.limits import Limits, Needed
 from luceasync.keeping.memory_nodes import MemoryNodes
@@ -22,7 +23,6 @@ from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, Node, Tier
 from luceasync.prefix.policy import thin_states
 from luceasync.prefix.tree import Tree, parents_first
-from luceasync.request import CacheStatus
 
 log = logging.getLogger(__name__)
 
@@ -125,6 +125,12 @@ class NodeIndex:
         files = [n.key for n in gone if "disk" in n.tiers and (n.key != key or tier != "disk")]
         if files:
             self._disk.remove(files)
+
+    def lost(self, keys: Iterable[NodeKey]) -> None:
+        """Memory holds these no longer; what the disk has of them can be read again."""
+        for key in keys:
+            self.forget(key, "memory")
+        self.refresh_status()
 
     def found(
         self, added: Iterable[Node], removed: Iterable[NodeKey], *, is_whole: bool = True

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from luceasync.engine_status import CacheStatus
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
@@ -31,11 +32,9 @@ from luceasync.node_words import MissReason, NodeKey
 from luceasync.nodefiles.outcomes import Miss
 from luceasync.prefix.cost import RateName
 from luceasync.prefix.node import Match, Node, Tier
-from luceasync.request import CacheStatus, Restore
+from luceasync.request import Restore
 
 log = logging.getLogger(__name__)
-
-Post = Callable[[Call], None]
 
 
 class Prefixes:
@@ -62,15 +61,17 @@ class Prefixes:
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = least_tokens(memory.token_size)
         self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
-        self._post: Post | None = None
+        self.lost = self._index.lost
+        self._post: Callable[[Call], None] | None = None
         self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
         self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
-        self._leases = Leases(self._index, self._to_memory, self._to_disk)
+        self._leases = Leases(self._index, self._to_memory, self._to_disk, memory.lanes)
         self._decision = RestoreDecision(
             self._index, self._to_memory, self._leases, recurrent=recurrent
         )
         self._from_lanes = LaneToMemory(self._index, memory, self._leases, recurrent=recurrent)
+        self.has_copied = self._from_lanes.has_copied
 
     def __repr__(self) -> str:
         return f"Prefixes({self._index}, {self._leases}, {self._to_memory})"
@@ -80,10 +81,8 @@ class Prefixes:
         """May be read from any thread."""
         return replace(self._index.status, num_unwritten=len(self._to_disk))
 
-    def listen(self, post: Post) -> None:
-        """From now on hear of copies that arrive. `post`, which any thread may call, has something
-        run in the engine's thread.
-        """
+    def listen(self, post: Callable[[Call], None]) -> None:
+        """Hear of copies that arrive; `post`, of any thread, has a call run in the engine's."""
         self._post = post
 
     # --- before the prefill ----------------------------------------------------------------------
@@ -198,15 +197,15 @@ class Prefixes:
     def finished(self, lease: Lease, lane: int, end: int, *, is_cut: bool = False) -> None:
         """The generation ends, for whatever reason; the lane stands after the first `end` tokens of
         its sequence. They are kept: the next turn goes on from there. `is_cut`: they end with a
-        stop string, which nobody is shown and no next turn holds; a recurrent state is of no use
-        behind it, and that of the prompt's end is the last one that is.
+        stop string, which no next turn holds: a recurrent state is of no use behind it.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
+        exact_end = self._memory.lanes.exact_end(lane, end)  # the next turn runs the rest again
         node = None
-        if not (is_cut and is_generated and self._recurrent):
-            if end > lease.num_prompt_tokens:
+        if not self._recurrent or (exact_end == end and not (is_cut and is_generated)):
+            if exact_end > lease.num_prompt_tokens:
                 lease.leave_out_opening(self._index.node)
-            kept = Kept(end, is_turn_end=True, is_generated=is_generated)
+            kept = Kept(exact_end, is_turn_end=exact_end == end, is_generated=is_generated)
             node = self._from_lanes.keep(lease, lane, kept)
         is_written = node is not None and (not is_generated or lease.returns)
         prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
@@ -278,6 +277,7 @@ class Prefixes:
         if lost is not None and not lost.reason.is_passing:
             self._index.forget(key, "disk")
             self._to_disk.mend(key)
+        self._leases.shrink()  # who ordered it may have left
 
     def _came(self, lease: Lease, key: NodeKey, num_bytes: int) -> None:
         """A node is here that the lease waits for; the last one tells how fast the disk was."""

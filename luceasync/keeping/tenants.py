@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from luceasync.node_words import NodeKey
 from luceasync.prefix.keys import node_key, tenant_key
 from luceasync.prefix.node import Node
+from luceasync.text.call_memory import CallMemory
 from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class Tenant:
 
     key: bytes = field(repr=False)
     history: History
+    calls: CallMemory = field(default_factory=CallMemory, repr=False)
 
 
 class Tenants:

@@ -38,13 +38,15 @@ def attend(
     num_heads: int,
     rotary_dim: int,
     gated: bool,
+    ring: Tensor | None = None,
 ) -> Tensor:
     """Write each entry's key and value row and attend to what is here up to its own.
 
     projected: [entries, query_dim + 2 kv_dim (+ query_dim of gates)]; norms: query and key weight,
     eps; keys, values: [lanes, places, kv_heads, head_dim]; lanes: int32 [entries], negative =
     padding, which gives zeros; ranks: int32 [entries]; tables: int32 [lanes, pages];
-    rotation: cos, sin float32 [entries, rotary_dim / 2]. Returns [entries, query_dim].
+    rotation: cos, sin float32 [entries, rotary_dim / 2]; ring: [lanes, newest, heads, head_dim]
+    contiguous, where the query of rank r is written to r % newest. Returns [entries, query_dim].
     """
     num_entries = projected.shape[0]
     num_kv_heads, head_dim = keys.shape[2:]
@@ -64,6 +66,7 @@ def attend(
         ranks,
         tables,
         *rotation,
+        ring,
         sums,
         weights,
         eps,
@@ -71,6 +74,7 @@ def attend(
         keys.stride(0),
         tables.stride(0),
         head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
+        NEWEST=0 if ring is None else ring.shape[1],
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
@@ -227,6 +231,7 @@ def _attend_kernel(
     tables,
     cos,
     sin,
+    ring,
     sums,
     weights,
     eps,
@@ -234,6 +239,7 @@ def _attend_kernel(
     lane_stride,
     table_stride,
     scale,
+    NEWEST: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -280,6 +286,10 @@ def _attend_kernel(
     total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
 
     if split == 0:
+        if NEWEST:
+            place = lane.to(tl.int64) * NEWEST + rank % NEWEST
+            at_query = (place * NUM_HEADS * HEAD_DIM + offset)[:, None] + d[None, :]
+            tl.store(ring + at_query, q, mask=g_ok[:, None] & (d[None, :] < HEAD_DIM))
         k_new, v_new = _write_new_row(
             row,
             (NUM_HEADS + kv_head) * HEAD_DIM,

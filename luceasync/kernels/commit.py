@@ -56,6 +56,32 @@ def commit_attention(
     )
 
 
+def commit_recent(
+    scratch: Tensor, ring: Tensor, lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
+) -> None:
+    """Copy accepted rows to a lane's ring of the newest: rank r to place r % newest.
+
+    scratch: [layers, entries, rows, ...]; ring: [layers, lanes, newest, ...], written; the rest as
+    in `commit_attention`.
+    """
+    num_layers, num_entries, num_rows = scratch.shape[:3]
+    width = scratch[0, 0, 0].numel()
+    _commit_recent_kernel[(num_rows, num_entries, num_layers)](
+        scratch,
+        ring,
+        lanes,
+        begins,
+        rows,
+        counts,
+        scratch.stride(0),
+        ring.stride(0),
+        NEWEST=ring.shape[2],
+        WIDTH=width,
+        BLOCK=triton.next_power_of_2(width),
+        num_warps=4,
+    )
+
+
 def commit_delta(
     scratch: tuple[Tensor, Tensor, Tensor, Tensor],
     conv_state: Tensor,
@@ -148,6 +174,36 @@ def _commit_attention_kernel(
     v = tl.load(new_values + source, mask=ok, other=0.0)
     tl.store(keys + target, k, mask=ok)
     tl.store(values + target, v, mask=ok)
+
+
+@kernel()
+def _commit_recent_kernel(
+    scratch,
+    ring,
+    lanes,
+    begins,
+    rows,
+    counts,
+    scratch_stride,
+    layer_stride,
+    NEWEST: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    step = tl.program_id(0)
+    entry = tl.program_id(1)
+    layer = tl.program_id(2).to(tl.int64)
+    lane = tl.load(lanes + entry)
+    count = tl.load(counts + entry)
+    if (lane < 0) | (step >= count) | (step < count - NEWEST):
+        return
+    first = entry * tl.num_programs(0)
+    row = first + tl.load(rows + first + step)
+    place = lane.to(tl.int64) * NEWEST + (tl.load(begins + entry) + step) % NEWEST
+    d = tl.arange(0, BLOCK)
+    ok = d < WIDTH
+    q = tl.load(scratch + layer * scratch_stride + row.to(tl.int64) * WIDTH + d, mask=ok, other=0.0)
+    tl.store(ring + layer * layer_stride + place * WIDTH + d, q, mask=ok)
 
 
 @kernel()

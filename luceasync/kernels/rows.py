@@ -99,16 +99,19 @@ def split_heads(
     norms: tuple[Tensor | None, Tensor | None, float],
     rotation: tuple[Tensor, Tensor],
     new: tuple[Tensor, Tensor],
+    queries: Tensor | None = None,
     *,
     num_heads: int,
     rotary_dim: int,
 ) -> Tensor:
     """As `write_heads`, for rows that stay outside of pages: `new` keys and values [entries, rows,
-    kv_heads, head_dim] contiguous, written. Padding is treated like any other row.
+    kv_heads, head_dim] contiguous, written, as are `queries` if they are given. Padding is treated
+    like any other row.
     """
     num_entries, num_rows, width = projected.shape
     num_kv_heads, head_dim = new[0].shape[2:]
-    queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
+    if queries is None:
+        queries = projected.new_empty(num_entries, num_rows, num_heads, head_dim)
     query_norm, key_norm, eps = norms
     grid = (triton.cdiv(num_rows, HEAD_ROWS), num_heads + 2 * num_kv_heads, num_entries)
     _write_heads_kernel[grid](

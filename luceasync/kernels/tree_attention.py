@@ -63,6 +63,7 @@ def attend_tree(
     num_heads: int,
     rotary_dim: int,
     gated: bool,
+    queries: Tensor | None = None,
 ) -> Tensor:
     """Every row attends to what its lane has committed and to its ancestors and itself.
 
@@ -71,13 +72,14 @@ def attend_tree(
     gives zeros; ranks: int32 [entries, rows], row 0 at the lane's committed end; tables: int32
     [lanes, pages]; rotation: cos, sin float32 [entries, rows, rotary_dim / 2]; ancestors: bool
     [entries, rows, rows]; new: keys and values [entries, rows, kv_heads, head_dim] contiguous,
-    written. Returns [entries, rows, query_dim].
+    written; queries: [entries, rows, heads, head_dim] contiguous, written where they are kept.
+    Returns [entries, rows, query_dim].
     """
     num_entries, num_rows = ranks.shape
     num_kv_heads, head_dim = keys.shape[2:]
     group = num_heads // num_kv_heads
     queries = split_heads(
-        projected, norms, rotation, new, num_heads=num_heads, rotary_dim=rotary_dim
+        projected, norms, rotation, new, queries, num_heads=num_heads, rotary_dim=rotary_dim
     )
     shape = (num_entries * num_rows, num_heads, NUM_SPLITS)
     sums = torch.empty(*shape, head_dim, dtype=torch.float32, device=keys.device)

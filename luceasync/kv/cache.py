@@ -23,6 +23,7 @@ Shape = tuple[tuple[int, ...], torch.dtype]
 Block = tuple[Tensor, int]  # bytes of a lane, where they begin in a region of host memory
 
 TOUCHED_BYTES = 512 << 20
+PADDING = -1  # among ends; see luceasync.models.pass_rows.NO_LANE
 
 
 class LaneCache:
@@ -30,7 +31,7 @@ class LaneCache:
     concerns every layer is then one operation. `layers` are views of `stacked`.
 
     Rows: [layers, lanes, places, ...]. What belongs to the end: [layers, lanes + 1, ...], with an
-    extra lane for padding entries.
+    extra lane for padding entries; between two passes a lane's earlier end may lie there.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class LaneCache:
         self.absent = torch.zeros(num_lanes + 1, dtype=torch.int32, device=device)
         self._told_absent = [0] * num_lanes
         self._residents = [Residents() for _ in range(num_lanes)]
+        self._aside: tuple[int, int, int] | None = None  # lane, its tokens then, and now
         self._row_shapes = self._shapes(self._rows_of, 3)
         self._state_shapes = self._shapes(self._ends_of, 2)
         self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
@@ -91,20 +93,30 @@ class LaneCache:
                 stack[:, 0, : TOUCHED_BYTES // token_bytes].zero_()
 
     def place(self, events: Iterable[PageEvent]) -> None:
-        """Follow the page map. A lane's events give room to what is written next: every page in
-        full, but for the last one.
+        """Follow the page map. What a page is given to is written in full, or has been, but for a
+        lane's last chunk.
         """
         for lane, of_lane in itertools.groupby(events, lambda event: event.lane):
-            residents, given = self._residents[lane], None
+            residents, given = self._residents[lane], dict[int, int]()
             for event in of_lane:
                 if event.page is None:
                     residents.drop(event.chunk)
                 else:
-                    residents.put(event.chunk, given := event.page)
+                    residents.put(event.chunk, event.page)
+                    given[event.chunk] = event.page
             self._list(lane)
-            if given is not None:
+            if residents.last in given:
+                begin = given[residents.last] * CHUNK_TOKENS
                 for stack in self.row_stacks:
-                    self._blank(stack[:, lane, given * CHUNK_TOKENS : (given + 1) * CHUNK_TOKENS])
+                    self._blank(stack[:, lane, begin : begin + CHUNK_TOKENS])
+
+    def num_absent_tokens(self, lane: int) -> int:
+        """By how much the rank of what is written next is less than its position."""
+        return self._residents[lane].num_absent_tokens
+
+    def spans(self, lane: int, begin: int, end: int) -> list[tuple[int, int, bool]]:
+        """See Residents.spans."""
+        return self._residents[lane].spans(begin, end)
 
     def rank(self, lane: int, token: int) -> int:
         """How many rows of the lane's tokens before this one are here; see Residents."""
@@ -155,6 +167,12 @@ class LaneCache:
         sizes = [total_bytes([shape]) for shape in self._row_shapes.values()]
         return _blocks(self.row_bytes(lane).values(), sizes, runs)
 
+    def rows_of(self, name: str, layer: int) -> Tensor:
+        """One tensor of rows of the model's layer: [lanes, places, ...]."""
+        kind = self._keeps[layer - self._first_layer]
+        names = [tensor.name for tensor in kind.rows]
+        return self.layers[layer - self._first_layer][names.index(name)]
+
     @property
     def row_stacks(self) -> list[Tensor]:
         """Rows [layers, lanes, places, ...], in the order of `row_shapes`."""
@@ -164,6 +182,29 @@ class LaneCache:
     def state_stacks(self) -> list[Tensor]:
         """What belongs to ends [layers, lanes + 1, ...], in the order of `state_shapes`."""
         return [stack for _, _, stack in self._ends_of()]
+
+    def leave_aside(self, lane: int) -> None:
+        """Copy what belongs to the lane's end to where padding entries write."""
+        for stack in self.state_stacks:
+            stack[:, PADDING] = stack[:, lane]
+
+    def set_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
+        """What belonged to the lane's end after its first `num_tokens` tokens, of `num_now`, lies
+        where padding entries write.
+        """
+        self._aside = lane, num_tokens, num_now
+
+    def begin_pass(self) -> None:
+        """Padding entries are about to write."""
+        self._aside = None
+
+    def end_after(self, lane: int, num_tokens: int) -> int:
+        """Which of the ends is the lane's after so many tokens: it stands there, or did."""
+        if self._aside is None or self._aside[0] != lane:
+            return lane
+        _, then, now = self._aside
+        assert num_tokens in (then, now), f"{num_tokens} tokens; ends after {then} and {now}"
+        return PADDING if num_tokens == then else lane
 
     def reset(self, lane: int) -> None:
         """Forget what belongs to the lane's end, and which chunks are here; rows are masked by rank
@@ -211,9 +252,7 @@ class LaneCache:
         }
 
     def _rows_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
-        """The stacks of rows in the order in which they lie in host memory: all layers of one
-        tensor, then all of the next.
-        """
+        """The stacks of rows as host memory has them: all layers of a tensor, then the next."""
         return [
             (kind, tensor, stack)
             for kind, stacks in self.stacked.items()

@@ -29,6 +29,24 @@ class Residents:
         return self._pages
 
     @property
+    def last(self) -> int | None:
+        """The last chunk that is here; None where none is."""
+        return self._chunks[-1] if self._chunks else None
+
+    def spans(self, begin: int, end: int) -> list[tuple[int, int, bool]]:
+        """Tokens `[begin, end)` cut where they begin or cease to be here; whether each span is."""
+        spans: list[tuple[int, int, bool]] = []
+        for chunk in range(begin // CHUNK_TOKENS, num_chunks(end)):
+            at = bisect_left(self._chunks, chunk)
+            is_here = self._chunks[at : at + 1] == [chunk]
+            first = max(begin, chunk * CHUNK_TOKENS)
+            last = min(end, (chunk + 1) * CHUNK_TOKENS)
+            if spans and spans[-1][2] == is_here:
+                first = spans.pop()[0]
+            spans.append((first, last, is_here))
+        return spans
+
+    @property
     def num_absent_tokens(self) -> int:
         """Tokens before the last resident chunk that are not here: what is written next has a rank
         that is so much less than its position.

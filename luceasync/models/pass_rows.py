@@ -6,9 +6,9 @@ The same rows are told twice: for the host (entries) and for the device (tensors
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -34,6 +34,23 @@ class Entry:
 NOBODY = Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
 
 
+class Past(Protocol):
+    """What one layer keeps of a lane's tokens before the rows of a pass, wherever that is."""
+
+    def blocks(self) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """All of it in order of position: where a block begins, and the layer's rows [tokens, ...]
+        in the order in which its kind declares them. Where blocks end does not depend on where
+        rows lie. A block holds until the next one is asked for.
+        """
+        ...
+
+    def look(self, recent: Tensor, rows: Tensor, begin: int) -> None:
+        """The lane's `recent` rows of this layer look at these, whose tokens begin at `begin`. Of
+        use where it is to be known which chunks they see; else nothing.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
     """A batch of entries with the same number of rows each.
@@ -41,7 +58,11 @@ class Rows:
     `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `ranks` int32
     [entries, rows]: how many of the lane's rows before this one are here; `tables` int32
     [num_lanes, pages]: of each lane the pages of its resident chunks, in order of chunk.
-    `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare.
+    `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare. `mark`,
+    of a single entry: after how many of its rows what belongs to the lane's end is left with
+    NO_LANE too.
+    `past`: of a chunk of a prompt, where some of what comes before it is not here: it sees all of
+    that, and there is one entry. Each layer has its own.
     """
 
     entries: tuple[Entry, ...]
@@ -49,14 +70,19 @@ class Rows:
     ranks: Tensor
     tables: Tensor
     prepared: Mapping[Any, Any]
+    mark: int | None = None
+    past: Past | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Of entry `entry` of a verify pass the rows `rows`, int64, go to `places` of `lane`."""
+    """Of entry `entry` of a verify pass the rows `rows`, int64, go to `places` of `lane`, which are
+    those of the ranks from `begin` on.
+    """
 
     entry: int
     lane: int
+    begin: int
     places: slice | Tensor
     rows: Tensor
 

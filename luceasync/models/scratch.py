@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from luceasync.kv.state import StateTensor
 from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.precision import Precision
 
@@ -36,8 +37,11 @@ class VerifyScratch:
         num_rows: int,
         precision: Precision,
         device: torch.device,
+        with_recent: bool = False,
     ) -> None:
-        """`num_rows`: of all entries together."""
+        """`num_rows`: of all entries together; `with_recent`: also what becomes of them in the
+        rings of the newest rows, see luceasync.models.recent.
+        """
         self._mixers = tuple(mixers)
         self._rows: dict[Mixer, list[Tensor]] = {
             mixer: [
@@ -46,7 +50,7 @@ class VerifyScratch:
                     dtype=precision.torch_dtype(tensor.role),
                     device=device,
                 )
-                for tensor in mixer.scratch
+                for tensor in scratch_of(mixer, with_recent=with_recent)
             ]
             for mixer in dict.fromkeys(self._mixers)
         }
@@ -77,6 +81,12 @@ class VerifyScratch:
         """Let the tensors go. May be called twice."""
         self._shaped.clear()
         self._rows.clear()
+
+
+def scratch_of(mixer: Mixer, *, with_recent: bool) -> tuple[StateTensor, ...]:
+    """What a row of a layer leaves while it is verified."""
+    recent = (mixer.recent.scratch,) if with_recent and mixer.recent is not None else ()
+    return (*mixer.scratch, *recent)
 
 
 def _view(rows: Tensor, shape: tuple[int, int]) -> Tensor:

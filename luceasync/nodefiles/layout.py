@@ -36,6 +36,7 @@ class Part(StrEnum):
     STATE = "state"
     LOGITS = "logits"
     FEATURES = "features"
+    LEDGER = "ledger"  # which chunks were on the devices, and what they were worth
 
 
 class Half(StrEnum):
@@ -48,7 +49,7 @@ class Half(StrEnum):
     END = "end"  # what is true at the last token alone
 
 
-END_PARTS = frozenset((Part.STATE, Part.LOGITS))  # what the file of an end holds
+END_PARTS = frozenset((Part.STATE, Part.LOGITS, Part.LEDGER))  # what the file of an end holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,8 @@ def part_of(name: str, end_kinds: EndKinds) -> Part:
     """What the tensor of that name belongs to; the span, where the name says nothing else."""
     if name == "snap_prefill_logits":
         return Part.LOGITS
+    if name == "kvflash_ledger":
+        return Part.LEDGER
     if name.startswith("dflash_feature_"):
         return Part.FEATURES
     try:

@@ -1,6 +1,6 @@
 """The target model as the engine sees it: lanes that tokens are run on, whatever the split.
 
-Owns the page map and the shape of each pass. Knows no requests, no sampling and no text.
+Owns the shape of each pass. Knows no requests, no sampling and no text.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +19,15 @@ from torch import Tensor
 
 from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.nodes import Nodes, NodesInParts
-from luceasync.kv.pages import PageMap
 from luceasync.models.families import family_of
 from luceasync.models.formats import format_of
 from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
+from luceasync.node_words import NodeKey
 from luceasync.pipeline.group import Group, LocalGroup
+from luceasync.pipeline.paged_lanes import paging_of
 from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import on_host
@@ -54,11 +56,10 @@ class LayerSplitBackend:
         self._spec = spec
         self._groups = list(groups)
         self._passes = Chain([group.passes for group in groups])
-        self._pages = PageMap(plan.parallel, plan.num_pages, page_order)
-        self._nodes = NodesInParts(
-            [nodes for group in groups for nodes in group.nodes],
-            [shard.begin for shard in plan.shards],
-            self._make_ready,
+        holders = [nodes for group in groups for nodes in group.nodes]
+        first_layers = [shard.begin for shard in plan.shards]
+        self.lanes = paging_of(
+            plan, self._passes, partial(NodesInParts, holders, first_layers), page_order
         )
 
     @classmethod
@@ -117,28 +118,42 @@ class LayerSplitBackend:
     @property
     def nodes(self) -> Nodes:
         """What lanes have left behind, under names."""
-        return self._nodes
+        return self.lanes.nodes
 
     @torch.inference_mode()
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None:
-        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane.
+        """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
+        a node can be saved that ends at their end, or at position `mark`, within them.
 
-        Returns logits float32 [vocab] after the last token if `project`.
+        Returns logits float32 [vocab] after the last token if `project`: the prompt ends there.
+        Raises HostMemorySpent; the lane holds what it held then.
         """
         self._make_room(lane, begin + len(tokens))
-        batch = Batch((lane,), (begin,), len(tokens))
+        after = None if mark is None else mark - begin
+        batch = Batch((lane,), (begin,), len(tokens), after)
         self._num_entries = 1
         given = torch.tensor([list(tokens)], dtype=torch.int64)
         logits = self._passes.prefill(batch, given, project=project)
+        if project:
+            self.lanes.prefilled(lane, begin + len(tokens))
         return None if logits is None else logits[0, 0]
 
     @torch.inference_mode()
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Logits:
-        """Run one token on each of several lanes; logits of [lanes], valid until the next call."""
+        """Run one token on each of several lanes; logits of [lanes], valid until the next call.
+        Raises HostMemorySpent; no lane has moved on then.
+        """
+        self.lanes.before_steps(lanes, positions, 1)
         for lane, position in zip(lanes, positions, strict=True):
             self._make_room(lane, position + 1)
         sizes = self.plan.decode_sizes
@@ -169,6 +184,7 @@ class LayerSplitBackend:
         assert num_rows in self.plan.verify_rows, (
             f"{num_rows} rows: {self.plan.verify_rows} planned"
         )
+        self.lanes.before_steps(lanes, begins, num_rows)
         missing = self.plan.verify_size(len(lanes), num_rows) - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*begins, *[0] * missing), num_rows)
         self._num_entries, self._verified = len(lanes), batch
@@ -209,7 +225,8 @@ class LayerSplitBackend:
     @torch.inference_mode()
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
         """As above, of the first `num_tokens` rows of the last prefill."""
-        ring.absorb_chunk(self._taps_of([range(num_tokens)]), lane, begin, num_tokens)
+        first = max(0, num_tokens - ring.capacity_tokens)
+        ring.absorb_chunk(self._taps_of([range(first, num_tokens)]), lane, begin, num_tokens)
 
     def _taps_of(self, paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """In the order in which the taps were given: [entries, rows, hidden] in the model's dtype,
@@ -235,8 +252,7 @@ class LayerSplitBackend:
     @torch.inference_mode()
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
-        self._pages.release(lane)
-        self._passes.reset(lane)
+        self.lanes.reset(lane)
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
         """A shorter prompt that keeps about `keep_ratio` of the tokens.
@@ -251,26 +267,29 @@ class LayerSplitBackend:
         """Wait until the device that gives the logits has done what it was given so far."""
         self._groups[-1].synchronize()
 
+    def notice(self) -> None:
+        """Raise GroupFailed where a group is known to be gone, without asking it."""
+        for group in self._groups:
+            group.notice()
+
     def probe(self) -> None:
         """Raise GroupFailed where a group is gone. Ask while nothing runs."""
         for group in self._groups:
             group.probe()
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """Bring back every group that is gone; see Group. Reset all lanes afterwards."""
+        for group in self._groups:
+            group.mend(lost)
 
     def close(self) -> None:
         """Free everything. May be called twice."""
         for group in self._groups:
             group.close()
         self._groups.clear()
-        self._passes, self._nodes = Chain([]), NodesInParts([], [], self._make_ready)
+        self._passes = Chain([])
+        self.lanes = paging_of(self.plan, self._passes, partial(NodesInParts, [], []))
 
     def _make_room(self, lane: int, num_tokens: int) -> None:
         assert num_tokens <= self.plan.max_ctx_tokens, "the engine keeps lanes within the context"
-        events = self._pages.extend(lane, num_tokens)
-        if events:
-            self._passes.place(events)
-
-    @torch.inference_mode()
-    def _make_ready(self, lane: int, num_tokens: int) -> None:
-        """Empty the lane, and give it room."""
-        self.reset(lane)
-        self._make_room(lane, num_tokens)
+        self.lanes.make_room(lane, num_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -15,9 +16,10 @@ from torch import Tensor
 from luceasync.hoststore.arena import WarmMemory
 from luceasync.hoststore.lane_copies import DirectCopies
 from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.hoststore.staging import DirectStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops, TorchOps
-from luceasync.models.packed_ops import PackedOps, can_pack
+from luceasync.models.packed_ops import PackedOps, can_pack, keep_few_products
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.offer import Offer, offer_of
 
@@ -30,6 +32,7 @@ class CpuPlatform:
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
         self.device = torch.device("cpu")
+        keep_few_products()
 
     def __repr__(self) -> str:
         return f"CpuPlatform({self.name!r})"
@@ -70,6 +73,18 @@ class CpuPlatform:
         """See Platform."""
         rows.zero_()
 
+    def staging(self, cache: LaneCache) -> DirectStaging:
+        """See Platform."""
+        return DirectStaging(cache)
+
+    def beside(self) -> AbstractContextManager[object]:
+        """All is done at once."""
+        return nullcontext()
+
+    def stopwatch(self) -> Clock:
+        """See Platform."""
+        return Clock()
+
     def copies(self, cache: LaneCache) -> DirectCopies:
         """See Platform."""
         return DirectCopies(cache)
@@ -108,3 +123,17 @@ class Past:
 
     def synchronize(self) -> None:
         """It is over."""
+
+
+class Clock:
+    """A Stopwatch of work that is done at once."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._seconds = 0.0
+
+    def stop(self) -> None:
+        self._seconds = time.perf_counter() - self._started
+
+    def seconds(self) -> float:
+        return self._seconds

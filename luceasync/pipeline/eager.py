@@ -21,7 +21,9 @@ class EagerSteps:
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         shard = self._shard
         x = shard.ends.embed(given) if shard.plan.is_first else given
-        x = shard.forward(x, shard.rows(batch))
+        past = None if shard.past is None else shard.past.before(batch, is_last=project)
+        x = shard.forward(x, shard.rows(batch), past)
+        shard.passed(batch)
         if not shard.plan.is_last:
             return x
         return shard.ends.project(x[:, -1:]) if project else None

@@ -6,37 +6,40 @@ only.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from luceasync.errors import ChannelClosed, ConfigError, GroupFailed
-from luceasync.hoststore.arena import Arena, NoPageLock
+from luceasync.errors import ChannelClosed, GroupFailed
+from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.node_parts import NodeParts
-from luceasync.hoststore.nodes import Nodes
-from luceasync.ipc.channel import Started
-from luceasync.ipc.handshake import Statement, greet
+from luceasync.ipc.handshake import Statement
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.memory import SealedMemory
+from luceasync.ipc.supervised import Life, Supervised
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline import wire
 from luceasync.pipeline.agreement import dtype_words, states_of
+from luceasync.pipeline.devices import pinned_by
+from luceasync.pipeline.lent_nodes import lend_memory, whole_bytes
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.offer import HERE
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import RemoteGroup, RemotePasses, load
-from luceasync.pipeline.remote_nodes import RemoteNodes, SharedBytes, StreamedBytes
+from luceasync.pipeline.remote_contents import RemoteContents, SharedBytes, StreamedBytes
 from luceasync.pipeline.sizes import Sizes
+from luceasync.processes import Processes
 
+HEARTBEAT = Heartbeat()
 START_S = 120.0  # until a process has imported what it needs
-END_S = 10.0
-ALIGN_BYTES = 2 << 20  # of a memory for nodes
-SLAB_BYTES = 32 << 20  # of it, whose pages are made at a time
-SPARE_BYTES = 256 << 20  # of it, with pages that nobody uses yet
 ELSEWHERE = 1  # whose the other devices are, as each process is told
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -45,13 +48,15 @@ class _Berth:
 
     sizes: Sizes
     parts: NodeParts
-    launcher: LocalLauncher
+    process: Supervised
     node_bytes: int
     arena: Arena | None
 
 
 class Fleet:
-    """Opens the remote groups of a plan, as often as it is asked to."""
+    """Opens the remote groups of a plan, as often as it is asked to, and starts their processes
+    again.
+    """
 
     def __init__(
         self,
@@ -61,10 +66,12 @@ class Fleet:
         programs: Mapping[int, Path],
         transport: str,
         node_bytes: int,
+        stopping: threading.Event | None = None,
     ) -> None:
         """`programs`: what runs each process of the plan; `node_bytes`: of memory for nodes of the
-        whole model. Raises ConfigError.
+        whole model; `stopping` is set when nobody waits for a process any more. Raises ConfigError.
         """
+        self._stopping = stopping or threading.Event()
         self._model_dir = model_dir
         self._plan = plan
         self._opened: dict[int, RemotePasses] = {}
@@ -86,33 +93,67 @@ class Fleet:
         and what `advance` raises; the process has ended then.
         """
         berth = self._berths[number]
-        sizes, plan = berth.sizes, self._plan
-        layers = f"{sizes.layers.start}:{sizes.layers.stop}"
-        dtype = dtype_words(plan.precision)
-        given = ["--model-dir", str(self._model_dir.absolute())]
-        given += ["--dtype", dtype, "--layers", layers]
-        started = berth.launcher.launch(given, wire.ANSWERS)
-        link = Link(started, number)
-        try:
-            _greet(started, states_of(self._model_dir, dtype, layers), number)
-            load(
-                link,
-                wire.Load(self._as_told(number), number, tuple(taps), berth.node_bytes),
-                advance,
-            )
-        except BaseException:
-            link.close()
-            raise
+        order = wire.Load(self._as_told(number), number, tuple(taps), berth.node_bytes)
+        link = Link(self._start(number, order, advance), number)
         passes = RemotePasses(
             link,
-            sizes,
+            berth.sizes,
             taps,
             before=self._opened.get(number - 1),
             hands_on=number + 1 in self._berths,
-            runs_ahead=plan.computes_beside,
+            runs_ahead=self._plan.computes_beside,
         )
         self._opened[number] = passes
-        return RemoteGroup(link, passes, _nodes(link, berth), len(sizes.shards))
+        return RemoteGroup(
+            link,
+            passes,
+            _contents(link, berth),
+            len(berth.sizes.shards),
+            lambda reason: self._start_again(number, order, reason),
+        )
+
+    @property
+    def status(self) -> Processes:
+        """Of each process. Any thread may ask."""
+        found = (
+            replace(
+                berth.process.status,
+                node_bytes=0 if berth.arena is None else berth.arena.used_bytes,
+            )
+            for berth in self._berths.values()
+        )
+        return Processes(tuple(found))
+
+    def _start(self, number: int, order: wire.Load, advance: Callable[[int], None]) -> Life:
+        """A process that has loaded its layers. Raises as open_group."""
+        process, layers = self._berths[number].process, self._berths[number].sizes.layers
+        told = f"{layers.start}:{layers.stop}"
+        dtype = dtype_words(self._plan.precision)
+        given = ["--model-dir", str(self._model_dir.absolute())]
+        given += ["--dtype", dtype, "--layers", told]
+        statement = Statement(states_of(self._model_dir, dtype, told))
+        try:
+            life = process.start(given, wire.ANSWERS, statement, START_S)
+        except ChannelClosed as error:
+            raise GroupFailed(number, str(error)) from None
+        try:
+            load(Link(life, number), order, advance)
+        except Exception as error:
+            process.failed(str(error))
+            process.stop()
+            raise
+        process.arrived()
+        return life
+
+    def _start_again(self, number: int, order: wire.Load, reason: str) -> Life:
+        process = self._berths[number].process
+        process.failed(reason)
+        process.stop()  # nothing of it is left when the next one begins
+        log.warning("%s", process.status.detail)
+        process.wait()
+        life = self._start(number, order, lambda num_bytes: None)
+        log.warning("group %d of the model is there again", number)
+        return life
 
     def close(self) -> None:
         """End what still runs, and give all memory back. Idempotent."""
@@ -133,9 +174,11 @@ class Fleet:
         rings = open_rings(transport, ring_bytes)
         if rings is not None:
             self._closing.callback(rings.close)
+            here = [device.name for device in self._plan.devices if device.is_here]
+            rings.memory.register(pinned_by(here))
         for place, number in enumerate(numbers):
             share = _share(parts[number], spec, self._plan)
-            own_bytes = -(-int(node_bytes * share) // ALIGN_BYTES) * ALIGN_BYTES + ALIGN_BYTES
+            own_bytes = whole_bytes(node_bytes * share)
             lane_bytes = sum(self._plan.lane_bytes(shard) for shard in sizes[number].shards)
             arena, lent = self._memory(rings, own_bytes, lane_bytes)
             program = Program(
@@ -146,10 +189,14 @@ class Fleet:
                 read=2 * place,
                 rings=rings,
                 lent=lent,
+                heartbeat=HEARTBEAT,
             )
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
-            self._berths[number] = _Berth(sizes[number], parts[number], launcher, own_bytes, arena)
+            devices = [shard.device for shard in sizes[number].shards]
+            name = f"group {number} of the model"
+            process = Supervised(launcher, name, devices, self._stopping)
+            self._berths[number] = _Berth(sizes[number], parts[number], process, own_bytes, arena)
 
     def _memory(
         self, rings: Rings | None, num_bytes: int, lane_bytes: int
@@ -157,25 +204,7 @@ class Fleet:
         """For the nodes of a group: shared where payloads are, else none of ours."""
         if rings is None:
             return None, {}
-        try:
-            memory = SealedMemory.create("luceasync-nodes", num_bytes, populate=False)
-        except OSError as error:
-            raise ConfigError(
-                f"--prefix-cache-memory: no {num_bytes} bytes can be shared with another process "
-                f"({error.strerror}); --ipc-transport stream shares none"
-            ) from None
-        self._closing.callback(memory.close)
-        never = threading.Event()  # pages are made when they are needed, not while nothing runs
-        spare_bytes = max(SPARE_BYTES, 2 * self._plan.parallel * lane_bytes)
-        arena = Arena(
-            num_bytes,
-            NoPageLock(),
-            SLAB_BYTES,
-            never,
-            spare_bytes,
-            mapping=memory.mapping,
-        )
-        self._closing.callback(arena.close)
+        arena, memory = lend_memory(num_bytes, 2 * self._plan.parallel * lane_bytes, self._closing)
         return arena, {wire.NODES: memory}
 
     def _parts(self, spec: ModelSpec, number: int) -> NodeParts:
@@ -204,17 +233,10 @@ class Fleet:
         return replace(self._plan, devices=devices, reasons=())
 
 
-def _greet(started: Started[wire.Done], states: Mapping[str, str], number: int) -> None:
-    try:
-        greet(started.channel, Statement(states), START_S)
-    except ChannelClosed as error:
-        raise GroupFailed(number, f"{error}; {started.last_words()}") from None
-
-
-def _nodes(link: Link, berth: _Berth) -> Nodes:
+def _contents(link: Link, berth: _Berth) -> RemoteContents:
     arena, parts = berth.arena, berth.parts
     content = StreamedBytes(link) if arena is None else SharedBytes(parts, arena)
-    return RemoteNodes(link, parts, content)
+    return RemoteContents(link, parts, content)
 
 
 def _share(parts: NodeParts, spec: ModelSpec, plan: Plan) -> float:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
@@ -20,7 +20,9 @@ from torch import Tensor
 from luceasync.cuda.launch import can_launch
 from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock
 from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.hoststore.page_stream import kernel_paging, torch_paging
 from luceasync.hoststore.stream_copies import StreamCopies
+from luceasync.hoststore.stream_staging import StreamStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture
@@ -87,9 +89,29 @@ class CudaPlatform:
     def blank(self, rows: Tensor) -> None:
         """Kernels read no row that is not written."""
 
+    def staging(self, cache: LaneCache) -> StreamStaging:
+        """See Platform."""
+        return StreamStaging(cache)
+
+    @contextmanager
+    def beside(self) -> Iterator[None]:
+        """See Platform."""
+        self._beside.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(self._beside):
+            yield
+
+    def stopwatch(self) -> EventWatch:
+        """See Platform."""
+        return EventWatch(torch.cuda.current_stream(self.device))
+
+    @cached_property
+    def _beside(self) -> torch.cuda.Stream:
+        return torch.cuda.Stream(self.device)
+
     def copies(self, cache: LaneCache) -> StreamCopies:
         """See Platform."""
-        return StreamCopies(cache, NUM_STAGED_STATES)
+        paging = self.pick(torch=torch_paging, numba=lambda: kernel_paging(self.device))
+        return StreamCopies(cache, NUM_STAGED_STATES, paging)
 
     def node_memory(
         self,
@@ -139,6 +161,22 @@ class HipPlatform(CudaPlatform):
     ) -> T:
         """See Platform."""
         return torch() if triton is None else triton()
+
+
+class EventWatch:
+    """A Stopwatch by a GPU's own events."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+        self._begin, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        self._begin.record(stream)
+
+    def stop(self) -> None:
+        self._end.record(self._stream)
+
+    def seconds(self) -> float:
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.nodes import Nodes
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
+from luceasync.node_words import NodeKey
 from luceasync.pipeline.passes import Batch, Chain, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Event, Platform, open_platform
@@ -47,8 +48,19 @@ class Group(Protocol):
         """Who holds what of a node belongs to its layers."""
         ...
 
+    def notice(self) -> None:
+        """Raise GroupFailed if it is known to be gone, without asking it."""
+        ...
+
     def probe(self) -> None:
         """Raise GroupFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
+        ...
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """Bring it back if it is gone, with all its nodes but those that are told to `lost`; what
+        was in its lanes is gone. Waits as long as it takes. Raises GroupFailed, ModelError, and
+        Unavailable where nobody waits any more.
+        """
         ...
 
     def close(self) -> None:
@@ -104,12 +116,24 @@ class LocalGroup:
     def synchronize(self) -> None:
         self._shards[-1].platform.synchronize()
 
+    def taken(self) -> Event:
+        """When what its first shard was given last has been read."""
+        first = self._shards[0].platform
+        with first.on_device():
+            return first.record_event()
+
     @property
     def nodes(self) -> Sequence[Nodes]:
         return [shard.nodes for shard in self._shards]
 
+    def notice(self) -> None:
+        """It lives as long as this process."""
+
     def probe(self) -> None:
         """It lives as long as this process."""
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """Nothing is to be done."""
 
     def close(self) -> None:
         if self._shards and self._steps:

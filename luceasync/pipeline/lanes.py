@@ -51,19 +51,19 @@ def choose_lanes(
     max_ctx_tokens: int | None,
 ) -> Lanes:
     """Both sizes, of which None are chosen. Raises PlacementError for what does not fit."""
-    loads = _loads(devices, shards, guest)
+    loads = loads_of(devices, shards, guest)
     loaded = [load for _, load in loads]
-    chosen_room = [_room(device, load, device.chosen_share) for device, load in loads]
-    named_room = [_room(device, load, NAMED_SHARE) for device, load in loads]
+    chosen_room = [room_of(device, load, device.chosen_share) for device, load in loads]
+    named_room = [room_of(device, load, NAMED_SHARE) for device, load in loads]
     reasons = []
     if parallel is None:
         room = chosen_room if max_ctx_tokens is None else named_room
-        parallel, reason = _choose_parallel(spec, loaded, room, max_ctx_tokens)
+        parallel, reason = choose_parallel(spec, loaded, room, max_ctx_tokens)
         reasons.append(reason)
     if max_ctx_tokens is None:
         max_ctx_tokens, reason = _choose_context(spec, loaded, chosen_room, named_room, parallel)
         reasons.append(reason)
-    fits = _context_that_fits(loaded, named_room, parallel)
+    fits = context_that_fits(loaded, named_room, parallel)
     if max_ctx_tokens == 0:
         raise PlacementError(
             f"no memory is left for a lane of {CHUNK_TOKENS} tokens beside the weights; "
@@ -77,14 +77,15 @@ def choose_lanes(
     return Lanes(parallel, max_ctx_tokens, tuple(reasons))
 
 
-def _loads(
+def loads_of(
     devices: Sequence[Offer], shards: Sequence[ShardPlan], guest: Guest | None
 ) -> list[tuple[Offer, ShardPlan]]:
     """What each device must hold: its shard with the guest in it, or the guest alone."""
     loads = list(zip(devices, shards, strict=True))
     if guest is None:
         return loads
-    hosts = [i for i, device in enumerate(devices) if device.is_same(guest.device)]
+    # By name alone: what is free there is so for both, though the guest may have its own process.
+    hosts = [i for i, device in enumerate(devices) if device.name == guest.device.name]
     if not hosts:
         sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
         return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]
@@ -101,7 +102,7 @@ def _loads(
     return loads
 
 
-def _room(device: Offer, shard: ShardPlan, share: float) -> int:
+def room_of(device: Offer, shard: ShardPlan, share: float) -> int:
     """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
 
     Raises PlacementError if the weights do not fit.
@@ -118,14 +119,14 @@ def _room(device: Offer, shard: ShardPlan, share: float) -> int:
     return room
 
 
-def _choose_parallel(
+def choose_parallel(
     spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
 ) -> tuple[int, str]:
     """The most lanes, up to the default, that hold a comfortable context each, or the model's whole
     one where that is smaller; else a single one, with all that there is.
     """
     wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
-    fitting = [n for n in (DEFAULT_PARALLEL, 2, 1) if _context_that_fits(shards, room, n) >= wanted]
+    fitting = [n for n in (DEFAULT_PARALLEL, 2, 1) if context_that_fits(shards, room, n) >= wanted]
     if not fitting:
         return (
             1,
@@ -137,7 +138,7 @@ def _choose_parallel(
         f"that can hold {wanted} tokens each"
     )
     if parallel < DEFAULT_PARALLEL and (
-        shorter := _context_that_fits(shards, room, DEFAULT_PARALLEL)
+        shorter := context_that_fits(shards, room, DEFAULT_PARALLEL)
     ):
         reason += f"; --parallel {DEFAULT_PARALLEL} would have {shorter} each"
     return parallel, reason
@@ -151,11 +152,11 @@ def _choose_context(
     parallel: int,
 ) -> tuple[int, str]:
     """All that the model can use, or all that fits; and how to get more."""
-    fits = _context_that_fits(shards, chosen_room, parallel)
+    fits = context_that_fits(shards, chosen_room, parallel)
     if fits >= spec.max_positions:
         return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
     named, alone = (
-        min(spec.max_positions, _context_that_fits(shards, named_room, n)) for n in (parallel, 1)
+        min(spec.max_positions, context_that_fits(shards, named_room, n)) for n in (parallel, 1)
     )
     more = (
         f"{alone} with --parallel 1"
@@ -168,11 +169,11 @@ def _choose_context(
     )
 
 
-def _context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:
+def context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:
     """Tokens a lane can have on the tightest device, in whole chunks."""
     fits = []
     for shard, room_bytes in zip(shards, room, strict=True):
-        left = room_bytes - (parallel + 1) * shard.lane_state_bytes
+        left = room_bytes - (parallel + 1) * (shard.lane_state_bytes + shard.lane_ring_bytes)
         left -= parallel * shard.lane_scratch_bytes + shard.spare_scratch_bytes(parallel)
         chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
         fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)

@@ -1,40 +1,54 @@
 """Calls to one backend's process: messages with tensors, each within its deadline.
 
-Owns the words of a failure: what the channel says, and the last lines of the process. Knows no
-verb of a group.
+Owns the words of a failure: what the channel says, and the last lines of the process. The process
+may be another one after a failure. Knows no verb of a group.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from contextlib import contextmanager, suppress
+from typing import NoReturn, TypeVar
 
 from torch import Tensor
 
-from luceasync.errors import ChannelClosed, GroupFailed
-from luceasync.ipc.channel import Payload, Received, Started, Traffic
+from luceasync.errors import ChannelClosed, GroupFailed, LuceasyncError
+from luceasync.ipc.channel import Payload, Received, Traffic
+from luceasync.ipc.pace import Call
 from luceasync.ipc.packets import Message
+from luceasync.ipc.supervised import Life
 from luceasync.pipeline.crossing import put, specs_of, take
 from luceasync.pipeline.sizes import Spec, payload_bytes
 from luceasync.pipeline.wire import Done
 
 A = TypeVar("A", bound=Message)
 
-# Of a call. The first pass of a GPU compiles kernels; a chunk of a large model on a CPU takes long.
-CALL_S = 300.0
+CALL_S = 300.0  # to take what it is told: before that it does all that it was told earlier
 PING_S = 30.0  # of a sign of life: it may still run what nobody waits for, a chunk at the most
 END_S = 10.0
+OTHER = Call("other")
 
 
 class Link:
     """One process that was started, and is owned from now on. All methods raise GroupFailed."""
 
-    def __init__(self, started: Started[Any], number: int) -> None:
+    def __init__(self, life: Life, number: int) -> None:
         """`number`: of the group in the chain."""
-        self._started = started
-        self._channel = started.channel
         self._number = number
+        self.go_on_with(life)
+
+    def go_on_with(self, life: Life) -> None:
+        """Another process takes the place of the one before, which has ended. It knows nothing of
+        what was said so far.
+        """
+        self._life, self._pace = life, life.pace
+        self._started, self._channel = life.started, life.started.channel
+
+    @property
+    def is_open(self) -> bool:
+        """Whether, as far as is known, the process lives and does what it is told."""
+        return self._life.is_well
 
     @property
     def traffic(self) -> Traffic:
@@ -55,30 +69,49 @@ class Link:
         with self._door():
             return self._channel.forward(message, payload, deadline_s=CALL_S)
 
-    def answer(self, number: int, kind: type[A]) -> Received[A]:
-        """The answer to a message."""
+    def mention(self, message: Message) -> None:
+        """Tell what a process that is gone need not hear."""
+        if self.is_open:
+            with suppress(ChannelClosed):  # the next call says so
+                self._channel.send(message, deadline_s=CALL_S)
+
+    def answer(self, number: int, kind: type[A], call: Call = OTHER) -> Received[A]:
+        """The answer to a message. `call`: what is waited for, whose like has taken its time."""
+        began_s = time.monotonic()
         with self._door():
-            return self._channel.answer(number, kind, CALL_S)
+            got = self._channel.answer(number, kind, self._pace.deadline_s(call))
+        self._pace.took(call, time.monotonic() - began_s)
+        return got
 
     def ask(self, message: Message, kind: type[A], tensors: Sequence[Tensor] = ()) -> A:
         """Send it, and wait for an answer without a payload."""
-        return self.answer(self.tell(message, tensors), kind).message
+        return self.answer(self.tell(message, tensors), kind, _call_of(message)).message
 
     def fetch(
         self, message: Message, specs: Sequence[Spec], tensors: Sequence[Tensor] = ()
     ) -> list[Tensor]:
         """Send it, and wait for tensors, on the host."""
-        return self.tensors(self.tell(message, tensors), specs)
+        return self.tensors(self.tell(message, tensors), specs, _call_of(message))
 
-    def tensors(self, number: int, specs: Sequence[Spec]) -> list[Tensor]:
+    def tensors(self, number: int, specs: Sequence[Spec], call: Call = OTHER) -> list[Tensor]:
         """Those that answer a message, on the host."""
-        payload = self.payload(number)
+        payload = self.payload(number, call)
         with self._door():
             return take(payload, specs)
 
-    def payload(self, number: int) -> Payload:
+    def said(
+        self, number: int, kind: type[A], specs: Sequence[Spec], call: Call
+    ) -> tuple[A, list[Tensor]]:
+        """What answers a message, and the tensors with it, on the host."""
+        got = self.answer(number, kind, call)
+        if got.payload is None:
+            self.fail("it answered without what it was asked for")
+        with self._door():
+            return got.message, take(got.payload, specs)
+
+    def payload(self, number: int, call: Call = OTHER) -> Payload:
         """What answers a message, where it lies; whoever asks frees it."""
-        got = self.answer(number, Done)
+        got = self.answer(number, Done, call)
         if got.payload is None:
             self.fail("it answered without what it was asked for")
         payload: Payload = got.payload
@@ -95,6 +128,11 @@ class Link:
             message: Message = self._channel.receive(deadline_s).message
             return message
 
+    def notice(self) -> None:
+        """Raise if the process is known to be gone."""
+        if not self.is_open:
+            raise self.failure(self._channel.closed or "nobody is at the other end")
+
     def probe(self) -> None:
         """Raise if the process, which has nothing to do, has ended or gives no sign of life."""
         with self._door():
@@ -103,7 +141,16 @@ class Link:
     def fail(self, words: str) -> NoReturn:
         """Close the channel, and say why."""
         self._channel.close(words)
-        raise GroupFailed(self._number, f"{words}; {self._started.last_words()}")
+        raise self.failure(words)
+
+    def failure(self, words: str) -> LuceasyncError:
+        """What all methods raise."""
+        return GroupFailed(self._number, f"{words}; {self._started.last_words()}")
+
+    def last_words(self) -> str:
+        """Why the channel is closed, if it is, how the process has ended, and its last lines."""
+        closed = self._channel.closed
+        return f"{closed}; {self._started.last_words()}" if closed else self._started.last_words()
 
     def close(self) -> None:
         """End the process, which is given no time: it holds nothing that is missed. Idempotent."""
@@ -114,5 +161,8 @@ class Link:
         try:
             yield
         except ChannelClosed as error:
-            words = f"{error}; {self._started.last_words()}"
-            raise GroupFailed(self._number, words) from None
+            raise self.failure(str(error)) from None
+
+
+def _call_of(message: Message) -> Call:
+    return Call(type(message).__name__)

@@ -15,6 +15,7 @@ from luceasync.models.precision import Dtype
 # launch where a GPU would wait for hundreds.
 SHORT_ROWS = (16, 64)
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
+NUM_STAGED_TOKENS = 2 * 16384  # see luceasync.hoststore.stream_staging
 CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
 ONE_THREAD_BYTES = 128 * 2**20
 HERE = 0  # the process that plans
@@ -37,10 +38,12 @@ class Offer:
 
     `native_dtypes`: what it computes in without emulation. `chosen_share`: of the free memory, what
     we fill where the user names no sizes. `short_rows`: see SHORT_ROWS. `num_staged_states`: places
-    for recurrent states that wait for a copy to host memory. `computes_beside`: work is queued, and
-    the host is free meanwhile. `one_thread_bytes`: of the weights of all that computes on the host;
-    with fewer than that, threads wait for each other longer than they compute. `process`: whose it
-    is. Only that process may open its name: to torch the "hip:0" of one is the "cuda:0" of another.
+    for recurrent states that wait for a copy to host memory. `num_staged_tokens`: of one layer,
+    which pass by where a chunk of a prompt sees more than is on the device. `computes_beside`: work
+    is queued, and the host is free meanwhile. `one_thread_bytes`: of the weights of all that
+    computes on the host; with fewer than that, threads wait for each other longer than they
+    compute. `process`: whose it is. Only that process may open its name: to torch the "hip:0" of
+    one is the "cuda:0" of another.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Offer:
     decode: DecodeRule
     short_rows: tuple[int, ...] = ()
     num_staged_states: int = 0
+    num_staged_tokens: int = 0
     computes_beside: bool = False
     one_thread_bytes: int = 0
     process: int = HERE
@@ -86,6 +90,7 @@ _GPU = Offer(
     decode=DecodeRule(doubles=True),
     short_rows=SHORT_ROWS,
     num_staged_states=NUM_STAGED_STATES,
+    num_staged_tokens=NUM_STAGED_TOKENS,
     computes_beside=True,
 )
 _BY_BACKEND = {"cpu": _CPU, "cuda": _GPU, "hip": _GPU}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
@@ -20,11 +21,24 @@ from luceasync.ranking.proposals import Proposal
 @dataclass(frozen=True, slots=True)
 class Batch:
     """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
-    lane `lanes[i]`. NO_LANE entries fill the batch up."""
+    lane `lanes[i]`. NO_LANE entries fill the batch up. `mark`, of a chunk of a prompt: after how
+    many of its rows the lane's recurrent state is set aside, for a save before the next pass.
+    """
 
     lanes: tuple[int, ...]
     begins: tuple[int, ...]
     num_rows: int
+    mark: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Masses:
+    """What a look has found: `of_chunks` float32 [chunks] on the host, of each the largest share of
+    a query that falls on it, all heads and layers summed; and what it took.
+    """
+
+    of_chunks: Tensor
+    seconds: float
 
 
 class Passes(Protocol):
@@ -81,8 +95,27 @@ class Passes(Protocol):
         """
         ...
 
-    def place(self, events: Sequence[PageEvent]) -> None:
-        """Follow the page map."""
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
+        """Follow the page map, whose changes are numbered from 1 on. Raises EventsOutOfTurn for
+        any but the next; nothing has changed then.
+        """
+        ...
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        """Fill pages that no event has given to a chunk yet with what host memory holds of the
+        lane: (chunk, page) each. Passes go on meanwhile; once events give the pages to their
+        chunks, passes over the lane come after it.
+        """
+        ...
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        """Find out, beside the passes, how much of the attention of the lane's last queries falls
+        on each chunk of its first `num_tokens` tokens, wherever it lies; see `masses`.
+        """
+        ...
+
+    def masses(self, lane: int) -> Masses:
+        """What the lane's last look has found, waited for."""
         ...
 
     def reset(self, lane: int) -> None:
@@ -94,6 +127,11 @@ class TapRing(Protocol):
     """Who takes up rows of tapped layers, wherever its ring is; see
     luceasync.dflash.passes.LocalDraft.
     """
+
+    @property
+    def capacity_tokens(self) -> int:
+        """Of a lane; of more rows the last ones are kept."""
+        ...
 
     def absorb(
         self,
@@ -110,7 +148,9 @@ class TapRing(Protocol):
         ...
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
-        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
+        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size. Only the
+        last `capacity_tokens` of them mean something.
+        """
         ...
 
 
@@ -157,9 +197,22 @@ class Chain:
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         return self._links[-1].propose_from(rows, anchors, budget)
 
-    def place(self, events: Sequence[PageEvent]) -> None:
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         for link in self._links:
-            link.place(events)
+            link.place(epoch, events)
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        for link in self._links:
+            link.recall(lane, places)
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        for link in self._links:
+            link.look(lane, num_tokens)
+
+    def masses(self, lane: int) -> Masses:
+        found = [link.masses(lane) for link in self._links]
+        total = torch.stack([masses.of_chunks for masses in found]).sum(0)
+        return Masses(total, max(masses.seconds for masses in found))
 
     def reset(self, lane: int) -> None:
         for link in self._links:

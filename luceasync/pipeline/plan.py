@@ -12,11 +12,13 @@ from itertools import accumulate, groupby
 
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
+from luceasync.kv.residency import SINK_CHUNKS, chunks_of
 from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
 from luceasync.pipeline.offer import Offer, decode_sizes
+from luceasync.pipeline.pool import AskedPool, Pool, choose_pool, chunk_that_fits
 from luceasync.pipeline.ranges import check_weights, split_layers
 from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
 
@@ -32,11 +34,17 @@ class Plan:
     parallel: int
     max_ctx_tokens: int
     num_pages: int  # of a lane; as many as its context has chunks: exact attention
+    pool: Pool | None  # how a lane lives with fewer; None: it never has to
     prefill_chunk_tokens: int
     decode_sizes: tuple[int, ...]
     verify_rows: tuple[int, ...]  # the numbers of rows that a verify pass may have in each entry
     peer_access: str  # "auto", "on" or "off"
     reasons: tuple[str, ...]
+
+    @property
+    def batch_tokens(self) -> int:
+        """By how many tokens a lane grows at most at a time."""
+        return max(self.prefill_chunk_tokens, *self.verify_rows, 1)
 
     def num_scratch_rows(self, shard: ShardPlan) -> int:
         """Rows of the largest pass that leaves something to be committed, of all entries
@@ -52,6 +60,25 @@ class Plan:
         smallest = self.decode_sizes[0]
         sizes: list[int] = [*range(1, smallest), *self.decode_sizes]
         return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
+
+    @property
+    def most_uncut_tokens(self) -> int:
+        """Tokens of a prompt after which a node is to end at the latest: so they need not leave a
+        lane's pages before one holds them.
+        """
+        if self.pool is None:
+            return self.max_ctx_tokens  # what nobody has to observe
+        pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
+        others = (self.num_pages - len(pinned) - 1) * CHUNK_TOKENS
+        return max(self.prefill_chunk_tokens, others - 2 * self.prefill_chunk_tokens)
+
+    @property
+    def host_bytes(self) -> int:
+        """Of memory that all lanes' keys and values may take besides; none where they stay on their
+        devices.
+        """
+        token_bytes = sum(shard.token_bytes for shard in self.shards)
+        return 0 if self.pool is None else self.parallel * self.max_ctx_tokens * token_bytes
 
     @property
     def computes_beside(self) -> bool:
@@ -80,12 +107,13 @@ class Plan:
         return (
             self.num_pages * CHUNK_TOKENS * shard.token_bytes
             + shard.lane_state_bytes
+            + shard.lane_ring_bytes
             + shard.lane_scratch_bytes
         )
 
     def device_bytes(self, shard: ShardPlan) -> int:
         """Weights and state of the shard, without workspace."""
-        extra_lane = shard.lane_state_bytes  # what padding entries write
+        extra_lane = shard.lane_state_bytes + shard.lane_ring_bytes  # what padding entries write
         lanes = self.parallel * self.lane_bytes(shard) + extra_lane
         return shard.weight_bytes + lanes + shard.spare_scratch_bytes(self.parallel)
 
@@ -103,11 +131,13 @@ def make_plan(
     verify_rows: Sequence[int] = (),
     guest: Guest | None = None,
     form_of: Callable[[str], Form] = lambda name: Dense(),
+    pool: AskedPool | None = None,
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
-    `guest`: what must fit too. `form_of`: how each tensor is stored, by its name.
+    `guest`: what must fit too. `form_of`: how each tensor is stored, by its name. `pool`: what is
+    to stay of a lane's context; None: all of it.
     """
     chunk = prefill_chunk_tokens or max(device.prefill_chunk_tokens for device in devices)
     if chunk % CHUNK_TOKENS:
@@ -124,13 +154,30 @@ def make_plan(
             chunk_tokens=chunk,
             num_verify_rows=max(verify_rows, default=0),
             num_lanes=parallel or DEFAULT_PARALLEL,
+            pages=pool is not None,
+            looks=pool is not None and pool.pool.policy == "qk",
             form_of=form_of,
         )
         for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)
     )
-    lanes = choose_lanes(
-        spec, devices, shards, guest, parallel=parallel, max_ctx_tokens=max_ctx_tokens
-    )
+    if pool is None:
+        lanes = choose_lanes(
+            spec, devices, shards, guest, parallel=parallel, max_ctx_tokens=max_ctx_tokens
+        )
+        num_pages = num_chunks(lanes.max_ctx_tokens)
+    else:
+        lanes, num_pages = choose_pool(
+            spec,
+            devices,
+            shards,
+            guest,
+            pool,
+            parallel=parallel,
+            max_ctx_tokens=max_ctx_tokens,
+            chunk_tokens=chunk,
+            num_verify_rows=max(verify_rows, default=0),
+        )
+        chunk = chunk_that_fits(num_pages, chunk)
     by_memory = ["layers are split by the free memory of each device"]
     is_by_memory = weights is None and len(devices) > 1
     return Plan(
@@ -140,7 +187,8 @@ def make_plan(
         precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
-        num_pages=num_chunks(lanes.max_ctx_tokens),
+        num_pages=num_pages,
+        pool=None if pool is None else pool.pool,
         prefill_chunk_tokens=chunk,
         decode_sizes=decode_sizes(devices, precision.compute, lanes.parallel),
         verify_rows=tuple(sorted(set(verify_rows))),

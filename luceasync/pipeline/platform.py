@@ -16,6 +16,7 @@ from torch import Tensor
 
 from luceasync.hoststore.lane_copies import LaneCopies
 from luceasync.hoststore.memory import HostMemory
+from luceasync.hoststore.staging import Staging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture
@@ -35,6 +36,18 @@ class Event(Protocol):
 
     def synchronize(self) -> None:
         """Wait until it has."""
+        ...
+
+
+class Stopwatch(Protocol):
+    """Measures how long a device works."""
+
+    def stop(self) -> None:
+        """With the end of what was queued so far, on the current stream."""
+        ...
+
+    def seconds(self) -> float:
+        """What it shows. It is waited for."""
         ...
 
 
@@ -90,6 +103,20 @@ class Platform(Protocol):
         """Clear rows that are about to be written, where decode steps read whole pages: what is
         not written yet gets no weight, which undoes any value but NaN.
         """
+        ...
+
+    def staging(self, cache: LaneCache) -> Staging:
+        """Blocks of rows that are not all on the device."""
+        ...
+
+    def beside(self) -> AbstractContextManager[object]:
+        """Inside it work is queued behind all that was queued so far, and what is queued outside
+        goes on beside it.
+        """
+        ...
+
+    def stopwatch(self) -> Stopwatch:
+        """Runs from what was queued so far on, on the current stream."""
         ...
 
     def copies(self, cache: LaneCache) -> LaneCopies:

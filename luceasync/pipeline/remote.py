@@ -15,15 +15,21 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
+from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.nodes import Nodes
 from luceasync.ipc.channel import Payload, Traffic
-from luceasync.kv.pages import PageEvent
+from luceasync.ipc.pace import Call
+from luceasync.ipc.packets import Message
+from luceasync.ipc.supervised import Life
+from luceasync.kv.pages import PageEvent, num_chunks
+from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
 from luceasync.pipeline.crossing import views
 from luceasync.pipeline.link import Link
-from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.passes import Batch, Masses, Passes
+from luceasync.pipeline.remote_contents import RemoteContents
 from luceasync.pipeline.remote_logits import RemoteLogits
-from luceasync.pipeline.sizes import Sizes
+from luceasync.pipeline.sizes import Sizes, Spec
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
@@ -35,12 +41,23 @@ EVENTS_A_PACKET = 4096
 class RemoteGroup:
     """See Group. All that is done with it raises GroupFailed once the process is gone."""
 
-    def __init__(self, link: Link, passes: RemotePasses, nodes: Nodes, num_shards: int) -> None:
-        """`link` is owned from now on."""
+    def __init__(
+        self,
+        link: Link,
+        passes: RemotePasses,
+        contents: RemoteContents,
+        num_shards: int,
+        start_again: Callable[[str], Life],
+    ) -> None:
+        """`link` is owned from now on. `start_again` is told why, and gives another process that
+        has loaded the same layers; see Group.mend.
+        """
         self._link = link
         self._passes = passes
-        self._nodes = nodes
+        self._contents = contents
+        self._nodes = NodeStore(contents)
         self._num_shards = num_shards
+        self._start_again = start_again
 
     @property
     def num_shards(self) -> tuple[int, int]:
@@ -62,19 +79,33 @@ class RemoteGroup:
     def nodes(self) -> Sequence[Nodes]:
         return [self._nodes]
 
+    def notice(self) -> None:
+        """See Group."""
+        self._link.notice()
+
     def probe(self) -> None:
         """See Group."""
         self._link.probe()
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        """See Group. Nodes in shared memory stay where they are, and are told to the process."""
+        if self._link.is_open:
+            return
+        self._link.go_on_with(self._start_again(self._link.last_words()))
+        self._passes.begin_again()
+        lost(self._nodes.sift(self._contents.renew))
 
     def close(self) -> None:
         self._link.close()
 
 
-def load(link: Link, order: wire.Load, advance: Callable[[int], None]) -> None:
-    """Have a group loaded; `advance` hears what is read. Raises ModelError in the words of the
-    process, and what `advance` raises.
+def load(
+    link: Link, order: Message, advance: Callable[[int], None], tensors: Sequence[Tensor] = ()
+) -> None:
+    """Have a group or a drafter loaded; `advance` hears what is read. Raises ModelError in the
+    words of the process, and what `advance` raises.
     """
-    link.tell(order)
+    link.tell(order, tensors)
     while True:
         match link.receive(SILENCE_S):
             case wire.Read(num_bytes):
@@ -115,6 +146,7 @@ class RemotePasses:
         self._given: tuple[Tensor, Payload] | None = None  # what was handed on
         self._batch = Batch((), (), 1)  # of the last pass
         self._is_tree = False
+        self._num_looked_at: dict[int, int] = {}  # chunks, by lane
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         return self._run("prefill", batch, given, project)
@@ -146,19 +178,27 @@ class RemotePasses:
         # process's ring is given back when it has been read.
         answers = gives is not None or lent is not None or not self._is_ahead(kind)
         order = wire.Run(
-            kind, batch.lanes, batch.begins, batch.num_rows, project, has_parents, answers
+            kind,
+            batch.lanes,
+            batch.begins,
+            batch.num_rows,
+            batch.mark,
+            project,
+            has_parents,
+            answers,
         )
         if lent is None:
             number = self._link.tell(order, [given])
         else:
             number = self._link.forward(order, lent)
+        call = Call(kind, len(batch.lanes) * batch.num_rows)
         if gives is None:
             if answers:
-                self._link.answer(number, wire.Done)
+                self._link.answer(number, wire.Done, call)
             return None
         if not self._hands_on:
-            return self._link.tensors(number, [gives])[0]
-        payload = self._link.payload(number)
+            return self._link.tensors(number, [gives], call)[0]
+        payload = self._link.payload(number, call)
         [view] = views(self._link.view(payload, gives), [gives])
         self._given = view, payload
         return view
@@ -170,6 +210,11 @@ class RemotePasses:
     def handed_on(self, given: Tensor) -> Payload | None:
         """The payload of which this tensor is the view, if it is the last one."""
         return self._given[1] if self._given is not None and self._given[0] is given else None
+
+    def begin_again(self) -> None:
+        """The process is another one: nothing of what this one has been told is known to it."""
+        self._free()
+        self._batch = Batch((), (), 1)
 
     def _free(self) -> None:
         if self._given is not None:
@@ -193,7 +238,8 @@ class RemotePasses:
         else:
             number = self._link.tell(wire.Taps(tuple(map(len, paths))), _flat(paths))
         spec = self._sizes.rows(num_kept)
-        kept = {tap: self._link.tensors(number, [spec])[0] for tap in self._taps}
+        call = Call("taps", num_kept)
+        kept = {tap: self._link.tensors(number, [spec], call)[0] for tap in self._taps}
         if is_chunk:
             return {tap: rows[None] for tap, rows in kept.items()}
         return {tap: self._spread(rows, paths) for tap, rows in kept.items()}
@@ -219,10 +265,24 @@ class RemotePasses:
         tokens, *parents = self._link.fetch(order, self._sizes.proposal(order), [rows, anchors])
         return Proposal(tokens, parents[0] if parents else None)
 
-    def place(self, events: Sequence[PageEvent]) -> None:
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         told = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
         for begin in range(0, len(told), EVENTS_A_PACKET):
-            self._link.tell(wire.Place(tuple(told[begin : begin + EVENTS_A_PACKET])))
+            end = begin + EVENTS_A_PACKET
+            self._link.tell(wire.Place(epoch, tuple(told[begin:end]), has_more=end < len(told)))
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        for begin in range(0, len(places), EVENTS_A_PACKET):
+            self._link.tell(wire.Recall(lane, tuple(places[begin : begin + EVENTS_A_PACKET])))
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        self._num_looked_at[lane] = num_chunks(num_tokens)
+        self._link.tell(wire.Look(lane, num_tokens))
+
+    def masses(self, lane: int) -> Masses:
+        specs: list[Spec] = [((self._num_looked_at[lane],), torch.float32), ((1,), torch.float64)]
+        of_chunks, seconds = self._link.fetch(wire.Masses(lane), specs)
+        return Masses(of_chunks, float(seconds))
 
     def reset(self, lane: int) -> None:
         self._link.tell(wire.Reset(lane))

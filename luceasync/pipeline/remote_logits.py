@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from luceasync.ipc.pace import Call
 from luceasync.pipeline import wire
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.sizes import Sizes
@@ -77,7 +78,8 @@ class _RemoteRanking:
     def candidates(self) -> Candidates:
         wanted = self._wanted
         specs = self._sizes.ranked(self._num_rows, wanted.num_ranked, wanted.num_top)
-        best, *rest = (tensor.numpy() for tensor in self._link.tensors(self._number, specs))
+        call = Call("rank", self._num_rows)  # it ends with the pass
+        best, *rest = (tensor.numpy() for tensor in self._link.tensors(self._number, specs, call))
         carried = np.empty((self._num_rows, 0), np.int64)
         if self._carry is not None:
             carried = self._carry.cpu().numpy().astype(np.int64)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luceasync.config import Config
+from luceasync.hoststore.memory import node_bytes_of
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.models.precision import Precision
@@ -14,6 +15,7 @@ from luceasync.pipeline.devices import default_device
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.pool import AskedPool, Pool
 from luceasync.pipeline.processes import offers_in, processes_of
 from luceasync.pipeline.ranges import named_devices
 from luceasync.pipeline.shard_plan import ShardPlan, weight_types
@@ -51,6 +53,16 @@ def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
     return devices, Precision.of(dtype)
 
 
+def asked_pool(config: Config) -> AskedPool | None:
+    """How much of lanes' contexts is to stay on devices; None: all of it."""
+    asked = config.kvflash
+    if asked.pool_tokens is None:
+        return None
+    num_tokens = None if asked.pool_tokens == "auto" else asked.pool_tokens
+    host_bytes = node_bytes_of(config.cache.memory_bytes)
+    return AskedPool(num_tokens, Pool(asked.policy, asked.tau_tokens, asked.pins), host_bytes)
+
+
 def plan_report(
     config: Config,
     spec: ModelSpec | None = None,
@@ -78,6 +90,7 @@ def plan_report(
         verify_rows=verify_rows,
         guest=guest,
         form_of=form_of,
+        pool=asked_pool(config),
     )
     shards = tuple(
         ShardReport(

@@ -6,27 +6,31 @@ request.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_store import NodeStore
+from luceasync.hoststore.shard_contents import ShardContents
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends
 from luceasync.models.families import family_of
 from luceasync.models.forms import Place
 from luceasync.models.loader import TensorReader, TensorSource
-from luceasync.models.mixers.mixer import Mixer, MixerBody
+from luceasync.models.mixers.mixer import Mixer, MixerBody, State
 from luceasync.models.pass_rows import NO_LANE, NOBODY, Entry, Kept, Paths, Rows
 from luceasync.models.precision import torch_dtype
+from luceasync.models.recent import RecentRows
 from luceasync.models.scratch import VerifyScratch
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
 from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.past_rows import PastOfLanes, PastRows
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard_plan import ShardPlan
@@ -60,7 +64,7 @@ class Shard:
         self.layers = range(shard.begin, shard.end)
         self._layers = [family.read_layer(reader, layer) for layer in self.layers]
         self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
-        mixers = spec.mixers[shard.begin : shard.end]
+        mixers = self._mixers = spec.mixers[shard.begin : shard.end]
         self._bodies: dict[Mixer, MixerBody] = {
             mixer: self._ops.pick(mixer.torch_body, mixer.triton_body) for mixer in mixers
         }
@@ -74,16 +78,31 @@ class Shard:
             blank=platform.blank,
         )
         platform.touch(self.cache.touch)
+        looks = plan.pool is not None and plan.pool.policy == "qk"
         self.scratch = VerifyScratch(
             mixers,
             num_rows=plan.num_scratch_rows(shard),
             precision=precision,
             device=self.device,
+            with_recent=looks,
         )
+        self._recent: RecentRows | None = None
+        if looks:
+            self._recent = RecentRows(
+                mixers, num_lanes=plan.parallel, precision=precision, device=self.device
+            )
         self._tapped = frozenset(tapped)
         self.taps: dict[int, Tensor] = {}  # of the last pass: layer -> [entries, rows, hidden]
-        number, copies = plan.shards.index(shard), platform.copies(self.cache)
-        self.nodes = NodeStore(self.cache, number, memory, copies)
+        self.copies = platform.copies(self.cache)
+        number = plan.shards.index(shard)
+        contents = ShardContents(self.cache, number, memory, self.copies)
+        self.absent = contents.absent
+        self.nodes = NodeStore(contents)
+        self.past: PastOfLanes | None = None  # where lanes have more than is here
+        if plan.pool is not None:
+            self.copies.rehearse()
+            absent = self.absent.rows
+            self.past = PastOfLanes(mixers, shard.begin, self.cache, platform, absent, self._recent)
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -98,22 +117,35 @@ class Shard:
         positions = torch.tensor(batch.begins, dtype=torch.int32)[:, None]
         positions = (positions + torch.arange(batch.num_rows, dtype=torch.int32)).to(self.device)
         lanes = torch.tensor(batch.lanes, dtype=torch.int32).to(self.device)
-        return self.rows_from(entries, lanes, positions)
+        return self.rows_from(entries, lanes, positions, batch.mark)
 
-    def rows_from(self, entries: tuple[Entry, ...], lanes: Tensor, positions: Tensor) -> Rows:
+    def rows_from(
+        self,
+        entries: tuple[Entry, ...],
+        lanes: Tensor,
+        positions: Tensor,
+        mark: int | None = None,
+    ) -> Rows:
         """Rows from tensors that are on this device already."""
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
         ranks = positions - self._absent(lanes)[:, None]
-        return Rows(entries, lanes, ranks, self.cache.tables, prepared)
+        return Rows(entries, lanes, ranks, self.cache.tables, prepared, mark)
 
-    def forward(self, x: Tensor, rows: Rows) -> Tensor:
+    def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
         self.taps = {}
-        of_layers = zip(self.layers, self._layers, self.cache.layers, strict=True)
-        for index, layer, state in of_layers:
-            x = layer.forward(x, state, rows)
+        of_layers = zip(self.layers, self._mixers, self._layers, self._states(), strict=True)
+        for index, mixer, layer, state in of_layers:
+            seen = rows if past is None else replace(rows, past=past.of(index, mixer))
+            x = layer.forward(x, state, seen)
             self._tap(index, x)
         return x
+
+    def passed(self, batch: Batch) -> None:
+        """The chunk is through: from its mark the lane's state is there as well."""
+        if batch.mark is not None:
+            (lane,), (begin,) = batch.lanes, batch.begins
+            self.cache.set_aside(lane, begin + batch.mark, begin + batch.num_rows)
 
     def tree_rows(self, batch: Batch, depths: Tensor) -> Rows:
         """Rows of a verify pass: `depths` int32 [entries, rows] below each lane's committed end."""
@@ -135,7 +167,7 @@ class Shard:
         """
         self.taps = {}
         scratch = self.scratch.shaped(*x.shape[:2])
-        of_layers = zip(self.layers, self._layers, self.cache.layers, scratch.layers, strict=True)
+        of_layers = zip(self.layers, self._layers, self._states(), scratch.layers, strict=True)
         for index, layer, state, kept in of_layers:
             x = layer.verify(x, state, rows, trees, kept)
             self._tap(index, x)
@@ -150,7 +182,7 @@ class Shard:
             if path:
                 first = self.cache.rank(lane, begin)
                 places = self.cache.places(lane, first, first + len(path))
-                kept.append(Kept(i, lane, places, torch.tensor(path, device=self.device)))
+                kept.append(Kept(i, lane, first, places, torch.tensor(path, device=self.device)))
         counts = [len(path) for path in paths]
         filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
         numbers = (batch.lanes, batch.begins, filled, counts)
@@ -169,15 +201,30 @@ class Shard:
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
         for mixer, scratch in self.scratch.shaped(*paths.rows.shape).stacked.items():
-            self._bodies[mixer].commit(scratch, self.cache.stacked[mixer], paths)
+            recent = () if self._recent is None else self._recent.stacked[mixer]
+            self._bodies[mixer].commit(scratch, (*self.cache.stacked[mixer], *recent), paths)
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
         self.cache.place(events)
+        for lane in {event.lane for event in events}:
+            self.absent.placed(lane)
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """Call before a pass over these lanes is queued: it then runs after their restores, and
+        after the saves of what they held before their reset.
+        """
+        self.copies.use(lanes)
+        self.absent.use(lanes)
+        self.cache.begin_pass()
 
     def reset(self, lane: int) -> None:
-        """Make the lane as if no token had ever run on it."""
-        self.nodes.reset(lane)
+        """Make the lane as if no token had ever run on it; its saves go on."""
+        self.copies.rewrite(lane)
+        self.cache.reset(lane)
+        self.absent.reset(lane)
+        if self.past is not None:
+            self.past.reset(lane)
 
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
@@ -185,6 +232,10 @@ class Shard:
         self.ends = Ends(None, None, None)
         self.taps = {}
         self.scratch.close()
+        if self.past is not None:
+            self.past.close()
+        if self._recent is not None:
+            self._recent.close()
         self.nodes.close()
         self.cache.close()
 
@@ -192,7 +243,15 @@ class Shard:
     def num_bytes(self) -> int:
         """Bytes of weights and state that are held."""
         weights = sum(layer.num_bytes for layer in self._layers) + self.ends.num_bytes
-        return weights + self.cache.num_bytes + self.scratch.num_bytes
+        recent = 0 if self._recent is None else self._recent.num_bytes
+        return weights + self.cache.num_bytes + self.scratch.num_bytes + recent
+
+    def _states(self) -> Iterator[State]:
+        """What each layer keeps of lanes: its state, and its newest rows where these are kept."""
+        if self._recent is None:
+            return iter(self.cache.layers)
+        both = zip(self.cache.layers, self._recent.layers, strict=True)
+        return ((*state, *recent) for state, recent in both)
 
     def _tap(self, layer: int, x: Tensor) -> None:
         if layer in self._tapped:

@@ -10,12 +10,14 @@ from typing import Protocol
 
 from torch import Tensor
 
+from luceasync.errors import EventsOutOfTurn
 from luceasync.kv.pages import PageEvent
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import Transfer
@@ -60,17 +62,22 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
+        self._epoch: int | None = None  # of the page map; a new group takes the first that comes
+        self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.nodes.use(batch.lanes)
-            return self._steps.prefill(batch, self._here(given), project=project)
+            self._shard.use(batch.lanes)
+            x = self._steps.prefill(batch, self._here(given), project=project)
+        self._ran(batch, [batch.num_rows] * len(batch.lanes))
+        return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.nodes.use(batch.lanes)
+            self._shard.use(batch.lanes)
             output = self._steps.decode(batch, self._here(given))
+        self._ran(batch, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
             return output
         self._logits = output[:, 0]
@@ -78,9 +85,10 @@ class ShardPasses:
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         with self._shard.on_device():
-            self._shard.nodes.use(batch.lanes)
+            self._shard.use(batch.lanes)
             above = None if parents is None else self._here(parents)
             output = self._steps.verify(batch, self._here(given), above)
+        self._verified = batch
         if not self._shard.plan.is_last:
             return output
         self._logits = output
@@ -91,8 +99,11 @@ class ShardPasses:
         return LocalLogits(self._logits[:num_entries])
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        batch, self._verified = self._verified, None
+        assert batch is not None, "commit follows verify, once"
         with self._shard.on_device():
             self._steps.commit(paths)
+        self._ran(batch, [*map(len, paths)])
 
     def taps(self, paths: Sequence[Sequence[int]]) -> dict[int, Tensor]:
         return self._shard.taps  # nobody copies them, so all rows may stay in
@@ -106,12 +117,38 @@ class ShardPasses:
             logits = self._shard.ends.project_rows(self._here(rows))
             return self._proposer(self._here(anchors), logits, budget)
 
-    def place(self, events: Sequence[PageEvent]) -> None:
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
+        if self._epoch is not None and epoch != self._epoch + 1:
+            raise EventsOutOfTurn(f"changes of pages {epoch} after {self._epoch}")
+        self._epoch = epoch
         self._shard.place(events)
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        with self._shard.on_device():
+            self._shard.absent.recall(lane, places)
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        with self._shard.on_device():
+            self._past.look(lane, num_tokens)
+
+    def masses(self, lane: int) -> Masses:
+        with self._shard.on_device():
+            return self._past.masses(lane)
 
     def reset(self, lane: int) -> None:
         with self._shard.on_device():
             self._shard.reset(lane)
+
+    @property
+    def _past(self) -> PastOfLanes:
+        past = self._shard.past
+        assert past is not None, "no pool is planned"
+        return past
+
+    def _ran(self, batch: Batch, counts: Sequence[int]) -> None:
+        """So many rows of each entry are queued, and belong to its lane."""
+        if self._shard.past is not None:
+            self._shard.past.ran(batch.lanes, batch.begins, counts)
 
     def _here(self, x: Tensor) -> Tensor:
         return self._transfer(x, self._shard.device)

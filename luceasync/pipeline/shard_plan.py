@@ -32,6 +32,7 @@ class ShardPlan:
     spare_token_bytes: int = 0  # as token_bytes, of a lane more than there are: a guest's padding
     short_rows: tuple[int, ...] = ()  # see Offer
     short_scratch_bytes: int = 0  # of the largest of them, in the rows of what is verified
+    lane_ring_bytes: int = 0  # of one lane's newest rows, which say what of it is to stay
 
     def spare_scratch_bytes(self, num_lanes: int) -> int:
         """What a short chunk needs beyond the scratch of so many lanes."""
@@ -48,21 +49,29 @@ def plan_shard(
     chunk_tokens: int,
     num_verify_rows: int,
     num_lanes: int,
+    pages: bool = False,
+    looks: bool = False,
     form_of: Callable[[str], Form] = lambda name: Dense(),
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, which verifies up to `num_verify_rows` rows
-    for each of `num_lanes` lanes. `form_of`: how each tensor is stored, by its name.
+    for each of `num_lanes` lanes. `pages`: a part of a lane's context is in host memory alone, and
+    `looks`: its newest rows say which. `form_of`: how each tensor is stored, by its name.
     """
     is_first, is_last = begin == 0, end == spec.num_layers
     mixers = spec.mixers[begin:end]
     state_bytes = sum(num_bytes(mixer.end, precision) for mixer in mixers)
     scratch_row_bytes = sum(num_bytes(mixer.scratch, precision) for mixer in mixers)
+    rings = [mixer.recent for mixer in mixers if looks and mixer.recent is not None]
+    scratch_row_bytes += sum(num_bytes([recent.scratch], precision) for recent in rings)
     num_rows = num_lanes * num_verify_rows
     # While they are verified: what mixers take, and logits in the model's dtype and float32.
     verified_row_bytes = max(mixer.verified_row_bytes for mixer in spec.mixers)
     verified_bytes = max(num_rows, *device.short_rows, 0) * verified_row_bytes
     verified_bytes += is_last * num_rows * spec.vocab_size * (4 + 4)
     staged_bytes = device.num_staged_states * state_bytes
+    if pages:
+        widest = max(num_bytes(mixer.rows, precision) for mixer in mixers)
+        staged_bytes += device.num_staged_tokens * widest
     return ShardPlan(
         device=device.name,
         begin=begin,
@@ -79,6 +88,7 @@ def plan_shard(
         + verified_bytes,
         short_rows=device.short_rows,
         short_scratch_bytes=max(device.short_rows, default=0) * scratch_row_bytes,
+        lane_ring_bytes=sum(num_bytes([recent.ring], precision) for recent in rings),
     )
 
 

@@ -20,9 +20,10 @@ PIECE_BYTES = 4 << 20  # of a node that is streamed
 
 
 class Ask(Message, frozen=True):
-    """What do these devices of yours offer?"""
+    """What do these devices of yours offer? `flag` has named them."""
 
     names: tuple[str, ...]
+    flag: str
 
 
 class Load(Message, frozen=True):
@@ -52,13 +53,14 @@ class Run(Message, frozen=True):
     lanes: tuple[int, ...]
     begins: tuple[Natural, ...]
     num_rows: Positive
+    mark: Positive | None = None
     project: bool = False
     has_parents: bool = False
     answers: bool = True
 
     @property
     def batch(self) -> Batch:
-        return Batch(self.lanes, self.begins, self.num_rows)
+        return Batch(self.lanes, self.begins, self.num_rows, self.mark)
 
 
 class Rank(Message, frozen=True):
@@ -120,9 +122,33 @@ class Propose(Message, frozen=True):
 
 
 class Place(Message, frozen=True):
-    """See Passes.place: (lane, chunk, page) of each event; page -1: none."""
+    """See Passes.place: (lane, chunk, page) of each event; page -1: none. `has_more`: the rest of
+    the epoch follows.
+    """
 
+    epoch: Positive
     events: tuple[tuple[Natural, Natural, int], ...]
+    has_more: bool = False
+
+
+class Recall(Message, frozen=True):
+    """See Passes.recall: chunk and page of each place."""
+
+    lane: Natural
+    places: tuple[tuple[Natural, Natural], ...]
+
+
+class Look(Message, frozen=True):
+    """See Passes.look."""
+
+    lane: Natural
+    num_tokens: Positive
+
+
+class Masses(Message, frozen=True):
+    """What the lane's last look has found: float32 of its chunks, and float64 seconds."""
+
+    lane: Natural
 
 
 class Reset(Message, frozen=True):
@@ -150,6 +176,14 @@ class Restore(Message, frozen=True):
     lane: Natural
     nodes: tuple[Natural, ...]
     num_tokens: Positive
+
+
+class Hold(Message, frozen=True):
+    """See Nodes.hold."""
+
+    lane: Natural
+    node: Natural
+    end: Positive
 
 
 class Drop(Message, frozen=True):
@@ -193,7 +227,7 @@ class Synchronize(Message, frozen=True):
 
 ORDERS: tuple[type[Message], ...] = (
     *(Ask, Load, Parents, Run, Rank, Whole, Logprob, Commit, Taps, Embed, Propose, Place, Reset),
-    *(Save, Restore, Drop, Export, Adopt, Fill, Synchronize),
+    *(Recall, Look, Masses, Save, Restore, Hold, Drop, Export, Adopt, Fill, Synchronize),
 )
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from luceasync.errors import GaveWay, GenerationFailed, Unavailable
+from luceasync.errors import GaveWay, GenerationFailed, NoHostMemory, Unavailable
 from luceasync.request import Delta, Finish, Stream
 from luceasync.server.metrics import AnswerClock
 from luceasync.server.request_log import RequestNote
@@ -61,6 +61,8 @@ def _raise_failure(finish: Finish) -> None:
                 raise GaveWay(finish.retry_after_s)
             case "unavailable":
                 raise Unavailable(words, finish.retry_after_s)
+            case "kv_host_memory":
+                raise NoHostMemory(words, finish.retry_after_s)
             case "failed":
                 raise GenerationFailed(words)
     if finish.reason == "cancelled":

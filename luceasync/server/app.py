@@ -19,6 +19,7 @@ from luceasync.config import ServerConfig
 from luceasync.errors import LuceasyncError
 from luceasync.request import Engine
 from luceasync.server.answering import Answering, House
+from luceasync.server.anthropic.routes import Anthropic
 from luceasync.server.auth import RequireApiKey
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
@@ -29,8 +30,9 @@ from luceasync.server.refusals import Refusals, TellUnforeseen
 from luceasync.server.request_log import LogRequests
 from luceasync.server.status_pages import StatusPages
 
-# The first of them tells what goes wrong on no family's route.
-FAMILIES: tuple[MakeFamily, ...] = (OpenAi,)
+# The first of them tells what goes wrong on no family's route. Where two have a path, a later one
+# is asked first: it says in its route which requests are its own.
+FAMILIES: tuple[MakeFamily, ...] = (OpenAi, Anthropic)
 
 
 def create_app(
@@ -68,7 +70,7 @@ def create_app(
     app = Starlette(
         routes=[
             *StatusPages(engine, drain, metrics).routes,
-            *(route for _, routes in spoken for route in routes),
+            *(route for _, routes in reversed(spoken) for route in routes),
         ],
         middleware=middleware,
         exception_handlers=dict.fromkeys(

@@ -5,15 +5,19 @@ Owns their names. Knows nothing of requests, and counts nothing itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from luceasync.request import CacheStatus, Engine, EngineStatus, Speculation, SpeculationStatus
+from luceasync.engine_status import CacheStatus, EngineStatus, ResidenceStatus, SpeculationStatus
+from luceasync.processes import ProcessStatus
+from luceasync.request import Engine, Speculation
 
 CACHE = "luceasync_prefix_cache"
 SPECULATION = "luceasync_speculation"
+KVFLASH = "luceasync_kvflash"
+PROCESS = "luceasync_process"
 
 
 class EngineCollector(Collector):
@@ -29,6 +33,10 @@ class EngineCollector(Collector):
             yield from _cache(status.cache)
         if status.speculation is not None:
             yield from _speculation(status.speculation)
+        if status.residence is not None:
+            yield from _residence(status.residence)
+        if status.processes.all:
+            yield from _processes(status.processes.all)
 
 
 def _engine(status: EngineStatus) -> Iterator[Metric]:
@@ -87,12 +95,59 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
     )
     words = "Tokens per verify step since the start, bonus included."
     yield GaugeMetricFamily(f"{SPECULATION}_tau", words, value=whole.tau)
+    words = "1 while the drafter's process is gone, and all decode plainly."
+    yield GaugeMetricFamily(f"{SPECULATION}_off", words, value=float(bool(status.off_reason)))
     seconds = {
         "draft": status.draft_s_total,
         "verify": status.verify_s_total,
         "host": status.host_s_total,
     }
     yield _counters(f"{SPECULATION}_seconds", "Time of the parts of a round.", "part", seconds)
+
+
+def _residence(status: ResidenceStatus) -> Iterator[Metric]:
+    tokens = {"resident": status.resident_tokens, "absent": status.absent_tokens}
+    yield _gauges(f"{KVFLASH}_tokens", "Tokens of lanes, in whole chunks.", "where", tokens)
+    words = "Bytes of host memory that lanes take for what no node holds."
+    yield GaugeMetricFamily(f"{KVFLASH}_own_bytes", words, value=status.own_bytes)
+    for name, words, value in (
+        ("recalled_chunks", "Chunks that came back to the devices.", status.recalled_total),
+        ("evicted_chunks", "Chunks that left them.", status.evicted_total),
+        ("looks", "Times that was asked which should be there.", status.looks_total),
+    ):
+        yield CounterMetricFamily(f"{KVFLASH}_{name}", words, value=value)
+
+
+def _processes(processes: Sequence[ProcessStatus]) -> Iterator[Metric]:
+    """Of each other process: by its name, and the devices that it runs."""
+    ages = {p: p.heartbeat_age_s for p in processes if p.heartbeat_age_s is not None}
+    for name, words, gauges in (
+        ("up", "1 while it does its work.", {p: float(not p.detail) for p in processes}),
+        ("heartbeat_age_seconds", "Since its last sign of life.", ages),
+        ("resident_bytes", "Memory that it has.", {p: p.resident_bytes for p in processes}),
+        ("node_bytes", "Nodes in memory that it shares.", {p: p.node_bytes for p in processes}),
+    ):
+        yield _of_processes(GaugeMetricFamily, name, words, gauges)
+    for name, words, counters in (
+        ("starts", "Times that it was started.", {p: p.num_starts for p in processes}),
+        ("calls", "Answers that were waited for.", {p: p.calls_total for p in processes}),
+        ("call_seconds", "Time of waiting for them.", {p: p.call_s_total for p in processes}),
+        ("sent_bytes", "Bytes sent to it.", {p: p.sent_bytes_total for p in processes}),
+        ("received_bytes", "Bytes that it sent.", {p: p.received_bytes_total for p in processes}),
+    ):
+        yield _of_processes(CounterMetricFamily, name, words, counters)
+
+
+def _of_processes(
+    kind: type[GaugeMetricFamily | CounterMetricFamily],
+    name: str,
+    words: str,
+    values: Mapping[ProcessStatus, float],
+) -> Metric:
+    family = kind(f"{PROCESS}_{name}", words, labels=["process", "devices"])
+    for process, value in values.items():
+        family.add_metric([process.name, ",".join(process.devices)], value)
+    return family
 
 
 def _gauges(name: str, words: str, label: str, values: Mapping[str, float]) -> Metric:

@@ -12,7 +12,13 @@ from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 
-from luceasync.errors import GenerationFailed, QueueFull, RequestError, Unavailable
+from luceasync.errors import (
+    GenerationFailed,
+    NoHostMemory,
+    QueueFull,
+    RequestError,
+    Unavailable,
+)
 from luceasync.server.discretion import without_paths
 
 MAX_MESSAGE_CHARS = 2000  # of a refusal: whoever quotes a request must not send it back
@@ -62,6 +68,12 @@ def _(error: QueueFull) -> Failure:
 def _(error: Unavailable) -> Failure:
     headers = {"Retry-After": str(error.retry_after_s)}
     return Failure(503, without_paths(str(error)), code="unavailable", headers=headers)
+
+
+@describe.register
+def _(error: NoHostMemory) -> Failure:
+    headers = {"Retry-After": str(error.retry_after_s)}
+    return Failure(503, str(error), code="kv_host_memory", headers=headers)
 
 
 @describe.register

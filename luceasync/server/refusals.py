@@ -63,7 +63,7 @@ class Refusals:
         return self.response(request.scope, error)
 
     def _family_of(self, scope: Scope) -> Family:
-        for family, routes in self._routes:
+        for family, routes in reversed(self._routes):
             if any(route.matches(scope)[0] is not Match.NONE for route in routes):
                 return family
         return self._routes[0][0]

@@ -21,9 +21,10 @@ HEADERS: tuple[tuple[bytes, bytes], ...] = (
 _encoder = msgspec.json.Encoder()
 
 
-def encode_event(payload: object) -> bytes:
+def encode_event(payload: object, name: str | None = None) -> bytes:
     """One event whose data is `payload` as JSON, which has no raw newlines."""
-    return b"data: " + _encoder.encode(payload) + b"\n\n"
+    named = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return named + b"data: " + _encoder.encode(payload) + b"\n\n"
 
 
 class EventStream:

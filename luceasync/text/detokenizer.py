@@ -32,6 +32,11 @@ class Detokenizer:
         self.stopped = False
 
     @property
+    def stopped_by(self) -> str | None:
+        """The stop string that has ended the text."""
+        return self._scanner.found if self._scanner is not None else None
+
+    @property
     def has_stops(self) -> bool:
         """Whether some string may stop the text."""
         return self._scanner is not None
@@ -81,6 +86,7 @@ class StopScanner:
         self._fail = self._link()
         self._state = 0
         self._held = ""
+        self.found: str | None = None
 
     def push(self, text: str) -> SafeText:
         """The text before a stop string, or as much as cannot belong to one any more."""
@@ -90,6 +96,7 @@ class StopScanner:
             length = self._match[self._state]
             if length:
                 self._held = ""
+                self.found = buffer[i - length : i]
                 return SafeText(buffer[: i - length], True)
         num_safe = len(buffer) - self._depth[self._state]
         self._held = buffer[num_safe:]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from luceasync.request import Piece, TextPiece
+from luceasync.pieces import Piece, TextPiece
 
 
 class PieceMaker(Protocol):

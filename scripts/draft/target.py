@@ -83,7 +83,7 @@ class _SequenceDelta(TorchDelta):
         q, k, v = delta_heads(F.silu(convolved(window, parameters.conv, mixed.shape[1])), spec)
         g, beta = delta_gates(a, b, parameters)
         state = q.new_zeros(q.shape[0], spec.num_value_heads, spec.key_dim, spec.value_dim)
-        out, _ = delta_chunks(q, k, v, g, beta, state)
+        out, _, _ = delta_chunks(q, k, v, g, beta, state)
         return gated_norm(out, z, parameters)
 
 

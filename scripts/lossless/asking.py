@@ -144,7 +144,7 @@ async def ask_all(
         finish = deltas[-1].finish
         assert finish is not None and finish.error is None, finish
         ids = tuple(token for delta in deltas for token in delta.token_ids)
-        found[number, turn] = Answer(ids, "".join(delta.text for delta in deltas), finish)
+        found[number, turn] = Answer(ids, "".join(delta.words for delta in deltas), finish)
 
     await asyncio.gather(*map(one, range(len(target.questions))))
 

@@ -17,8 +17,9 @@ from warm.entries import Entry
 from warm.run import keep
 
 from luceasync.engine.engine import LocalEngine
+from luceasync.engine_status import EngineStatus
 from luceasync.prefix.node import common_prefix
-from luceasync.request import ChatPrompt, Delta, EngineStatus, Finish, Request, Sampling, Stream
+from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
 from luceasync.text.history import History
 from luceasync.text.returns import Returns
 from luceasync.text.template import ChatTemplate
@@ -171,7 +172,7 @@ class Client:
             finish = choices[index][-1].finish
             assert finish is not None and finish.reason == "length", finish
             self._count_choice(opened, choices[index], finish, is_first=index == 0)
-        return "".join(delta.text for delta in choices[0])
+        return "".join(delta.words for delta in choices[0])
 
     def _count_choice(
         self, opened: _Opened, deltas: Sequence[Delta], finish: Finish, *, is_first: bool

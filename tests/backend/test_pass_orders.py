@@ -16,8 +16,9 @@ from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
+from luceasync.pipeline.cpu_platform import Past
 
-NUM_LANES, MAX_TOKENS = 2, 128
+NUM_LANES, MAX_TOKENS, NUM_PAGES = 2, 128, 2
 
 
 class Line:
@@ -33,6 +34,12 @@ class Line:
         if [(tuple(t.shape), t.dtype) for t in self.tensors] != [*specs]:
             self.refuse("another size")
         return self.tensors
+
+    def lent(self, got, spec) -> Tensor:
+        return self.given(got, [spec])[0]
+
+    def free_after(self, event, got) -> None:
+        raise AssertionError("nothing is run")
 
     def refuse(self, words: str) -> Any:
         raise ChannelClosed(words)
@@ -56,7 +63,8 @@ class Rows:
 
 
 def order(message: Message, *tensors: Tensor) -> None:
-    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], (NUM_LANES, MAX_TOKENS))
+    limits = NUM_LANES, MAX_TOKENS, NUM_PAGES
+    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], limits, Past)
     orders.table[type(message)](message, Received(message, None, 1, 0))
 
 
@@ -74,9 +82,12 @@ def run(lanes: tuple[int, ...], begins: tuple[int, ...]) -> wire.Run:
         (run((0,), (128,)), "129 tokens in a lane of 128"),
         (run((0,), (0,)), "another size"),
         (wire.Reset(2), "lane 2 of 2"),
-        (wire.Place(((2, 0, 0),)), "lane 2 of 2"),
-        (wire.Place(((0, 2, 0),)), "chunk 2, page 0 of a lane of 2 chunks"),
-        (wire.Place(((0, 0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Place(1, ((2, 0, 0),)), "lane 2 of 2"),
+        (wire.Place(1, ((0, 2, 0),)), "chunk 2, page 0 of a lane of 2 chunks"),
+        (wire.Place(1, ((0, 0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Recall(0, ((0, 2),)), "chunk 0, page 2 of a lane of 2 chunks"),
+        (wire.Look(0, 129), "129 tokens in a lane of 128"),
+        (wire.Masses(2), "lane 2 of 2"),
         (wire.Logprob(0, 0), "before any was ranked"),
     ],
 )
@@ -88,6 +99,12 @@ def test_what_cannot_be_is_refused(message: Message, words: str):
 def test_a_path_beyond_its_pass_is_refused():
     with pytest.raises(ChannelClosed, match="a path beyond the 1 rows"):
         order(wire.Commit((2,)), torch.tensor([0, 1], dtype=torch.int32))
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("prefill", 8), ("prefill", 90), ("decode", 3)])
+def test_a_mark_is_within_a_chunk(kind: str, mark: int):
+    with pytest.raises(ChannelClosed):
+        order(wire.Run(kind, (0,), (0,), 8, mark), torch.zeros(1, 8, dtype=torch.int64))
 
 
 @given(

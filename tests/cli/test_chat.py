@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from luceasync.cli.chat import run_chat
-from luceasync.cli.talk import Messages
+from luceasync.cli.talk import Messages, Spoken
 from luceasync.errors import Unavailable
+from luceasync.pieces import ReasoningPiece, TextPiece
 
 
 class ScriptedVoice:
@@ -23,12 +24,14 @@ class ScriptedVoice:
         self.heard: list[Messages] = []
         self.cancelled = threading.Event()
 
-    async def reply(self, messages: Messages) -> AsyncIterator[str]:
+    async def reply(self, messages: Messages) -> AsyncIterator[Spoken]:
         self.heard.append(messages)
         text = messages[-1]["content"]
         if text == "fail":
             raise Unavailable("gone")
-        yield f"<{text}>"
+        if text == "think":
+            yield ReasoningPiece("hm")
+        yield TextPiece(f"<{text}>")
         if text == "interrupt":
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             await self._wait()
@@ -53,6 +56,13 @@ def talk(monkeypatch):
         return run_chat(opening(), system), voice
 
     return run
+
+
+def test_reasoning_is_sent_back_and_no_pipe_gets_it(talk, capsys):
+    _, voice = talk("think", "b")
+    assert "hm" not in capsys.readouterr().out
+    said = {"role": "assistant", "content": "<think>", "reasoning_content": "hm"}
+    assert voice.heard[1][1] == said
 
 
 def test_each_line_is_a_turn_and_earlier_ones_are_remembered(talk, capsys):

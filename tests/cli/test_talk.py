@@ -8,6 +8,7 @@ import pytest
 from luceasync.cli.talk import LocalVoice, Manner, RemoteVoice, open_remote
 from luceasync.config import ServerConfig
 from luceasync.errors import LuceasyncError, QueueFull, Unavailable
+from luceasync.pieces import ReasoningPiece, TextPiece
 from luceasync.request import Delta
 from luceasync.server.app import create_app
 from tests.server.scripted import ScriptedEngine, Step, answer, finish
@@ -29,13 +30,19 @@ def voice_of(request):
 
 
 async def said(voice: LocalVoice | RemoteVoice) -> str:
-    return "".join([text async for text in voice.reply(HI)])
+    return "".join([piece.text async for piece in voice.reply(HI)])
 
 
 async def test_the_text_arrives(voice_of):
     engine = ScriptedEngine()
     assert await said(voice_of(engine)) == "Hello!"
     assert engine.streams[0].closed.is_set()
+
+
+async def test_reasoning_is_told_apart(voice_of):
+    script = [Delta(0, (ReasoningPiece("why"), TextPiece("so"))), Delta(0, finish=finish())]
+    pieces = [piece async for piece in voice_of(ScriptedEngine(script)).reply(HI)]
+    assert pieces == [ReasoningPiece("why"), TextPiece("so")]
 
 
 async def test_the_manner_is_asked_for(voice_of):

@@ -31,7 +31,13 @@ class CountingTarget:
         self.restores: dict[int, Ticket] = {}  # by lane: what is not there at once
 
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None:
         self.calls.append(("prefill", lane, begin, len(tokens)))
         return self._logits(tokens[-1:])[0] if project else None

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
+from luceasync.engine_status import CacheStatus
 from luceasync.errors import ConfigError
 from luceasync.keeping.tenants import Tenants
 from luceasync.nodefiles.disk import DiskTier
-from luceasync.request import CacheStatus
 
 DEADLINE_S = 10.0
 

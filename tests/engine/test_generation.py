@@ -11,7 +11,8 @@ from luceasync.engine import generation
 from luceasync.engine.generation import Generation
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, TokenCounts
-from luceasync.request import Delta, Sampling, TextPiece
+from luceasync.pieces import TextPiece
+from luceasync.request import Delta, Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny

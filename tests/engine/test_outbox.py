@@ -20,7 +20,7 @@ class Talker:
     def has_ended(self) -> bool:
         return self.texts == ["end"]
 
-    def shown(self, speculation: Speculation | None = None) -> Delta | None:
+    def shown(self, speculation: Speculation | None = None, residence=None) -> Delta | None:
         text = self.texts.pop(0)
         if text == "unreadable":
             self.texts.insert(0, text)

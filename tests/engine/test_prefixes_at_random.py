@@ -194,6 +194,7 @@ class Server(RuleBasedStateMachine):
         delattr(self.bench.target, verb)
         if fault is not None:
             self.hear(self.pump.recover(fault))
+            self.pump.begin_again()
             assert self.pump.num_running == 0
 
     @rule(is_slow=st.booleans())

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import pytest
 from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.errors import Unavailable
 from tests import tiny
 from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
@@ -34,6 +34,7 @@ async def running(
     *,
     transport: str = "auto",
     cache_dir: Path | None = None,
+    max_queue: int = 64,
     **draft,
 ) -> AsyncIterator[LocalEngine]:
     folder.mkdir(exist_ok=True)
@@ -41,7 +42,9 @@ async def running(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
             placement=placed(folder, arrangement, transport),
-            engine=EngineConfig(parallel=4, max_ctx_tokens=1024, prefill_chunk_tokens=128),
+            engine=EngineConfig(
+                parallel=4, max_ctx_tokens=1024, prefill_chunk_tokens=128, max_queue=max_queue
+            ),
             cache=CacheConfig(
                 memory_bytes=1 << 26,
                 cache_dir=cache_dir,
@@ -113,29 +116,86 @@ def backends() -> list[psutil.Process]:
     return found
 
 
+async def until(is_so: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60):
+        while not is_so():
+            await asyncio.sleep(0.02)
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])
-async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again(
-    tiny_dir, tmp_path, is_busy
+async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_alone(
+    tiny_dir, tmp_path, is_busy, transport
 ):
-    async with running(
-        tiny_dir, tmp_path / "several", "two", cache_dir=tmp_path / "cache"
-    ) as engine:
+    there = running(
+        tiny_dir, tmp_path / "several", "three", transport=transport, cache_dir=tmp_path / "cache"
+    )
+    async with there as engine:
         before = await ask(engine, LONG)
         await written(engine)
-        [victim] = backends()
+        first, last = sorted(backends(), key=lambda process: process.create_time())
         if is_busy:
             asking = asyncio.create_task(ask(engine, "more", num_tokens=800))
             await asyncio.sleep(0.3)
-        os.kill(victim.pid, signal.SIGKILL)
+        last.send_signal(signal.SIGKILL)
         if is_busy:
             finish = (await asking).finish
             assert (finish.reason, finish.error_kind) == ("error", "unavailable")
-            assert "group 1 of the model failed" in finish.error
+            assert "group 2 of the model failed" in finish.error
             assert "SIGKILL; its last lines" in finish.error
-        async with asyncio.timeout(60):
-            while victim in backends() or not (backends() and engine.status().ready):
-                await asyncio.sleep(0.1)
+        await until(lambda: engine.status().processes.away is not None)
+        status = engine.status()
+        assert status.ready  # who comes now waits
+        away = status.processes.away
+        assert (away.name, away.devices) == ("group 2 of the model", ("cuda:0",))
         after = await ask(engine, LONG)
+        status = engine.status()
+        assert (status.processes.away, status.restarts_total) == (None, 0)
+        assert [process.num_starts for process in status.processes.all] == [1, 2]
+        assert first in backends() and last not in backends()
     assert after.ids == before.ids
     assert after.num_cached > before.num_prompt_tokens - 64
+    assert after.finish.restore.tier == ("memory" if transport == "shared" else "disk")
+    assert backends() == []
+
+
+async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_path):
+    texts = [f"question {i}" for i in range(7)]  # four of them have a lane
+    async with running(tiny_dir, tmp_path / "several", "two") as engine:
+        alone = [await ask(engine, text, num_tokens=200) for text in texts]
+        asking = [asyncio.create_task(ask(engine, text, num_tokens=200)) for text in texts]
+        await until(lambda: engine.status().num_running == 4)
+        [victim] = backends()
+        victim.send_signal(signal.SIGKILL)
+        answers = await asyncio.gather(*asking)
+    assert [answer.finish.reason for answer in answers].count("error") == 4
+    for answer, told in zip(answers, alone, strict=True):
+        assert answer.finish.reason == "error" or answer.ids == told.ids
+
+
+async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back(
+    tiny_dir, tmp_path
+):
+    async with running(tiny_dir, tmp_path / "several", "two", max_queue=1) as engine:
+        [victim] = backends()
+        victim.send_signal(signal.SIGKILL)
+        await until(lambda: engine.status().processes.away is not None)
+        waiting = [asyncio.create_task(ask(engine, f"question {i}")) for i in range(5)]
+        await until(lambda: sum(engine._admission._num_held.values()) == 5)
+        with pytest.raises(Unavailable, match="group 1 of the model") as refused:
+            await ask(engine, "one too many")
+        assert refused.value.retry_after_s >= 1
+        assert {(await each).finish.reason for each in waiting} == {"length"}
+
+
+async def test_an_end_while_a_process_is_away_comes_soon(tiny_dir, tmp_path):
+    async with running(tiny_dir, tmp_path / "several", "two") as engine:
+        [victim] = backends()
+        [program] = (tmp_path / "several").glob("luceasync-backend")
+        program.write_text("#!/bin/sh\nexit 1\n")
+        victim.send_signal(signal.SIGKILL)
+        await until(lambda: engine.status().processes.all[0].num_starts >= 3)
+        ending = asyncio.timeout(20)
+        await ending.__aenter__()
+    await ending.__aexit__(None, None, None)
     assert backends() == []

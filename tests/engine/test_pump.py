@@ -5,11 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
-from luceasync.engine import pump as pump_module
 from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S
 from luceasync.hoststore.nodes import Span
 from luceasync.keeping import prefixes as prefixes_module
@@ -179,26 +177,35 @@ def test_a_long_prompt_does_not_starve_the_streams(make_prepared):
     assert all(a != b for a, b in itertools.pairwise(kinds) if a == "prefill")
 
 
-def test_what_opens_an_answer_waits_for_one_step_of_the_streams(make_prepared, monkeypatch):
-    """However long the message before it took: the first token is not to come later for it."""
-    target = CountingTarget()
+def test_what_opens_an_answer_is_no_pass_of_its_own_and_waits_for_no_stream(make_prepared):
+    """The state before it is taken within the chunk: the first token does not come later for it."""
 
-    def clock() -> float:
-        """A second for each row."""
-        rows = {"prefill": lambda call: call[3], "decode": lambda call: 1}
-        return float(sum(rows[call[0]](call) for call in target.calls if call[0] in rows))
+    class Marked(CountingTarget):
+        def __init__(self) -> None:
+            super().__init__()
+            self.marks: list[int | None] = []
 
-    monkeypatch.setattr(pump_module, "time", SimpleNamespace(perf_counter=clock))
-    pump = make_pump(target, recurrent=True)
+        def prefill(self, lane, begin, tokens, *, project, mark=None):
+            self.marks.append(mark)
+            return super().prefill(lane, begin, tokens, project=project, mark=mark)
+
+    target = Marked()
+    pump = make_pump(target, memory_bytes=10_000, recurrent=True)
     pump.submit([make_prepared(0, [0], max_tokens=5000)])
     for _ in range(3):
         pump.step()
     begin = len(target.calls)
-    pump.submit([replace(make_prepared(1, [0] * 128, max_tokens=1), boundaries=(120,))])
-    while ("prefill", 1, 120, 8) not in target.calls:
+    pump.submit([replace(make_prepared(1, [1] * 128, max_tokens=1), boundaries=(120,))])
+    while ("save", 1, 120, 128) not in target.calls:
         pump.step()
-    ran = [call[0] for call in target.calls[begin:] if call[0] in ("prefill", "decode")]
-    assert ran == ["prefill", *["decode"] * 64, "prefill", "decode", "prefill"]
+    calls = target.calls[begin:]
+    assert [call for call in calls if call[0] == "prefill"] == [
+        ("prefill", 1, 0, 64),
+        ("prefill", 1, 64, 64),
+    ]
+    assert target.marks == [None, None, 120]
+    last = calls.index(("prefill", 1, 64, 64))
+    assert calls[last + 1 : last + 3] == [("save", 1, 0, 120), ("save", 1, 120, 128)]
 
 
 def test_a_stop_token_ends_without_text_of_its_own(make_prepared):
@@ -245,8 +252,8 @@ def test_a_row_without_numbers_ends_with_an_error_and_the_others_go_on(make_prep
 
 def test_what_gave_no_numbers_is_not_taken_up_again(make_prepared):
     class SickOnce(CountingTarget):
-        def prefill(self, lane, begin, tokens, *, project):
-            logits = super().prefill(lane, begin, tokens, project=project)
+        def prefill(self, lane, begin, tokens, **asked):
+            logits = super().prefill(lane, begin, tokens, **asked)
             return logits if logits is None or len(self.calls) > 3 else logits * float("nan")
 
     target = SickOnce()

@@ -25,8 +25,8 @@ class FailsOnce(CountingTarget):
         if kind == self.kind and num_calls == self.number:
             raise ZeroDivisionError("no way")
 
-    def prefill(self, lane, begin, tokens, *, project):
-        logits = super().prefill(lane, begin, tokens, project=project)
+    def prefill(self, lane, begin, tokens, **asked):
+        logits = super().prefill(lane, begin, tokens, **asked)
         self._count("prefill")
         return logits
 
@@ -49,7 +49,9 @@ def fail_and_recover(pump: Pump, fault: Fault = FAULT) -> list:
     with pytest.raises(ZeroDivisionError):
         for _ in range(100):
             told += pump.step()
-    return told + pump.recover(replace(fault, during=pump.doing))
+    told += pump.recover(replace(fault, during=pump.doing))
+    pump.begin_again()
+    return told
 
 
 @pytest.mark.parametrize(("kind", "number"), [("prefill", 2), ("decode", 1), ("decode", 2)])
@@ -80,6 +82,18 @@ def test_what_a_failed_pass_left_is_not_taken_up_again(make_prepared):
     assert (last.finish.reason, last.finish.usage.cached_tokens) == ("length", 0)
 
 
+def test_what_ran_is_told_before_any_lane_is_touched(make_prepared):
+    target = FailsOnce("decode")
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0])])
+    with pytest.raises(ZeroDivisionError):
+        for _ in range(9):
+            pump.step()
+    calls = list(target.calls)
+    assert [(s, d.finish.reason) for s, d in pump.recover(FAULT)] == [(0, "error")]
+    assert target.calls == calls
+
+
 def test_a_recovery_resets_every_lane(make_prepared):
     target = FailsOnce("decode")
     pump = make_pump(target, num_lanes=3)
@@ -102,6 +116,7 @@ def test_after_a_failed_command_nobody_waits_for_what_it_was_to_bring(make_prepa
     pump.step()
     pump._roster.waiting[0].lease.awaited = {b"a node of the disk"}
     told = pump.recover(Fault("broken", "failed", during))
+    pump.begin_again()
     assert sorted(s for s, d in told if d.finish) == ended
 
 
@@ -116,17 +131,14 @@ def test_choices_that_could_not_be_submitted_are_told_too(make_prepared, monkeyp
 
 
 def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_prepared):
-    target = FailsOnce("decode")
-    pump = make_pump(target)
+    pump = make_pump(FailsOnce("decode"))
     pump.submit([make_prepared(0, [0])])
-    target.reset, reset = lambda lane: target.calls.append(("reset", lane)), target.reset
     with pytest.raises(ZeroDivisionError):
         for _ in range(9):
             pump.step()
-    target.reset = lambda lane: 1 / 0
+    pump.prefixes.disown = lambda lease: 1 / 0
     with pytest.raises(ZeroDivisionError):
         pump.recover(FAULT)
-    target.reset = reset
     assert [(s, d.finish.reason) for s, d in pump.recover(FAULT)] == [(0, "error")]
 
 

@@ -11,7 +11,7 @@ from luceasync.dflash.adapt import Shape
 from luceasync.dflash.tally import FIRST_WAIT_STEPS, StepCosts
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
 from luceasync.engine.rehearsal import Part, in_turns, part_for, rehearse
-from luceasync.request import SpeculationStatus
+from luceasync.engine_status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer
 from tests.dflash.conftest import make_backend  # noqa: F401
 from tests.dflash.scripted import (

@@ -45,34 +45,3 @@ def test_while_both_wait_each_has_its_share_and_a_time_alone_counts_for_nothing(
         assert balance.next_step(1, 1) == "decode"
         balance.account("decode", 1.0, both=True)
     assert balance.next_step(1, 1) == "prefill"
-
-
-def test_what_opens_an_answer_waits_for_one_step_and_others_then_for_what_is_owed():
-    balance = Balance()
-    balance.account("prefill", 5.0, both=True)
-    assert balance.next_step(1, 1, is_opening=True) == "decode"
-    balance.account("decode", 1.0, both=True)
-    assert balance.next_step(1, 1) == "decode"
-    assert balance.next_step(1, 1, is_opening=True) == "prefill"
-    balance.account("prefill", 1.0, both=True)
-    for _ in range(5):  # 4 of the first chunk, 1 of this one
-        assert balance.next_step(1, 1) == "decode"
-        balance.account("decode", 1.0, both=True)
-    assert balance.next_step(1, 1) == "prefill"
-
-
-def test_what_opens_an_answer_and_is_all_there_is_to_run_waits_for_nothing():
-    assert Balance().next_step(1, 1, is_opening=True) == "prefill"
-
-
-@given(st.lists(st.tuples(st.booleans(), st.floats(0.01, 2.0)), min_size=1, max_size=60))
-def test_openings_take_nothing_from_the_share_of_streams(chunks: list[tuple[bool, float]]):
-    balance, spent = Balance(), {"prefill": 0.0, "decode": 0.0}
-    for is_opening, seconds in chunks:
-        while (step := balance.next_step(1, 1, is_opening=is_opening)) == "decode":
-            balance.account("decode", 0.1, both=True)
-            spent["decode"] += 0.1
-        if not is_opening:
-            assert spent["decode"] >= spent["prefill"] - 1e-6
-        balance.account(step, seconds, both=True)
-        spent["prefill"] += seconds

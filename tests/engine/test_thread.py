@@ -24,6 +24,7 @@ class Pump:
         self.num_steps = 0
         self.doing = "between"
         self.recovered_from: list[Fault] = []
+        self.num_begun_again = 0
         self.failed_with: list[str] = []
 
     @property
@@ -50,6 +51,9 @@ class Pump:
             self.doing = "between"
             raise OSError("no device")
         return [("ended", fault.words)]
+
+    def begin_again(self) -> None:
+        self.num_begun_again += 1
 
     def give_up(self, fault: Fault, back_in_s: int):
         return [("all", fault.words)]

@@ -61,4 +61,4 @@ def test_a_device_that_never_ends_is_a_timeout_in_words(monkeypatch: pytest.Monk
 def test_copies_that_nobody_queues_are_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
     with pytest.raises(TimeoutError, match=r"not begun and queued within 0\.01 s"):
-        Delivery(1, [], []).synchronize()
+        Delivery(1, [], [], lambda number: None).synchronize()

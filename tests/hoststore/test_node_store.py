@@ -13,6 +13,7 @@ from luceasync.hoststore.lane_copies import DirectCopies
 from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.nodes import Span, check_tensors
+from luceasync.hoststore.shard_contents import Kept, ShardContents
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import PageMap
 from luceasync.models.mixers.attention import AttentionSpec
@@ -58,8 +59,8 @@ def make_cache(kinds=HYBRID, dtype: torch.dtype = torch.bfloat16, order=None) ->
     return cache
 
 
-def make_store(cache: LaneCache, memory: HostMemory | None = None) -> NodeStore:
-    return NodeStore(cache, 2, memory or PlainMemory(), DirectCopies(cache))
+def make_store(cache: LaneCache, memory: HostMemory | None = None) -> NodeStore[Kept]:
+    return NodeStore(ShardContents(cache, 2, memory or PlainMemory(), DirectCopies(cache)))
 
 
 def lane_tensors(cache: LaneCache, lane: int, begin: int, end: int) -> dict[str, Tensor]:
@@ -103,7 +104,7 @@ def test_a_chain_is_put_into_another_lane_and_touches_no_other(order, cuts):
     others = lane_tensors(cache, 1, 0, 256)
     for begin, end in zip([0, *ends], ends, strict=False):
         store.save(0, str(end), Span(begin, end, end == ends[-1]))
-    store.reset(2)
+    cache.reset(2)
     cache.place(PageMap(NUM_LANES, NUM_PAGES, order).extend(2, ends[-1]))
     assert store.restore(2, [str(end) for end in ends], ends[-1]).is_done
     assert_same(lane_tensors(cache, 2, 0, ends[-1]), expected)

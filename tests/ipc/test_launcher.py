@@ -19,6 +19,7 @@ from luceasync.errors import ChannelClosed, ConfigError, PeerRefused
 from luceasync.ipc.handshake import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program, child_environment
 from luceasync.ipc.memory import SealedMemory
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, open_rings
 from tests.ipc.echo_child import Ask, Tell
 
@@ -107,7 +108,7 @@ def test_it_has_the_descriptors_it_was_given_and_no_other(launch: Launch) -> Non
     with open(__file__) as mine:
         os.set_inheritable(mine.fileno(), True)
         found = ask(greeted(launch()), "descriptors").split()
-    assert len(found) <= 3 + 1 + 3 + 1  # standard ones, control, stream or memory, the listing
+    assert len(found) <= 3 + 2 + 3 + 1  # standard, control and pulse, stream or memory, listing
 
 
 def test_ctrl_c_at_a_terminal_is_for_its_parent_alone(launch: Launch) -> None:
@@ -259,3 +260,19 @@ def test_rings_are_shared_or_not_as_is_asked(monkeypatch: pytest.MonkeyPatch) ->
         open_rings("shared", RING_BYTES)
     with pytest.raises(ConfigError, match=r"--ipc-transport tcp: it must be auto\|shared\|stream"):
         open_rings("tcp", RING_BYTES)
+
+
+def test_one_that_hangs_is_ended_while_it_is_waited_for(launch: Launch) -> None:
+    started = greeted(launch(heartbeat=Heartbeat(interval_s=0.02, deadline_s=0.2)))
+    until(lambda: started.vitals.age_s is not None)
+    assert started.is_well
+    assert started.vitals.resident_bytes > 1 << 20
+    threading.Timer(0.1, os.kill, (started.child.pid, signal.SIGSTOP)).start()
+    with pytest.raises(ChannelClosed):
+        started.channel.receive(DEADLINE_S)
+    words = "it gave no sign of life for 0.2 s; its process was ended by SIGKILL"
+    assert started.last_words() == words
+    assert not started.is_well
+    started.end(0, DEADLINE_S)
+    assert started.last_words() == words
+    assert started.vitals.resident_bytes == 0

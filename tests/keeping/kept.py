@@ -67,17 +67,27 @@ class TokenTarget:
         self.late: tuple[str, ...] = ()
         self._tickets: list[LateTicket] = []
         self.memory: Holes | None = None
+        self._mark: tuple[int, int] | None = None  # of the last pass: lane, position
         self._places: dict[str, tuple[int, int]] = {}
 
     def prefill(
-        self, lane: int, begin: int, tokens: Sequence[int], *, project: bool
+        self,
+        lane: int,
+        begin: int,
+        tokens: Sequence[int],
+        *,
+        project: bool,
+        mark: int | None = None,
     ) -> Tensor | None:
         assert len(self.lanes[lane]) == begin
+        assert mark is None or (self.recurrent and begin < mark < begin + len(tokens))
+        self._mark = None if mark is None else (lane, mark)
         self.lanes[lane].extend(tokens)
         self.num_run += len(tokens)
         return self._logits([lane])[0] if project else None
 
     def decode(self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):
+        self._mark = None
         for lane, position, token in zip(lanes, positions, tokens, strict=True):
             assert len(self.lanes[lane]) == position
             self.lanes[lane].append(token)
@@ -98,8 +108,8 @@ class TokenTarget:
             raise MemoryError("no room")
         tokens = self.lanes[lane]
         assert len(tokens) >= span.end
-        assert len(tokens) == span.end or not span.with_state
-        state = digest(tokens) if span.with_state else None
+        assert span.end == len(tokens) or self._mark == (lane, span.end) or not span.with_state
+        state = digest(tokens[: span.end]) if span.with_state else None
         rows = tokens[span.begin : span.end]
         self.nodes[node] = (span, rows, state)
         return self._ticket("save")
@@ -319,8 +329,9 @@ class Bench:
         num_tokens = lease.num_prompt_tokens
         while begin < (until or num_tokens):
             end = chunk_end(begin, num_tokens, CHUNK, lease.splits)
-            tokens = lease.prompt[begin:end]
-            logits = self.target.prefill(lane, begin, tokens, project=end == num_tokens)
+            tokens, mark = lease.prompt[begin:end], lease.mark_within(begin, end)
+            is_last = end == num_tokens
+            logits = self.target.prefill(lane, begin, tokens, project=is_last, mark=mark)
             self.prefixes.prefilled(lease, lane, end, logits)
             begin = end
 

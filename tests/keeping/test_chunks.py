@@ -49,9 +49,10 @@ def test_turns_that_follow_each_other_closely_are_run_in_one():
     assert split_points([100, 120, 400], 1000, 512) == (100, 400)
 
 
-def test_what_opens_the_answer_is_a_chunk_of_its_own_however_short_it_is():
-    assert split_points([996], 1000, 512) == (996,)
-    assert split_points([100, 970, 996], 1000, 512) == (100, 970, 996)
+@pytest.mark.parametrize("opener", [996, 940])
+def test_what_opens_the_answer_is_run_with_what_is_before_it(opener: int):
+    assert split_points([opener], 1000, 512) == ()
+    assert split_points([100, 800, opener], 1000, 512) == (100, 800)
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,8 @@ def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=20
 
 def test_a_recurrent_prompt_is_kept_where_chunks_end():
     lease = planned(lease_of(range(1000), 100, 500, 990), recurrent=True, interval_tokens=300)
-    assert lease.splits == (100, 500, 990)
+    assert lease.splits == (100, 500)
+    assert lease.mark_within(768, 1000) == 990
     ends = [cut.end for cut in lease.cuts]
     assert ends == [100, 256, 500, 768, 990, 1000]
 
@@ -42,6 +43,20 @@ def test_a_recurrent_prompt_is_kept_where_chunks_end():
 def test_what_opens_the_answer_is_cut_off_even_right_after_what_is_known(recurrent: bool):
     lease = planned(lease_of(range(1000), 100, 995), begin=990, recurrent=recurrent)
     assert [cut.end for cut in lease.cuts] == [995, 1000]
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "mark"),
+    [(900, 1000, 995), (900, 995, None), (995, 1000, None), (0, 256, None), (994, 996, 995)],
+)
+def test_the_state_is_taken_within_the_chunk_that_the_opening_is_in(begin, end, mark):
+    lease = planned(lease_of(range(1000), 100, 995), recurrent=True)
+    assert lease.mark_within(begin, end) == mark
+
+
+def test_of_attention_no_state_is_taken():
+    lease = planned(lease_of(range(1000), 100, 995), recurrent=False)
+    assert lease.mark_within(900, 1000) is None
 
 
 @pytest.mark.parametrize("recurrent", [True, False])

@@ -413,9 +413,9 @@ def test_it_waits_for_the_opening_of_the_answer_too():
     bench = Bench()
     first, second = bench.lease(PROMPT, OPENER), bench.lease(PROMPT, OPENER)
     bench.start(first, 0)
-    bench.prefill(first, 0, until=OPENER)
+    bench.prefill(first, 0, until=OPENER - 64)
     assert not bench.prefixes.prepare(second, [first])
-    bench.prefill(first, 0, begin=OPENER)
+    bench.prefill(first, 0, begin=len(bench.target.lanes[0]))
     assert bench.start(second, 1) == len(PROMPT)
 
 

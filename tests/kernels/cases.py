@@ -84,7 +84,7 @@ class AttentionCase:
     def run(self, body) -> Tensor:
         """`body`: TorchAttention or TritonAttention."""
         state = (self.keys, self.values)
-        return body(self.spec).attend(self.projected, self.norms, *state, self.rows)
+        return body(self.spec).attend(self.projected, self.norms, state, self.rows)
 
 
 def attention_case(

@@ -1,12 +1,14 @@
 """Gated DeltaNet kernels against torch in float32: outputs and both states, one row and many."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_torch import TorchDelta
 from luceasync.models.mixers.delta_triton import TritonDelta
-from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.pass_rows import NO_LANE, Entry
 from tests.kernels.cases import TOLERANCE, DeltaCase, delta_case, distance
 
 SPECS = {
@@ -37,6 +39,21 @@ def test_one_row_steps_as_torch_computes_it(spec, dtype, device) -> None:
 @pytest.mark.parametrize("num_rows", [2, 64, 150])
 def test_many_rows_run_as_torch_computes_them(spec, num_rows, dtype, device) -> None:
     check_against_torch(delta_case(spec, [1], num_rows, dtype, device), dtype)
+
+
+@pytest.mark.parametrize(("mark", "num_rows"), [(1, 2), (64, 70), (65, 66), (100, 150)])
+def test_the_states_within_a_chunk_are_those_of_torch(mark, num_rows, dtype, device) -> None:
+    case = delta_case(SPECS["heads shared"], [1], num_rows, dtype, device)
+    entry = Entry(1, 0, num_rows, slice(0, num_rows), slice(0, num_rows))
+    short = replace(case, projected=case.projected[:, :mark]).copy()
+    case = replace(case, rows=replace(case.rows, entries=(entry,), mark=mark))
+    check_against_torch(case, dtype)
+    truth, found = case.copy(), case.copy()
+    for each, body in ((truth, TorchDelta), (found, TritonDelta), (short, TritonDelta)):
+        each.run(body)
+    assert distance(found.delta_state[NO_LANE], truth.delta_state[NO_LANE]) < TOLERANCE[dtype]
+    assert torch.equal(found.conv_state[NO_LANE], truth.conv_state[NO_LANE])
+    assert torch.equal(found.delta_state[NO_LANE], short.delta_state[1])
 
 
 def test_keys_that_repeat_stay_exact(device) -> None:

@@ -48,7 +48,7 @@ def run(body, case: AttentionCase, parents: torch.Tensor):
     rows, scratch = tree_rows(case.rows, case.spec, parents), attention_scratch(case)
     trees = torch_trees(parents.to(case.keys.device), 1)
     state = (case.keys, case.values)
-    out = body(case.spec).attend_tree(case.projected, case.norms, *state, rows, trees, scratch)
+    out = body(case.spec).attend_tree(case.projected, case.norms, state, rows, trees, scratch)
     return out, scratch
 
 

@@ -9,11 +9,11 @@ NAMES = {
     "tokens": "span",
     "ls0_attn_k.3": "span",
     "ls12_attn_v.63": "span",
-    "kvflash_ledger": "span",
     "ls0_conv.x": "span",
     "ls0_conv.0": "state",
     "ls1_delta.62": "state",
     "snap_prefill_logits": "logits",
+    "kvflash_ledger": "ledger",
     "dflash_feature_meta": "features",
     "dflash_feature_data": "features",
 }

@@ -16,6 +16,7 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.pool import AskedPool, Policy, Pool
 
 MakeBackend = Callable[..., LayerSplitBackend]
 
@@ -37,6 +38,11 @@ def make_backend() -> Iterator[MakeBackend]:
         taps: Sequence[int] = (),
         memory: HostMemory | None = None,
         devices: Sequence[str] = (),
+        pool_tokens: int | None = None,
+        policy: Policy = "qk",
+        tau_tokens: int = 64,
+        pins: Sequence[tuple[int, int]] = (),
+        chunk_tokens: int | None = None,
     ) -> LayerSplitBackend:
         spec = read_spec(model_dir)
         logical = [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)]
@@ -47,8 +53,11 @@ def make_backend() -> Iterator[MakeBackend]:
             weights=weights,
             parallel=parallel,
             max_ctx_tokens=max_ctx_tokens,
-            prefill_chunk_tokens=None,
+            prefill_chunk_tokens=chunk_tokens,
             verify_rows=verify_rows,
+            pool=None
+            if pool_tokens is None
+            else AskedPool(pool_tokens, Pool(policy, tau_tokens, tuple(pins)), 2**40),
         )
         with open_checkpoint(model_dir) as checkpoint:
             groups = [

@@ -5,7 +5,7 @@ Its activation is what it is given, times ten, plus its number: 3 through groups
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -14,7 +14,8 @@ from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Ticket
 from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
-from luceasync.pipeline.passes import Batch
+from luceasync.node_words import NodeKey
+from luceasync.pipeline.passes import Batch, Masses
 from luceasync.pipeline.plan import Plan
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
@@ -48,8 +49,14 @@ class FakeGroup:
     def synchronize(self) -> None:
         self._told.append((self.number, "synchronize", None))
 
+    def notice(self) -> None:
+        self._told.append((self.number, "notice", None))
+
     def probe(self) -> None:
         self._told.append((self.number, "probe", None))
+
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+        self._told.append((self.number, "mend", None))
 
     def close(self) -> None:
         self.is_closed = True
@@ -99,8 +106,17 @@ class FakePasses:
         assert self._group.is_last
         return Proposal(torch.cat([anchors[:, None], rows[..., 0]], 1), None)
 
-    def place(self, events: Sequence[PageEvent]) -> None:
+    def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         self._hear("place", len(events))
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        self._hear("recall", len(places))
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        self._hear("look", num_tokens)
+
+    def masses(self, lane: int) -> Masses:
+        return Masses(torch.zeros(1), 0.0)
 
     def reset(self, lane: int) -> None:
         self._hear("reset", lane)
@@ -140,6 +156,16 @@ class FakeNodes:
     def restore(self, lane: int, nodes: Sequence[str], num_tokens: int) -> Ticket:
         self._hear("restore", tuple(nodes))
         return self._ticket()
+
+    def span(self, node: str) -> Span:
+        num_tokens = len(next(iter(self.held[node].values())))
+        return Span(0, num_tokens, with_state=False)
+
+    def hold(self, lane: int, node: str, end: int) -> None:
+        self._hear("hold", node)
+
+    def release(self, lane: int) -> None:
+        """Nothing is held."""
 
     def drop(self, node: str, *, state_only: bool = False) -> None:
         self._hear("drop", node)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from luceasync.hoststore.nodes import Span
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
@@ -172,6 +173,25 @@ def test_short_chunks_are_those_of_the_cpu(tiny_dir: Path, devices: list[str], s
     for found, truth in zip(in_chunks(backend, sizes), expected, strict=True):
         assert found.shape == truth.shape and (found - truth).abs().max() < 1e-4
     backend.close()
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"], ["cpu", "cuda:0"]], ids=str)
+@pytest.mark.parametrize(("mark", "num_tokens"), [(9, 14), (14, 15), (64, 70), (123, 130)])
+def test_the_state_within_a_chunk_is_that_of_the_cpu(
+    tiny_dir: Path, devices: list[str], mark: int, num_tokens: int
+):
+    found = []
+    for names in (["cpu"], devices):
+        backend = load(tiny_dir, names)
+        logits = backend.prefill(0, 0, prompt(0)[:num_tokens], project=True, mark=mark)
+        found.append([logits.cpu().clone(), *(x[:, :num_tokens].cpu() for x in taps_of(backend))])
+        backend.nodes.save(0, "n", Span(0, mark, with_state=True))
+        backend.decode([0], [num_tokens], [5])
+        backend.nodes.restore(1, ["n"], mark)
+        found[-1].append(backend.decode([1], [mark], [7]).whole()[0].cpu().clone())
+        backend.close()
+    for ours, truth in zip(found[1], found[0], strict=True):
+        assert ours.shape == truth.shape and (ours - truth).abs().max() < 1e-4
 
 
 def test_a_short_chunk_that_nobody_asks_gives_no_logits(tiny_dir: Path):

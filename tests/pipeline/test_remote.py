@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,17 +15,20 @@ import torch
 
 from luceasync.config import PlacementConfig
 from luceasync.errors import GroupFailed
+from luceasync.ipc.pace import LEAST_S
+from luceasync.ipc.supervision import Heartbeat
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
-from luceasync.pipeline import link
+from luceasync.pipeline import fleet, link
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
+from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, placed
-from tests.test_groups import SPAN, life
+from tests.test_groups import SPAN, life, turn
 
 pytestmark = pytest.mark.slow
 
@@ -84,6 +89,7 @@ def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
         opened.append(Opened(tiny_dir, placed(folder, arrangement, transport), computes_beside))
         return opened[-1].backend
 
+    open_backend.opened = opened
     yield open_backend
     for each in opened:
         each.close()
@@ -109,10 +115,27 @@ def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
         assert torch.equal(life(target, "other"), life(target, "n"))
 
 
+def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
+    several = {name: open_in(name, "shared") for name in ARRANGEMENTS}
+    expected = life(several["one"])
+    given = {}
+    for name, backend in several.items():
+        assert torch.equal(life(backend), expected)
+        given[name] = backend.nodes.export("n")
+    for target in several.values():
+        for name, node in given.items():
+            target.nodes.adopt(name, SPAN, node)
+            assert torch.equal(life(target, name), life(target, "n"))
+
+
 def remote_group(backend: LayerSplitBackend):
     """The one that is not of this process."""
     [group] = [group for group in backend._groups if group.num_shards[1]]
     return group
+
+
+def pid_of(backend: LayerSplitBackend) -> int:
+    return remote_group(backend)._link._started.child.pid
 
 
 def test_a_node_in_shared_memory_moves_no_bytes(open_in):
@@ -139,6 +162,36 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
 
 
+def test_only_tapped_rows_that_are_kept_cross(open_in):
+    backend = open_in("two", "shared")
+    group = remote_group(backend)
+    backend.prefill(0, 0, range(3, 10), project=False)
+    backend.verify([0], [7], torch.tensor([[5, 6, 7, 8, 9, 10]]))
+    before = group.traffic.payload_bytes_received
+    taps = group.passes.taps([[0, 2, 3]])
+    assert taps
+    [num_kept] = {torch.count_nonzero(rows.abs().sum(-1)).item() for rows in taps.values()}
+    row_bytes = sum(rows.shape[-1] * rows.element_size() for rows in taps.values())
+    assert num_kept == 3
+    assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
+
+
+@pytest.mark.parametrize("num_kept", [40, 64])
+def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
+    heard, backend = HeardTaps(num_kept), open_in("two")
+    backend.prefill(0, 0, range(3, 103), project=False)
+    traffic = remote_group(backend).traffic
+    before = traffic.payload_bytes_received
+    backend.send_chunk_taps(heard, 0, 0, 100)
+    row_bytes = heard.taps[1].shape[-1] * 4
+    assert traffic.payload_bytes_received - before == num_kept * row_bytes  # of the one tap there
+    here, all_rows = HeardTaps(), open_in("one")
+    all_rows.prefill(0, 0, range(3, 103), project=False)
+    all_rows.send_chunk_taps(here, 0, 0, 100)
+    for found, expected in zip(heard.taps, here.taps, strict=True):
+        assert torch.equal(found[:, 100 - num_kept : 100], expected[:, 100 - num_kept : 100])
+
+
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend = open_in("two", computes_beside=True)
     traffic = remote_group(backend).traffic
@@ -146,6 +199,11 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend.prefill(0, 0, range(3, 67), project=False)
     assert traffic.packets_received == before
     assert torch.equal(life(backend), life(open_in("one")))
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_the_state_within_a_chunk_is_saved_where_it_is(open_in, transport: str):
+    assert torch.equal(turn(open_in("two", transport)), turn(open_in("one")))
 
 
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
@@ -160,19 +218,103 @@ def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
     monkeypatch.setattr(link, "PING_S", 0.3)
     backend = open_in("two")
     backend.probe()
-    os.kill(remote_group(backend)._link._started.child.pid, signal.SIGSTOP)
+    os.kill(pid_of(backend), signal.SIGSTOP)
     with pytest.raises(GroupFailed, match=r"silent for 0\.3 s.*its process lives"):
         backend.probe()
+
+
+def test_a_process_that_hangs_in_a_pass_is_ended_long_before_the_pass_is_due(open_in, monkeypatch):
+    monkeypatch.setattr(fleet, "HEARTBEAT", Heartbeat(0.05, 0.3))
+    backend = open_in("two")
+    threading.Timer(0.3, os.kill, (pid_of(backend), signal.SIGSTOP)).start()
+    began_s = time.monotonic()
+    with pytest.raises(GroupFailed, match=r"gave no sign of life for .* s; .* by SIGKILL"):
+        while True:
+            backend.prefill(0, 0, range(3, 67), project=True)
+    assert time.monotonic() - began_s < LEAST_S
 
 
 def test_a_process_that_dies_is_a_failed_group(open_in):
     backend = open_in("two")
     life(backend)
-    group = remote_group(backend)
-    group._link._started.child._process.kill()
+    os.kill(pid_of(backend), signal.SIGKILL)
     with pytest.raises(GroupFailed, match=r"group 1 of the model failed: .*SIGKILL"):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     with pytest.raises(GroupFailed):
         backend.probe()
     with pytest.raises(GroupFailed):
         backend.reset(0)
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, transport: str):
+    backend = open_in("three", transport)
+    told = life(backend)
+    first, last = [group for group in backend._groups if group.num_shards[1]]
+    restored, other = life(backend, "n"), first._link._started.child.pid
+    os.kill(last._link._started.child.pid, signal.SIGKILL)
+    with pytest.raises(GroupFailed):
+        backend.prefill(0, 0, [3, 4, 5], project=True)
+    backend.nodes.drop("never was")  # what the process need not hear
+    lost: list = []
+    backend.mend(lost.extend)
+    assert first._link._started.child.pid == other
+    assert lost == ([] if transport == "shared" else ["n"])
+    if transport == "shared":
+        assert torch.equal(life(backend, "n"), restored)
+    assert torch.equal(life(backend), told)
+    backend.mend(lost.extend)
+    assert len(lost) == (transport == "stream")
+
+
+def test_a_save_that_a_death_cuts_short_leaves_nothing(open_in):
+    backend = open_in("between", "shared")
+    life(backend)
+    os.kill(pid_of(backend), signal.SIGKILL)
+    with pytest.raises(GroupFailed):
+        backend.nodes.save(1, "half", SPAN)
+    lost: list = []
+    backend.mend(lost.extend)
+    assert lost == []
+    parts = [part for group in backend._groups for part in group.nodes]
+    assert [set(part._nodes) for part in parts] == [{"n"}] * 3
+
+
+def test_a_process_that_does_not_come_back_is_said_and_tried_again(open_in, tmp_path: Path):
+    backend = open_in("two")
+    [program] = tmp_path.glob("*/luceasync-backend")
+    good = program.read_text()
+    program.write_text("#!/bin/sh\necho no driver >&2; exit 1\n")
+    os.kill(pid_of(backend), signal.SIGKILL)
+    with pytest.raises(GroupFailed):
+        backend.probe()
+    for words in ("failure 2 in a row", "failure 3 in a row"):
+        with pytest.raises(GroupFailed, match="no driver"):
+            backend.mend(lambda nodes: None)
+        [status] = open_in.opened[-1].fleet.status.all
+        assert "no driver" in status.detail and words in status.detail
+    program.write_text(good)
+    backend.mend(lambda nodes: None)
+    [status] = open_in.opened[-1].fleet.status.all
+    assert (status.detail, status.num_starts) == ("", 4)
+    assert torch.equal(life(backend), life(open_in("one")))
+
+
+def test_what_has_crossed_is_counted_over_all_lives(open_in):
+    backend = open_in("two")
+    fleet = open_in.opened[-1].fleet
+    life(backend)
+    [before] = fleet.status.all
+    assert before.calls_total > 3 and before.call_s_total > 0
+    assert before.sent_bytes_total > 64 * 64 * 4 and before.received_bytes_total > 512 * 4
+    assert before.node_bytes > 0 and before.resident_bytes > 1 << 24
+    assert (before.name, before.devices) == ("group 1 of the model", ("hip:0", "hip:1"))
+    os.kill(pid_of(backend), signal.SIGKILL)
+    with pytest.raises(GroupFailed):
+        backend.prefill(0, 0, [3, 4, 5], project=True)
+    [dead] = fleet.status.all
+    assert dead.detail and dead.calls_total == before.calls_total
+    backend.mend(lambda nodes: None)
+    [after] = fleet.status.all
+    assert after.calls_total > before.calls_total  # of nodes that it was told of
+    assert after.sent_bytes_total > before.sent_bytes_total

@@ -21,8 +21,9 @@ from warm.run import keep, warm
 from warm_cache import EXIT_INTERRUPTED, Errand, app, run
 
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
+from luceasync.engine_status import CacheStatus
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
-from luceasync.request import CacheStatus, Request
+from luceasync.request import Request
 from luceasync.server.app import create_app
 from tests.server.scripted import ScriptedEngine, ScriptedStream
 

@@ -8,19 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
 from luceasync.model_card import ModelCard
-from luceasync.request import (
-    CacheStatus,
-    Delta,
-    EngineStatus,
-    Finish,
-    Request,
-    Restore,
-    Speculation,
-    SpeculationStatus,
-    Timings,
-    Usage,
-)
+from luceasync.processes import NO_PROCESSES
+from luceasync.request import Delta, Finish, Request, Restore, Speculation, Timings, Usage
 from tests.deltas import text_delta
 
 Step = Delta | Exception | asyncio.Event
@@ -34,9 +25,10 @@ def finish(
     error: str | None = None,
     restore: Restore = Restore(),  # noqa: B008 - frozen
     speculation: Speculation | None = None,
+    stop: str | None = None,
 ) -> Finish:
     usage = Usage(10, num_tokens, cached_tokens=4)
-    return Finish(reason, usage, TIMINGS, error, restore, speculation)
+    return Finish(reason, usage, TIMINGS, error, restore, speculation, stop=stop)
 
 
 def answer(*texts: str, index: int = 0, reason: str = "stop") -> list[Step]:
@@ -81,6 +73,7 @@ class ScriptedEngine:
         self.failure = ""
         self.cache: CacheStatus | None = None
         self.speculation: SpeculationStatus | None = None
+        self.processes = NO_PROCESSES
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
         self.opened = asyncio.Event()
@@ -99,6 +92,7 @@ class ScriptedEngine:
             has_failed=bool(self.failure),
             restarts_total=2,
             retry_after_s=7 if self.failure else 1,
+            processes=self.processes,
         )
 
     async def open(self, request: Request) -> ScriptedStream:
@@ -110,6 +104,13 @@ class ScriptedEngine:
             await self._wait_in_queue(self.opening)
         self.streams.append(ScriptedStream(self.script))
         return self.streams[-1]
+
+    async def tokens(self, request: Request) -> tuple[int, ...]:
+        self.requests.append(request)
+        return tuple(range(10))
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        return b"".join(b"<%d>" % each for each in ids)
 
     async def _wait_in_queue(self, gate: asyncio.Event) -> None:
         try:

@@ -6,6 +6,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
+from luceasync.processes import Processes, ProcessStatus
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -49,6 +50,24 @@ async def test_an_engine_that_has_failed_is_not_healthy_and_says_when_to_ask_aga
     assert {r.headers["retry-after"] for r in (health, ready, asked)} == {"7"}
     assert asked.json()["error"]["message"] == words
     assert {"luceasync_failed 1.0", "luceasync_engine_restarts_total 2.0"} <= set(lines)
+
+
+async def test_while_a_process_is_away_ready_names_it_and_requests_wait(in_memory):
+    engine = ScriptedEngine()
+    words = "group 1 of the model failed and will be started again in 3 s: ended by SIGKILL"
+    engine.processes = Processes(
+        (
+            ProcessStatus("group 0 of the model", ("hip:0",)),
+            ProcessStatus("group 1 of the model", ("hip:1",), words, retry_after_s=5),
+        )
+    )
+    async with in_memory(engine) as client:
+        health, ready = await client.get("/health"), await client.get("/ready")
+        asked = await client.get("/v1/models")
+    assert health.json() == {"status": "failed", "detail": words}
+    assert ready.json() == {"ready": False, "detail": words}
+    assert (health.status_code, ready.status_code, asked.status_code) == (503, 503, 200)
+    assert {r.headers["retry-after"] for r in (health, ready)} == {"5"}
 
 
 async def test_while_the_model_loads_the_server_lives_but_is_not_ready(in_memory):

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from luceasync.engine_status import CacheStatus
 from luceasync.errors import GenerationFailed, Unavailable
-from luceasync.request import CacheStatus
 from luceasync.server.discretion import without_paths
 from tests.server.scripted import ScriptedEngine
 

@@ -1,8 +1,9 @@
-"""What /metrics tells of the prefix cache and of speculation."""
+"""What /metrics tells of the prefix cache, of speculation and of other processes."""
 
 from __future__ import annotations
 
-from luceasync.request import CacheStatus, SpeculationStatus
+from luceasync.engine_status import CacheStatus, SpeculationStatus
+from luceasync.processes import Processes, ProcessStatus
 from tests.server.scripted import ScriptedEngine
 
 CACHE = CacheStatus(
@@ -63,6 +64,40 @@ async def test_speculation_is_told_by_slot_and_part(in_memory):
     for line in (
         "rounds_total 4.0", 'proposed_tokens_total{slot="2"} 3.0',
         'accepted_tokens_total{slot="0"} 3.0', "tau 2.5", 'seconds_total{part="draft"} 0.5',
-        'seconds_total{part="verify"} 1.5', 'seconds_total{part="host"} 0.25',
+        'seconds_total{part="verify"} 1.5', 'seconds_total{part="host"} 0.25', "off 0.0",
     ):  # fmt: skip
         assert f"luceasync_speculation_{line}" in lines
+
+
+async def test_a_drafter_that_is_gone_is_told_by_health_and_metrics(in_memory):
+    engine = ScriptedEngine()
+    engine.cache = CACHE
+    engine.speculation = SpeculationStatus(off_reason="the drafter is gone: /bin/x has ended")
+    async with in_memory(engine) as client:
+        health = await client.get("/health")
+        ready = await client.get("/ready")
+    assert (health.status_code, ready.status_code) == (200, 200)
+    assert health.json() == {"status": "degraded", "detail": "the drafter is gone: x has ended"}
+    assert "luceasync_speculation_off 1.0" in await lines_of(in_memory, engine)
+
+
+async def test_other_processes_are_told_by_name_and_devices(in_memory):
+    engine = ScriptedEngine()
+    counts = {"num_starts": 2, "calls_total": 3, "call_s_total": 0.5, "sent_bytes_total": 4}
+    counts |= {"received_bytes_total": 5, "resident_bytes": 6, "node_bytes": 7}
+    well = ProcessStatus("group 1", ("hip:0", "hip:1"), heartbeat_age_s=0.25, **counts)
+    engine.processes = Processes((well, ProcessStatus("group 2", ("cuda:0",), "it is gone")))
+    lines = await lines_of(in_memory, engine)
+    for told in (
+        'up{devices="hip:0,hip:1",process="group 1"} 1.0', "starts_total{} 2.0",
+        'up{devices="cuda:0",process="group 2"} 0.0', "calls_total{} 3.0",
+        "call_seconds_total{} 0.5", "sent_bytes_total{} 4.0", "received_bytes_total{} 5.0",
+        "resident_bytes{} 6.0", "node_bytes{} 7.0", "heartbeat_age_seconds{} 0.25",
+    ):  # fmt: skip
+        line = told.replace("{}", '{devices="hip:0,hip:1",process="group 1"}')
+        assert f"luceasync_process_{line}" in lines
+    assert not [line for line in lines if "heartbeat" in line and "group 2" in line]
+
+
+async def test_an_engine_of_one_process_tells_of_no_other(in_memory):
+    assert "luceasync_process_up" not in "".join(await lines_of(in_memory, ScriptedEngine()))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.request import TextPiece
+from luceasync.pieces import TextPiece
 from luceasync.text.pieces import PlainText
 
 

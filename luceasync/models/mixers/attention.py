@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
 from luceasync.models.layer_reader import LayerReader, Part
-from luceasync.models.mixers.mixer import MixerBody, Shape, State
+from luceasync.models.mixers.mixer import LookBody, MixerBody, Shape, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from luceasync.models.trees import Trees
     from luceasync.models.weights import Weight
 
+RECENT_ROWS = 64  # queries of a lane that tell which chunks are looked at
 VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 
 
@@ -59,6 +60,10 @@ class AttentionSpec:
     @property
     def scratch(self) -> tuple[StateTensor, ...]:
         return self.rows
+
+    @property
+    def recent(self) -> AttentionLook:
+        return AttentionLook(self.num_heads, self.head_dim)
 
     @property
     def width(self) -> int:
@@ -127,6 +132,38 @@ class AttentionSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class AttentionLook:
+    """A Recent: queries, normed and rotated as keys meet them."""
+
+    num_heads: int
+    head_dim: int
+
+    @property
+    def ring(self) -> StateTensor:
+        return StateTensor("attn_q", (RECENT_ROWS, self.num_heads, self.head_dim), "compute")
+
+    @property
+    def scratch(self) -> StateTensor:
+        return StateTensor("attn_q", (self.num_heads, self.head_dim), "compute")
+
+    @property
+    def looks_at(self) -> str:
+        return "attn_k"
+
+    def torch_body(self) -> LookBody:
+        """See Recent."""
+        from luceasync.models.mixers.attention_look import TorchLook
+
+        return TorchLook()
+
+    def triton_body(self) -> LookBody:
+        """See Recent."""
+        from luceasync.models.mixers.attention_look import TritonLook
+
+        return TritonLook()
+
+
+@dataclass(frozen=True, slots=True)
 class HeadNorms:
     """RMS norms of query and key heads, float32 [head_dim] each; None: they have none."""
 
@@ -142,16 +179,13 @@ class HeadNorms:
 class AttentionBody(MixerBody, Protocol):
     """What runs attention; luceasync.models.mixers.attention_torch says what each means."""
 
-    def attend(
-        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: Rows
-    ) -> Tensor: ...
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor: ...
 
     def attend_tree(
         self,
         projected: Tensor,
         norms: HeadNorms,
-        keys: Tensor,
-        values: Tensor,
+        state: State,
         rows: Rows,
         trees: Trees,
         scratch: State,
@@ -176,14 +210,11 @@ class AttentionLayer:
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         """See MixerLayer."""
         projected = self.projection.linear(self.norm(x))
-        keys, values = state
-        mixed = self.body.attend(projected, self.head_norms, keys, values, rows)
+        mixed = self.body.attend(projected, self.head_norms, state, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
         """See MixerLayer."""
         projected = self.projection.linear(self.norm(x))
-        keys, values = state
-        norms = self.head_norms
-        mixed = self.body.attend_tree(projected, norms, keys, values, rows, trees, scratch)
+        mixed = self.body.attend_tree(projected, self.head_norms, state, rows, trees, scratch)
         return self.output.linear_add(mixed, x)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_past import attend_past
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import rms_norm
 from luceasync.models.pass_rows import NO_LANE, Paths, Rows
@@ -30,15 +31,15 @@ class TorchAttention:
         """See MixerBody."""
         return rotation(self._spec, positions)
 
-    def attend(
-        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: Rows
-    ) -> Tensor:
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
         """Write the rows' keys and values, then let every row attend to positions up to its own.
 
         projected: [entries, rows, query_dim + 2 kv_dim (+ query_dim of gates)], in this order;
-        keys, values: [lanes, places, kv_heads, head_dim], written in place.
+        state: keys and values [lanes, places, kv_heads, head_dim], and, where they are kept, the
+        newest queries [lanes, RECENT_ROWS, heads, head_dim]; written in place.
         Returns [entries, rows, query_dim], multiplied by sigmoid(gate) where the family is gated.
         """
+        keys, values, *ring = state
         q, k, v, gates = heads_of(projected, self._spec, norms, rows.prepared[self._spec])
         out = torch.zeros_like(q)  # [entries, rows, heads, head_dim]
         for i, entry in enumerate(rows.entries):
@@ -46,6 +47,12 @@ class TorchAttention:
                 continue
             keys[entry.lane, entry.write] = k[i]
             values[entry.lane, entry.write] = v[i]
+            for recent in ring:
+                keep_recent(recent[entry.lane], q[i], entry.begin)
+            if rows.past is not None:
+                newest = ring[0][entry.lane] if ring else None
+                out[i] = attend_past(q[i], rows.past, (k[i], v[i]), newest)
+                continue
             k_seen, v_seen = keys[entry.lane, entry.read], values[entry.lane, entry.read]
             if q.shape[1] == 1:
                 out[i] = attend_one(q[i], k_seen, v_seen, entry.end)
@@ -57,8 +64,7 @@ class TorchAttention:
         self,
         projected: Tensor,
         norms: HeadNorms,
-        keys: Tensor,
-        values: Tensor,
+        state: State,
         rows: Rows,
         trees: Trees,
         scratch: State,
@@ -66,8 +72,11 @@ class TorchAttention:
         """As `attend`, but every row sees what is committed (its entry's `read`) and its ancestors,
         and is written to the scratch.
         """
+        keys, values, *_ = state
         q, k, v, gates = heads_of(projected, self._spec, norms, rows.prepared[self._spec])
-        new_keys, new_values = scratch
+        new_keys, new_values, *new_queries = scratch
+        for queries in new_queries:
+            queries.copy_(q)
         new_keys.copy_(k)
         new_values.copy_(v)
         out = torch.zeros_like(q)
@@ -80,9 +89,23 @@ class TorchAttention:
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of every layer to their places: [layers, lanes, places, ...]."""
-        for stack, rows in zip(state, scratch, strict=True):
-            for kept in paths.kept:
+        (keys, values, *ring), (new_keys, new_values, *queries) = state, scratch
+        for kept in paths.kept:
+            for stack, rows in ((keys, new_keys), (values, new_values)):
                 stack[:, kept.lane, kept.places] = rows[:, kept.entry, kept.rows]
+            for stack, rows in zip(ring, queries, strict=True):
+                chosen = rows[:, kept.entry, kept.rows].transpose(0, 1)
+                keep_recent(stack[:, kept.lane].transpose(0, 1), chosen, kept.begin)
+
+
+def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:
+    """Write the newest of `queries` [rows, ...], whose ranks begin at `begin`, to a lane's ring
+    [RECENT_ROWS, ...]. Ranks and positions have the same place in it.
+    """
+    num_kept = min(len(queries), len(ring))
+    first = begin + len(queries) - num_kept
+    places = torch.arange(first, first + num_kept, device=ring.device) % len(ring)
+    ring[places] = queries[len(queries) - num_kept :]
 
 
 def heads_of(

@@ -14,12 +14,13 @@ from torch.nn.attention.bias import causal_lower_right
 
 from luceasync.kernels import attention as attention_kernels
 from luceasync.kernels import rows as row_kernels
-from luceasync.kernels.commit import commit_attention
+from luceasync.kernels.block_attention import attend_block, merge
+from luceasync.kernels.commit import commit_attention, commit_recent
 from luceasync.kernels.tree_attention import attend_tree
 from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, attend_one, rotation
 from luceasync.models.mixers.mixer import State
-from luceasync.models.pass_rows import NO_LANE, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, Past, Paths, Rows
 from luceasync.models.trees import Trees
 
 NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -34,36 +35,47 @@ class TritonAttention:
     def prepare(self, positions: Tensor) -> Rotation:
         return rotation(self._spec, positions)
 
-    def attend(
-        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: Rows
-    ) -> Tensor:
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
         spec = self._spec
         cos, sin = rows.prepared[spec]
-        state = (keys, values, rows.lanes)
+        keys, values, *ring = state
         weights = (norms.query, norms.key, norms.eps)
-        if projected.shape[1] == 1:
+        if projected.shape[1] == 1 and rows.past is None:
             return attention_kernels.attend(
                 projected[:, 0],
                 weights,
-                *state,
+                keys,
+                values,
+                rows.lanes,
                 rows.ranks[:, 0],
                 rows.tables,
                 (cos[:, 0], sin[:, 0]),
                 num_heads=spec.num_heads,
                 rotary_dim=spec.rotary_dim,
                 gated=spec.gated,
+                ring=ring[0] if ring else None,
             )[:, None]
         queries = row_kernels.write_heads(
             projected,
             weights,
-            *state,
+            keys,
+            values,
+            rows.lanes,
             rows.ranks,
             rows.tables,
             (cos, sin),
             num_heads=spec.num_heads,
             rotary_dim=spec.rotary_dim,
         )
-        out = _attend_entries(queries, keys, values, rows).flatten(2)
+        for recent in ring:
+            _keep_recent(recent, queries, rows)
+        if rows.past is None:
+            out = _attend_entries(queries, keys, values, rows).flatten(2)
+        else:
+            [entry] = rows.entries
+            own = keys[entry.lane, entry.write], values[entry.lane, entry.write]
+            newest = ring[0][entry.lane] if ring else None
+            out = attend_past(queries[0], rows.past, own, newest).flatten(1)[None]
         if spec.gated:
             out = out * torch.sigmoid(projected[..., -spec.query_dim :])
         return out
@@ -72,14 +84,14 @@ class TritonAttention:
         self,
         projected: Tensor,
         norms: HeadNorms,
-        keys: Tensor,
-        values: Tensor,
+        state: State,
         rows: Rows,
         trees: Trees,
         scratch: State,
     ) -> Tensor:
         spec = self._spec
-        new_keys, new_values = scratch
+        keys, values, *_ = state
+        new_keys, new_values, *new_queries = scratch
         return attend_tree(
             projected,
             (norms.query, norms.key, norms.eps),
@@ -94,12 +106,47 @@ class TritonAttention:
             num_heads=spec.num_heads,
             rotary_dim=spec.rotary_dim,
             gated=spec.gated,
+            queries=new_queries[0] if new_queries else None,
         )
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
-        (new_keys, new_values), (keys, values) = scratch, state
-        path = (paths.lanes, paths.begins, paths.rows, paths.counts, paths.tables)
-        commit_attention((new_keys, new_values), keys, values, *path)
+        (new_keys, new_values, *queries), (keys, values, *ring) = scratch, state
+        path = (paths.lanes, paths.begins, paths.rows, paths.counts)
+        commit_attention((new_keys, new_values), keys, values, *path, paths.tables)
+        for new, recent in zip(queries, ring, strict=True):
+            commit_recent(new, recent, *path)
+
+
+def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tensor | None) -> Tensor:
+    """See attention_past.attend_past."""
+    total = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    whole: tuple[Tensor, Tensor] | None = None
+    end = 0
+    for begin, (keys, values) in past.blocks():
+        if recent is not None:
+            past.look(recent, keys, begin)
+        out, log_sum = attend_block(q, keys, values, is_causal=False)
+        if whole is None:
+            whole = total.copy_(out), log_sum
+        else:
+            merge(whole, (out, log_sum), total)
+        end = begin + len(keys)
+    if recent is not None:
+        past.look(recent, own[0], end)
+    part = attend_block(q, *own, is_causal=True)
+    if whole is None:
+        return part[0]
+    merge(whole, part, found := torch.empty_like(q))
+    return found
+
+
+def _keep_recent(ring: Tensor, queries: Tensor, rows: Rows) -> None:
+    """The newest queries of each lane into its ring [lanes, newest, heads, head_dim]: as
+    attention_torch.keep_recent, where the device alone knows the ranks.
+    """
+    kept = queries[:, -ring.shape[1] :]
+    places = rows.ranks[:, -ring.shape[1] :] % ring.shape[1]
+    ring[rows.lanes.long()[:, None], places.long()] = kept
 
 
 def _attend_entries(queries: Tensor, keys: Tensor, values: Tensor, rows: Rows) -> Tensor:

@@ -70,6 +70,11 @@ class DeltaSpec:
         )
 
     @property
+    def recent(self) -> None:
+        """All that it keeps is here: see Mixer."""
+        return None
+
+    @property
     def width(self) -> int:
         return self.conv_channels + self.output_dim
 

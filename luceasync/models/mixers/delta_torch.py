@@ -12,7 +12,7 @@ from torch import Tensor
 from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
 from luceasync.models.mixers.gated_delta import delta_chunks, delta_path, delta_step, delta_tree
 from luceasync.models.mixers.mixer import State
-from luceasync.models.pass_rows import Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, Paths, Rows
 from luceasync.models.trees import Trees
 
 
@@ -38,20 +38,24 @@ class TorchDelta:
         projected: [entries, rows, conv_channels + output_dim (z) + 2 value_heads (b, a)];
         conv_state: [lanes + 1, kernel - 1, channels], the newest inputs, oldest first;
         delta_state: float32 [lanes + 1, value_heads, key_dim, value_dim]; the extra lane at the
-        end, which index NO_LANE means, takes what padding entries write. Returns [entries, rows,
+        end, which index NO_LANE means, takes what padding entries write, and both states as they
+        are after `rows.mark` rows. Returns [entries, rows,
         output_dim].
         """
         spec = self._spec
         mixed, z, b, a = projected.split(delta_widths(spec), -1)
         lanes = rows.lanes.long()
-        q, k, v = delta_heads(convolve(mixed, parameters.conv, conv_state, lanes), spec)
+        convolved_rows = convolve(mixed, parameters.conv, conv_state, lanes, rows.mark)
+        q, k, v = delta_heads(convolved_rows, spec)
         g, beta = delta_gates(a, b, parameters)
         state = delta_state[lanes]
         if q.shape[1] == 1:
             out, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
             out = out[:, None]
         else:
-            out, state = delta_chunks(q, k, v, g, beta, state)
+            out, state, at_mark = delta_chunks(q, k, v, g, beta, state, rows.mark)
+            if rows.mark is not None:
+                delta_state[NO_LANE] = at_mark[0]
         delta_state[lanes] = state
         return gated_norm(out, z, parameters)
 
@@ -98,10 +102,16 @@ class TorchDelta:
             )
 
 
-def convolve(x: Tensor, weight: Tensor, state: Tensor, lanes: Tensor) -> Tensor:
-    """Depthwise causal convolution and SiLU, float32. x: [entries, rows, channels]."""
+def convolve(
+    x: Tensor, weight: Tensor, state: Tensor, lanes: Tensor, mark: int | None = None
+) -> Tensor:
+    """Depthwise causal convolution and SiLU, float32. x: [entries, rows, channels]. Of a single
+    entry the window after its first `mark` rows is left with NO_LANE.
+    """
     window = torch.cat([state[lanes], x], 1)  # [entries, kernel - 1 + rows, channels]
     kernel = weight.shape[1]
+    if mark is not None:
+        state[NO_LANE] = window[0, mark : mark + kernel - 1]
     state[lanes] = window[:, window.shape[1] - kernel + 1 :]
     return F.silu(convolved(window, weight, x.shape[1]))
 

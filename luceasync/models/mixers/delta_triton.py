@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
 from torch import Tensor
 
 from luceasync.kernels.commit import commit_delta
@@ -10,7 +13,7 @@ from luceasync.kernels.delta_chunks import delta_rows
 from luceasync.kernels.tree_delta import delta_tree
 from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
 from luceasync.models.mixers.mixer import State
-from luceasync.models.pass_rows import Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, Paths, Rows
 from luceasync.models.trees import Trees
 
 
@@ -34,9 +37,29 @@ class TritonDelta:
         state = (conv_state, delta_state, rows.lanes)
         arguments = (*_small(parameters), *state)
         key_heads = self._spec.num_key_heads
+        if rows.mark is not None:
+            return self._in_parts(rows.mark, projected, parameters, conv_state, delta_state, rows)
         if projected.shape[1] == 1:
             return delta_step(projected[:, 0], *arguments, num_key_heads=key_heads)[:, None]
         return delta_rows(projected, *arguments, num_key_heads=key_heads)
+
+    def _in_parts(
+        self,
+        mark: int,
+        projected: Tensor,
+        parameters: DeltaParameters,
+        conv_state: Tensor,
+        delta_state: Tensor,
+        rows: Rows,
+    ) -> Tensor:
+        """A chunk with a mark as two chunks; between them the states are taken."""
+        (entry,), parts = rows.entries, projected.tensor_split([mark], 1)
+        plain = replace(rows, mark=None)
+        before = self.delta(parts[0], parameters, conv_state, delta_state, plain)
+        for state in (conv_state, delta_state):
+            state[NO_LANE] = state[entry.lane]
+        after = self.delta(parts[1], parameters, conv_state, delta_state, plain)
+        return torch.cat([before, after], 1)
 
     def delta_tree(
         self,

@@ -29,16 +29,23 @@ def delta_step(
 
 
 def delta_chunks(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
+    mark: int | None = None,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Many tokens of each sequence: the WY form within chunks, the recurrence between them.
 
     q, k: [batch, rows, heads, key_dim]; v: [batch, rows, heads, value_dim]; g, beta: [batch, rows,
-    heads]; state: [batch, heads, key_dim, value_dim]. Returns [batch, rows, heads, value_dim] and
-    the new state. Rows that fill up the last chunk have k = v = beta = g = 0 and leave the state as
-    it is.
+    heads]; state: [batch, heads, key_dim, value_dim]. Returns [batch, rows, heads, value_dim], the
+    new state, and the state after the first `mark` rows, or after all. Rows that fill up the last
+    chunk have k = v = beta = g = 0 and leave the state as it is.
     """
     num_rows = q.shape[1]
+    mark = num_rows if mark is None else mark
     chunk = min(CHUNK_ROWS, num_rows)
     q, k, v = (_chunked(x, chunk) for x in (q, k, v))  # [batch, heads, chunks, chunk, dim]
     g, beta = (_chunked(x[..., None], chunk)[..., 0] for x in (g, beta))
@@ -61,14 +68,19 @@ def delta_chunks(
     q_decayed = q * total.exp()[..., None]
     k_to_end = k * (summed[..., -1:] - summed).float().exp()[..., None]
     to_end = total[..., -1].exp()[..., None, None]
-    outputs = []
+    outputs, at_mark = [], None
     for c in range(q.shape[2]):
         u = u0[:, :, c] - w[:, :, c] @ state
+        if c * chunk < mark < min((c + 1) * chunk, num_rows):
+            rows = slice(mark - c * chunk)
+            at_mark = delta_path(state, k[:, :, c, rows], u[:, :, rows], summed[:, :, c, rows])
         outputs.append(q_decayed[:, :, c] @ state + within[:, :, c] @ u)
         state = state * to_end[:, :, c] + k_to_end[:, :, c].transpose(-1, -2) @ u
+        if mark == (c + 1) * chunk:
+            at_mark = state
     # [batch, heads, chunks, chunk, dim] -> [batch, rows, heads, dim]
     output = torch.stack(outputs, 2).flatten(2, 3)[:, :, :num_rows]
-    return output.transpose(1, 2), state
+    return output.transpose(1, 2), state, state if at_mark is None else at_mark
 
 
 def delta_tree(
@@ -103,10 +115,11 @@ def delta_path(state: Tensor, k: Tensor, u: Tensor, total: Tensor) -> Tensor:
     """The state after the rows of one path of `delta_tree`.
 
     state: [..., heads, key_dim, value_dim]; k: [..., heads, rows, key_dim]; u: [..., heads, rows,
-    value_dim]; total: [..., heads, rows]; the rows of the path in order.
+    value_dim]; total: [..., heads, rows], the log decay since the state; the rows of the path in
+    order.
     """
-    to_end = (total[..., -1:] - total).exp()[..., None]
-    kept = state * total[..., -1].exp()[..., None, None]
+    to_end = (total[..., -1:] - total).float().exp()[..., None]
+    kept = state * total[..., -1].float().exp()[..., None, None]
     return kept + (k * to_end).transpose(-1, -2) @ u
 
 

@@ -41,6 +41,13 @@ class Mixer(Hashable, Protocol):
         ...
 
     @property
+    def recent(self) -> Recent | None:
+        """What its newest rows are kept as where chunks may be away from a device: they tell which
+        ones are looked at. None where no chunk is.
+        """
+        ...
+
+    @property
     def width(self) -> int:
         """Numbers of a row where its activations are widest."""
         ...
@@ -64,6 +71,59 @@ class Mixer(Hashable, Protocol):
 
     def triton_body(self) -> MixerBody:
         """What runs it on GPUs; the same as `torch_body` where there is nothing faster."""
+        ...
+
+
+class Recent(Protocol):
+    """The newest rows of a lane, by `position % number of rows`. They follow the layer's state, and
+    belong to no node.
+    """
+
+    @property
+    def ring(self) -> StateTensor:
+        """Of one lane, [number of rows, ...]."""
+        ...
+
+    @property
+    def scratch(self) -> StateTensor:
+        """Of a row that is verified; it follows Mixer.scratch."""
+        ...
+
+    @property
+    def looks_at(self) -> str:
+        """The name of the tensor of rows that they look at."""
+        ...
+
+    @property
+    def num_heads(self) -> int:
+        """Each of them weighs chunks for itself."""
+        ...
+
+    def torch_body(self) -> LookBody:
+        """What looks on any device."""
+        ...
+
+    def triton_body(self) -> LookBody:
+        """What looks on GPUs."""
+        ...
+
+
+class LookBody(Protocol):
+    """How much of what the newest rows see lies in each chunk."""
+
+    def look(
+        self,
+        recent: Tensor,
+        rows: Tensor,
+        begin: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        scores: Tensor,
+    ) -> None:
+        """Add what `rows` [tokens, ...], whose tokens begin at `begin`, weigh for each of `recent`
+        [newest rows, ...] of a lane that stands after `num_tokens`: to the logs of what each chunk
+        weighs, `scores` float32 [heads, newest rows, chunks], -inf for nothing.
+        """
         ...
 
 
@@ -94,7 +154,9 @@ class MixerLayer(Protocol):
         ...
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
-        """x: [entries, rows, hidden], the residual stream; `state` moves on in place."""
+        """x: [entries, rows, hidden], the residual stream; `state` moves on in place. What
+        belongs to the end is left with lane NO_LANE as it is after `rows.mark` rows.
+        """
         ...
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:

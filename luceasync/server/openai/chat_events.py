@@ -12,20 +12,26 @@ from collections.abc import AsyncGenerator, Iterable, Iterator
 from msgspec import UNSET, UnsetType
 
 from luceasync import __version__
-from luceasync.request import Delta, Finish, Piece, Stream, TokenLogprob
+from luceasync.pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
+from luceasync.request import Delta, Finish, Stream, TokenLogprob
 from luceasync.server.openai.chat_schema import ChatCall
 from luceasync.server.openai.chat_shapes import (
+    AnswerCall,
     AnswerChoice,
+    AnswerFunction,
     AnswerMessage,
+    CallDelta,
     ChatChunk,
     ChatCompletion,
     ChoiceLogprobs,
     ChunkChoice,
     DeltaMessage,
+    FunctionDelta,
     LogprobEntry,
     UsageBody,
 )
-from luceasync.server.openai.work import luceasync_of, timings_of, usage_of
+from luceasync.server.openai.usage import usage_of
+from luceasync.server.work import luceasync_of, timings_of
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say
@@ -44,6 +50,7 @@ class ChatEvents:
         self._num_prompt_tokens = num_prompt_tokens
         self._num_completion_tokens = 0
         self._finishes: dict[int, Finish] = {}
+        self._callers: set[int] = set()  # choices that have called a tool
         self._id = f"chatcmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
 
@@ -69,6 +76,8 @@ class ChatEvents:
         self._num_completion_tokens += len(delta.token_ids)
         logprobs = ChoiceLogprobs(_entries(delta.logprobs)) if delta.logprobs else None
         for piece in delta.pieces:
+            if isinstance(piece, CallPiece):
+                self._callers.add(delta.index)
             yield self._chunk([ChunkChoice(delta.index, _message(piece), logprobs)])
             logprobs = None  # the first chunk has told those of all tokens
         if logprobs is not None:
@@ -77,8 +86,14 @@ class ChatEvents:
             self._finishes[delta.index] = delta.finish
             all_finished = len(self._finishes) == self._call.request.num_choices
             is_last = all_finished and not self._call.include_usage
-            choice = ChunkChoice(delta.index, DeltaMessage(), None, delta.finish.reason)
+            reason = self._reason(delta.index, delta.finish)
+            choice = ChunkChoice(delta.index, DeltaMessage(), None, reason)
             yield self._last_chunk([choice]) if is_last else self._chunk([choice])
+
+    def _reason(self, index: int, finish: Finish) -> str:
+        """A choice that ends by itself after a call waits for what the tool says."""
+        is_call = finish.reason == "stop" and index in self._callers
+        return "tool_calls" if is_call else finish.reason
 
     def _last_chunk(
         self, choices: list[ChunkChoice], usage: UsageBody | UnsetType = UNSET
@@ -107,11 +122,42 @@ class ChatEvents:
         return UsageBody(prompt, completion, prompt + completion)
 
 
+class MessageFold:
+    """The message that the deltas of one choice say, taken one by one."""
+
+    def __init__(self) -> None:
+        self._content: list[str] = []
+        self._reasoning: list[str] = []
+        self._calls: dict[int, tuple[CallDelta, list[str]]] = {}
+
+    def take(self, delta: DeltaMessage) -> None:
+        """Add what `delta` says."""
+        self._content.append(delta.content or "")
+        self._reasoning.append(delta.reasoning_content or "")
+        for call in delta.tool_calls or ():
+            _, arguments = self._calls.setdefault(call.index, (call, []))
+            arguments.append(call.function.arguments)
+
+    def message(self) -> AnswerMessage:
+        """The whole of it."""
+        content, reasoning = "".join(self._content), "".join(self._reasoning)
+        calls = [
+            AnswerCall(call.id or "", AnswerFunction(call.function.name or "", "".join(arguments)))
+            for call, arguments in self._calls.values()
+        ]
+        return AnswerMessage(
+            "assistant",
+            content if content or not calls else None,
+            reasoning_content=reasoning or UNSET,
+            tool_calls=calls or UNSET,
+        )
+
+
 class AnswerFold:
     """The plain answer that says what the chunks of one answer say, taken one by one."""
 
     def __init__(self) -> None:
-        self._texts: dict[int, list[str]] = {}
+        self._messages: dict[int, MessageFold] = {}
         self._logprobs: dict[int, list[LogprobEntry]] = {}
         self._finish_reasons: dict[int, str] = {}
         self._last: ChatChunk | None = None
@@ -120,7 +166,7 @@ class AnswerFold:
         """Add the next chunk; every choice begins with the chunk of its role."""
         self._last = chunk
         for choice in chunk.choices:
-            self._texts.setdefault(choice.index, []).append(choice.delta.content or "")
+            self._messages.setdefault(choice.index, MessageFold()).take(choice.delta)
             if choice.logprobs is not None:
                 self._logprobs.setdefault(choice.index, []).extend(choice.logprobs.content)
             if choice.finish_reason is not None:
@@ -136,7 +182,7 @@ class AnswerFold:
             last.created,
             last.model,
             last.system_fingerprint,
-            [self._choice(index) for index in sorted(self._texts)],
+            [self._choice(index) for index in sorted(self._messages)],
             last.usage,
             last.timings,
             last.luceasync,
@@ -146,14 +192,23 @@ class AnswerFold:
         entries = self._logprobs.get(index)
         return AnswerChoice(
             index,
-            AnswerMessage("assistant", "".join(self._texts[index])),
+            self._messages[index].message(),
             None if entries is None else ChoiceLogprobs(entries),
             self._finish_reasons[index],
         )
 
 
 def _message(piece: Piece) -> DeltaMessage:
-    return DeltaMessage(content=piece.text)
+    match piece:
+        case TextPiece(text):
+            return DeltaMessage(content=text)
+        case ReasoningPiece(text):
+            return DeltaMessage(reasoning_content=text)
+        case CallPiece(index, call_id, name):
+            function = FunctionDelta(arguments="", name=name)
+            return DeltaMessage(tool_calls=[CallDelta(index, function, call_id, "function")])
+        case ArgumentsPiece(index, text):
+            return DeltaMessage(tool_calls=[CallDelta(index, FunctionDelta(text))])
 
 
 def _entries(logprobs: Iterable[TokenLogprob]) -> list[LogprobEntry]:

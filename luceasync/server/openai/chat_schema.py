@@ -12,7 +12,7 @@ import msgspec
 
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
-from luceasync.server.openai.checks import at_most, decode, in_range, refuse
+from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -28,8 +28,11 @@ MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
+MAX_PINS = 64
+PINS = "'system', or spans [begin, end] of the prompt's tokens, the end not included"
 MAX_TOOL_CALLS = 1024  # of one message
 
+Pins = tuple[tuple[int, int], ...] | Literal["system"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -74,10 +77,12 @@ class ChatBody(SamplingBody, kw_only=True):
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
     keep_prefix: bool | None = None
+    kvflash_pin: str | list[tuple[int, int]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +112,10 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
     return ChatCall(
         request=Request(
             ChatPrompt(
-                messages=[_message(i, message) for i, message in enumerate(_messages(chat))],
+                messages=messages_of(_messages(chat)),
                 tools=None if chat.tool_choice == "none" else chat.tools or None,
                 template_kwargs=chat.chat_template_kwargs or {},
+                max_calls=1 if chat.parallel_tool_calls is False else None,
             ),
             sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),
@@ -120,6 +126,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             tenant=caller.tenant(chat.cache_salt),
             client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
+            pins=_pins(chat.kvflash_pin),
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),
@@ -144,6 +151,11 @@ def _messages(chat: ChatBody) -> list[Message]:
         refuse("messages", [], "at least one message")
     at_most("messages", chat.messages, MAX_MESSAGES, "messages")
     return chat.messages
+
+
+def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as a chat template gets them. Raises RequestError, which names the field."""
+    return [_message(i, message) for i, message in enumerate(messages)]
 
 
 def _message(index: int, message: Message) -> dict[str, Any]:
@@ -189,6 +201,19 @@ def _max_tokens(chat: ChatBody) -> int | None:
         if value is not None:
             return in_range(param, value, least, 2**31 - 1)
     return None
+
+
+def _pins(asked: str | list[tuple[int, int]] | None) -> Pins:
+    """Spans of the prompt's tokens, the end not included; or the system message."""
+    if asked is None:
+        return ()
+    if isinstance(asked, str):
+        return "system" if asked == "system" else refuse("kvflash_pin", asked, PINS)
+    at_most("kvflash_pin", asked, MAX_PINS, "spans")
+    for i, span in enumerate(asked):
+        if not 0 <= span[0] < span[1]:
+            refuse(f"kvflash_pin[{i}]", list(span), PINS)
+    return tuple(asked)
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:

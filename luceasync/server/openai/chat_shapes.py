@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from luceasync.server.work import LuceasyncBody, TimingsBody
+
 
 class LogprobEntry(msgspec.Struct):
     """One token; the entries of `top_logprobs` have no such list of their own."""
@@ -25,9 +27,27 @@ class ChoiceLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """The name comes with the first delta of a call, and parts of the arguments with all."""
+
+    arguments: str = msgspec.field(default_factory=str)
+    name: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    """A part of call `index`; its id and type come with the first one."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
 class DeltaMessage(msgspec.Struct, omit_defaults=True):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class ChunkChoice(msgspec.Struct):
@@ -50,44 +70,6 @@ class UsageBody(msgspec.Struct):
     prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
-class TimingsBody(msgspec.Struct):
-    """Milliseconds and tokens per second; `predicted` counts the tokens after the first of each
-    choice.
-    """
-
-    queued_ms: float
-    prompt_n: int
-    prompt_ms: float
-    prompt_per_second: float
-    predicted_n: int
-    predicted_ms: float
-    predicted_per_second: float
-
-
-class SpeculationBody(msgspec.Struct):
-    """Draft tokens of all choices together; `tau` is tokens per verify step."""
-
-    rounds: int
-    proposed: int
-    accepted: int
-    tau: float
-    accept_rate: float
-    off_reason: str | UnsetType = UNSET
-
-
-class LuceasyncBody(msgspec.Struct):
-    """What OpenAI has no field for: what was restored instead of computed, what speculation did."""
-
-    restore: bool
-    tier: Literal["memory", "disk"] | None
-    disk_hit: bool
-    prefix_tokens: int
-    restore_ms: float
-    decision: str | None
-    miss_reason: str | None
-    speculation: SpeculationBody | UnsetType = UNSET
-
-
 class ChatChunk(msgspec.Struct):
     """One event of a streamed answer."""
 
@@ -102,10 +84,27 @@ class ChatChunk(msgspec.Struct):
     luceasync: LuceasyncBody | UnsetType = UNSET
 
 
+class AnswerFunction(msgspec.Struct):
+    """`arguments`: the JSON of an object, unless the answer was cut off."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct):
+    id: str
+    function: AnswerFunction
+    type: Literal["function"] = "function"
+
+
 class AnswerMessage(msgspec.Struct):
+    """`content` None: it consists of calls."""
+
     role: Literal["assistant"]
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
 
 
 class AnswerChoice(msgspec.Struct):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 from luceasync.request import Sampling
-from luceasync.server.openai.checks import at_most, in_range, in_range_or, refuse
+from luceasync.server.checks import at_most, in_range, in_range_or, refuse
 from luceasync.server.openai.unserved import UnservedBody
 
 MAX_CHOICES = 16

@@ -89,7 +89,7 @@ def make_projected(spec: AttentionSpec, entries: int, rows: int, seed: int = 0) 
 
 def run_attend(spec: AttentionSpec, projected: Tensor, cache, entries: list[Entry]) -> Tensor:
     rows = make_rows(spec, entries, projected.shape[1])
-    return TorchAttention(spec).attend(projected, make_norms(), *cache, rows)
+    return TorchAttention(spec).attend(projected, make_norms(), cache, rows)
 
 
 def expected_attend(projected: Tensor, spec: AttentionSpec) -> Tensor:

@@ -38,7 +38,7 @@ def step_by_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, 1), state
 
 
-def assert_close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> None:
+def assert_close(found: tuple[Tensor, ...], expected: tuple[Tensor, ...]) -> None:
     for ours, truth in zip(found, expected, strict=True):
         assert ours.dtype == torch.float32
         torch.testing.assert_close(ours.double(), truth, rtol=0, atol=TOLERANCE)
@@ -47,7 +47,7 @@ def assert_close(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) 
 @pytest.mark.parametrize("rows", [1, 2, 63, 64, 65, 130, 200])
 def test_chunks_are_the_recurrence(rows: int):
     inputs, state = make_inputs(rows), make_state()
-    assert_close(delta_chunks(*inputs, state), delta_rule(*inputs, state))
+    assert_close(delta_chunks(*inputs, state)[:2], delta_rule(*inputs, state))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 70])
@@ -56,7 +56,9 @@ def test_steps_are_the_recurrence(rows: int):
     assert_close(step_by_step(inputs, state), delta_rule(*inputs, state))
 
 
-@pytest.mark.parametrize("run", [delta_chunks, lambda *x: step_by_step(x[:5], x[5])])
+@pytest.mark.parametrize(
+    "run", [lambda *x: delta_chunks(*x)[:2], lambda *x: step_by_step(x[:5], x[5])]
+)
 def test_strong_decay_neither_overflows_nor_gives_nan(run):
     q, k, v, _, beta = make_inputs(130)
     strengths = torch.tensor([-500.0, -0.01, -90.0, -1e-6])
@@ -70,7 +72,7 @@ def test_strong_decay_neither_overflows_nor_gives_nan(run):
 def test_rows_without_decay_and_beta_leave_the_state_as_it_is():
     q, k, v, g, beta = make_inputs(70)
     inputs = (q, k, v, torch.zeros_like(g), torch.zeros_like(beta))
-    _, state = delta_chunks(*inputs, make_state())
+    _, state, _ = delta_chunks(*inputs, make_state())
     assert torch.equal(state, make_state())
 
 
@@ -95,7 +97,16 @@ def test_inputs_and_the_state_given_are_left_as_they_are():
 def test_rows_may_be_cut_anywhere(rows: int, share: float, seed: int):
     inputs, state = make_inputs(rows, batch=1, heads=1, seed=seed), make_state(1, 1)
     cut = min(rows - 1, 1 + int(share * rows))
-    whole = delta_chunks(*inputs, state)
-    first, between = delta_chunks(*(x[:, :cut] for x in inputs), state)
-    second, end = delta_chunks(*(x[:, cut:] for x in inputs), between)
-    assert_close((torch.cat([first, second], 1), end), (whole[0].double(), whole[1].double()))
+    whole = delta_chunks(*inputs, state, cut)
+    first, between, _ = delta_chunks(*(x[:, :cut] for x in inputs), state)
+    second, end, _ = delta_chunks(*(x[:, cut:] for x in inputs), between)
+    assert_close((torch.cat([first, second], 1), end, between), tuple(x.double() for x in whole))
+
+
+def test_the_state_at_a_mark_stays_exact_after_a_strong_decay():
+    q, k, v, g, beta = make_inputs(100)
+    g[:, 3] = -5e4
+    inputs = (q, k, v, g, beta)
+    _, expected = delta_rule(*(x[:, :90] for x in inputs), make_state())
+    _, _, at_mark = delta_chunks(*inputs, make_state(), 90)
+    torch.testing.assert_close(at_mark.double(), expected, rtol=0, atol=TOLERANCE)

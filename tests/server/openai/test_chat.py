@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from luceasync.request import Delta, TextPiece, TokenLogprob
+from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece, TextPiece
+from luceasync.request import Delta, TokenLogprob
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 
@@ -146,3 +147,59 @@ async def test_logprobs_without_text_are_told_with_none(in_memory):
         _, told, *_ = await ask(client, STREAM | {"logprobs": True})
     assert told["choices"][0]["delta"] == {"content": ""}
     assert told["choices"][0]["logprobs"]["content"][0]["token"] == "a"
+
+
+CALLING = [
+    Delta(0, (ReasoningPiece("why"),), token_ids=(1,)),
+    Delta(0, (TextPiece("look"), CallPiece(0, "call_1", "f")), token_ids=(2,)),
+    Delta(0, (ArgumentsPiece(0, '{"a": 1'), ArgumentsPiece(0, "}")), token_ids=(3,)),
+    Delta(0, (CallPiece(1, "call_2", "g"), ArgumentsPiece(1, "{}")), token_ids=(4,)),
+    Delta(0, finish=finish("stop", 4)),
+]
+
+
+async def test_reasoning_and_calls_have_fields_of_their_own(in_memory):
+    async with in_memory(ScriptedEngine(CALLING)) as client:
+        *chunks, _ = await ask(client, STREAM)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks][1:-1]
+    begun = {"function": {"arguments": "", "name": "f"}, "id": "call_1", "type": "function"}
+    assert deltas[:5] == [
+        {"reasoning_content": "why"},
+        {"content": "look"},
+        {"tool_calls": [{"index": 0, **begun}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"a": 1'}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "}"}}]},
+    ]
+    assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+
+def call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+async def test_the_plain_answer_has_whole_calls(in_memory):
+    async with in_memory(ScriptedEngine(CALLING)) as client:
+        [choice] = (await client.post(CHAT, json=BODY)).json()["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant", "content": "look", "refusal": None, "reasoning_content": "why",
+        "tool_calls": [
+            call("call_1", "f", '{"a": 1}'), call("call_2", "g", "{}"),
+        ],
+    }  # fmt: skip
+
+
+async def test_an_answer_of_calls_alone_has_no_content(in_memory):
+    script = [Delta(0, CALLING[1].pieces[1:]), Delta(0, finish=finish("length", 1))]
+    async with in_memory(ScriptedEngine(script)) as client:
+        [choice] = (await client.post(CHAT, json=BODY)).json()["choices"]
+    assert choice["message"]["content"] is None
+    assert choice["finish_reason"] == "length"  # its arguments were cut off
+
+
+async def test_one_call_at_most_is_asked_for(in_memory):
+    engine = ScriptedEngine()
+    async with in_memory(engine) as client:
+        await client.post(CHAT, json=BODY | {"parallel_tool_calls": False})
+        await client.post(CHAT, json=BODY | {"parallel_tool_calls": True})
+    assert [request.prompt.max_calls for request in engine.requests] == [1, None]

@@ -1,31 +1,72 @@
-"""What an answer tells of the work behind it: its tokens, its times, what was restored.
+"""What an answer tells of the work behind it: its times, what was restored, what speculation did.
 
-Owns how the finishes of several choices become one account. Knows nothing of chunks.
+Owns how the finishes of several choices become one account. Knows no API: all say it in this way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
-from luceasync.request import Finish, Speculation
-from luceasync.server.openai.chat_shapes import (
-    LuceasyncBody,
-    PromptTokensDetails,
-    SpeculationBody,
-    TimingsBody,
-    UsageBody,
-)
+from luceasync.request import Finish, Residence, Speculation
 
 Finishes = Mapping[int, Finish]
 
 
-def usage_of(finishes: Finishes) -> UsageBody:
-    """The prompt counts once, as choice 0 found it; the tokens of all choices add up."""
-    prompt, cached = finishes[0].usage.prompt_tokens, finishes[0].usage.cached_tokens
-    completion = sum(finish.usage.completion_tokens for finish in finishes.values())
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+class TimingsBody(msgspec.Struct):
+    """Milliseconds and tokens per second; `predicted` counts the tokens after the first of each
+    choice.
+    """
+
+    queued_ms: float
+    prompt_n: int
+    prompt_ms: float
+    prompt_per_second: float
+    predicted_n: int
+    predicted_ms: float
+    predicted_per_second: float
+
+
+class SpeculationBody(msgspec.Struct):
+    """Draft tokens of all choices together; `tau` is tokens per verify step."""
+
+    rounds: int
+    proposed: int
+    accepted: int
+    tau: float
+    accept_rate: float
+    off_reason: str | UnsetType = UNSET
+
+
+class ResidenceBody(msgspec.Struct):
+    """Of all choices together: tokens of their contexts that were on the devices at their ends and
+    that were not, in whole chunks; chunks that came back and that left, and looks that said which.
+    """
+
+    resident: int
+    absent: int
+    recalled: int
+    evicted: int
+    looks: int
+
+
+class LuceasyncBody(msgspec.Struct):
+    """What OpenAI has no field for: what was restored instead of computed, what speculation did,
+    what of a context was on the devices.
+    """
+
+    restore: bool
+    tier: Literal["memory", "disk"] | None
+    disk_hit: bool
+    prefix_tokens: int
+    restore_ms: float
+    decision: str | None
+    miss_reason: str | None
+    speculation: SpeculationBody | UnsetType = UNSET
+    kvflash: ResidenceBody | UnsetType = UNSET
 
 
 def timings_of(finishes: Finishes) -> TimingsBody:
@@ -58,6 +99,20 @@ def luceasync_of(finishes: Finishes) -> LuceasyncBody:
         decision=restore.decision,
         miss_reason=restore.miss_reason,
         speculation=_speculation([finishes[index].speculation for index in sorted(finishes)]),
+        kvflash=_residence([finish.residence for finish in finishes.values()]),
+    )
+
+
+def _residence(of_choices: Sequence[Residence | None]) -> ResidenceBody | UnsetType:
+    present = [one for one in of_choices if one is not None]
+    if not present:
+        return UNSET
+    return ResidenceBody(
+        sum(one.resident_tokens for one in present),
+        sum(one.absent_tokens for one in present),
+        sum(one.recalled for one in present),
+        sum(one.evicted for one in present),
+        sum(one.looks for one in present),
     )
 
 

@@ -1,4 +1,4 @@
-"""Nodes of a group in another process, which copies them to and from its lanes.
+"""What nodes hold of a group in another process, which copies it to and from its lanes.
 
 Two bodies: their bytes lie in memory that both map, made and given out here, so that a node in
 memory moves nothing; or there alone, and are streamed where somebody wants them.
@@ -6,6 +6,7 @@ memory moves nothing; or there alone, and are streamed where somebody wants them
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -15,10 +16,10 @@ from torch import Tensor
 
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.node_parts import NodeParts, tensors_in
+from luceasync.hoststore.node_store import Chained
 from luceasync.hoststore.nodes import NodeSizes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.kv.cache import Shape
-from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
 from luceasync.pipeline.link import Link
 
@@ -32,10 +33,9 @@ class Region(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """A node by the number under which the other process has it; `regions` where we gave them."""
+    """The number under which the other process has it; `regions` where we gave them."""
 
     number: int
-    span: Span
     regions: list[Region]
 
 
@@ -59,15 +59,15 @@ class NodeBytes(Protocol):
         ...
 
 
-class RemoteNodes:
-    """See Nodes. A copy has arrived when its call returns."""
+class RemoteContents:
+    """See Contents. A copy has arrived when its call returns."""
 
     def __init__(self, link: Link, parts: NodeParts, content: NodeBytes) -> None:
         self._link = link
         self._parts = parts
         self._bytes = content
-        self._held: dict[NodeKey, Held] = {}
-        self._next_number = 1  # a name may come again while the other process forgets the old one
+        self._of_lanes: dict[int, list[Region]] = defaultdict(list)  # that they are read from
+        self._next_number = 1  # none comes again: the other process may still hold an old one
 
     @property
     def sizes(self) -> NodeSizes:
@@ -78,58 +78,71 @@ class RemoteNodes:
         """See Nodes."""
         return self._parts.shapes(span)
 
-    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes."""
-        held = self._hold(node, span)
+    def take_out(self, lane: int, span: Span) -> tuple[Held, Ticket]:
+        """See Contents. Raises MemoryError."""
+        held = self._new(span)
         at = self._bytes.places(held.regions)
         order = wire.Save(held.number, lane, span.begin, span.end, span.with_state, at)
-        self._ask_for_room(node, order)
-        return Arrived()
+        self._ask_for_room(order)
+        return held, Arrived()
 
-    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
-        """See Nodes."""
-        numbers = tuple(self._held[node].number for node in nodes)
+    def put_in(self, lane: int, chain: Sequence[Chained[Held]], num_tokens: int) -> Ticket:
+        """See Contents."""
+        numbers = tuple(held.number for _, held in chain)
         self._link.ask(wire.Restore(lane, numbers, num_tokens), wire.Done)
         return Arrived()
 
-    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
-        """See Nodes. The process hears of it before it is told of anything else that might lie in
-        the same place.
-        """
-        held = self._held.get(node) if state_only else self._held.pop(node, None)
-        if held is None:
-            return
-        self._link.tell(wire.Drop(held.number, state_only))
-        if state_only:
-            held.span = Span(held.span.begin, held.span.end, with_state=False)
-            held.regions = [region for region in held.regions if not region.is_state]
+    def named(self, span: Span, content: Held) -> dict[str, Tensor]:
+        """See Contents."""
+        return self._bytes.read(content, self.shapes(span))
 
-    def export(self, node: NodeKey) -> dict[str, Tensor]:
-        """See Nodes."""
-        held = self._held[node]
-        return self._bytes.read(held, self.shapes(held.span))
-
-    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
-        """See Nodes; they are copied to where the other process has them. Raises MemoryError."""
-        held = self._hold(node, span)
+    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> Held:
+        """See Contents; they are copied to where the other process has them. Raises MemoryError."""
+        held = self._new(span)
         at = self._bytes.places(held.regions)
-        order = wire.Adopt(held.number, span.begin, span.end, span.with_state, at)
-        self._ask_for_room(node, order)
+        self._ask_for_room(wire.Adopt(held.number, span.begin, span.end, span.with_state, at))
         self._bytes.write(held, tensors, self.shapes(span))
-
-    def _hold(self, node: NodeKey, span: Span) -> Held:
-        """In place of what the node was. Raises MemoryError; nothing has changed then."""
-        regions = self._bytes.allocate(span)
-        self.drop(node)
-        held = Held(self._next_number, span, regions)
-        self._next_number += 1
-        self._held[node] = held
         return held
 
-    def _ask_for_room(self, node: NodeKey, order: wire.Save | wire.Adopt) -> None:
-        """Raise MemoryError where there is none; nothing is held then."""
+    def let_go(self, content: Held, *, state_only: bool) -> None:
+        """See Contents. The process hears of it before it is told of anything else that might lie
+        in the same place.
+        """
+        self._link.mention(wire.Drop(content.number, state_only))
+        kept = [region for region in content.regions if state_only and not region.is_state]
+        content.regions = kept
+
+    def renew(self, span: Span, content: Held) -> bool:
+        """Have it held by a process that takes the place of one that has ended; False: its bytes
+        lay there alone.
+        """
+        if not content.regions:
+            return False
+        at = self._bytes.places(content.regions)
+        order = wire.Adopt(content.number, span.begin, span.end, span.with_state, at)
+        return self._link.ask(order, wire.Room).is_there
+
+    def hold(self, lane: int, span: Span, content: Held, end: int) -> None:
+        """See Nodes. Memory that we gave stays ours as long as the other process reads it."""
+        self._of_lanes[lane] += content.regions
+        self._link.tell(wire.Hold(lane, content.number, end))
+
+    def release(self, lane: int) -> None:
+        """See Nodes. The process has been told that the lane begins anew."""
+        self._of_lanes.pop(lane, None)
+
+    def close(self) -> None:
+        """See Contents: whoever has the link closes it."""
+
+    def _new(self, span: Span) -> Held:
+        """Room for a node, where we give it out. Raises MemoryError."""
+        held = Held(self._next_number, self._bytes.allocate(span))
+        self._next_number += 1
+        return held
+
+    def _ask_for_room(self, order: wire.Save | wire.Adopt) -> None:
+        """Raise MemoryError where there is none; the process holds nothing of it then."""
         if not self._link.ask(order, wire.Room).is_there:
-            self._held.pop(node)
             raise MemoryError("no room for a node in the memory of another process")
 
 

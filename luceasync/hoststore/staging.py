@@ -1,0 +1,155 @@
+"""Rows of a lane's first tokens, block by block, from pages and from host memory: how blocks are
+made up, what is asked of any device, and the CPU's body.
+
+Knows no mixer: whoever asks names the tensors. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.flatten import fill
+from luceasync.hoststore.host_rows import HostRows
+from luceasync.kv.cache import LaneCache
+
+CPU_BLOCK_TOKENS = 1024
+
+Names = Sequence[str]  # of tensors of rows
+# Where the absent ones of a lane's tokens [begin, end) lie, in order.
+Absent = Callable[[int, int], Sequence[HostRows]]
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of a block from its row `at` on: at `places` of the lane, or `host`."""
+
+    at: int
+    num_rows: int
+    places: slice | Tensor | None
+    host: HostRows | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Tokens `[begin, end)` of a lane, and the sections that they are made up of, in order."""
+
+    lane: int
+    begin: int
+    end: int
+    sections: tuple[Section, ...]
+
+
+class Staging(Protocol):
+    """Blocks in order, each in one piece, on the device."""
+
+    @property
+    def block_tokens(self) -> int:
+        """A block begins at a multiple of it, and is as long where the tokens do not end."""
+        ...
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """Of how many tokens a block may be, in whole chunks, where a row takes up so much."""
+        ...
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Where each block begins, and its rows [tokens, ...] of the model's layer, by name. It
+        holds until the next one is asked for; of a device, for what is queued by then on the stream
+        that is current.
+        """
+        ...
+
+    def let_go(self) -> None:
+        """Keep no host memory that has been read."""
+        ...
+
+    def close(self) -> None:
+        """Wait for everything. May be called twice."""
+        ...
+
+
+def blocks_of(
+    cache: LaneCache, lane: int, num_tokens: int, block_tokens: int, absent: Absent
+) -> list[Block]:
+    """The lane's first `num_tokens` tokens in blocks, wherever they are."""
+    blocks = []
+    for begin in range(0, num_tokens, block_tokens):
+        end = min(begin + block_tokens, num_tokens)
+        sections: list[Section] = []
+        for first, last, is_here in cache.spans(lane, begin, end):
+            if is_here:
+                rank = cache.rank(lane, first)
+                places = cache.places(lane, rank, rank + last - first)
+                sections.append(Section(first - begin, last - first, places, None))
+            else:
+                sections += [
+                    Section(rows.begin - begin, rows.num_rows, None, rows)
+                    for rows in absent(first, last)
+                ]
+        assert sum(section.num_rows for section in sections) == end - begin, f"{begin}: {sections}"
+        blocks.append(Block(lane, begin, end, tuple(sections)))
+    return blocks
+
+
+class DirectStaging:
+    """See Staging. Rows that lie in one piece are read where they are, in nodes too."""
+
+    def __init__(self, cache: LaneCache, block_tokens: int = CPU_BLOCK_TOKENS) -> None:
+        self._cache = cache
+        self.block_tokens = block_tokens
+        self._rooms: dict[tuple[object, ...], Tensor] = {}
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """See Staging."""
+        for block in blocks:
+            yield block.begin, tuple(self._tensor(block, layer, name) for name in names)
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """See Staging."""
+        return self.block_tokens
+
+    def let_go(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+        self._rooms.clear()
+
+    def _tensor(self, block: Block, layer: int, name: str) -> Tensor:
+        stack = self._cache.rows_of(name, layer)[block.lane]
+        for section in block.sections:
+            if section.host is not None and section.host.arrival is not None:
+                section.host.arrival.wait()
+        parts = [section_rows(section, stack, (name, layer)) for section in block.sections]
+        if len(parts) == 1:
+            return parts[0]
+        room = self._room(name, stack)
+        row_bytes = stack[0].nbytes
+        offsets = [section.at * row_bytes for section in block.sections]
+        sources = [part.reshape(-1).view(torch.uint8).numpy() for part in parts]
+        fill(room.view(torch.uint8).numpy().reshape(-1), offsets, sources)
+        return room[: block.end - block.begin]
+
+    def _room(self, name: str, stack: Tensor) -> Tensor:
+        """A block's tensor: kinds whose rows are alike share it."""
+        shape = (self.block_tokens, *stack.shape[1:])
+        key = (name, shape, stack.dtype)
+        if key not in self._rooms:
+            self._rooms[key] = stack.new_empty(shape)
+        return self._rooms[key]
+
+
+def section_rows(section: Section, stack: Tensor, key: tuple[str, int]) -> Tensor:
+    """The section's rows [rows, ...]: in the lane's `stack` [places, ...], else in host memory."""
+    if section.host is None:
+        return stack[section.places]
+    first = section.host.first
+    return section.host.tensors[key][first : first + section.num_rows]

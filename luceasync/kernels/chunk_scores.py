@@ -1,0 +1,120 @@
+"""What each chunk of keys weighs for the newest queries of a lane, as a logarithm."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.kernel import kernel
+from luceasync.kernels.overlap import dot_precision, shared_bytes
+
+CHUNKS = 16  # of a program, one after the other: its queries are loaded once
+QUERY_BYTES = 64 << 10  # of a program
+
+
+def add_scores(
+    recent: Tensor, keys: Tensor, begin: int, num_tokens: int, chunk_tokens: int, scores: Tensor
+) -> None:
+    """Add log(sum over t of exp(q . k_t / sqrt(head_dim))) over the tokens t of each chunk that are
+    among `keys` to its place in `scores`: the log of both sums together.
+
+    recent: queries [newest, heads, head_dim] contiguous, that of position p at p % newest, the last
+    of them at `num_tokens` - 1; keys: [tokens, kv_heads, head_dim] contiguous, of tokens from
+    `begin` on. A query sees no key behind its own. scores: float32 [heads, newest, chunks]
+    contiguous, -inf where nothing is seen.
+    """
+    num_recent, num_heads, head_dim = recent.shape
+    num_keys, num_kv_heads, _ = keys.shape
+    num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - begin // chunk_tokens
+    # The rows of all query heads that share a kv head are rows of one product.
+    num_rows = num_heads // num_kv_heads * num_recent
+    block_dim = max(16, triton.next_power_of_2(head_dim))
+    row_bytes = block_dim * recent.element_size()
+    block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
+    while block_rows > 16 and (block_rows + 3 * chunk_tokens) * row_bytes > shared_bytes(keys):
+        block_rows //= 2
+    num_blocks = triton.cdiv(num_rows, block_rows)
+    _chunk_scores_kernel[(triton.cdiv(num_chunks, CHUNKS), num_kv_heads * num_blocks)](
+        recent,
+        keys,
+        scores,
+        begin,
+        begin + num_keys,
+        num_tokens,
+        num_recent,
+        scores.shape[2],
+        head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=num_heads // num_kv_heads,
+        HEAD_DIM=head_dim,
+        BLOCK_DIM=block_dim,
+        BLOCK_ROWS=block_rows,
+        CHUNK=chunk_tokens,
+        CHUNKS=CHUNKS,
+        PRECISION=dot_precision(keys.dtype),
+        num_warps=8,
+        num_stages=2,
+    )
+
+
+@triton.jit
+def log2_of(best, total):
+    """best + log2(total), -inf for a total of nothing."""
+    return tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
+
+
+@kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks"])
+def _chunk_scores_kernel(
+    recent,
+    keys,
+    scores,
+    begin,
+    end,
+    num_tokens,
+    num_recent,
+    num_chunks,
+    scale,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_DIM: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    m = tl.program_id(1) // NUM_KV_HEADS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    head = kv_head * GROUP + m // num_recent
+    r = m % num_recent
+    m_ok = m < GROUP * num_recent
+    # How far behind the last query the one in place r is: not negative, as remainders in C are not.
+    behind = (num_tokens - 1 + num_recent - r) % num_recent
+    position = num_tokens - 1 - behind
+    d = tl.arange(0, BLOCK_DIM)
+    d_ok = d[None, :] < HEAD_DIM
+    at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(recent + at_query, mask=m_ok[:, None] & d_ok, other=0.0)
+    first = begin // CHUNK + tl.program_id(0) * CHUNKS
+    c = tl.arange(0, CHUNKS)
+    found = tl.full([BLOCK_ROWS, CHUNKS], float("-inf"), tl.float32)
+    for i in range(CHUNKS):
+        t = (first + i) * CHUNK + tl.arange(0, CHUNK)
+        t_ok = (t >= begin) & (t < end)
+        at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
+        products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
+        seen = t_ok[None, :] & (t[None, :] <= position[:, None])
+        products = tl.where(seen, products, float("-inf"))
+        best = tl.max(products, 1)
+        best = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.sum(tl.exp2(products - best[:, None]), 1)
+        found = tl.where(c[None, :] == i, log2_of(best, total)[:, None], found)
+    at_score = scores + (head * num_recent + r).to(tl.int64)[:, None] * num_chunks + first + c
+    ok = m_ok[:, None] & ((first + c) * CHUNK < end)[None, :]
+    before = tl.load(at_score, mask=ok, other=float("-inf")) * 1.4426950408889634
+    best = tl.maximum(found, before)
+    best = tl.where(best == float("-inf"), 0.0, best)
+    both = log2_of(best, tl.exp2(found - best) + tl.exp2(before - best))
+    tl.store(at_score, both * 0.6931471805599453, mask=ok)

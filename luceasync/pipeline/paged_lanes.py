@@ -1,0 +1,297 @@
+"""Paging of lanes that have fewer pages than their context has chunks.
+
+Acts as KvFlashPager decides: has rows saved before they leave, groups told, chunks recalled beside
+the passes, and lanes looked at. What moves does so after a number of tokens, never when a copy
+happens to end: a slow one changes no token.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from luceasync.engine_status import ResidenceStatus
+from luceasync.errors import HostMemorySpent
+from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
+from luceasync.kv.pager import Growth, KvFlashPager
+from luceasync.kv.pages import CHUNK_TOKENS, PageMap
+from luceasync.node_words import NodeKey
+from luceasync.pipeline.paging import (
+    Keep,
+    Ledger,
+    MakeReady,
+    Paging,
+    Pins,
+    Placer,
+    WholeLanes,
+)
+from luceasync.pipeline.passes import Masses, Passes
+from luceasync.pipeline.plan import Plan
+from luceasync.request import Residence
+
+REST = 2  # the next look begins after so many times what the last one took: a bus is half free
+LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for it
+
+
+class Looks(Protocol):
+    """Who says what chunks are worth; luceasync.pipeline.passes.Passes does."""
+
+    def look(self, lane: int, num_tokens: int) -> None: ...
+
+    def masses(self, lane: int) -> Masses: ...
+
+
+@dataclass(slots=True)
+class _Look:
+    """Of a lane: what is under way was begun after `begun_at` tokens, at `begun_s`; `is_first`:
+    what it finds is waited for. What it moved is listed after `listed_at` tokens.
+    """
+
+    begun_at: int | None = None
+    is_first: bool = False
+    begun_s: float = 0.0
+    listed_at: int = 0
+
+
+@dataclass(slots=True)
+class _Lane:
+    look: _Look = field(default_factory=_Look)
+    ledger: Ledger = ()
+
+
+class PagedLanes:
+    """See Paging."""
+
+    def __init__(
+        self,
+        pager: KvFlashPager,
+        passes: Passes,
+        nodes: Callable[[MakeReady], NodesInParts],
+        *,
+        max_ctx_tokens: int,
+        tau_tokens: int,
+    ) -> None:
+        self._pager = pager
+        self._passes = passes
+        self._place = Placer(passes)
+        self._parts = nodes(self._make_ready)
+        self._num_lanes = pager.num_lanes
+        self._max_ctx_tokens = max_ctx_tokens
+        self._tau_tokens = tau_tokens
+        self._looks: Looks | None = None
+        self._rested_at_s = 0.0  # from when on another look may begin
+        self._keep: Keep = _keep
+        self._lanes: dict[int, _Lane] = {}
+        self._names = itertools.count()
+
+    @property
+    def nodes(self) -> Nodes:
+        return self._parts
+
+    def look_with(self, looks: Looks | None) -> None:
+        """Have it say what chunks are worth; None: the oldest leave, and none comes back."""
+        self._looks = looks
+
+    def keep_with(self, keep: Keep) -> None:
+        self._keep = keep
+
+    @property
+    def own_bytes(self) -> int:
+        return self._pager.num_own_tokens * self._parts.sizes.token_bytes
+
+    # --- room ------------------------------------------------------------------------------------
+
+    def make_room(self, lane: int, num_tokens: int) -> None:
+        self._grow(self._pager.grows(lane, num_tokens))
+
+    def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
+        for lane, begin in zip(lanes, begins, strict=True):
+            if begin >= self._of(lane).look.listed_at:
+                self._list(lane)
+                self._select(lane, begin)
+            self._grow(self._pager.clears(lane, min(begin + num_rows, self._max_ctx_tokens)))
+            self._pager.decoded(lane, begin)
+
+    def _grow(self, growth: Growth | None) -> None:
+        if growth is not None:
+            self._list(growth.lane)
+            if growth.unsaved is not None:
+                self._save(growth.lane, *growth.unsaved)
+            self._place(self._pager.grown(growth))
+
+    def _save(self, lane: int, begin: int, end: int) -> None:
+        """Have host memory hold these tokens for the lane alone: no node has them yet. Raises
+        HostMemorySpent.
+        """
+        node, span = NodeKey(b"lane %d" % next(self._names)), Span(begin, end, with_state=False)
+        num_bytes = sum(self._parts.sizes.of(span))
+        if not self._keep(lambda: self._parts.save(lane, node, span), num_bytes):
+            raise HostMemorySpent(lane, num_bytes)
+        self._parts.hold(lane, node, end)
+        self._parts.drop(node)  # what is held stays
+
+    # --- what lanes go through -------------------------------------------------------------------
+
+    def prefilled(self, lane: int, num_tokens: int) -> None:
+        """See Paging. What is found is known before the prompt's end is kept, and moves chunks when
+        the first step comes.
+        """
+        self._look(lane, num_tokens, is_first=True)
+        look = self._of(lane).look
+        if look.begun_at is not None:
+            self._value(lane, look)
+
+    def reset(self, lane: int) -> None:
+        self._pager.release(lane)
+        self._lanes.pop(lane, None)
+        self._passes.reset(lane)
+        self._parts.release(lane)
+
+    @torch.inference_mode()
+    def vacate(self, lane: int) -> None:
+        """See Paging. What it held of host memory is free again."""
+        self.reset(lane)
+
+    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
+        self._parts.hold(lane, node, span.end)
+        self._pager.held(lane, span.begin, span.end)
+
+    def exact_end(self, lane: int, end: int) -> int:
+        return self._pager.exact_end(lane, end)
+
+    def pin(self, lane: int, spans: Pins) -> None:
+        self._pager.pin(lane, spans)
+
+    def expect(self, lane: int, ledger: Ledger) -> None:
+        self._of(lane).ledger = ledger
+
+    def ledger(self, lane: int, end: int) -> Ledger:
+        return self._pager.ledger(lane, end)
+
+    def told(self, lane: int) -> Residence:
+        pager, counts = self._pager, self._pager.counts(lane)
+        return Residence(
+            pager.num_resident(lane) * CHUNK_TOKENS,
+            pager.num_absent(lane) * CHUNK_TOKENS,
+            counts.recalled,
+            counts.evicted,
+            counts.looks,
+        )
+
+    @property
+    def status(self) -> ResidenceStatus:
+        lanes, totals = [self.told(lane) for lane in range(self._num_lanes)], self._pager.totals
+        return ResidenceStatus(
+            sum(lane.resident_tokens for lane in lanes),
+            sum(lane.absent_tokens for lane in lanes),
+            self.own_bytes,
+            totals.recalled,
+            totals.evicted,
+            totals.looks,
+        )
+
+    @torch.inference_mode()
+    def _make_ready(self, lane: int, num_tokens: int, nodes: Sequence[NodeKey]) -> None:
+        """See NodesInParts. What was pinned in the lane stays so."""
+        ledger = self._of(lane).ledger
+        self._lanes.pop(lane)
+        self._passes.reset(lane)
+        self._parts.release(lane)
+        for node in nodes:
+            self._parts.hold(lane, node, min(self._parts.span(node).end, num_tokens))
+        self._place(self._pager.restored(lane, num_tokens, ledger))
+
+    # --- looks -----------------------------------------------------------------------------------
+
+    def _select(self, lane: int, num_tokens: int) -> None:
+        """Do what the look under way has found, tau tokens after it was begun, and begin one where
+        it is due.
+        """
+        look = self._of(lane).look
+        if look.begun_at is not None and (
+            look.is_first or num_tokens - look.begun_at >= self._tau_tokens
+        ):
+            self._move(lane, look)
+            look.listed_at = num_tokens + self._tau_tokens // LIST_SHARE * (not look.is_first)
+        others = (of_lane.look for of_lane in self._lanes.values())
+        # One at a time, since they share a bus.
+        is_free = all(other.begun_at is None or other.is_first for other in others)
+        is_rested = time.perf_counter() >= self._rested_at_s
+        if look.begun_at is None and is_free and is_rested and self._pager.is_due(lane, num_tokens):
+            self._look(lane, num_tokens, is_first=False)
+
+    def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
+        if self._looks is not None and self._pager.num_absent(lane):
+            look = self._of(lane).look
+            look.begun_at, look.is_first, look.begun_s = num_tokens, is_first, time.perf_counter()
+            self._pager.looks(lane, num_tokens)
+            self._looks.look(lane, num_tokens)
+
+    def _value(self, lane: int, look: _Look) -> None:
+        assert self._looks is not None, "a look is under way"
+        found = self._looks.masses(lane)
+        self._rested_at_s = look.begun_s + REST * found.seconds
+        self._pager.value(lane, found.of_chunks.tolist())
+
+    def _move(self, lane: int, look: _Look) -> None:
+        """Have those chunks here that are worth most."""
+        if not look.is_first:
+            self._value(lane, look)
+        look.begun_at = None
+        selection = self._pager.selects(lane)
+        if selection.unsaved is not None:
+            self._save(lane, *selection.unsaved)
+        move = self._pager.selected(selection)
+        self._place(move.gone)
+        if move.coming:
+            self._passes.recall(lane, move.coming)
+        if look.is_first:  # the first token after a prompt is worth the wait
+            self._list(lane)
+
+    def _list(self, lane: int) -> None:
+        """What is coming is listed some steps after it was asked for."""
+        self._place(self._pager.listed(lane))
+
+    def _of(self, lane: int) -> _Lane:
+        return self._lanes.setdefault(lane, _Lane())
+
+
+def _keep(save: Callable[[], object], num_bytes: int) -> bool:
+    try:
+        save()
+    except MemoryError:
+        return False
+    return True
+
+
+def paging_of(
+    plan: Plan,
+    passes: Passes,
+    nodes: Callable[[MakeReady], NodesInParts],
+    page_order: Sequence[int] | None = None,
+) -> Paging:
+    """That of the plan's lanes. `nodes`: those of the lanes, given what makes a lane ready for
+    them; `page_order`: in which a lane's pages are handed out at first.
+    """
+    pool = plan.pool
+    if pool is None:
+        return WholeLanes(PageMap(plan.parallel, plan.num_pages, page_order), passes, nodes)
+    pager = KvFlashPager(
+        plan.parallel,
+        plan.num_pages,
+        batch_tokens=plan.batch_tokens,
+        tau_tokens=pool.tau_tokens,
+        pins=pool.pins,
+        order=page_order,
+    )
+    lanes = PagedLanes(
+        pager, passes, nodes, max_ctx_tokens=plan.max_ctx_tokens, tau_tokens=pool.tau_tokens
+    )
+    if pool.policy == "qk":
+        lanes.look_with(passes)
+    return lanes

@@ -1,0 +1,131 @@
+"""What lanes have that is not on a shard's device: a prompt's chunks see it, and looks find what is
+seen of it.
+
+Owns where blocks of it pass through. Knows no mixer: it names the tensors that a kind declares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor
+
+from luceasync.hoststore.host_rows import HostRows
+from luceasync.hoststore.staging import Block, Staging, blocks_of
+from luceasync.kv.cache import LaneCache
+from luceasync.kv.state import Keeps
+from luceasync.models.mixers.mixer import Mixer, State
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.recent import RecentRows
+from luceasync.pipeline.looks import Looks, PassingLook
+from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.platform import Platform
+
+# Where the absent ones of a lane's tokens [begin, end) lie.
+Absent = Callable[[int, int, int], Sequence[HostRows]]
+
+
+class PastOfLanes:
+    """Of one shard. `recent`: where looks are taken, the newest rows of its layers."""
+
+    def __init__(
+        self,
+        mixers: Sequence[Mixer],
+        first_layer: int,
+        cache: LaneCache,
+        platform: Platform,
+        absent: Absent,
+        recent: RecentRows | None,
+    ) -> None:
+        self._cache = cache
+        self._absent = absent
+        self._staging = platform.staging(cache)
+        self._looks: Looks | None = None
+        if recent is not None:
+            self._looks = Looks(mixers, first_layer, recent, platform, self._staging, cache)
+
+    def before(self, batch: Batch, *, is_last: bool) -> PastRows | None:
+        """What a chunk of a prompt, perhaps its last one, sees before it where some of that is not
+        here; None where all is.
+        """
+        [lane], [begin] = batch.lanes, batch.begins
+        if lane == NO_LANE or not self._cache.num_absent_tokens(lane):
+            return None
+        passing = None
+        if is_last and self._looks is not None:
+            self._looks.recent.ran(lane, begin, begin + batch.num_rows)
+            passing = self._looks.pass_by(lane, begin + batch.num_rows)
+        blocks = self._blocks(lane, begin, self._staging.block_tokens)
+        return PastRows(self._staging, blocks, passing)
+
+    def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
+        """So many rows of each lane, from `begins` on, are queued, and belong to it. Looks go on
+        behind them.
+        """
+        self._staging.let_go()
+        if self._looks is not None:
+            for lane, begin, count in zip(lanes, begins, counts, strict=True):
+                if lane != NO_LANE and count:
+                    self._looks.recent.ran(lane, begin, begin + count)
+            self._looks.go_on()
+
+    def look(self, lane: int, num_tokens: int) -> None:
+        """See Passes; of a server whose pool looks."""
+        assert self._looks is not None, "no looks are planned"
+        self._looks.begin(lane, num_tokens, partial(self._blocks, lane, num_tokens))
+
+    def masses(self, lane: int) -> Masses:
+        """See Passes."""
+        assert self._looks is not None, "no looks are planned"
+        return self._looks.masses(lane)
+
+    def reset(self, lane: int) -> None:
+        """The lane begins anew."""
+        if self._looks is not None:
+            self._looks.reset(lane)
+
+    def close(self) -> None:
+        """Let everything go. May be called twice."""
+        if self._looks is not None:
+            self._looks.close()
+        self._staging.close()
+
+    def _blocks(self, lane: int, num_tokens: int, block_tokens: int) -> list[Block]:
+        """The lane's first tokens, wherever they are, if layers here keep rows of them."""
+        if not self._cache.row_stacks:
+            return []
+        absent = partial(self._absent, lane)
+        return blocks_of(self._cache, lane, num_tokens, block_tokens, absent)
+
+
+@dataclass(frozen=True, slots=True)
+class PastRows:
+    """What a pass sees, of all layers; `passing`: who takes up what comes by."""
+
+    staging: Staging
+    blocks: Sequence[Block]
+    passing: PassingLook | None
+
+    def of(self, layer: int, kind: Keeps) -> LayerPast:
+        """What the model's layer, of this kind, sees."""
+        return LayerPast(self, layer, [tensor.name for tensor in kind.rows])
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPast:
+    """See luceasync.models.pass_rows.Past."""
+
+    past: PastRows
+    layer: int
+    names: Sequence[str]
+
+    def blocks(self) -> Iterator[tuple[int, State]]:
+        """See Past."""
+        return self.past.staging.rows(self.past.blocks, self.layer, self.names)
+
+    def look(self, recent: Tensor, rows: Tensor, begin: int) -> None:
+        """See Past."""
+        if self.past.passing is not None:
+            self.past.passing.look(self.layer, recent, rows, begin)

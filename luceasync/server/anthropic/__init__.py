@@ -1,0 +1,1 @@
+"""Anthropic's API: bodies, events, answers and errors, as its clients know them."""

@@ -1,0 +1,140 @@
+"""POST /v1/messages and /v1/messages/count_tokens, as bodies and answers.
+
+Owns which of its parts does what when, and the ranges of what is asked. Knows nothing of who drives
+it: see luceasync.server.family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from starlette.datastructures import Headers
+
+from luceasync.request import Engine, Request, Sampling, Stream
+from luceasync.server.anthropic.body import CountBody, MessagesBody
+from luceasync.server.anthropic.conversation import prompt_of
+from luceasync.server.anthropic.errors import error_body, unknown_model
+from luceasync.server.anthropic.events import AnswerEvents, AnswerFold
+from luceasync.server.anthropic.shapes import Answer, Event
+from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
+from luceasync.server.failures import Failure
+from luceasync.server.lookup import Lookup
+from luceasync.server.sse import encode_event
+from luceasync.server.tenant import Caller
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+CHOICES_SERVED = ("auto", "none")
+
+_messages = msgspec.json.Decoder(MessagesBody)
+_counted = msgspec.json.Decoder(CountBody)
+
+
+class Messages:
+    """See luceasync.server.family.Endpoint."""
+
+    path = "/v1/messages"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> MessageCall:
+        card = self._engine.card
+        asked = decode(_messages, body)
+        if not card.serves(asked.model):
+            raise unknown_model(asked.model, card)
+        return MessageCall(_request(asked, caller), bool(asked.stream), card.name)
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCall:
+    """See luceasync.server.family.Call."""
+
+    request: Request
+    stream: bool
+    model: str
+
+    @property
+    def requests(self) -> Sequence[Request]:
+        return (self.request,)
+
+    def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Event, None]:
+        [stream] = streams
+        return AnswerEvents(self.model, stream.num_prompt_tokens).events(stream)
+
+    def encode(self, event: Event) -> bytes:
+        return encode_event(event, event.type)
+
+    def end(self, failure: Failure | None) -> bytes:
+        return b"" if failure is None else encode_event(error_body(failure), "error")
+
+    async def fold(self, events: AsyncIterator[Event]) -> Answer:
+        fold = AnswerFold()
+        async for event in events:
+            fold.take(event)
+        return fold.answer
+
+
+class TokenCount(msgspec.Struct):
+    """How many tokens a prompt has."""
+
+    input_tokens: int
+
+
+class CountTokens:
+    """See luceasync.server.family.Endpoint."""
+
+    path = "/v1/messages/count_tokens"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> Lookup:
+        card = self._engine.card
+        asked = decode(_counted, body)
+        if not card.serves(asked.model):
+            raise unknown_model(asked.model, card)
+        _check_choice(asked)
+        request = Request(prompt_of(asked), tenant=caller.tenant(None))
+
+        async def count() -> TokenCount:
+            return TokenCount(len(await self._engine.tokens(request)))
+
+        return Lookup(count)
+
+
+def _request(body: MessagesBody, caller: Caller) -> Request:
+    """What the engine is asked. Raises RequestError, which names the field at fault."""
+    _check_choice(body)
+    stops = body.stop_sequences or []
+    at_most("stop_sequences", stops, MAX_STOPS, "strings")
+    for i, stop in enumerate(stops):
+        if not 0 < len(stop) <= MAX_STOP_CHARS:
+            refuse(f"stop_sequences[{i}]", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
+    return Request(
+        prompt_of(body),
+        sampling=_sampling(body),
+        max_tokens=in_range("max_tokens", body.max_tokens, 1, 2**31 - 1),
+        stop=tuple(stops),
+        tenant=caller.tenant(None),
+        client=caller.client,
+    )
+
+
+def _sampling(body: MessagesBody) -> Sampling:
+    top_p = in_range_or(1.0, "top_p", body.top_p, 0.0, 1.0)
+    if top_p == 0:
+        refuse("top_p", top_p, "a number above 0, at most 1")
+    return Sampling(
+        temperature=in_range_or(1.0, "temperature", body.temperature, 0.0, 1.0),
+        top_k=in_range_or(0, "top_k", body.top_k, 0, 2**31 - 1),
+        top_p=top_p,
+    )
+
+
+def _check_choice(body: CountBody) -> None:
+    choice = body.tool_choice
+    if choice is not None and choice.type not in CHOICES_SERVED:
+        refuse("tool_choice.type", choice.type, "'auto' or 'none' (no other choice is served)")

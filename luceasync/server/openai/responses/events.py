@@ -1,0 +1,181 @@
+"""The events of one response, in the order in which they have to be sent, and the response itself.
+
+Owns which piece opens, goes on with or ends which item. Knows nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Iterator
+from copy import deepcopy
+from typing import Any
+
+from luceasync.pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
+from luceasync.request import Delta, Finish, Stream
+from luceasync.server.failures import Failure
+from luceasync.server.openai.responses.shapes import (
+    CallItem,
+    ErrorBody,
+    Event,
+    Incomplete,
+    InputDetails,
+    Item,
+    ItemStatus,
+    MessageItem,
+    OutputDetails,
+    OutputText,
+    ReasoningItem,
+    Response,
+    SummaryText,
+    Usage,
+)
+from luceasync.server.work import luceasync_of, timings_of
+
+
+class ResponseEvents:
+    """Turns the deltas of one Stream into events, and keeps `response` as they tell it."""
+
+    def __init__(self, response: Response) -> None:
+        self.response = response
+        self._num_events = 0
+        self._open: Item | None = None
+        self._num_reasoning_tokens = 0
+
+    async def events(self, stream: Stream) -> AsyncGenerator[Event, None]:
+        """All of them. Raises what `stream` raises."""
+        has_begun = False
+        async for delta in stream:
+            if not has_begun:
+                has_begun = True
+                yield self._event("response.created", response=deepcopy(self.response))
+                yield self._event("response.in_progress", response=deepcopy(self.response))
+            for event in self._events_of(delta):
+                yield event
+
+    def failed(self, failure: Failure) -> Event:
+        """The last event of a response that broke off."""
+        self.response.status = "failed"
+        self.response.error = ErrorBody(failure.code or "server_error", failure.message)
+        return self._event("response.failed", response=self.response)
+
+    def _events_of(self, delta: Delta) -> Iterator[Event]:
+        if all(isinstance(piece, ReasoningPiece) for piece in delta.pieces) and (
+            delta.pieces or isinstance(self._open, ReasoningItem)
+        ):
+            self._num_reasoning_tokens += len(delta.token_ids)
+        for piece in delta.pieces:
+            yield from self._said(piece)
+        if delta.finish is not None:
+            is_cut = delta.finish.reason == "length"
+            yield from self._close("incomplete" if is_cut else "completed")
+            yield self._ended(delta.finish)
+
+    def _said(self, piece: Piece) -> Iterator[Event]:
+        match piece:
+            case TextPiece(text):
+                if not isinstance(self._open, MessageItem):
+                    yield from self._begin(MessageItem(_new_id("msg")))
+                    part = OutputText()
+                    yield self._at("response.content_part.added", content_index=0, part=part)
+                yield self._at(
+                    "response.output_text.delta", content_index=0, delta=text, logprobs=()
+                )
+                self._message.text += text
+            case ReasoningPiece(text):
+                if not isinstance(self._open, ReasoningItem):
+                    yield from self._begin(ReasoningItem(_new_id("rs")))
+                    added = "response.reasoning_summary_part.added"
+                    yield self._at(added, summary_index=0, part=SummaryText())
+                yield self._at("response.reasoning_summary_text.delta", summary_index=0, delta=text)
+                self._thought.text += text
+            case CallPiece(_, call_id, name):
+                yield from self._begin(CallItem(_new_id("fc"), call_id, name))
+            case ArgumentsPiece(_, text):
+                yield self._at("response.function_call_arguments.delta", delta=text)
+                assert isinstance(self._open, CallItem), "arguments follow the beginning of a call"
+                self._open.arguments += text
+
+    @property
+    def _message(self) -> OutputText:
+        assert isinstance(self._open, MessageItem)
+        if not self._open.content:
+            self._open.content.append(OutputText())
+        return self._open.content[0]
+
+    @property
+    def _thought(self) -> SummaryText:
+        assert isinstance(self._open, ReasoningItem)
+        if not self._open.summary:
+            self._open.summary.append(SummaryText())
+        return self._open.summary[0]
+
+    def _begin(self, item: Item) -> Iterator[Event]:
+        yield from self._close("completed")
+        self._open = item
+        self.response.output.append(item)
+        yield self._placed("response.output_item.added", item=deepcopy(item))
+
+    def _close(self, status: ItemStatus) -> Iterator[Event]:
+        item = self._open
+        match item:
+            case None:
+                return
+            case MessageItem():
+                part = self._message
+                yield self._at(
+                    "response.output_text.done", content_index=0, text=part.text, logprobs=()
+                )
+                yield self._at("response.content_part.done", content_index=0, part=part)
+            case ReasoningItem():
+                thought = self._thought
+                done = "response.reasoning_summary_text.done"
+                yield self._at(done, summary_index=0, text=thought.text)
+                done = "response.reasoning_summary_part.done"
+                yield self._at(done, summary_index=0, part=thought)
+            case CallItem(_, _, name, _, arguments):
+                done = "response.function_call_arguments.done"
+                yield self._at(done, name=name, arguments=arguments)
+        item.status = status
+        yield self._placed("response.output_item.done", item=item)
+        self._open = None
+
+    def _ended(self, finish: Finish) -> Event:
+        response, finishes = self.response, {0: finish}
+        response.usage = _usage(finish, self._num_reasoning_tokens)
+        response.timings, response.luceasync = timings_of(finishes), luceasync_of(finishes)
+        if finish.reason == "length":
+            response.status, response.incomplete_details = (
+                "incomplete",
+                Incomplete("max_output_tokens"),
+            )
+        else:
+            response.status = "completed"
+        return self._event(f"response.{response.status}", response=response)
+
+    def _at(self, kind: str, **fields: Any) -> Event:
+        """An event of the open item."""
+        assert self._open is not None
+        return self._placed(kind, item_id=self._open.id, **fields)
+
+    def _placed(self, kind: str, **fields: Any) -> Event:
+        return self._event(kind, output_index=len(self.response.output) - 1, **fields)
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        event = Event(kind, self._num_events, **fields)
+        self._num_events += 1
+        return event
+
+
+def _new_id(kind: str) -> str:
+    return f"{kind}_{random.getrandbits(128):032x}"
+
+
+def _usage(finish: Finish, num_reasoning_tokens: int) -> Usage:
+    used = finish.usage
+    return Usage(
+        used.prompt_tokens,
+        InputDetails(used.cached_tokens),
+        used.completion_tokens,
+        OutputDetails(num_reasoning_tokens),
+        used.prompt_tokens + used.completion_tokens,
+    )

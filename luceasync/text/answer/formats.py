@@ -1,0 +1,90 @@
+"""How families of models write calls of tools: a table, and which row a chat template asks for.
+
+Owns the names of formats. Knows no model by name: a template shows by example what it wants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from luceasync.text.answer import json_call, tagged_call
+from luceasync.text.answer.argument_types import ToolSchemas
+from luceasync.text.answer.growing import Growing, Reading
+
+TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """One way to write calls. `openings`: what a call begins with, none of which begins another;
+    `only_first`: a call is the whole answer, or follows another one. `read` is given the text from
+    the opening on.
+    """
+
+    name: str
+    openings: tuple[str, ...]
+    read: Callable[[Growing, ToolSchemas], Reading[None]]
+    only_first: bool = False
+
+
+def _read_json(text: Growing, schemas: ToolSchemas) -> Reading[None]:
+    yield from text.take(TOOL_CALL)
+    yield from text.skip()
+    yield from json_call.read_object(text)
+    yield from _end(text)
+
+
+def _read_functions(text: Growing, schemas: ToolSchemas) -> Reading[None]:
+    if (yield from text.stands((TOOL_CALL,), text.place)) is not None:
+        yield from text.take(TOOL_CALL)
+        yield from text.skip()
+    yield from tagged_call.read_function(text, schemas)
+    yield from _end(text)
+
+
+def _read_keyed(text: Growing, schemas: ToolSchemas) -> Reading[None]:
+    yield from text.take(TOOL_CALL)
+    yield from tagged_call.read_keyed(text, schemas)
+
+
+def _read_bare(text: Growing, schemas: ToolSchemas) -> Reading[None]:
+    """Only tools that were named: an answer may be JSON for other reasons."""
+    yield from json_call.read_object(text, known=tuple(schemas.by_name))
+    yield from text.skip()
+    if text.text.startswith(";", text.place):  # Llama's parting of calls
+        text.place += 1
+
+
+def _end(text: Growing) -> Reading[None]:
+    """The end of a call, where the model wrote it."""
+    yield from text.skip()
+    if (yield from text.stands((TOOL_CALL_END,), text.place)) is not None:
+        yield from text.take(TOOL_CALL_END)
+
+
+FORMATS = {
+    form.name: form
+    for form in (
+        CallFormat("qwen-json", (TOOL_CALL,), _read_json),
+        CallFormat("qwen-xml", (TOOL_CALL, tagged_call.FUNCTION), _read_functions),
+        CallFormat("glm-xml", (TOOL_CALL,), _read_keyed),
+        CallFormat("llama-json", ("{",), _read_bare, only_first=True),
+    )
+}
+
+# The first sign that is in a template decides: what only some have comes before what many have.
+SIGNS = (
+    ("<function=", "qwen-xml"),
+    ("<arg_key>", "glm-xml"),
+    ("<tool_call>", "qwen-json"),
+    ("<|python_tag|>", "llama-json"),
+    ('"parameters":', "llama-json"),
+)
+
+
+def format_of(rendered: str) -> CallFormat | None:
+    """The format that a prompt asks for, `rendered` by a model's template with a tool and a call of
+    it; None where nothing in it is known.
+    """
+    return next((FORMATS[name] for sign, name in SIGNS if sign in rendered), None)

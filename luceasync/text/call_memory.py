@@ -1,0 +1,93 @@
+"""What a model wrote as arguments of its calls, by the ids of the calls.
+
+Clients read arguments and write them again, with other spaces; a prompt that holds them as the
+model wrote them begins with tokens that were computed. Owns which are remembered. Any thread may
+call it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from luceasync.pieces import ArgumentsPiece, CallPiece, Piece
+from luceasync.text.pieces import PieceMaker
+
+MAX_CHARS_HELD = 4 << 20
+
+
+class CallMemory:
+    """The calls of one tenant. Beyond `max_chars_held` characters the oldest are forgotten."""
+
+    def __init__(self, max_chars_held: int = MAX_CHARS_HELD) -> None:
+        self._max_chars_held = max_chars_held
+        self._lock = threading.Lock()
+        self._written: OrderedDict[str, str] = OrderedDict()
+        self._num_chars = 0
+
+    def note(self, call_id: str, arguments: str) -> None:
+        """`arguments` were written, whole, in the call `call_id`."""
+        with self._lock:
+            self._num_chars += len(arguments) - len(self._written.pop(call_id, ""))
+            self._written[call_id] = arguments
+            while self._num_chars > self._max_chars_held:
+                self._num_chars -= len(self._written.popitem(last=False)[1])
+
+    def recall(self, messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        """The messages with arguments as they were written, where they say the same."""
+        return [self._message(message) for message in messages]
+
+    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        calls = message.get("tool_calls")
+        if not self._written or not isinstance(calls, list):
+            return message
+        return {**message, "tool_calls": [self._call(call) for call in calls]}
+
+    def _call(self, call: Any) -> Any:
+        match call:
+            case {"id": str(call_id), "function": {"arguments": str(given)}}:
+                with self._lock:
+                    written = self._written.get(call_id)
+                if written is not None and written != given and _say_same(written, given):
+                    return {**call, "function": {**call["function"], "arguments": written}}
+        return call
+
+
+class NotedCalls:
+    """A PieceMaker that has the calls of an answer remembered, each when it is whole."""
+
+    def __init__(self, maker: PieceMaker, memory: CallMemory) -> None:
+        self._maker = maker
+        self._memory = memory
+        self._id: str | None = None
+        self._arguments: list[str] = []
+
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+        """See PieceMaker."""
+        pieces = self._maker.make(text, is_last=is_last)
+        for piece in pieces:
+            match piece:
+                case CallPiece(_, call_id, _):
+                    self._note()
+                    self._id = call_id
+                case ArgumentsPiece(_, written):
+                    self._arguments.append(written)
+        if is_last:
+            self._note()
+        return pieces
+
+    def _note(self) -> None:
+        if self._id is not None:
+            self._memory.note(self._id, "".join(self._arguments))
+            self._id = None
+            self._arguments.clear()
+
+
+def _say_same(one: str, other: str) -> bool:
+    try:
+        return bool(json.loads(one) == json.loads(other))
+    except (ValueError, RecursionError):
+        return False

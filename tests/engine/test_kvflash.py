@@ -1,0 +1,140 @@
+"""Engines whose lanes keep a part of their context on devices, and what their prefixes become."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+    PlacementConfig,
+)
+from luceasync.engine.engine import LocalEngine
+from luceasync.engine.start import build_engine
+from luceasync.request import Finish, Request, Sampling, TokenPrompt
+from tests import tiny
+from tests.engines import written
+
+POOL = 512
+
+
+@asynccontextmanager
+async def running(
+    model_dir: Path,
+    cache_dir: Path | None = None,
+    *,
+    shards: int = 1,
+    memory_bytes: int = 1 << 28,
+    parallel: int = 2,
+    **kvflash: Any,
+) -> AsyncIterator[LocalEngine]:
+    engine = build_engine(
+        Config(
+            model=ModelConfig(model_dir=model_dir, dtype="fp32"),
+            placement=PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(shards))),
+            engine=EngineConfig(parallel=parallel, max_ctx_tokens=2048, prefill_chunk_tokens=128),
+            cache=CacheConfig(
+                cache_dir=cache_dir,
+                budget_bytes=1 << 30 if cache_dir else None,
+                memory_bytes=memory_bytes,
+                min_tokens=1,
+            ),
+            kvflash=KvFlashConfig(**kvflash),
+        )
+    )
+    async with engine:
+        await engine.load()
+        yield engine
+
+
+async def said(
+    engine: LocalEngine, prompt: Sequence[int], num_tokens: int, **fields: Any
+) -> tuple[list[int], Finish]:
+    """A greedy answer of that many tokens."""
+    request = Request(
+        TokenPrompt(tuple(prompt)),
+        Sampling(temperature=0),
+        max_tokens=num_tokens,
+        ignore_eos=True,
+        **fields,
+    )
+    deltas = [delta async for delta in await engine.open(request)]
+    finish = deltas[-1].finish
+    assert finish is not None
+    return [token for delta in deltas for token in delta.token_ids], finish
+
+
+def tokens(num_tokens: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, tiny.VOCAB_SIZE), k=num_tokens)
+
+
+@pytest.mark.parametrize("policy", ["qk", "lru"])
+async def test_three_turns_restore_what_the_turns_before_have_computed(tiny_dir: Path, policy):
+    async with running(tiny_dir, pool_tokens=POOL, policy=policy) as engine:
+        history = tokens(1400)
+        for turn in range(3):
+            answer, finish = await said(engine, history, 20)
+            assert finish.reason == "length" and finish.residence is not None
+            assert finish.residence.resident_tokens <= POOL
+            assert finish.residence.absent_tokens >= len(history) - POOL
+            if turn:
+                assert finish.usage.cached_tokens >= 0.97 * (len(history) - 100)
+            history += answer + tokens(80, turn)
+        await engine.flush()
+        status = engine.status().residence
+        assert status is not None and status.evicted_total > 0
+        assert (status.looks_total > 0) == (policy == "qk")
+        assert status.own_bytes == 0 and status.absent_tokens == 0  # nobody is in a lane
+
+
+async def test_a_server_that_holds_everything_goes_on_from_nodes_of_one_that_does_not(
+    tiny_dir: Path, tmp_path: Path
+):
+    prompt = tokens(1500)
+    async with running(tiny_dir, tmp_path / "cache", pool_tokens=POOL) as engine:
+        await said(engine, prompt, 40)
+        await written(engine)
+    async with running(tiny_dir) as engine:
+        cold, _ = await said(engine, prompt + tokens(50, 1), 40)
+    async with running(tiny_dir, tmp_path / "cache") as engine:
+        warm, finish = await said(engine, prompt + tokens(50, 1), 40)
+    assert warm == cold and finish.usage.cached_tokens >= 1400
+
+
+async def test_what_was_decoded_while_chunks_were_absent_is_run_again(tiny_dir: Path):
+    async with running(tiny_dir, pool_tokens=POOL) as engine:
+        prompt = tokens(1000)
+        answer, _ = await said(engine, prompt, 30)
+        _, finish = await said(engine, prompt + answer + tokens(20, 2), 5)
+        assert finish.usage.cached_tokens <= len(prompt)
+
+
+async def test_an_answer_that_outgrows_its_pool_goes_on(tiny_dir: Path):
+    """Its first tokens, which all of the context was there for, are kept."""
+    async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
+        prompt = tokens(200)
+        answer, finish = await said(engine, prompt, 900)
+        assert len(answer) == 900 and finish.residence.evicted > 0
+        _, again = await said(engine, prompt + answer + tokens(10, 3), 5)
+        is_hybrid = "3_5" in (tiny_dir / "config.json").read_text()
+        assert again.usage.cached_tokens >= (190 if is_hybrid else 450)
+
+
+async def test_lanes_beside_each_other_say_what_they_say_alone(tiny_dir: Path):
+    import asyncio
+
+    prompts = [tokens(n, n) for n in (900, 700, 1300)]
+    async with running(tiny_dir, pool_tokens=POOL, policy="lru", parallel=3) as engine:
+        alone = [(await said(engine, prompt, 60))[0] for prompt in prompts]
+    async with running(tiny_dir, pool_tokens=POOL, policy="lru", parallel=3) as engine:
+        found = await asyncio.gather(*(said(engine, prompt, 60) for prompt in prompts))
+    assert [answer for answer, _ in found] == alone

@@ -1,0 +1,121 @@
+"""Who is asked for a sign of life gives one whatever it is doing, and not when it is stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from luceasync.ipc.pulse import Answering, Watch
+from luceasync.ipc.supervision import Heartbeat
+
+DEADLINE_S = 30.0
+SOON = Heartbeat(interval_s=0.02, deadline_s=0.3)
+ROOT = Path(__file__).parents[2]
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+class Watched:
+    """A process that answers from its first line on, and then runs `code`."""
+
+    def __init__(self, code: str, heartbeat: Heartbeat = SOON) -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        begin = (
+            "import socket, sys, time; from luceasync.ipc.pulse import Answering; "
+            f"answering = Answering(socket.socket(fileno={there.fileno()})); "
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", begin + code],
+            pass_fds=[there.fileno()],
+            env={"PYTHONPATH": str(ROOT)},
+        )
+        there.close()
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.hung: list[str] = []
+        self.ended: list[float] = []
+        self.watch = Watch(
+            here, self.pidfd, heartbeat, self.hung.append, lambda: self.ended.append(time.time())
+        )
+
+    def close(self) -> None:
+        self.process.kill()
+        self.watch.close()
+        self.watch.close()
+        self.process.wait()
+        os.close(self.pidfd)
+
+
+@pytest.mark.slow
+def test_one_that_keeps_the_interpreter_for_itself_is_not_hung():
+    # A regular expression that backtracks is one step of the interpreter.
+    code = "import re; time.sleep(0.1); re.match('(a|a)*b', 'a' * 40)"
+    watched = Watched(code)
+    until(lambda: watched.watch.age_s is not None)
+    time.sleep(3 * SOON.deadline_s)
+    assert watched.process.poll() is None
+    assert watched.hung == []
+    watched.close()
+
+
+@pytest.mark.slow
+def test_one_that_is_stopped_is_hung_and_its_end_is_told():
+    watched = Watched("time.sleep(600)")
+    until(lambda: watched.watch.age_s is not None)
+    os.kill(watched.process.pid, signal.SIGSTOP)
+    until(lambda: bool(watched.hung))
+    assert not watched.watch.has_ended.is_set()
+    assert watched.ended == []
+    os.kill(watched.process.pid, signal.SIGKILL)
+    until(watched.watch.has_ended.is_set)
+    until(lambda: len(watched.ended) == 1)
+    assert watched.hung == ["it gave no sign of life for 0.3 s"]
+    watched.close()
+
+
+@pytest.mark.slow
+def test_before_its_first_sign_it_has_time():
+    watched = Watched("", Heartbeat(interval_s=0.001, deadline_s=0.002))
+    until(watched.watch.has_ended.is_set)
+    watched.close()
+
+
+@pytest.mark.slow
+def test_the_thread_that_answers_alone_has_its_socket():
+    # Then its death is seen before all memory of the process has been given back: the system closes
+    # what a thread has when that thread ends, and what the process has last of all.
+    watched = Watched("import torch; time.sleep(600)")
+    until(lambda: watched.watch.age_s is not None)
+    tasks = Path(f"/proc/{watched.process.pid}/task")
+    counts = sorted(len(list((task / "fd").iterdir())) for task in tasks.iterdir())
+    assert counts[0] == 2  # the socket, and what ends the thread
+    links = [os.readlink(link) for link in Path(f"/proc/{watched.process.pid}/fd").iterdir()]
+    assert not [link for link in links if link.startswith("socket:")]
+    watched.close()
+
+
+def test_who_answers_ends_with_either_end():
+    before = os.listdir("/proc/self/fd")
+    for is_theirs in (True, False):
+        here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        answering = Answering(there)
+        here.send(b"?")
+        assert here.recv(8) == b"?"
+        if is_theirs:
+            here.close()
+        answering.close()
+        answering.close()
+        here.close()
+    assert os.listdir("/proc/self/fd") == before

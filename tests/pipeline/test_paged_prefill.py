@@ -1,0 +1,128 @@
+"""A chunk of a prompt sees all that came before it, whatever of that is on the device."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.pipeline.backend import LayerSplitBackend
+from tests import tiny
+
+POOL, NUM_PROMPT, CHUNK = 512, 2048, 192
+
+
+def prompt(num_tokens: int = NUM_PROMPT) -> list[int]:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(3, tiny.VOCAB_SIZE, (num_tokens,), generator=generator).tolist()
+
+
+def prefilled(backend: LayerSplitBackend, tokens: list[int], chunk: int = CHUNK) -> Tensor:
+    """Logits at the end of each chunk."""
+    found = []
+    for begin in range(0, len(tokens), chunk):
+        logits = backend.prefill(1, begin, tokens[begin : begin + chunk], project=True)
+        assert logits is not None
+        found.append(logits.clone())
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_a_prompt_of_four_pools_is_what_it_is_without(make_backend, tiny_dir: Path, num_shards):
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "num_shards": num_shards}
+    whole = prefilled(make_backend(tiny_dir, **sizes), prompt())
+    paged = prefilled(make_backend(tiny_dir, **sizes, pool_tokens=POOL), prompt())
+    assert (paged - whole).abs().max() < 1e-4
+
+
+def test_a_chunk_of_one_token_sees_everything_too(make_backend, tiny_dir: Path):
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK}
+    found = []
+    for pool in (None, POOL):
+        backend = make_backend(tiny_dir, **sizes, pool_tokens=pool)
+        prefilled(backend, prompt(1000))
+        found.append(backend.prefill(1, 1000, [7], project=True))
+    assert (found[0] - found[1]).abs().max() < 1e-4
+
+
+def test_where_chunks_lie_changes_no_bit(make_backend, tiny_dir: Path):
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
+    found = [
+        prefilled(make_backend(tiny_dir, **sizes, page_order=order), prompt(1300))
+        for order in (None, [5, 2, 0, 7, 1, 6, 3, 4])
+    ]
+    assert found[0].equal(found[1])
+
+
+def test_a_pool_of_the_whole_context_keeps_the_bits(make_backend, tiny_dir: Path):
+    sizes = {"max_ctx_tokens": 1024, "chunk_tokens": CHUNK}
+    found = [
+        prefilled(make_backend(tiny_dir, **sizes, pool_tokens=pool), prompt(1024))
+        for pool in (None, 1024)
+    ]
+    assert found[0].equal(found[1])
+
+
+def poison_free_pages(backend: LayerSplitBackend) -> None:
+    """No page that holds no chunk of the lane holds a number."""
+    for shard in (shard for group in backend._groups for shard in group._shards):
+        used = set(shard.cache._residents[1].pages)
+        for page in set(range(backend.plan.num_pages)) - used:
+            for stack in shard.cache.row_stacks:
+                stack[:, 1, page * 64 : page * 64 + 64] = torch.nan
+
+
+@torch.inference_mode()
+def test_pages_that_were_freed_and_old_blocks_are_never_read(make_backend, tiny_dir: Path):
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
+    expected = prefilled(make_backend(tiny_dir, **sizes), prompt(1300))
+    backend, found = make_backend(tiny_dir, **sizes), []
+    for begin in range(0, 1300, CHUNK):
+        found.append(backend.prefill(1, begin, prompt(1300)[begin : begin + CHUNK], project=True))
+        poison_free_pages(backend)
+        for shard in (shard for group in backend._groups for shard in group._shards):
+            for room in shard.past._staging._rooms.values():
+                room.fill_(torch.nan)
+    assert torch.stack(found).equal(expected)
+
+
+def looked(backend: LayerSplitBackend, num_tokens: int) -> Tensor:
+    for group in backend._groups:
+        group.passes.look(1, num_tokens)
+    return sum(group.passes.masses(1).of_chunks for group in backend._groups)
+
+
+@pytest.mark.parametrize("num_shards", [1, 3])
+def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
+    make_backend, tiny_dir: Path, num_shards: int
+):
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "num_shards": num_shards}
+    backend = make_backend(tiny_dir, **sizes, pool_tokens=POOL)
+    whole = make_backend(tiny_dir, **sizes, pool_tokens=NUM_PROMPT)
+    prefilled(backend, prompt(1300))
+    prefilled(whole, prompt(1300))
+    passed = looked(backend, 1300)
+    again = looked(backend, 1300)
+    assert passed.shape == (21,)
+    assert (passed > 0).any()
+    assert (passed - again).abs().max() < 1e-4
+    assert (looked(whole, 1300) - again).abs().max() < 1e-4
+    backend.reset(1)
+    prefilled(backend, prompt(5))
+    assert looked(backend, 5).shape == (1,)
+
+
+@pytest.mark.gpu
+def test_a_gpu_sees_what_the_cpu_sees(make_backend, tiny_dir: Path):
+    """Absent chunks come by another stream, and the look runs on a third one."""
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK}
+    found, masses = [], []
+    for place in ({}, {"pool_tokens": POOL, "devices": ["cuda:0"]}):
+        backend = make_backend(tiny_dir, **sizes, **place)
+        found.append(prefilled(backend, prompt(1300)).cpu())
+    masses = [looked(backend, 1300) for _ in range(2)]
+    assert (found[0] - found[1]).abs().max() < 1e-3
+    assert (masses[0] - masses[1]).abs().max() < 1e-3
+    assert (masses[0] > 0).all()

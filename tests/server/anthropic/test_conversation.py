@@ -1,0 +1,138 @@
+"""Anthropic's messages are said to the model as its template knows them, whatever their form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from luceasync.errors import RequestError
+from luceasync.request import ChatPrompt
+from luceasync.server.anthropic.body import CountBody
+from luceasync.server.anthropic.conversation import prompt_of
+
+HI = {"role": "user", "content": "Hi"}
+RESULT = {"role": "user", "content": [{"type": "tool_result"}]}
+CALL = {"role": "assistant", "content": [{"type": "tool_use", "id": "a"}]}
+MARK = {"cache_control": {"type": "ephemeral"}}
+
+
+def prompt(messages: list[Any], **fields: Any) -> ChatPrompt:
+    body = {"model": "m", "messages": messages, **fields}
+    return prompt_of(msgspec.convert(body, CountBody))
+
+
+def refused(messages: list[Any], **fields: Any) -> str | None:
+    with pytest.raises(RequestError) as caught:
+        prompt(messages, **fields)
+    return caught.value.param
+
+
+def test_text_is_the_same_as_a_string_and_as_a_block_with_any_mark() -> None:
+    block = {"role": "user", "content": [{"type": "text", "text": "Hi", **MARK}]}
+    assert prompt([HI], system="S") == prompt(
+        [block], system=[{"type": "text", "text": "S", **MARK}]
+    )
+    assert prompt([HI], system="S").messages == [{"role": "system", "content": "S"}, HI]
+
+
+def test_a_header_of_bills_is_not_said() -> None:
+    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.99d;"}
+    other = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1.197.d87;"}
+    text = {"type": "text", "text": "S"}
+    assert prompt([HI], system=[billing, text]) == prompt([HI], system=[other, text])
+    assert prompt([HI], system=[billing]).messages == [HI]
+
+
+def test_system_messages_may_stand_between_others() -> None:
+    late = {"role": "system", "content": "late"}
+    assert prompt([HI, late, HI]).messages == [HI, late, HI]
+
+
+def test_calls_and_their_results() -> None:
+    said = prompt(
+        [
+            HI,
+            {
+                "role": "assistant",
+                "content": [
+                    {"type": "thinking", "thinking": "why", "signature": "s"},
+                    {"type": "text", "text": "look"},
+                    {"type": "tool_use", "id": "t1", "name": "f", "input": {"a": "ä"}},
+                ],
+            },
+            {
+                "role": "user",
+                "content": [
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t1",
+                        "content": "one",
+                        "is_error": False,
+                    },
+                    {
+                        "type": "tool_result",
+                        "tool_use_id": "t2",
+                        "content": [{"type": "text", "text": "two"}],
+                    },
+                    {"type": "text", "text": "go on"},
+                ],
+            },
+        ]
+    ).messages[1:]
+    call = {"id": "t1", "type": "function", "function": {"name": "f", "arguments": '{"a": "ä"}'}}
+    assert said == [
+        {"role": "assistant", "content": "look", "reasoning_content": "why", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "t1", "name": "f", "content": "one"},
+        {"role": "tool", "tool_call_id": "t2", "content": "two"},
+        {"role": "user", "content": "go on"},
+    ]
+
+
+def test_results_alone_are_no_users_message() -> None:
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t"}]}
+    assert prompt([result]).messages == [{"role": "tool", "tool_call_id": "t", "content": ""}]
+
+
+def test_tools_of_the_client_are_given_and_others_left_out() -> None:
+    own = {"name": "f", "description": "d", "input_schema": {"type": "object"}}
+    theirs = {"type": "web_search_20250305", "name": "web_search"}
+    function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
+    assert prompt([HI], tools=[own, theirs]).tools == [{"type": "function", "function": function}]
+    assert prompt([HI], tools=[own], tool_choice={"type": "none"}).tools is None
+    assert prompt([HI], tools=[theirs]).tools is None
+
+
+def test_one_call_at_most_where_parallel_ones_are_off() -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    assert prompt([HI], tool_choice=choice).max_calls == 1
+    assert prompt([HI]).max_calls is None
+
+
+@pytest.mark.parametrize(
+    ("thinking", "expected"),
+    [(None, False), ({"type": "disabled"}, False), ({"type": "adaptive"}, True),
+     ({"type": "enabled", "budget_tokens": 1024}, True)],
+)  # fmt: skip
+def test_thinking_is_off_unless_it_is_asked_for(thinking: Any, expected: bool) -> None:
+    assert prompt([HI], thinking=thinking).template_kwargs == {"enable_thinking": expected}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fields", "param"),
+    [
+        ([], {}, "messages"),
+        ([HI, {"role": "assistant", "content": "so"}], {}, "messages[-1].role"),
+        ([{"role": "user", "content": [{"type": "image"}]}], {}, "messages[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, "messages[0].content[0].text"),
+        ([RESULT], {}, "messages[0].content[0].tool_use_id"),
+        ([CALL, HI], {}, "messages[0].content[0].name"),
+        ([HI], {"tools": [{"name": "f"}]}, "tools[0].input_schema"),
+        ([HI], {"tools": [{"input_schema": {}}]}, "tools[0].name"),
+        ([HI], {"thinking": {"type": "loud"}}, "thinking.type"),
+        ([HI] * 9000, {}, "messages"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_named(messages: list[Any], fields: dict[str, Any], param: str) -> None:
+    assert refused(messages, **fields) == param

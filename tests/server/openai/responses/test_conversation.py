@@ -1,0 +1,102 @@
+"""Items become the messages that they are parts of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from luceasync.errors import RequestError
+from luceasync.request import ChatPrompt
+from luceasync.server.openai.responses.body import ResponsesBody
+from luceasync.server.openai.responses.conversation import prompt_of
+
+HI = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+SAID = {"role": "user", "content": "Hi"}
+
+
+def prompt(given: Any, **fields: Any) -> ChatPrompt:
+    return prompt_of(msgspec.convert({"input": given, **fields}, ResponsesBody))
+
+
+def test_a_string_and_a_message_of_any_form_are_the_same() -> None:
+    assert prompt("Hi").messages == prompt([HI]).messages == prompt([SAID]).messages == [SAID]
+
+
+def test_developers_and_instructions_are_the_system() -> None:
+    developer = {"type": "message", "role": "developer", "content": "D"}
+    said = prompt([developer, developer, HI], instructions="I").messages
+    assert [(m["role"], m["content"]) for m in said] == [
+        ("system", "I"), ("system", "D"), ("system", "D"), ("user", "Hi"),
+    ]  # fmt: skip
+
+
+def test_a_turn_of_the_models_is_one_message() -> None:
+    thought = {
+        "type": "reasoning", "id": "r", "content": None, "encrypted_content": None,
+        "summary": [{"type": "summary_text", "text": "why"}],
+    }  # fmt: skip
+    text = {
+        "type": "message", "role": "assistant", "status": "completed",
+        "content": [{"type": "output_text", "text": "look", "annotations": []}],
+    }  # fmt: skip
+    call = {
+        "type": "function_call",
+        "call_id": "c1",
+        "name": "f",
+        "arguments": '{"a":1}',
+        "id": "x",
+    }
+    result = {"type": "function_call_output", "call_id": "c1", "output": "one"}
+    parts = {
+        "type": "function_call_output",
+        "call_id": "c2",
+        "output": [{"type": "input_text", "text": "two"}],
+    }
+    said = prompt(
+        [HI, thought, text, call, {**call, "call_id": "c2"}, result, parts, text, HI]
+    ).messages
+    function = {"name": "f", "arguments": '{"a":1}'}
+    assert said == [
+        SAID,
+        {
+            "role": "assistant", "content": "look", "reasoning_content": "why",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": function},
+                {"id": "c2", "type": "function", "function": function},
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "one"},
+        {"role": "tool", "tool_call_id": "c2", "content": "two"},
+        {"role": "assistant", "content": "look"},
+        SAID,
+    ]  # fmt: skip
+
+
+def test_functions_are_given_and_other_tools_left_out() -> None:
+    function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": False}
+    others = [{"type": "namespace", "name": "n", "tools": [function]}, {"type": "web_search"}]
+    assert prompt("Hi", tools=[function, *others]).tools == [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    ]
+    assert prompt("Hi", tools=others).tools is None
+    assert prompt("Hi", tools=[function], tool_choice="none").tools is None
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ([], "input"),
+        ([{"type": "item_reference", "id": "x"}], "input[0].type"),
+        ([{"type": "message", "content": "x"}], "input[0].role"),
+        ([{"role": "user", "content": [{"type": "input_image"}]}], "input[0].content[0].type"),
+        ([{"role": "user", "content": [{"type": "input_text"}]}], "input[0].content[0].text"),
+        ([{"type": "function_call", "name": "f"}], "input[0].call_id"),
+        ([{"type": "function_call_output", "output": "x"}], "input[0].call_id"),
+    ],
+)
+def test_what_is_wrong_is_named(given: Any, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        prompt(given)
+    assert caught.value.param == param

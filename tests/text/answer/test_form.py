@@ -1,0 +1,64 @@
+"""A template shows how its model answers, and that is how answers are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from luceasync.pieces import CallPiece, ReasoningPiece, TextPiece
+from luceasync.text.answer.form import AnswerForm
+from luceasync.text.template import ChatTemplate
+from luceasync.text.tokenizer import Tokenizer
+
+TEMPLATES = Path(__file__).parents[3] / "scripts" / "turns"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+
+
+@pytest.fixture
+def template() -> ChatTemplate:
+    return ChatTemplate((TEMPLATES / "qwen3.5.jinja").read_text())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_dir: Path) -> Tokenizer:
+    return Tokenizer.load(tiny_dir)
+
+
+@pytest.mark.parametrize(("file", "name"), [("qwen3", "qwen-json"), ("qwen3.5", "qwen-xml")])
+def test_templates_as_they_are(file: str, name: str, tokenizer: Tokenizer) -> None:
+    form = AnswerForm.of(ChatTemplate((TEMPLATES / f"{file}.jinja").read_text()), tokenizer)
+    assert form.calls is not None and form.calls.name == name
+
+
+def test_a_template_that_knows_no_tools_has_plain_answers(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}")
+    assert AnswerForm.of(template, tokenizer).calls is None
+
+
+def test_a_template_that_refuses_the_example_has_plain_answers(tokenizer: Tokenizer) -> None:
+    template = ChatTemplate("{{ raise_exception('no tools') }}")
+    assert AnswerForm.of(template, tokenizer).calls is None
+
+
+def test_a_named_format_wins(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    form = AnswerForm.of(template, tokenizer, reasoning_format="none", tool_format="llama-json")
+    assert form.calls is not None and form.calls.name == "llama-json"
+    assert not form.reasons
+    assert AnswerForm.of(template, tokenizer, tool_format="none").calls is None
+
+
+def test_reasoning_may_be_opened_by_the_prompt() -> None:
+    form = AnswerForm(reasons=True)
+    opened = form.maker("<assistant>\n<think>\n", None)
+    assert opened.make("a\n</think>\n\nb", is_last=True) == (ReasoningPiece("a"), TextPiece("b"))
+    closed = form.maker("<assistant>\n<think>\n\n</think>\n\n", None)
+    assert closed.make("b", is_last=True) == (TextPiece("b"),)
+
+
+def test_calls_are_looked_for_where_tools_are(template: ChatTemplate, tokenizer: Tokenizer) -> None:
+    form = AnswerForm.of(template, tokenizer)
+    said = "<tool_call>\n<function=f>\n</function>\n</tool_call>"
+    with_tools = form.maker("", TOOLS, call_id=lambda: "id").make(said, is_last=True)
+    assert with_tools[0] == CallPiece(0, "id", "f")
+    assert form.maker("", None).make(said, is_last=True) == (TextPiece(said),)

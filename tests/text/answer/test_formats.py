@@ -1,0 +1,143 @@
+"""Calls of tools are read as they were written, in whatever parts and however far they come."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from luceasync.text.answer.formats import FORMATS, format_of
+from tests.text.answer.written import TOOL, WRITERS, a_call, read
+
+NUM_CALLS = 250  # of each family; more find nothing else
+
+
+@pytest.fixture(params=sorted(WRITERS))
+def form(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    return name
+
+
+def test_every_format_is_tried(form: str) -> None:
+    assert set(WRITERS) == set(FORMATS)
+
+
+def test_calls_are_what_was_written_in_every_split(form: str) -> None:
+    rng = random.Random(1)
+    for _ in range(NUM_CALLS):
+        call = a_call(rng)
+        text = WRITERS[form](call)
+        whole = read(form, text)
+        assert whole.text == "" and [name for name, _ in whole.calls] == [TOOL], text
+        assert json.loads(whole.calls[0][1]) == call.arguments, text
+        one_by_one = read(form, text, range(1, len(text)))
+        assert one_by_one == whole
+        cuts = sorted(rng.sample(range(len(text)), 3))
+        assert read(form, text, cuts) == whole
+
+
+def test_json_is_told_as_the_model_wrote_it() -> None:
+    text = '<tool_call>{"name": "run_it", "arguments": { "a" :1,"b":  [ 2 ] } }</tool_call>'
+    assert read("qwen-json", text).calls == ((TOOL, '{ "a" :1,"b":  [ 2 ] }'),)
+
+
+def test_several_calls_and_the_text_before(form: str) -> None:
+    rng = random.Random(2)
+    calls = [a_call(rng), a_call(rng)]
+    lead = "" if FORMATS[form].only_first else "I will look.\n\n"
+    text = lead + ("; " if form == "llama-json" else "\n").join(map(WRITERS[form], calls)) + "\n"
+    found = read(form, text)
+    assert found.text == lead.strip()
+    assert [json.loads(arguments) for _, arguments in found.calls] == [c.arguments for c in calls]
+    assert read(form, text, range(1, len(text))) == found
+
+
+def test_broken_at_every_character_nothing_leaks(form: str) -> None:
+    """What is cut off is text as long as nothing of it was told, and no text afterwards. Split or
+    whole, the same is told.
+    """
+    rng = random.Random(3)
+    for _ in range(12):
+        call = a_call(rng)
+        text = WRITERS[form](call)
+        for end in range(len(text)):
+            part = text[:end]
+            found = read(form, part)
+            assert found == read(form, part, range(1, end))
+            if not found.calls:
+                assert found.text == part
+                continue
+            [(name, arguments)] = found.calls
+            assert name == TOOL and found.text == ""
+            assert json.dumps(call.arguments, ensure_ascii=False).startswith(arguments)
+
+
+def test_a_broken_call_is_text_and_the_next_one_a_call() -> None:
+    good = '<tool_call>\n{"name": "run_it", "arguments": {}}\n</tool_call>'
+    for bad in (
+        "<tool_call> not JSON </tool_call>",
+        '<tool_call>{"arguments": {}}</tool_call>',
+        '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "run_it", "arguments": 5}</tool_call>'.replace("name", "nome"),
+        '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        "<tool_call>{'name': 'run_it'}</tool_call>",
+    ):
+        found = read("qwen-json", bad + good)
+        assert (found.text, found.calls) == (bad, ((TOOL, "{}"),)), bad
+
+
+def test_what_models_forget_is_forgiven() -> None:
+    cases = {
+        "qwen-xml": [
+            "<function=run_it>\n<parameter=num>\n5\n</parameter>\n</function>",
+            "<tool_call>\n<function=run_it>\n<parameter=num>\n5\n</parameter>\n</tool_call>",
+            "<tool_call><function=run_it><parameter=num>5</parameter></function></tool_call>",
+        ],
+        "qwen-json": [
+            '<tool_call>{"name": "run_it", "arguments": {"num": 5}</tool_call>',
+            '<tool_call>{"arguments": {"num": 5}, "name": "run_it"}</tool_call>',
+            '<tool_call>{"name": "run_it", "arguments": "{\\"num\\": 5}"}</tool_call>',
+            '<tool_call>{"id": 1, "name": "run_it", "arguments": {"num": 5}}',
+        ],
+    }
+    for form, texts in cases.items():
+        for text in texts:
+            found = read(form, text)
+            assert found.text == "" and [json.loads(a) for _, a in found.calls] == [{"num": 5}], (
+                text
+            )
+
+
+def test_a_line_end_within_a_string_is_told_as_json_wants_it() -> None:
+    text = '<tool_call>{"name": "run_it", "arguments": {"text": "a\nb"}}</tool_call>'
+    assert read("qwen-json", text).calls == ((TOOL, '{"text": "a\\nb"}'),)
+
+
+def test_an_answer_in_json_is_no_call_of_a_tool_that_is_not_there() -> None:
+    text = '{"name": "Ada", "parameters": {}}'
+    assert read("llama-json", text).text == text
+    assert read("llama-json", "See: " + text.replace("Ada", TOOL)).calls == ()
+
+
+def test_calls_beyond_the_wanted_number_are_not_told() -> None:
+    call = '<tool_call>{"name": "run_it", "arguments": {}}</tool_call>'
+    assert read("qwen-json", call + call, max_calls=1).calls == ((TOOL, "{}"),)
+
+
+@pytest.mark.parametrize(
+    ("rendered", "name"),
+    [
+        ("<tool_call>\n<function=f>\n<parameter=a>", "qwen-xml"),
+        ('<tool_call>\n{"name": "f"}', "qwen-json"),
+        ("<tool_call>f\n<arg_key>a</arg_key>", "glm-xml"),
+        ('{"name": "f", "parameters": {}}', "llama-json"),
+    ],
+)
+def test_a_template_shows_which_format_it_wants(rendered: str, name: str) -> None:
+    found = format_of(rendered)
+    assert found is not None and found.name == name
+
+
+def test_a_template_without_calls_has_no_format() -> None:
+    assert format_of("user: hello") is None

@@ -1,0 +1,156 @@
+"""Calls as models of each family write them, and what a reader has to make of them."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from luceasync.pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
+from luceasync.text.answer.argument_types import ToolSchemas
+from luceasync.text.answer.formats import FORMATS
+from luceasync.text.answer.pieces import AnswerPieces
+
+TOOL = "run_it"
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "num": {"type": "integer"},
+        "rate": {"type": "number"},
+        "flag": {"type": "boolean"},
+        "list": {"type": "array", "items": {}},
+        "map": {"$ref": "#/$defs/map"},
+        "maybe": {"anyOf": [{"type": "integer"}, {"type": "null"}]},
+    },
+    "$defs": {"map": {"type": "object"}},
+}
+SCHEMAS = ToolSchemas({TOOL: SCHEMA})
+ALPHABET = "ab 0 1,:;\"'\\{}[]<>/\nä€😀=&%\t"
+
+
+@dataclass(frozen=True)
+class Call:
+    name: str
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Told:
+    """What the pieces of one answer say; `arguments` as they were told."""
+
+    text: str
+    reasoning: str
+    calls: tuple[tuple[str, str], ...]
+
+
+def told(pieces: Sequence[Piece]) -> Told:
+    calls: list[list[str]] = []
+    for piece in pieces:
+        match piece:
+            case CallPiece(index, _, name):
+                assert index == len(calls)
+                calls.append([name, ""])
+            case ArgumentsPiece(index, text):
+                assert index == len(calls) - 1
+                calls[index][1] += text
+    return Told(
+        "".join(piece.text for piece in pieces if isinstance(piece, TextPiece)),
+        "".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece)),
+        tuple((name, arguments) for name, arguments in calls),
+    )
+
+
+def read(form: str, text: str, cuts: Sequence[int] = (), **options: Any) -> Told:
+    """What a reader tells of `text` that comes in parts."""
+    maker = AnswerPieces(calls=FORMATS[form], schemas=SCHEMAS, call_id=lambda: "id", **options)
+    pieces: list[Piece] = []
+    begin = 0
+    for end in [*cuts, len(text)]:
+        pieces += maker.make(text[begin:end], is_last=False)
+        begin = end
+    pieces += maker.make("", is_last=True)
+    return told(pieces)
+
+
+def a_call(rng: random.Random) -> Call:
+    """Any values that the schema allows."""
+    makers: dict[str, Callable[[], Any]] = {
+        "text": lambda: a_string(rng),
+        "num": lambda: rng.randrange(-(10**12), 10**12),
+        "rate": lambda: rng.choice([0.5, -1e-9, 1e300, 3.0]),
+        "flag": lambda: rng.random() < 0.5,
+        "list": lambda: [a_value(rng, 2) for _ in range(rng.randrange(4))],
+        "map": lambda: {a_string(rng): a_value(rng, 2) for _ in range(rng.randrange(4))},
+        "maybe": lambda: rng.choice([None, 7]),
+    }
+    names = rng.sample(sorted(makers), rng.randrange(len(makers) + 1))
+    return Call(TOOL, {name: makers[name]() for name in names})
+
+
+def a_string(rng: random.Random) -> str:
+    words = [
+        "</parameter>",
+        "<function=",
+        "</tool_call>",
+        "</arg_value>",
+        '"',
+        "12",
+        "null",
+        "<think>",
+    ]
+    parts = [rng.choice(words) if rng.random() < 0.1 else rng.choice(ALPHABET) for _ in range(12)]
+    # A line end at the ends is the format's own, and so is an end that the next tag follows.
+    return ("x" + "".join(parts) + "x").replace("</tool_call>x", "</tool_call>y")
+
+
+def a_value(rng: random.Random, depth: int) -> Any:
+    kinds: list[Callable[[], Any]] = [
+        lambda: a_string(rng),
+        lambda: rng.randrange(100),
+        lambda: None,
+        lambda: rng.random() < 0.5,
+    ]
+    if depth:
+        kinds.append(lambda: [a_value(rng, depth - 1) for _ in range(2)])
+        kinds.append(lambda: {a_string(rng): a_value(rng, depth - 1)})
+    return rng.choice(kinds)()
+
+
+def write_json(call: Call) -> str:
+    body = json.dumps({"name": call.name, "arguments": call.arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{body}\n</tool_call>"
+
+
+def write_bare(call: Call) -> str:
+    return json.dumps({"name": call.name, "parameters": call.arguments}, ensure_ascii=False)
+
+
+def write_functions(call: Call) -> str:
+    """As Qwen3.5's template does."""
+    lines = [f"<tool_call>\n<function={call.name}>"]
+    for name, value in call.arguments.items():
+        lines.append(f"<parameter={name}>\n{_plain(value)}\n</parameter>")
+    return "\n".join([*lines, "</function>\n</tool_call>"])
+
+
+def write_keyed(call: Call) -> str:
+    """As GLM's template does."""
+    lines = [f"<tool_call>{call.name}"]
+    for name, value in call.arguments.items():
+        lines.append(f"<arg_key>{name}</arg_key>\n<arg_value>{_plain(value)}</arg_value>")
+    return "\n".join([*lines, "</tool_call>"])
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+WRITERS = {
+    "qwen-json": write_json,
+    "qwen-xml": write_functions,
+    "glm-xml": write_keyed,
+    "llama-json": write_bare,
+}

@@ -1,0 +1,68 @@
+"""A call that a client has written anew is the model's own again; another one is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from luceasync.pieces import ArgumentsPiece, CallPiece, Piece
+from luceasync.text.call_memory import CallMemory, NotedCalls
+
+
+def message(arguments: Any, call_id: str = "one") -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    return {"role": "assistant", "tool_calls": [{"id": call_id, "function": function}]}
+
+
+def arguments_of(messages: list[Any]) -> Any:
+    return messages[0]["tool_calls"][0]["function"]["arguments"]
+
+
+def test_what_says_the_same_is_recalled_as_it_was_written() -> None:
+    memory = CallMemory()
+    memory.note("one", '{"a":  1}')
+    given = message('{"a":1}')
+    assert arguments_of(memory.recall([given])) == '{"a":  1}'
+    assert arguments_of([given]) == '{"a":1}'  # what was given is as it was
+
+
+def test_what_says_something_else_stays() -> None:
+    memory = CallMemory()
+    memory.note("one", '{"a":  1}')
+    for given in ('{"a":2}', "no JSON", {"a": 1}, None, "[" * 100_000):
+        assert arguments_of(memory.recall([message(given)])) == given
+    assert arguments_of(memory.recall([message('{"a":1}', "other")])) == '{"a":1}'
+
+
+def test_messages_of_any_shape_pass() -> None:
+    memory = CallMemory()
+    memory.note("one", "{}")
+    odd = [{"role": "user"}, {"tool_calls": "x"}, {"tool_calls": [5, {"id": 1, "function": []}]}]
+    assert memory.recall(odd) == odd
+
+
+def test_the_oldest_are_forgotten() -> None:
+    memory = CallMemory(max_chars_held=10)
+    memory.note("one", '{"a": 1}')
+    memory.note("two", '{"b": 2}')
+    assert arguments_of(memory.recall([message('{"a":1}', "one")])) == '{"a":1}'
+    assert arguments_of(memory.recall([message('{"b":2}', "two")])) == '{"b": 2}'
+
+
+class Given:
+    def __init__(self, *parts: tuple[Piece, ...]) -> None:
+        self._parts = iter(parts)
+
+    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+        return next(self._parts)
+
+
+def test_calls_of_an_answer_are_noted_when_they_are_whole() -> None:
+    memory = CallMemory()
+    first = (CallPiece(0, "one", "f"), ArgumentsPiece(0, '{"a":'))
+    second = (ArgumentsPiece(0, "  1}"), CallPiece(1, "two", "f"), ArgumentsPiece(1, "{ }"))
+    maker = NotedCalls(Given(first, second), memory)
+    assert maker.make("", is_last=False) == first
+    assert arguments_of(memory.recall([message('{"a":1}')])) == '{"a":1}'
+    assert maker.make("", is_last=True) == second
+    assert arguments_of(memory.recall([message('{"a":1}')])) == '{"a":  1}'
+    assert arguments_of(memory.recall([message("{}", "two")])) == "{ }"

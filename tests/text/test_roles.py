@@ -1,0 +1,71 @@
+"""Messages come to a template in an order that it takes, and otherwise as they were sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from luceasync.text.roles import Roles
+from luceasync.text.template import ChatTemplate
+
+TEMPLATES = Path(__file__).parents[2] / "scripts" / "turns"
+PLAIN = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+SYSTEM_FIRST = (
+    "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
+    "{{ raise_exception('System message must be at the beginning.') }}{% endif %}"
+    "[{{ m.role }}]{{ m.content }}{% endfor %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Roles must alternate.') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+    "{% endfor %}"
+)
+
+
+def message(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+AGENT = [
+    message("system", "a"), message("system", "b"), message("user", "c"), message("system", "d"),
+    message("user", "e"), message("assistant", "f"), message("user", "g"),
+]  # fmt: skip
+
+
+def rendered(source: str, messages: list[dict[str, str]]) -> str:
+    template = ChatTemplate(source)
+    return template.render(Roles.of(template).fit(messages))
+
+
+def test_a_template_that_takes_all_gets_all() -> None:
+    template = ChatTemplate(PLAIN)
+    assert Roles.of(template) == Roles()
+    assert Roles.of(template).fit(AGENT) == AGENT
+
+
+def test_a_late_system_message_is_a_users_where_it_must_be_first() -> None:
+    assert rendered(SYSTEM_FIRST, AGENT) == (
+        "[system]a\n\nb[user]c[user]d[user]e[assistant]f[user]g"
+    )
+
+
+def test_neighbours_become_one_where_roles_must_alternate() -> None:
+    messages = [message("user", "c"), *AGENT[3:]]
+    assert rendered(ALTERNATING, messages) == "[user]c\n\nd\n\ne[assistant]f[user]g"
+
+
+def test_templates_as_they_are() -> None:
+    for name in ("qwen3", "qwen3.5"):
+        text = rendered((TEMPLATES / f"{name}.jinja").read_text(), AGENT)
+        places = [text.find(f"\n{m['content']}") for m in AGENT]
+        assert places == sorted(places) and places[0] >= 0, name
+
+
+def test_what_is_left_out_is_not_taken() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+    )
+    assert not Roles.of(ChatTemplate(source)).late_system
+
+
+def test_a_template_of_another_kind_gets_all() -> None:
+    assert Roles.of(ChatTemplate("{{ raise_exception('no') }}")) == Roles()
