@@ -10,7 +10,7 @@ from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision, shared_bytes
 
 CHUNKS = 16  # of a program, one after the other: its queries are loaded once
-QUERY_BYTES = 64 << 10  # of a program
+QUERY_BYTES = 32 << 10  # of a program: two of them share a multiprocessor
 
 
 def add_scores(
@@ -32,7 +32,10 @@ def add_scores(
     block_dim = max(16, triton.next_power_of_2(head_dim))
     row_bytes = block_dim * recent.element_size()
     block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
-    while block_rows > 16 and (block_rows + 3 * chunk_tokens) * row_bytes > shared_bytes(keys):
+    # Products of float32 are made of three, whose parts lie there too.
+    parts = 2 if keys.element_size() == 4 else 1
+    room = shared_bytes(keys) // (parts * row_bytes) - 3 * chunk_tokens
+    while block_rows > max(16, room):
         block_rows //= 2
     num_blocks = triton.cdiv(num_rows, block_rows)
     _chunk_scores_kernel[(triton.cdiv(num_chunks, CHUNKS), num_kv_heads * num_blocks)](
@@ -53,7 +56,7 @@ def add_scores(
         CHUNK=chunk_tokens,
         CHUNKS=CHUNKS,
         PRECISION=dot_precision(keys.dtype),
-        num_warps=8,
+        num_warps=8 if block_rows >= 128 else 4,
         num_stages=2,
     )
 
