@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
+from luceasync.dflash.chunk_masses import DraftLooks
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.dflash.feature_spec import FeatureSpec
@@ -35,6 +36,7 @@ class LoadedDraft:
 
     speculator: Speculator
     ring: FeatureRing
+    looks: DraftLooks
     close: Callable[[], None]
 
 
@@ -100,7 +102,8 @@ def join(
         )
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
-        return LoadedDraft(speculator, ring, closing.pop_all().close)
+        looks = DraftLooks(network, ring)
+        return LoadedDraft(speculator, ring, looks, closing.pop_all().close)
 
 
 def _runner_on(platform: Platform) -> Runner:

@@ -122,6 +122,8 @@ def _ways(
         return _Ways(plain, plain, (), NoFeatures())
     draft = load_draft(recipe.drafter, recipe.plan, backend, reading.advance)
     closing.callback(draft.close)
+    if recipe.plan.pool is not None and recipe.plan.pool.policy == "drafter":
+        backend.lanes.look_with(draft.looks)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
     return _Ways(
