@@ -5,10 +5,11 @@ Owns their order, and the memory that one is read into. What takes no time keeps
 it go may wait for it, for milliseconds where another thread computes. Knows no message.
 """
 
-from cpython.bytearray cimport PyByteArray_AS_STRING
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.bytearray cimport PyByteArray_AS_STRING, PyByteArray_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals, PyErr_SetFromErrno
 from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint64_t
+from libc.string cimport memcmp, memcpy
 
 cdef extern from "<sys/socket.h>" nogil:
     int MSG_DONTWAIT
@@ -41,80 +42,175 @@ cdef enum:
     INTERRUPTED = -3
 
 
+cdef struct Header:
+    uint64_t session
+    uint64_t number
+    uint64_t answers
+    uint64_t begin
+    uint64_t num_bytes
+    uint64_t sequence
+
+cdef enum:
+    MAX_KNOWN = 32  # bytes of a message that is remembered: most answers are the same few bytes
+
+HEADER_BYTES = sizeof(Header)
+cdef Py_ssize_t HEADER = HEADER_BYTES
+cdef uint64_t TOO_LARGE = <uint64_t>1 << 62
+
+
 cdef class PacketCodec:
-    """Packets of one session, in order, which are what `packet` makes and `decode` gives."""
+    """Packets of one session, in order: a header of six words, then the message."""
 
     cdef readonly object session
-    cdef public object next_number  # of the packet that is sent next
-    cdef object _num_received
+    cdef readonly uint64_t next_number  # of the packet that is sent next
+    cdef uint64_t _session
+    cdef uint64_t _num_received
     cdef Py_ssize_t _max_bytes
-    cdef object _packet
-    cdef object _encode
+    cdef object _encode_into
     cdef object _decode
+    cdef object _span
     cdef object _wrong
     cdef tuple _unreadable
+    cdef bytearray _out
+    cdef char _known[MAX_KNOWN]  # the bytes of the message that came last, if they are few
+    cdef Py_ssize_t _num_known
+    cdef object _known_message
 
-    def __init__(self, session, packet, encode, decode, max_bytes, wrong, unreadable):
-        """`packet(session, number, body, answers, payload)`; `wrong` is raised, with words, for
-        what may not come, `unreadable` are what `decode` raises for it.
+    def __init__(self, session, encode_into, decode, span, max_bytes, wrong, unreadable):
+        """`encode_into(message, bytearray, offset)`; `span(begin, num_bytes, sequence)` is what a
+        packet tells of a payload. `wrong` is raised, with words, for what may not come,
+        `unreadable` are what `decode` raises for it.
         """
         self.session = session
+        self._session = session
         self.next_number = 1
         self._num_received = 0
         self._max_bytes = max_bytes
-        self._packet = packet
-        self._encode = encode
+        self._encode_into = encode_into
         self._decode = decode
+        self._span = span
         self._wrong = wrong
         self._unreadable = unreadable
+        self._out = bytearray(256)
 
-    cpdef bytes encode(self, body, answers=0, payload=None):
-        """The next packet; it counts as sent once `next_number` has been raised.
-
-        Raises ValueError for a message that no packet may hold.
+    def encode(self, message, answers=0, payload=None):
+        """The next packet, which counts as sent. Raises ValueError for a message that no packet may
+        hold.
         """
-        cdef bytes raw = self._encode(
-            self._packet(self.session, self.next_number, body, answers, payload)
-        )
-        if PyBytes_GET_SIZE(raw) > self._max_bytes:
-            raise ValueError(
-                f"{type(body).__name__} takes {len(raw)} bytes; a packet ends at {self._max_bytes}"
-            )
-        return raw
+        self._pack(message, answers, payload)
+        self.next_number += 1
+        return bytes(self._out)
 
-    cpdef decode(self, raw):
-        """The packet. Raises `wrong` for all that is not the next one of this session."""
-        if len(raw) > self._max_bytes:
-            raise self._wrong(
-                f"a packet of {len(raw)} bytes; at most {self._max_bytes} may come"
-            )
+    def decode(self, raw):
+        """(message, number, which of ours it answers or 0, payload or None) of the next packet of
+        this session. Raises `wrong` for all else.
+        """
+        cdef const unsigned char[:] whole = raw
+        cdef Header header
+        message = self._unpack(raw, &whole[0] if len(whole) else NULL, &header)
+        span = None
+        if self._check_payload(&header):
+            span = self._span(header.begin, header.num_bytes, header.sequence)
+        return message, header.number, header.answers, span
+
+    cdef int _pack(self, message, uint64_t answers, payload) except -1:
+        """Leaves it in `_out`."""
+        cdef Header header
+        self._encode_into(message, self._out, HEADER)
+        if PyByteArray_GET_SIZE(self._out) > self._max_bytes:
+            name, num_bytes = type(message).__name__, len(self._out)
+            raise ValueError(f"{name} takes {num_bytes} bytes; a packet ends at {self._max_bytes}")
+        header.session, header.number, header.answers = self._session, self.next_number, answers
+        header.begin = header.num_bytes = header.sequence = 0
+        if payload is not None:
+            header.begin = payload.begin
+            header.num_bytes = payload.num_bytes
+            header.sequence = payload.sequence
+        memcpy(PyByteArray_AS_STRING(self._out), &header, HEADER)
+        return 0
+
+    cdef _unpack(self, raw, const void* begin, Header* header):
+        """The message; the header is copied, and checked."""
+        cdef Py_ssize_t num_bytes = len(raw)
+        if num_bytes > self._max_bytes:
+            raise self._wrong(f"a packet of {num_bytes} bytes; at most {self._max_bytes} may come")
+        if num_bytes < HEADER:
+            raise self._wrong(f"a packet of {num_bytes} bytes that is none: truncated")
+        memcpy(header, begin, HEADER)
+        if header.session != self._session:
+            words = f"a packet of session {header.session:x}, not of {self._session:x}"
+            raise self._wrong(words)
+        if header.number != self._num_received + 1:
+            expected = self._num_received + 1
+            raise self._wrong(f"packet {header.number} came where {expected} was expected")
+        if header.answers >= self.next_number:
+            raise self._wrong(f"an answer to packet {header.answers}, which was never sent")
+        message = self._message(raw, <const char*>begin + HEADER, num_bytes - HEADER)
+        self._num_received += 1
+        return message
+
+    cdef _message(self, raw, const char* begin, Py_ssize_t num_bytes):
+        """The one that is in these bytes of `raw`; messages cannot be changed."""
+        if num_bytes and num_bytes == self._num_known:
+            if memcmp(begin, self._known, num_bytes) == 0:
+                return self._known_message
         try:
-            packet = self._decode(raw)
+            message = self._decode(raw[HEADER:])
         except self._unreadable as error:
             words = str(error)[:MAX_SHOWN]
             raise self._wrong(f"a packet of {len(raw)} bytes that is none: {words}") from None
-        if packet.session != self.session:
-            raise self._wrong(f"a packet of session {packet.session:x}, not of {self.session:x}")
-        expected = self._num_received + 1
-        if packet.number != expected:
-            raise self._wrong(f"packet {packet.number} came where {expected} was expected")
-        if packet.answers >= self.next_number:
-            raise self._wrong(f"an answer to packet {packet.answers}, which was never sent")
-        self._num_received = expected
-        return packet
+        if num_bytes <= MAX_KNOWN:
+            memcpy(self._known, begin, num_bytes)
+            self._num_known, self._known_message = num_bytes, message
+        return message
+
+    cdef int _check_payload(self, Header* header) except -1:
+        """Whether there is one. Raises `wrong` for one that cannot be."""
+        if not (header.begin or header.num_bytes or header.sequence):
+            return False
+        if not header.num_bytes or not header.sequence or TOO_LARGE <= max(
+            header.begin, header.num_bytes, header.sequence
+        ):
+            raise self._wrong(
+                f"a payload that is none: {header.num_bytes} bytes at {header.begin}, "
+                f"number {header.sequence}"
+            )
+        return True
+
+
+cdef class Traffic:
+    """What has crossed a channel. Lent: payloads passed on by reference, whose bytes stayed."""
+
+    cdef public uint64_t packets_sent
+    cdef public uint64_t packets_received
+    cdef public uint64_t packet_bytes_sent
+    cdef public uint64_t packet_bytes_received
+    cdef public uint64_t payload_bytes_sent
+    cdef public uint64_t payload_bytes_received
+    cdef public uint64_t payload_bytes_lent
+
+    @property
+    def num_bytes_sent(self):
+        """Of packets and payloads."""
+        return self.packet_bytes_sent + self.payload_bytes_sent
+
+    @property
+    def num_bytes_received(self):
+        """Of packets and payloads."""
+        return self.packet_bytes_received + self.payload_bytes_received
 
 
 cdef class PacketPort:
     """One end of a socket, of which SO_RCVTIMEO bounds each sleep. `traffic` counts what crosses.
 
     What comes is `received(message, payload, number, answers)`; `accept` makes payloads of what
-    packets tell of them, and `take_ping` is given packets whose message is a `ping`.
+    packets tell of them, and `take_ping` hears of messages that are a `ping`.
     """
 
     cdef readonly int fd
     cdef readonly PacketCodec codec
     cdef readonly double waited_s  # by the last read
-    cdef object _traffic
+    cdef Traffic _traffic
     cdef object _received
     cdef object _ping
     cdef object _accept
@@ -123,8 +219,8 @@ cdef class PacketPort:
     cdef char* _buffer
     cdef Py_ssize_t _capacity
 
-    def __init__(self, int fd, PacketCodec codec not None, traffic, received, ping, accept, hooks):
-        """`accept(span, hooks)`: the payload that a packet tells of."""
+    def __init__(self, int fd, PacketCodec codec not None, Traffic traffic not None, received, ping, accept, hooks):
+        """`accept(begin, num_bytes, sequence, hooks)`: the payload that a packet tells of."""
         self.fd = fd
         self.codec = codec
         self._traffic = traffic
@@ -137,13 +233,17 @@ cdef class PacketPort:
         self._buffer = PyByteArray_AS_STRING(store)
         self._whole = memoryview(store)  # while there is a view of it, it stays where it is
 
-    cpdef send(self, body, answers=0, payload=None):
+    cpdef send(self, message, uint64_t answers=0, payload=None):
         """The number of the packet, or None: the socket is full. Raises OSError, ValueError."""
-        cdef bytes raw = self.codec.encode(body, answers, payload)
         cdef ssize_t sent = -1
+        self.codec._pack(message, answers, payload)
+        cdef bytearray out = self.codec._out
         while sent < 0:
             sent = send(
-                self.fd, PyBytes_AS_STRING(raw), PyBytes_GET_SIZE(raw), MSG_NOSIGNAL | MSG_DONTWAIT
+                self.fd,
+                PyByteArray_AS_STRING(out),
+                PyByteArray_GET_SIZE(out),
+                MSG_NOSIGNAL | MSG_DONTWAIT,
             )
             if sent < 0:
                 if errno == EAGAIN:
@@ -152,7 +252,7 @@ cdef class PacketPort:
                     PyErr_SetFromErrno(OSError)
                 PyErr_CheckSignals()
         number = self.codec.next_number
-        self.codec.next_number = number + 1
+        self.codec.next_number += 1
         self._traffic.packets_sent += 1
         self._traffic.packet_bytes_sent += sent
         return number
@@ -162,28 +262,36 @@ cdef class PacketPort:
         its core, and then, if it `sleeps`, within the socket's timeout. Raises the codec's `wrong`,
         OSError.
         """
-        packet = self._read(spin_s, sleeps)
-        if packet is None:
+        cdef Header header
+        cdef Py_ssize_t found = self._read(spin_s, sleeps)
+        if found < 0:
             return None
-        body, span = packet.body, packet.payload
-        if body.__class__ is self._ping:
-            self.take_ping(packet)
+        if found == 0:
+            raise self.codec._wrong("it is gone")
+        if found > self._capacity:
+            raise self.codec._wrong(f"a packet of {found} bytes; at most {self._capacity} may come")
+        message = self.codec._unpack(self._whole[:found], self._buffer, &header)
+        self._traffic.packets_received += 1
+        self._traffic.packet_bytes_received += found
+        cdef bint has_payload = self.codec._check_payload(&header)
+        if message.__class__ is self._ping:
+            self.take_ping(header.number, has_payload)
             return None
         payload = None
-        if span is not None:
-            payload = self._accept(span, self._hooks)
-            self._traffic.payload_bytes_received += span.num_bytes
-        return self._received(body, payload, packet.number, packet.answers)
+        if has_payload:
+            payload = self._accept(header.begin, header.num_bytes, header.sequence, self._hooks)
+            self._traffic.payload_bytes_received += header.num_bytes
+        return self._received(message, payload, header.number, header.answers)
 
-    def take_ping(self, packet):
+    def take_ping(self, number, has_payload):
         """Answer it when there is room."""
         raise NotImplementedError
 
-    cdef _read(self, double spin_s, bint sleeps):
-        cdef Py_ssize_t found
+    cdef Py_ssize_t _read(self, double spin_s, bint sleeps) except -4:
+        """Bytes of the packet that came, as `_recv` has them; below 0: none."""
         if self._buffer == NULL:
             raise ValueError("a port without a socket")
-        found = self._recv(MSG_DONTWAIT)
+        cdef Py_ssize_t found = self._recv(MSG_DONTWAIT)
         self.waited_s = 0
         if found == NOTHING and (spin_s > 0 or sleeps):
             with nogil:
@@ -192,18 +300,7 @@ cdef class PacketPort:
             PyErr_SetFromErrno(OSError)
         if found == INTERRUPTED:
             PyErr_CheckSignals()
-        if found < 0:
-            return None
-        if found == 0:
-            raise self.codec._wrong("it is gone")
-        if found > self._capacity:
-            raise self.codec._wrong(
-                f"a packet of {found} bytes; at most {self._capacity} may come"
-            )
-        packet = self.codec.decode(self._whole[:found])
-        self._traffic.packets_received += 1
-        self._traffic.packet_bytes_received += found
-        return packet
+        return found
 
     cdef Py_ssize_t _wait(self, double spin_s, bint sleeps) noexcept nogil:
         cdef Py_ssize_t found = NOTHING

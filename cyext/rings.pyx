@@ -142,19 +142,16 @@ cdef class Room:
 cdef class RingWriter(_Mapped):
     """Gives out places at the ring's head; those that were read come free at its tail.
 
-    `wrong` is raised, with words, for what the other end may not have written; `span(begin,
-    num_bytes, sequence)` makes what a packet says of a payload.
+    `wrong` is raised, with words, for what the other end may not have written.
     """
 
-    cdef object _span
     cdef Places _in_use
     cdef Py_ssize_t _head
     cdef uint64_t _num_read
     cdef uint64_t _next
 
-    def __init__(self, view, begin, end, word, first_sequence, wrong, span):
+    def __init__(self, view, begin, end, word, first_sequence, wrong):
         self._map(view, begin, end, word, wrong)
-        self._span = span
         self._in_use = Places()
         self._head = self._begin
         self._next = first_sequence
@@ -192,12 +189,12 @@ cdef class RingWriter(_Mapped):
         return room
 
     cpdef commit(self, room):
-        """What a packet says of it: its bytes are final, and its number stands before them."""
+        """The room, as a packet tells of it: its bytes are final, its number stands before them."""
         cdef Room own = <Room?>room  # TypeError for room of another channel
         if self.is_closed:
             raise ValueError("a ring that was closed")
         store_word(self._mark(own.begin), own.sequence)
-        return self._span(own.begin, own.num_bytes, own.sequence)
+        return own
 
     cpdef bint push(self):
         """What is committed lies where it is read: nothing is left to send."""
@@ -234,7 +231,6 @@ cdef class RingPayload:
     """
 
     cdef readonly Py_ssize_t num_bytes
-    cdef readonly object span
     cdef RingReader _reader
     cdef Py_ssize_t _begin
     cdef uint64_t _sequence
@@ -289,7 +285,9 @@ cdef class RingPayload:
 
     def lend(self, memory):
         """What a packet tells of them to a process that maps `memory`, if they lie in it."""
-        return self.span if memory is self._reader.memory else None
+        if memory is not self._reader.memory:
+            return None
+        return self._reader._span(self._begin, self.num_bytes, self._sequence)
 
     cdef int _check(self, Py_ssize_t num_bytes) except -1:
         assert not self._is_freed, "a payload that was freed"
@@ -306,31 +304,33 @@ cdef class RingReader(_Mapped):
     """Payloads that came, each of which is given back when it has been read, in any order.
 
     They may lie anywhere in `[lower, upper)`; only those of the ring itself are given back.
-    `memory` is whatever the other processes that map it are known by.
+    `memory` is whatever the other processes that map it are known by; `span(begin, num_bytes,
+    sequence)` makes what these are told of a payload.
     """
 
     cdef readonly object memory
+    cdef object _span
     cdef Places _held
     cdef Py_ssize_t _lower
     cdef Py_ssize_t _upper
     cdef uint64_t _last
 
-    def __init__(self, view, begin, end, word, first_sequence, wrong, lower, upper, memory):
+    def __init__(self, view, begin, end, word, first_sequence, wrong, lower, upper, memory, span):
         self._map(view, begin, end, word, wrong)
         if not 0 <= lower <= upper <= self._buffer.len:
             raise ValueError(f"[{lower}, {upper}) of a memory of {self._buffer.len} bytes")
         self.memory = memory
+        self._span = span
         self._held = Places()
         self._lower, self._upper = lower, upper
         self._last = first_sequence - 1
 
-    cpdef RingPayload accept(self, span, hooks):
+    cpdef RingPayload accept(
+        self, Py_ssize_t begin, Py_ssize_t num_bytes, uint64_t sequence, hooks
+    ):
         """The payload that a packet tells of. Raises `wrong` for one that cannot be. `hooks.fail`
         closes the channel with words, and raises.
         """
-        cdef Py_ssize_t begin = span.begin
-        cdef Py_ssize_t num_bytes = span.num_bytes
-        cdef uint64_t sequence = span.sequence
         cdef RingPayload payload
         cdef bint is_own
         if self.is_closed:
@@ -349,7 +349,7 @@ cdef class RingReader(_Mapped):
             self._last = sequence
             self._held.push(sequence, begin, begin + num_bytes)
         payload = RingPayload.__new__(RingPayload)
-        payload.num_bytes, payload.span, payload._reader = num_bytes, span, self
+        payload.num_bytes, payload._reader = num_bytes, self
         payload._begin, payload._sequence, payload._is_own = begin, sequence, is_own
         payload._hooks = hooks
         return payload

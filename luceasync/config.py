@@ -89,10 +89,13 @@ class CacheConfig:
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """Speculation. `draft_dir` None: see `Config.drafter_dir`. Other None: by drafter and model."""
+    """Speculation. `draft_dir` None: see `Config.drafter_dir`; `ipc_bin`: what runs the drafter in
+    a process of its own, None: this process does. Other None: by drafter and model.
+    """
 
     draft_dir: Path | Literal["none"] | None = None
     device: str | None = None
+    ipc_bin: Path | None = None
     ctx_max_tokens: int | None = None
     swa_window_tokens: int | None = None
     block: int | None = None

@@ -38,7 +38,8 @@ class CacheStatus:
 @dataclass(frozen=True, slots=True)
 class SpeculationStatus:
     """Speculation since the start: `accepted_by_slot[i]` of `proposed_by_slot[i]` tokens in slot i
-    of the draft's block were accepted; seconds by part of a round.
+    of the draft's block were accepted; seconds by part of a round. `off_reason`: why there is none
+    now, for anybody.
     """
 
     rounds_total: int = 0
@@ -47,6 +48,7 @@ class SpeculationStatus:
     draft_s_total: float = 0.0
     verify_s_total: float = 0.0
     host_s_total: float = 0.0
+    off_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

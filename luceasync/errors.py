@@ -11,6 +11,7 @@ LuceasyncError
 │   ├── CorruptNode        a node file that is damaged
 │   └── ForeignNode        a sound file that is no node of this namespace
 ├── GroupFailed            a group of shards cannot go on; ends what ran on it, 503
+├── DraftFailed            a drafter in another process is gone; costs no request
 ├── ChannelClosed          the other end of a channel is gone, silent, or not to be believed
 │   └── PeerRefused        it lives, but does not belong to this end
 ├── EventsOutOfTurn        a group hears of changes of pages in another order than they were made
@@ -108,6 +109,12 @@ class GroupFailed(LuceasyncError):
     def __init__(self, group: int, detail: str) -> None:
         super().__init__(f"group {group} of the model failed: {detail}")
         self.group = group
+
+
+class DraftFailed(LuceasyncError):
+    """A drafter in another process is gone, silent, or not to be believed. Its words end in an
+    `off_reason`; no request fails with it.
+    """
 
 
 class ChannelClosed(LuceasyncError):

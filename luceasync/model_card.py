@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 ANY_NAME = "*"
 
@@ -12,7 +13,8 @@ class ModelCard:
     """What `/v1/models` tells about the served model. `created` is a Unix time in seconds.
 
     `aliases` are other names of it; ANY_NAME among them is every name. `reasons`: why lanes and
-    context are as they are, a line for each size that the user left open.
+    context are as they are, a line for each size that the user left open. `special_tokens` by the
+    names that tokenizer_config.json gives them; `chat_template`: the source of its template.
     """
 
     name: str
@@ -22,6 +24,8 @@ class ModelCard:
     family: str
     aliases: tuple[str, ...] = ()
     reasons: tuple[str, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

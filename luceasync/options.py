@@ -204,6 +204,15 @@ OPTIONS: tuple[Option, ...] = (
         "Where the drafter runs; default: the device of the target's last layers.",
     ),
     Option(
+        "draft-ipc-bin",
+        "draft",
+        "ipc_bin",
+        parsers.path,
+        "the path of a luceasync-backend, such as /opt/rocm/bin/luceasync-backend",
+        "PATH",
+        "Program that runs the drafter in a process of its own; default: this process does.",
+    ),
+    Option(
         "draft-ctx-max",
         "draft",
         "ctx_max_tokens",

@@ -15,6 +15,7 @@ class ProcessStatus:
     `detail` is empty where it does its work, else it says what is the matter, and `retry_after_s`
     when it may be there again. Calls, seconds of waiting for their answers and bytes are totals of
     all its lives, of which it has had `num_starts`. `heartbeat_age_s`: since its last sign of life.
+    `is_waited_for`: requests wait while it is away.
     """
 
     name: str
@@ -29,18 +30,19 @@ class ProcessStatus:
     heartbeat_age_s: float | None = None
     resident_bytes: int = 0
     node_bytes: int = 0
+    is_waited_for: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Processes:
-    """All of them. While one is away, requests wait for it."""
+    """All of them."""
 
     all: tuple[ProcessStatus, ...] = ()
 
     @property
     def away(self) -> ProcessStatus | None:
-        """The first one that does not do its work."""
-        return next((process for process in self.all if process.detail), None)
+        """The first one that does not do its work, and that requests wait for."""
+        return next((each for each in self.all if each.detail and each.is_waited_for), None)
 
 
 NO_PROCESSES = Processes()

@@ -259,3 +259,7 @@ class Engine(Protocol):
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """The ids of the request's prompt; nothing is run. Raises as `open` does."""
         ...
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """What `ids` stand for, special tokens too. Raises RequestError for an id that is none."""
+        ...

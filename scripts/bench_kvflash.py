@@ -300,9 +300,9 @@ def bench_decode(report: Report, options: argparse.Namespace) -> None:
         for context in (options.context, short):
             span = Span(0, context, with_state=True)
             tensors = random_tensors(backends["qk"], span, memory, options.device)
-            for backend in backends.values():
-                taken_up(backend, tensors, span, NUM_LANES)
             for num_lanes in (1, NUM_LANES):
+                for backend in backends.values():
+                    taken_up(backend, tensors, span, num_lanes)
                 report_steps(table, options, backends, num_lanes, context)
             for backend in backends.values():
                 for lane in range(NUM_LANES):

@@ -167,11 +167,15 @@ def load(config: Config, device: str, dtype: Dtype, num_lanes: int, max_ctx_toke
 
 
 def started(
-    backend: LayerSplitBackend, speculator: Speculator, num_lanes: int, context: int
+    backend: LayerSplitBackend,
+    speculator: Speculator,
+    num_lanes: int,
+    context: int,
+    first_lane: int = 0,
 ) -> list[Generation]:
-    """Greedy choices with a random prompt each, prefilled."""
+    """Greedy choices with a random prompt each, prefilled, on lanes from `first_lane` on."""
     choices = []
-    for lane in range(num_lanes):
+    for lane in range(first_lane, first_lane + num_lanes):
         prompt = random_prompt(context, lane)
         prepared = Prepared(
             lane, 0, tuple(prompt), 2**30, frozenset(), Sampling(), 0, None, None, None, NoText()

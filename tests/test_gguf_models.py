@@ -40,6 +40,7 @@ MODELS = {
     "K-quants": Tiny(types=K_MIX, tensors_a_part=9),
     "K-quants, tied": Tiny(types=K_MIX, tied=True),
     "K-quants hybrid": Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True),
+    "llama": Tiny("llama", types=K_MIX | {"attn_k.weight": "Q4_1", "output.weight": "Q5_0"}),
     "odd types hybrid": Tiny("qwen3_5", types=ODD, tensors_a_part=20),
 }
 

@@ -29,15 +29,16 @@ MAY_IMPORT = {
     | {"models.config", "models.directory", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
-    | {"dflash.features", "dflash.feature_node", "models.spec", "models.families"}
+    | {"dflash.feature_node", "dflash.feature_contents", "models.spec", "models.families"}
     | {"models.formats", "models.precision"},
-    "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models"},
-    "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "cuda", "kernels"},
+    "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models", "dflash"},
+    "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "hoststore", "cuda", "kernels"},
     "bench": {"engine", "keeping", "text", "nodefiles", "hoststore", "dflash", "pipeline"}
     | {"models", "kv", "cyext", "ranking"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
+    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
+    | {"kernels.kernel"},
     "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,

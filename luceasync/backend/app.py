@@ -41,8 +41,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """What it is given; ends the process for what it does not know."""
     parser = argparse.ArgumentParser(
         prog="luceasync-backend",
-        description="Runs layers of a model for luceasync, which starts it "
-        "(--target-shard-ipc-bin), in a Python environment of its own.",
+        description="Runs layers of a model, or a drafter, for luceasync, which starts it "
+        "(--target-shard-ipc-bin, --draft-ipc-bin), in a Python environment of its own.",
     )
     parser.add_argument(
         "--offer",
@@ -53,6 +53,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         help="offer DEVICE of this machine under another NAME, such as hip:0=cpu:0; repeatable",
     )
     parser.add_argument("--model-dir", type=Path, help="set by luceasync")
+    parser.add_argument("--draft-dir", type=Path, help="set by luceasync")
     parser.add_argument("--dtype", default="", help="set by luceasync")
     parser.add_argument("--layers", default="", help="set by luceasync")
     arguments = parser.parse_args(argv)
@@ -75,6 +76,13 @@ def _renamed(text: str) -> tuple[str, str]:
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    if arguments.draft_dir is None:
+        _run_group(arguments)
+    else:
+        _run_drafter(arguments)
+
+
+def _run_group(arguments: argparse.Namespace) -> None:
     from luceasync.ipc.handshake import Statement, be_greeted
     from luceasync.ipc.wiring import come_home
     from luceasync.pipeline.agreement import states_of
@@ -92,3 +100,21 @@ def _run(arguments: argparse.Namespace) -> None:
         serving.run()
     finally:
         serving.close()
+
+
+def _run_drafter(arguments: argparse.Namespace) -> None:
+    from luceasync.dflash.wire import ORDERS
+    from luceasync.ipc.handshake import Statement, be_greeted
+    from luceasync.ipc.wiring import come_home
+    from luceasync.pipeline.agreement import draft_states_of
+
+    home = come_home(ORDERS)
+    states = draft_states_of(arguments.draft_dir, arguments.dtype)
+    be_greeted(home.channel, Statement(states), GREETING_S)
+    from luceasync.backend.drafting import Drafting
+
+    drafting = Drafting(home, arguments.draft_dir, dict(arguments.offer))
+    try:
+        drafting.run()
+    finally:
+        drafting.close()

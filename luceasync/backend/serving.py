@@ -7,6 +7,7 @@ last log lines.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,20 +22,23 @@ from luceasync.backend.pass_orders import PassOrders
 from luceasync.errors import ChannelClosed, LuceasyncError
 from luceasync.hoststore.memory import HostMemory
 from luceasync.ipc.channel import Received
+from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import Home
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.pipeline import wire
-from luceasync.pipeline.crossing import put, specs_of, take
+from luceasync.pipeline.crossing import lend, put, specs_of, take
 from luceasync.pipeline.devices import host_memory, offers_of, pinned_by
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Sizes, Spec, payload_bytes
 from luceasync.pipeline.wire import NODES
 
 CALL_S = 300.0
 POLL_S = 60.0
+LOOK_S = 1e-3  # how often a device is asked whether it has read what was lent to it
 TOLD_BYTES = 32 << 20  # of weights that were read, between two messages about it
 
 log = logging.getLogger(__name__)
@@ -47,6 +51,7 @@ class Wire:
 
     def __init__(self, home: Home) -> None:
         self._channel = home.channel
+        self._lent: deque[tuple[Event, Any]] = deque()  # payloads that a device may still read
 
     def answer(self, got: Received[Any], message: Message, tensors: Sequence[Tensor] = ()) -> None:
         """Answer an order, with tensors of any device."""
@@ -70,9 +75,26 @@ class Wire:
             self.refuse(f"{type(got.message).__name__} came without what it speaks of")
         return take(got.payload, specs)
 
+    def lent(self, got: Received[Any], spec: Spec) -> Tensor:
+        """The one tensor that came with an order, where it lies, until `free_after`."""
+        if got.payload is None:
+            self.refuse(f"{type(got.message).__name__} came without what it speaks of")
+        return lend(got.payload, [spec])[0]
+
+    def free_after(self, event: Event, got: Received[Any]) -> None:
+        """What came with an order is no longer read once a device has come to the event."""
+        self._lent.append((event, got.payload))
+        self._free()
+
     def next(self) -> Received[Any] | None:
         """The next order, or None: none has come for a while."""
+        while self._lent and not self._channel.poll(LOOK_S):
+            self._free()
         return self._channel.receive(CALL_S) if self._channel.poll(POLL_S) else None
+
+    def _free(self) -> None:
+        while self._lent and self._lent[0][0].query():
+            self._lent.popleft()[1].free()
 
     def refuse(self, words: str) -> NoReturn:
         """Close the channel on what may not come."""
@@ -96,14 +118,7 @@ class Serving:
     @torch.inference_mode()
     def run(self) -> None:
         """Do as is said. Raises ChannelClosed when the other end is gone."""
-        while True:
-            got = self._wire.next()
-            if got is None:
-                continue
-            order = self._orders.get(type(got.message))
-            if order is None:
-                self._wire.refuse(f"{type(got.message).__name__} came before a model was loaded")
-            order(got.message, got)
+        obey(self._wire, self._orders)
 
     def close(self) -> None:
         """Let everything go."""
@@ -116,7 +131,7 @@ class Serving:
     def _offer(self, order: wire.Ask, got: Received[Any]) -> None:
         try:
             real = [self._names.get(name, name) for name in order.names]
-            offers = offers_of(real)
+            offers = offers_of(real, order.flag)
         except LuceasyncError as error:
             self._wire.answer(got, wire.Failed(str(error)))
             return
@@ -128,35 +143,30 @@ class Serving:
         if self._model_dir is None or self._group is not None:
             self._wire.refuse("Load came twice, or where no model directory was named")
         plan = with_own_names(order.plan, self._names)
-        try:
-            self._open(self._model_dir, plan, order)
-        except torch.OutOfMemoryError as error:
-            words = ". ".join(str(error).split(". ")[:3])
-            self._wire.say(wire.Failed(f"a device of a backend ran out of memory: {words}"))
-        except ChannelClosed:
-            raise
-        except LuceasyncError as error:
-            self._wire.say(wire.Failed(str(error)))
-        else:
-            self._wire.say(wire.Done())
+        model_dir = self._model_dir
+        say_how_it_went(self._wire, lambda: self._open(model_dir, plan, order))
 
     def _open(self, model_dir: Path, plan: Plan, order: wire.Load) -> None:
         spec, number = read_spec(model_dir), order.number
         if plan.suits_one_thread:
             torch.set_num_threads(1)
         names = [shard.device for shard in plan.here]
+        self._home.channel.register(pinned_by(names))
         memory, lay = self._node_memory(names, order.node_bytes)
         self._memory = memory
-        progress = _Progress(self._wire)
+        progress = Progress(self._wire)
         with format_of(model_dir).open(model_dir) as source:
             group = LocalGroup(spec, plan, source, progress.advance, order.taps, memory, number)
         self._group = group
         progress.tell()
         sizes = Sizes(spec, plan, number)
         taps = [tap for tap in order.taps if tap in sizes.layers]
-        limits = plan.parallel, plan.max_ctx_tokens, plan.num_pages
-        self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits).table
-        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay).table
+        limits = plan.parallel, plan.max_ctx_tokens
+        pages = plan.num_pages
+        self._orders |= PassOrders(
+            self._wire, group.passes, sizes, taps, (*limits, pages), group.taken
+        ).table
+        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits).table
         self._orders[wire.Synchronize] = self._synchronize
         log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)
 
@@ -164,10 +174,9 @@ class Serving:
         self, names: Sequence[str], num_bytes: int
     ) -> tuple[HostMemory, Callable[[Sequence[int]], None]]:
         """What was lent, else our own; and who hears where regions lie."""
-        lent = self._home.lent.get(NODES)
+        lent = lent_memory(self._home, names)
         if lent is None:
             return host_memory(names, num_bytes), lambda regions: None
-        lent.register(pinned_by(names))
         memory = LentMemory(lent)
         return memory, memory.tell
 
@@ -177,7 +186,44 @@ class Serving:
         self._wire.answer(got, wire.Done())
 
 
-class _Progress:
+def obey(link: Wire, orders: Mapping[type[Message], Order]) -> NoReturn:
+    """Do what is said, one thing after the other; orders may become more meanwhile. Raises
+    ChannelClosed when the other end is gone.
+    """
+    while True:
+        got = link.next()
+        if got is None:
+            continue
+        order = orders.get(type(got.message))
+        if order is None:
+            link.refuse(f"{type(got.message).__name__} came before a model was loaded")
+        order(got.message, got)
+
+
+def say_how_it_went(link: Wire, load: Callable[[], None]) -> None:
+    """Load a model, and say that it is done, or why it is not."""
+    try:
+        load()
+    except torch.OutOfMemoryError as error:
+        words = ". ".join(str(error).split(". ")[:3])
+        link.say(wire.Failed(f"a device of a backend ran out of memory: {words}"))
+    except ChannelClosed:
+        raise
+    except LuceasyncError as error:
+        link.say(wire.Failed(str(error)))
+    else:
+        link.say(wire.Done())
+
+
+def lent_memory(home: Home, names: Sequence[str]) -> SealedMemory | None:
+    """Memory for nodes that was lent, pinned for these devices; None: our own is to be used."""
+    lent = home.lent.get(NODES)
+    if lent is not None:
+        lent.register(pinned_by(names))
+    return lent
+
+
+class Progress:
     """Tells how many bytes of weights were read, not at every tensor."""
 
     def __init__(self, link: Wire) -> None:

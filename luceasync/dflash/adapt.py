@@ -126,14 +126,12 @@ class Outlook:
         return replace(self, num_plain=self.num_plain + 1, off_reason=off_reason)
 
 
-def without_context(num_slots: int) -> Outlook:
-    """A lane that was restored without features: nothing is expected of it until it has decoded
-    some.
+def without_context(num_slots: int, off_reason: str) -> Outlook:
+    """A lane of which the drafter has seen nothing: nothing is expected of it until it has decoded
+    some tokens.
     """
     nothing = Reach((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
-    return Outlook(
-        Record(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, "restored without features"
-    )
+    return Outlook(Record(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, off_reason)
 
 
 class Costs(Protocol):

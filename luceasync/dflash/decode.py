@@ -63,17 +63,28 @@ class DraftPasses(TapRing, Protocol):
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
     ) -> Proposal:
-        """Rows to verify after each lane's last token; they hold until the next pass."""
+        """Rows to verify after each lane's last token; they hold until the next pass. Raises
+        DraftFailed, and nothing else fails with it: whatever the drafter is told then is left out.
+        """
         ...
 
     def reset(self, lane: int, begin: int = 0) -> None:
         """The lane goes on at position `begin`, and has no features of what is before it."""
         ...
 
-    def restore(self, lane: int, begin: int, rows: Tensor) -> None:
-        """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
-        no others. Raises ValueError for rows that are none of this drafter's.
+    @property
+    def off_reason(self) -> str | None:
+        """Why nothing is proposed now; None: it is. Any thread may ask."""
+        ...
+
+    def notice(self) -> None:
+        """Let go of a drafter that is known to be gone, and take up one that is there again, which
+        has nothing of what lanes have done meanwhile.
         """
+        ...
+
+    def probe(self) -> None:
+        """Find out whether it is there still. Ask while nothing runs: an answer is waited for."""
         ...
 
 
@@ -140,7 +151,7 @@ class Speculator:
     @property
     def status(self) -> SpeculationStatus:
         """Totals since the start; the seconds are those of tally.Totals."""
-        return self._totals.told()
+        return replace(self._totals.told(), off_reason=self.passes.off_reason)
 
     def speculation(self, lane: int) -> Speculation:
         """What it did for the choice on `lane`, and why it rests if it does."""
@@ -157,21 +168,21 @@ class Speculator:
         self.passes.reset(lane)
 
     @torch.inference_mode()
-    def restored(self, lane: int, begin: int, features: Tensor | None) -> None:
-        """The lane stands after a restored prefix, of which it has features [tokens, taps * hidden]
-        from position `begin` to the end; None: it has none, and `begin` is the end. Raises
-        ValueError for rows of another drafter.
+    def restored(self, lane: int, end: int, *, with_features: bool) -> None:
+        """The lane stands at `end` after a restored prefix. `with_features`: the drafter will be
+        given some of it that reach its end, by whoever holds them.
         """
         self._foreseen = None
-        if features is None:
-            self.passes.reset(lane, begin)
-            self._outlooks[lane] = without_context(self.shapes[0].block - 1)
-        else:
-            self.passes.restore(lane, begin, features)
+        if not with_features:
+            self.passes.reset(lane, end)
+            self._outlooks[lane] = self._without_context("restored without features")
 
     @torch.inference_mode()
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
+        if (off_reason := self._off_reason()) is not None:
+            self._outlooks[lane] = self._without_context(off_reason)
+            return
         self._target.send_chunk_taps(self.passes, lane, begin, num_tokens)
 
     # --- steps ----------------------------------------------------------------------------------
@@ -181,6 +192,10 @@ class Speculator:
         runs beside it, so its time can be measured.
         """
         foreseen, self._foreseen = self._foreseen, None
+        if (off_reason := self._off_reason()) is not None:
+            for lane in lanes:
+                self._outlooks[lane] = self._without_context(off_reason)
+            return Plan(None, (), is_measured=alone)
         if foreseen is not None and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone):
             return foreseen.plan
         outlooks = [self._outlooks[lane] for lane in lanes]
@@ -203,7 +218,7 @@ class Speculator:
     @torch.inference_mode()
     def round(self, anchors: Sequence[Anchor], plan: Plan, accept: Accept) -> list[list[int]]:
         """One round for lanes that speculate as planned. Returns the rows that were committed for
-        each: as many as tokens were emitted.
+        each: as many as tokens were emitted. Raises DraftFailed before anything has changed.
         """
         shape = plan.shape
         assert shape is not None, "a round has a shape"
@@ -229,7 +244,8 @@ class Speculator:
         """The target has just decoded these tokens in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         num_unsettled = self.passes.num_unsettled
-        self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
+        if self.passes.off_reason is None:
+            self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
         self._is_settled = self.passes.num_unsettled == num_unsettled
         for lane in lanes:
             if lane in plan.off_reasons:
@@ -239,6 +255,13 @@ class Speculator:
         """What that step took, until its tokens were chosen."""
         if plan.is_measured and self._is_settled:
             self._costs.observe(num_lanes, None, seconds)
+
+    def _off_reason(self) -> str | None:
+        self.passes.notice()
+        return self.passes.off_reason
+
+    def _without_context(self, off_reason: str) -> Outlook:
+        return without_context(self.shapes[0].block - 1, off_reason)
 
     def _count(self, lanes: Sequence[int], shape: Shape, paths: Sequence[Sequence[int]]) -> None:
         for lane, path in zip(lanes, paths, strict=True):

@@ -44,6 +44,7 @@ def refuse_without_drafter(asked: DraftConfig) -> None:
     """Raise ConfigError for an option that only means something with a drafter."""
     given = {
         "--draft-device": asked.device,
+        "--draft-ipc-bin": asked.ipc_bin,
         "--draft-ctx-max": asked.ctx_max_tokens,
         "--draft-swa-window": asked.swa_window_tokens,
         "--draft-block": asked.block,

@@ -15,10 +15,10 @@ from luceasync.dflash.feature_spec import (
     FeatureSpec,
     check_dtype,
     check_index,
-    check_lane,
     check_taps,
 )
 from luceasync.dflash.scatter import scatter_on
+from luceasync.dflash.spans import LaneSpans
 from luceasync.pipeline.platform import Platform
 
 
@@ -39,10 +39,7 @@ class FeatureRing:
         platform: Platform,
     ) -> None:
         """Raises ValueError for sizes under 1 or a dtype that no row can have."""
-        if num_lanes < 1 or capacity_tokens < 1:
-            raise ValueError(
-                f"{num_lanes} lanes of {capacity_tokens} features: at least 1 of each is expected"
-            )
+        self._spans = LaneSpans(num_lanes, capacity_tokens)
         check_dtype("the ring", dtype)
         self.spec = spec
         self.num_lanes = num_lanes
@@ -52,7 +49,6 @@ class FeatureRing:
         self.platform = platform
         self.device = self.store.device
         self._scatter = scatter_on(platform)
-        self._spans = [range(0)] * num_lanes  # written without a gap, also what is overwritten now
 
     def __repr__(self) -> str:
         held = ", ".join(f"{lane}: {self.valid(lane)}" for lane in range(self.num_lanes))
@@ -69,18 +65,12 @@ class FeatureRing:
         return self.store[:-1].view(self.num_lanes, self.capacity_tokens, self.spec.width)
 
     def valid(self, lane: int) -> range:
-        """Positions whose rows the lane holds. Raises ValueError for a lane that is not there."""
-        self._check_lane(lane)
-        span = self._spans[lane]
-        return range(max(span.start, span.stop - self.capacity_tokens), span.stop)
+        """See LaneSpans."""
+        return self._spans.valid(lane)
 
     def held(self, lane: int, begin: int, end: int) -> range:
-        """The positions of `[begin, end)` that the lane holds: what a node of this span can
-        carry. Empty unless they reach `end`, since the draft needs a context without a gap.
-        """
-        valid = self.valid(lane)
-        first = max(begin, valid.start)
-        return range(first, end) if first < end <= valid.stop else range(end, end)
+        """See LaneSpans."""
+        return self._spans.held(lane, begin, end)
 
     def scatter(
         self, taps: Sequence[Tensor], lanes: Tensor, begins: Tensor, counts: Tensor, paths: Tensor
@@ -112,15 +102,8 @@ class FeatureRing:
         return self._scatter(taps, lanes, begins, counts, paths, self.store, self.capacity_tokens)
 
     def advance(self, lane: int, begin: int, num_tokens: int) -> None:
-        """Take note that rows of positions `[begin, begin + num_tokens)` were written.
-
-        A `begin` that is not the lane's end starts its range anew. Raises ValueError.
-        """
-        self._check_lane(lane)
-        if begin < 0 or num_tokens < 0:
-            raise ValueError(f"{num_tokens} rows from position {begin}: 0 or more are expected")
-        span = self._spans[lane]
-        self._spans[lane] = range(span.start if span.stop == begin else begin, begin + num_tokens)
+        """See LaneSpans."""
+        self._spans.advance(lane, begin, num_tokens)
 
     def rows(self, lane: int, begin: int, end: int) -> Tensor:
         """Rows of positions `[begin, end)`, [end - begin, taps * hidden] on the ring's device: a
@@ -134,7 +117,7 @@ class FeatureRing:
         another capacity. `rows`: [tokens, taps * hidden] of a dtype of FLOATS, on any device.
         A `begin` that is not the lane's end starts its range anew. Raises ValueError.
         """
-        self._check_lane(lane)
+        self._spans.check_lane(lane)
         check_dtype("rows", rows.dtype)
         if rows.ndim != 2 or rows.shape[1] != self.spec.width:
             raise ValueError(f"rows {tuple(rows.shape)}: [tokens, {self.spec.width}] is expected")
@@ -149,8 +132,7 @@ class FeatureRing:
 
     def reset(self, lane: int) -> None:
         """Forget the lane's rows."""
-        self._check_lane(lane)
-        self._spans[lane] = range(0)
+        self._spans.reset(lane)
 
     def _pieces(self, lane: int, begin: int, end: int) -> list[Tensor]:
         """The rows of held positions `[begin, end)` as one view, or two where they wrap around."""
@@ -165,6 +147,3 @@ class FeatureRing:
         if rest <= 0:
             return [lane_rows[place : place + end - begin]]
         return [lane_rows[place:], lane_rows[:rest]]
-
-    def _check_lane(self, lane: int) -> None:
-        check_lane(lane, self.num_lanes)

@@ -5,22 +5,30 @@ Runs in the engine thread; knows no engine.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
+from luceasync.dflash.berth import Berth
 from luceasync.dflash.chunk_masses import DraftLooks
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
+from luceasync.dflash.feature_contents import FeatureContents, LocalFeatures
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
 from luceasync.dflash.passes import LocalDraft
 from luceasync.dflash.placement import Drafter, ring_capacity
+from luceasync.dflash.process import DraftProcess, Loaded
+from luceasync.dflash.remote import RemoteDraft
+from luceasync.hoststore.memory import HostMemory, PlainMemory
+from luceasync.ipc.supervised import Supervised
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.capture import Capture
@@ -35,9 +43,39 @@ class LoadedDraft:
     """What was loaded; `close` lets the weights go."""
 
     speculator: Speculator
-    ring: FeatureRing
-    looks: DraftLooks
+    features: FeatureContents[Any]  # of that drafter
+    looks: DraftLooks | None  # None: it is in another process
     close: Callable[[], None]
+
+
+@torch.inference_mode()
+def start_draft(
+    berth: Berth,
+    drafter: Drafter,
+    plan: Plan,
+    backend: LayerSplitBackend,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> LoadedDraft:
+    """As `load_draft`, in a process of its own. Raises ModelError, DraftFailed."""
+    mask = backend.embed(torch.tensor([drafter.spec.mask_token]))[0].cpu()
+
+    def start(process: Supervised, advance: Callable[[int], None]) -> Loaded:
+        return berth.start(process, mask, advance)
+
+    stopping = threading.Event()
+    process = DraftProcess(berth.process(stopping), start, stopping)
+    process.open(advance)
+    features = berth.features(process)
+    passes = RemoteDraft(
+        process,
+        backend,
+        berth.spec,
+        berth.sizes,
+        num_lanes=plan.parallel,
+        capacity_tokens=features.capacity_tokens,
+    )
+    speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
+    return LoadedDraft(speculator, features, None, process.close)
 
 
 @torch.inference_mode()
@@ -46,9 +84,10 @@ def load_draft(
     plan: Plan,
     backend: LayerSplitBackend,
     advance: Callable[[int], None] = lambda num_bytes: None,
+    memory: HostMemory | None = None,
 ) -> LoadedDraft:
-    """The drafter beside a loaded target, whose taps are the drafter's; `advance` hears the bytes
-    of each tensor. Raises ModelError.
+    """The drafter in this process beside a loaded target, whose taps are the drafter's; `advance`
+    hears the bytes of each tensor, `memory` is for features of nodes. Raises ModelError.
     """
     platform = open_platform(drafter.device.name)
     transfer = _transfer_to(platform, plan)
@@ -68,7 +107,7 @@ def load_draft(
         advance=advance,
         choose=draft_ops_on(platform),
     )
-    return join(network, drafter.device, drafter.shapes, plan, backend)
+    return join(network, drafter.device, drafter.shapes, plan, backend, memory)
 
 
 @torch.inference_mode()
@@ -78,35 +117,50 @@ def join(
     shapes: Sequence[Shape],
     plan: Plan,
     backend: LayerSplitBackend,
+    memory: HostMemory | None = None,
 ) -> LoadedDraft:
     """A network on `device`, which is owned from now on, and a target with its taps, made to
     speculate.
     """
-    spec, platform = network.spec, open_platform(device.name)
-    transfer = _transfer_to(platform, plan)
+    platform = open_platform(device.name)
     with ExitStack() as closing:
         closing.callback(network.close)
-        ring = FeatureRing(
-            FeatureSpec(spec.taps, spec.hidden_size),
-            num_lanes=plan.parallel,
-            capacity_tokens=ring_capacity(spec, plan.max_ctx_tokens),
-            dtype=network.dtype,
-            platform=platform,
-        )
-        run: Runner = Eagerly()
-        if plan.is_all_on(device):  # a graph is of one device
-            run = _runner_on(platform)
+        # A graph is of one device.
+        run = runner_on(platform) if plan.is_all_on(device) else Eagerly()
         closing.callback(run.close)
         passes = LocalDraft(
-            network, ring, backend, transfer, run, network.reach_for, device.short_rows
+            network,
+            ring_of(network, platform, plan.parallel, plan.max_ctx_tokens),
+            backend,
+            _transfer_to(platform, plan),
+            run,
+            network.reach_for,
+            device.short_rows,
         )
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
-        looks = DraftLooks(network, ring)
-        return LoadedDraft(speculator, ring, looks, closing.pop_all().close)
+        features = LocalFeatures(passes, memory or PlainMemory())
+        looks = DraftLooks(network, passes.ring)
+        return LoadedDraft(speculator, features, looks, closing.pop_all().close)
 
 
-def _runner_on(platform: Platform) -> Runner:
+def ring_of(
+    network: DraftNetwork, platform: Platform, num_lanes: int, max_ctx_tokens: int
+) -> FeatureRing:
+    """An empty ring for the network."""
+    spec = network.spec
+    return FeatureRing(
+        FeatureSpec(spec.taps, spec.hidden_size),
+        num_lanes=num_lanes,
+        capacity_tokens=ring_capacity(spec, max_ctx_tokens),
+        dtype=network.dtype,
+        platform=platform,
+    )
+
+
+def runner_on(platform: Platform) -> Runner:
+    """How passes of that one device are run."""
+
     def eager() -> Runner:
         return Eagerly()
 

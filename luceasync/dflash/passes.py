@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -23,15 +23,18 @@ from luceasync.dflash.features import FeatureRing
 from luceasync.dflash.graph import Eagerly, Runner
 from luceasync.models.row_counts import filled_up
 from luceasync.pipeline.transfer import Transfer, direct, on_host
-from luceasync.ranking.proposals import Proposal
 
 LONG_ROWS = 128  # more than a short chunk of a prompt has
 
+P_co = TypeVar("P_co", covariant=True)
 
-class Head(Protocol):
-    """The part of a target that a draft borrows: its head, which is asked for tokens."""
 
-    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal: ...
+class Head(Protocol[P_co]):
+    """The part of a target that a draft borrows: its head, which is asked for tokens. Where the
+    target is elsewhere it gives the rows as they are.
+    """
+
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> P_co: ...
 
 
 class Draft(Protocol):
@@ -56,16 +59,18 @@ class Draft(Protocol):
     def set_valid_from(self, lane: int, position: int) -> None: ...
 
 
-class LocalDraft:
+class LocalDraft(Generic[P_co]):
     """The draft with its ring of features, in this process, and the target's head. See DraftPasses
     of luceasync.dflash.decode. Engine thread only.
     """
+
+    off_reason = None  # it lives as long as this process
 
     def __init__(
         self,
         draft: Draft,
         ring: FeatureRing,
-        head: Head,
+        head: Head[P_co],
         transfer: Transfer = direct,
         run: Runner | None = None,
         reach_for: Callable[[int], int | None] = reach_for,
@@ -89,20 +94,25 @@ class LocalDraft:
         """See luceasync.dflash.graph.Runner."""
         return self._run.num_unsettled
 
+    @property
+    def capacity_tokens(self) -> int:
+        """See TapRing."""
+        return self.ring.capacity_tokens
+
     def propose(
         self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
-    ) -> Proposal:
-        """See DraftPasses; the rows are on the device of the target's head."""
+    ) -> P_co:
+        """See DraftPasses; what the head gives is on its device."""
         reach = self._reach_for(max(begins))
 
-        def work(index: Tensor) -> Proposal:
+        def work(index: Tensor) -> P_co:
             anchors, lanes, begins = self._here(index)
             hidden = self._draft.propose(anchors, lanes, begins, shape.block, reach=reach)
             return self._head.propose_from(hidden, anchors, shape.budget)
 
         with self._on_device():
             index = on_host([tokens, lanes, begins], np.int64)
-            proposal: Proposal = self._run((shape, reach), work, index)
+            proposal: P_co = self._run((shape, reach), work, index)
             return proposal
 
     def absorb(
@@ -197,13 +207,21 @@ class LocalDraft:
         self._draft.set_valid_from(lane, begin)
 
     def restore(self, lane: int, begin: int, rows: Tensor) -> None:
-        """See DraftPasses."""
+        """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
+        no others. Raises ValueError for rows that are none of this drafter's.
+        """
         self.ring.reset(lane)
         self.ring.restore(lane, begin, rows)
         held = self.ring.valid(lane)
         self._draft.set_valid_from(lane, held.start)
         with self._on_device():
             self._write_context(lane, held.start, self.ring.rows(lane, held.start, held.stop))
+
+    def notice(self) -> None:
+        """It was never away."""
+
+    def probe(self) -> None:
+        """It lives as long as this process."""
 
     def _here(self, index: Tensor) -> Tensor:
         return index.to(self._draft.device, non_blocking=True)

@@ -18,25 +18,30 @@ from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.devices import default_device, find_devices
+from luceasync.pipeline.devices import default_device, find_devices, has_backend
 from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.processes import OWN_BIN, ask, executable
+from luceasync.pipeline.ranges import check_devices
 from luceasync.pipeline.report import PlanReport, devices_of, plan_report
 
 DDTREE_BUDGET = 22
+DEVICE, BIN = "--draft-device", "--draft-ipc-bin"
+DRAFTERS = -1  # the process of a drafter, beside those of the target
 
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
     """A drafter that is to be loaded: what it is, the device it goes to, the shapes of its rounds,
-    largest first.
+    largest first; and what runs it, None: this process.
     """
 
     draft_dir: Path
     spec: DraftSpec
     device: Offer
     shapes: tuple[Shape, ...]
+    program: Path | None = None
 
     @property
     def verify_rows(self) -> tuple[int, ...]:
@@ -62,14 +67,37 @@ def drafter_of(
         swa_window_tokens=asked.swa_window_tokens,
         ctx_max_tokens=asked.ctx_max_tokens,
     )
-    here = [device for device in target_devices if device.is_here]
-    if asked.device is not None or not here:
-        [named] = find_devices([asked.device or default_device()], "--draft-device")
-        device = next((d for d in here if d.name == named.name), named)
+    program = None if asked.ipc_bin is None else executable(asked.ipc_bin, BIN)
+    if program is None:
+        device = _device_here(asked.device, target_devices)
     else:
-        device = here[-1]
+        device = device_of(program, asked.device, target_devices)
     budget = (asked.ddtree_budget or DDTREE_BUDGET) if asked.ddtree else None
-    return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget))
+    return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget), program)
+
+
+def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
+    """The device of this process; without a name, that of the target's last layers here."""
+    here = [device for device in target_devices if device.is_here]
+    if asked is None and here:
+        return here[-1]
+    [name] = check_devices([asked or default_device()], DEVICE)
+    if not has_backend(name):
+        raise PlacementError(
+            f"{DEVICE} {name}: this torch build and machine have no such devices; {BIN} names a "
+            f"{OWN_BIN} that has"
+        )
+    [found] = find_devices([name], DEVICE)
+    return next((device for device in here if device.name == found.name), found)
+
+
+def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer]) -> Offer:
+    """The device of a process that `program` runs; without a name, that of the target's last layers
+    there too.
+    """
+    names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
+    [found] = ask(program, names, BIN, DEVICE)
+    return replace(found, process=DRAFTERS)
 
 
 def plan_with_drafter(
@@ -98,6 +126,8 @@ def _check_policy(config: Config, drafter: Drafter | None) -> None:
     """Refuse to have a drafter choose what stays that does not see all of it."""
     if config.kvflash.policy != "drafter":
         return
+    if drafter is not None and drafter.program is not None:
+        raise PlacementError(f"--kvflash-policy drafter: not with {BIN}, which runs it elsewhere")
     spec = None if drafter is None else drafter.spec
     layers = range(spec.num_layers) if spec else ()
     if spec is None or all(_limit(spec, layer, 1) is not None for layer in layers):

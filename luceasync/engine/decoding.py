@@ -16,6 +16,7 @@ from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, nothing
 from luceasync.engine_status import SpeculationStatus
+from luceasync.errors import DraftFailed
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
 
@@ -140,9 +141,13 @@ class SpeculativeDecoding:
 
         for run, is_round, then in ((self._round, True, foresee), (self._plain, False, meanwhile)):
             part = [(g, a) for g, a in pairs if (a.lane in plan.speculating) == is_round]
-            if part:
-                chosen, places = zip(*part, strict=True)
+            if not part:
+                continue
+            chosen, places = zip(*part, strict=True)
+            try:
                 run(chosen, places, plan, then)
+            except DraftFailed:  # nothing has happened yet: these get a token as the others do
+                self._plain(chosen, places, plan, meanwhile)
 
     def _round(
         self,

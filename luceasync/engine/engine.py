@@ -22,7 +22,7 @@ from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.prepared import Prepared
-from luceasync.engine.prompts import Language, Prompts, Rendered
+from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
@@ -204,6 +204,11 @@ class LocalEngine:
         """See luceasync.request.Engine."""
         prompt = await asyncio.to_thread(self._prompts.render, request)
         return prompt.ids
+
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        """See luceasync.request.Engine."""
+        check_ids(ids, self._language.vocab_size)
+        return b"".join(map(self._language.tokenizer.token_bytes, ids))
 
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
         """What takes long with long prompts and many choices."""

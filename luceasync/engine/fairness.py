@@ -12,17 +12,26 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 
 MIN_TURN_TOKENS = 64  # that an answer gets before its lane goes to another client
+MAX_STANDING_S = 1.0  # that an answer stands still before another of its client makes room
+ROWS_PER_TURN_TOKEN = 8  # that were computed for its turn: of them too it has to make something
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One that decodes on a lane: whose it is, whether its client leaves it unread, and how many
-    tokens it has got since it had the lane.
+    """One that decodes on a lane: whose it is, whether its client leaves it unread, how many tokens
+    it has got since it had the lane, and how many rows were computed for it to begin there.
     """
 
     client: str
     is_unread: bool
     num_tokens: int
+    num_prefilled: int = 0
+
+    @property
+    def has_had_its_turn(self) -> bool:
+        """Whether its turn was worth what it took to begin it."""
+        least = self.num_prefilled // ROWS_PER_TURN_TOKEN
+        return self.num_tokens >= max(MIN_TURN_TOKENS, least)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +97,14 @@ def gives_way(
         if seat.num_tokens >= MIN_TURN_TOKENS and num_running.get(seat.client, 0) > fewest + 1
     ]
     return max(others, key=claim) if others else None
+
+
+def goes_round(seats: Sequence[Seat], standing: Collection[str]) -> int | None:
+    """The index of the seat whose lane goes to another answer of the same client, one of those in
+    `standing`: they have answers that were on a lane before and have stood still for long enough.
+    """
+    own = [i for i, seat in enumerate(seats) if seat.client in standing and seat.has_had_its_turn]
+    return max(own, key=lambda i: seats[i].num_tokens) if own else None
 
 
 def turned_out(requests: Iterable[Held], num_places: int) -> list[int]:

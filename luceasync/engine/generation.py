@@ -54,6 +54,7 @@ class Generation:
     submitted_at: float = field(default_factory=time.monotonic)
     started_at: float | None = None
     first_token_at: float | None = None
+    left_at: float | None = None  # when it left the last of its lanes
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
@@ -128,6 +129,7 @@ class Generation:
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
         self._earlier = self._work(speculation)
+        self.left_at = time.monotonic()
         self.lane = None
         self.last_token = None
         self.num_cached = self.num_prefilled = 0

@@ -6,7 +6,7 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -128,13 +128,7 @@ class Prompts:
         """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
         those that a client thought of.
         """
-        vocab_size = self._language.vocab_size
-        for place, token_id in enumerate(ids):
-            if not 0 <= token_id < vocab_size:
-                raise RequestError(
-                    f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
-                    param="prompt",
-                )
+        check_ids(ids, self._language.vocab_size)
         return Rendered(tenant, None, ids, tuple(self._turns.ends(ids)))
 
     def _prefix(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
@@ -148,6 +142,16 @@ class Prompts:
             chat.template_kwargs,
         )
         return Rendered(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
+
+
+def check_ids(ids: Sequence[int], vocab_size: int) -> None:
+    """Raise RequestError for the first of `ids` that is no token."""
+    for place, token_id in enumerate(ids):
+        if not 0 <= token_id < vocab_size:
+            raise RequestError(
+                f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
+                param="prompt",
+            )
 
 
 def _is_beginning(request: Request, chat: ChatPrompt) -> bool:

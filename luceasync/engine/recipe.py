@@ -11,15 +11,18 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from luceasync.dflash.adapt import Shape
-from luceasync.dflash.load import LoadedDraft, load_draft
+from luceasync.dflash.berth import Berth
+from luceasync.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.dflash.placement import Drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.pump import Pump
 from luceasync.engine.rehearsal import in_turns, part_for, rehearse
+from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.thread import Loaded
 from luceasync.errors import PlacementError
 from luceasync.hoststore.memory import HostMemory
@@ -51,6 +54,7 @@ class Recipe:
     plan: Plan
     tokenizer: Tokenizer
     drafter: Drafter | None
+    berth: Berth | None  # of the drafter, where it has a process of its own
     limits: Limits
     host: HostMemory
     open_remote: OpenRemote
@@ -98,10 +102,18 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         ways = _ways(recipe, backend, reading, closing)
         reading.end()
         _rehearse(recipe, backend, ways)
+
+        def notice() -> None:
+            backend.notice()
+            ways.notice()
+
+        def probe() -> None:
+            backend.probe()
+            ways.probe()
+
         pump = _pump(recipe, backend, ways, orders)
         mend = partial(backend.mend, pump.prefixes.lost)
-        close = closing.pop_all().close
-        return Loaded(pump, close, backend.notice, backend.probe, mend)
+        return Loaded(pump, closing.pop_all().close, notice, probe, mend)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +123,9 @@ class _Ways:
     decoding: Decoding
     rehearsed: Decoding
     shapes: tuple[Shape, ...]
-    features: Features
+    features: Features[Any]  # of that drafter
+    notice: Callable[[], None]  # of a drafter: see DraftPasses
+    probe: Callable[[], None]
 
 
 def _ways(
@@ -119,10 +133,15 @@ def _ways(
 ) -> _Ways:
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
-        return _Ways(plain, plain, (), NoFeatures())
-    draft = load_draft(recipe.drafter, recipe.plan, backend, reading.advance)
+        return _Ways(plain, plain, (), NoFeatures(), nothing, nothing)
+    plan, berth = recipe.plan, recipe.berth
+    if berth is None:
+        draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
+    else:
+        draft = start_draft(berth, recipe.drafter, plan, backend, reading.advance)
     closing.callback(draft.close)
-    if recipe.plan.pool is not None and recipe.plan.pool.policy == "drafter":
+    if plan.pool is not None and plan.pool.policy == "drafter":
+        assert draft.looks is not None, "placement refuses a drafter that is elsewhere"
         backend.lanes.look_with(draft.looks)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
@@ -130,7 +149,9 @@ def _ways(
         recipe.decode_with(backend, draft),
         SpeculativeDecoding(backend, speculator.rehearsing(), force=forced),
         speculator.shapes,
-        DraftFeatures(draft.ring, speculator, recipe.host),
+        DraftFeatures(draft.features, speculator),
+        speculator.passes.notice,
+        speculator.passes.probe,
     )
 
 

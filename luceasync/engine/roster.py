@@ -6,10 +6,19 @@ moved as it is told.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterable
 
-from luceasync.engine.fairness import Held, Seat, gives_way, in_turn, turned_out
+from luceasync.engine.fairness import (
+    MAX_STANDING_S,
+    Held,
+    Seat,
+    gives_way,
+    goes_round,
+    in_turn,
+    turned_out,
+)
 from luceasync.engine.generation import Generation
 
 
@@ -21,6 +30,7 @@ class Roster:
         self.waiting: list[Generation] = []
         self.running: list[Generation] = []
         self._passed_over: set[Generation] = set()  # they wait, and not for the disk
+        self._heir: Generation | None = None  # who gets the lane that one of its client's left
         self._last_turn: dict[str, int] = {}  # by client, of those that are here
         self._num_turns = 0
 
@@ -69,10 +79,12 @@ class Roster:
     def give_up(self, generation: Generation) -> None:
         """It waits no more."""
         self.waiting.remove(generation)
+        if generation is self._heir:
+            self._heir = None
 
     def seat(self, generation: Generation, lane: int) -> None:
         """One of those that wait runs on `lane`, which was free."""
-        self.waiting.remove(generation)
+        self.give_up(generation)
         self._free_lanes.remove(lane)
         self.running.append(generation)
         present = {g.prepared.client for g in (*self.waiting, *self.running)}
@@ -112,17 +124,34 @@ class Roster:
         """Those that may have a lane, in the order in which they get one."""
         eligible = self._eligible()
         clients = [g.prepared.client for g in eligible]
-        return [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
+        order = [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
+        return sorted(order, key=lambda g: g is not self._heir)
 
     def gives_way(self) -> Generation | None:
         """Who leaves its lane to somebody who waits, while none is free."""
-        waiting = {g.prepared.client for g in self._eligible()}
-        if not waiting or self._free_lanes:
+        if self._free_lanes or not (eligible := self._eligible()):
             return None
         decoding = [g for g in self.running if g.is_decoding]
-        seats = [Seat(g.prepared.client, g.is_unread, g.num_in_turn) for g in decoding]
+        seats = [
+            Seat(g.prepared.client, g.is_unread, g.num_in_turn, g.num_prefilled - g.num_cached)
+            for g in decoding
+        ]
+        waiting = {g.prepared.client for g in eligible}
         chosen = gives_way(seats, self._num_lanes_of(), waiting)
+        if chosen is None:
+            standing = self._standing(eligible)
+            chosen = goes_round(seats, standing)
+            self._heir = None if chosen is None else standing[seats[chosen].client]
         return None if chosen is None else decoding[chosen]
+
+    def _standing(self, waiting: Iterable[Generation]) -> dict[str, Generation]:
+        """By client, who left a lane long ago: who came last waits first."""
+        now = time.monotonic()
+        return {
+            g.prepared.client: g
+            for g in waiting
+            if g.left_at is not None and now - g.left_at >= MAX_STANDING_S
+        }
 
     def turned_out(self, num_places: int) -> set[int]:
         """The streams that have to go so that the others have a place."""

@@ -8,7 +8,8 @@ import threading
 import time
 
 from luceasync.config import Config
-from luceasync.dflash.placement import plan_with_drafter
+from luceasync.dflash.berth import Berth
+from luceasync.dflash.placement import Drafter, plan_with_drafter
 from luceasync.engine.cache_directory import cabinet_of
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
@@ -26,6 +27,7 @@ from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.pool import num_pinnable
 from luceasync.pipeline.processes import processes_of
+from luceasync.processes import Processes
 from luceasync.request import ChatPrompt
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
@@ -63,12 +65,14 @@ def build_engine(
     programs = processes_of([device.name for device in plan.devices], config.placement).programs
     transport = config.placement.ipc_transport
     fleet = Fleet(model_dir, spec, plan, programs, transport, node_bytes, stopping)
+    berth = _berth_of(drafter, plan, config, node_bytes)
     recipe = Recipe(
         model_dir,
         spec,
         plan,
         language.tokenizer,
         drafter,
+        berth,
         limits,
         host,
         fleet.open_group,
@@ -79,7 +83,13 @@ def build_engine(
 
     def release() -> None:
         fleet.close()
+        if berth is not None:
+            berth.close()
         host.close()
+
+    def processes() -> Processes:
+        found = fleet.status
+        return found if berth is None else Processes((*found.all, berth.status))
 
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:
@@ -97,8 +107,16 @@ def build_engine(
         cabinet,
         stopping=stopping,
         release=release,
-        processes=lambda: fleet.status,
+        processes=processes,
     )
+
+
+def _berth_of(drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int) -> Berth | None:
+    """For a drafter that has a process of its own."""
+    if drafter is None or drafter.program is None:
+        return None
+    transport = config.placement.ipc_transport
+    return Berth(drafter, drafter.program, plan, transport, node_bytes)
 
 
 def _until(stopping: threading.Event, progress: Progress | None) -> Progress:
@@ -130,6 +148,8 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             family=spec.family,
             aliases=tuple(name for name in config.model.names if name != own),
             reasons=plan.reasons,
+            special_tokens=template.special_tokens,
+            chat_template=template.source,
         ),
         tokenizer=tokenizer,
         template=template

@@ -9,6 +9,7 @@ from typing import Any
 
 from luceasync.errors import ModelError
 from luceasync.gguf.config import EMBEDDING, HEAD, Config, Keys
+from luceasync.gguf.llama import llama_config, llama_orders
 from luceasync.gguf.model import GgufModel
 from luceasync.gguf.order import AS_STORED, Orders
 from luceasync.gguf.qwen import qwen3_config, qwen35_config, qwen35_orders
@@ -51,6 +52,11 @@ class Architecture:
 
 
 ARCHITECTURES = {
+    "llama": Architecture(
+        llama_config,
+        ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"},
+        llama_orders,
+    ),
     "qwen3": Architecture(
         qwen3_config, ATTENTION | {"post_attention_layernorm.weight": "ffn_norm.weight"}
     ),

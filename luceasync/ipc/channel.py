@@ -7,13 +7,15 @@ anything beyond its host, and who asks for room or for a payload is not told whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
+from luceasync.cyext.packets import Traffic
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Message, Span
+
+__all__ = ["Channel", "Launcher", "Outgoing", "Payload", "Received", "Started", "Traffic", "Vitals"]
 
 M = TypeVar("M")
 A = TypeVar("A", bound=Message)
@@ -60,29 +62,6 @@ class Received(msgspec.Struct, Generic[M], frozen=True):
     payload: Payload | None
     number: int
     answers: int
-
-
-@dataclass(slots=True)
-class Traffic:
-    """What has crossed a channel. Lent: payloads passed on by reference, whose bytes stayed."""
-
-    packets_sent: int = 0
-    packets_received: int = 0
-    packet_bytes_sent: int = 0
-    packet_bytes_received: int = 0
-    payload_bytes_sent: int = 0
-    payload_bytes_received: int = 0
-    payload_bytes_lent: int = 0
-
-    @property
-    def num_bytes_sent(self) -> int:
-        """Of packets and payloads."""
-        return self.packet_bytes_sent + self.payload_bytes_sent
-
-    @property
-    def num_bytes_received(self) -> int:
-        """Of packets and payloads."""
-        return self.packet_bytes_received + self.payload_bytes_received
 
 
 class Channel(Protocol[M]):

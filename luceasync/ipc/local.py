@@ -5,18 +5,20 @@ Owns the sockets and every wait. Knows no process; its end is seen by `died_fd` 
 
 from __future__ import annotations
 
-import select
 import socket
+import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, cast
 
+from luceasync.cyext.packets import Traffic
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.channel import Outgoing, Payload, Received, Traffic
+from luceasync.ipc.channel import Outgoing, Payload, Received
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packet_socket import PacketSocket
-from luceasync.ipc.packets import Codec, Message, Ping, Pong, Span, WireError
-from luceasync.ipc.payloads import Hooks, Inbox, Outbox
+from luceasync.ipc.packets import Codec, Message, Ping, Pong, WireError
+from luceasync.ipc.payloads import Hooks, Inbox, Outbox, Told
+from luceasync.ipc.readiness import Readiness
 from luceasync.ipc.waiting import Deadline, Patience
 
 M = TypeVar("M")
@@ -25,9 +27,7 @@ T = TypeVar("T")
 
 MAX_ASIDE = 1024  # messages that nobody has asked for yet
 FULL_RING_MS = 1  # how often a full ring is looked at: nothing wakes who waits for it
-PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that has been told of
 IDLE_S = 0.05  # without a message; from then on nothing is done until one comes
-ENDED = "its process has ended"
 NOW = Deadline(0)
 
 
@@ -66,16 +66,13 @@ class LocalChannel(Generic[M]):
         self._outbox = outbox
         self._inbox = inbox
         self._peer = peer
-        self._died_fd = died_fd
         self._patience = Patience()
+        self._spins = self._patience.spin_s > 0
         self._came: deque[Received[Any]] = deque()
         self._door = _Door(self)
         hooks = Hooks(self.fail, self._wait_for_bytes)
         self._packets = PacketSocket(control, codec, self.traffic, inbox, hooks)
-        self._reading = select.poll()
-        self._reading.register(self._packets.fd, select.POLLIN)
-        if died_fd >= 0:
-            self._reading.register(died_fd, select.POLLIN)
+        self._readiness = Readiness(self._packets.fd, died_fd)
 
     def register(self, register: Register) -> None:
         self._outbox.register(register)
@@ -104,11 +101,17 @@ class LocalChannel(Generic[M]):
         if self.closed is not None:
             raise ChannelClosed(self.closed)
         try:
-            span: Span | None = None
+            span: Told | None = None
             if payload is not None:
                 span = self._outbox.commit(payload)
                 self.traffic.payload_bytes_sent += span.num_bytes
-            return self._send(message, span, answers, deadline_s)
+            # Bytes first, as far as they go, so that one wake of the other end is enough.
+            is_pushed = span is None or self._outbox.push()
+            number = self._packets.send(message, answers, span)
+            if number is not None and is_pushed and not self._packets.pings:
+                return number
+            deadline = Deadline(deadline_s)
+            return self._send_on(message, span, answers, deadline, number, is_pushed)
         except (WireError, OSError) as error:
             self.fail(str(error))
 
@@ -119,7 +122,8 @@ class LocalChannel(Generic[M]):
             span = self._outbox.refer(payload)
             if span is not None:
                 self.traffic.payload_bytes_lent += span.num_bytes
-                return self._send(message, span, answers, deadline_s)
+                number = self._packets.send(message, answers, span)
+                return self._send_on(message, span, answers, Deadline(deadline_s), number, True)
         room = self.reserve(payload.num_bytes, deadline_s)
         room.view[:] = payload.view(payload.num_bytes)
         return self.send(message, room, answers=answers, deadline_s=deadline_s)
@@ -127,8 +131,15 @@ class LocalChannel(Generic[M]):
     def receive(self, deadline_s: float) -> Received[M]:
         if self.closed is not None:
             raise ChannelClosed(self.closed)
+        if self._came:
+            return self._came.popleft()
         try:
-            return self._came.popleft() if self._came else self._next(Deadline(deadline_s))
+            got: Received[M] | None = self._packets.receive(self._patience.spin_s, True)
+            if got is None:
+                return self._next(Deadline(deadline_s))
+            if self._spins:
+                self._patience.waited(self._packets.waited_s)
+            return got
         except (WireError, OSError) as error:
             self.fail(str(error))
 
@@ -145,8 +156,17 @@ class LocalChannel(Generic[M]):
         if self.closed is not None:
             raise ChannelClosed(self.closed)
         try:
-            got = self._soon(number, kind)
-            return self._answer(number, kind, Deadline(deadline_s)) if got is None else got
+            if not self._came:  # it mostly is what comes next
+                got = self._packets.receive(self._patience.spin_s, True)
+                if got is None:
+                    self._readiness.sleep(NOW)
+                else:
+                    if self._spins:
+                        self._patience.waited(self._packets.waited_s)
+                    if got.answers == number and isinstance(got.message, kind):
+                        return cast("Received[A]", got)
+                    self._put_aside(got)
+            return self._answer(number, kind, Deadline(deadline_s))
         except (WireError, OSError) as error:
             self.fail(str(error))
 
@@ -158,11 +178,10 @@ class LocalChannel(Generic[M]):
         *,
         deadline_s: float,
     ) -> Received[A]:
-        deadline = Deadline(deadline_s)
+        begun = time.monotonic()
         number = self.send(message, payload, deadline_s=deadline_s)
-        with self._door:
-            got = self._soon(number, kind)
-            return self._answer(number, kind, deadline) if got is None else got
+        left_s = round(deadline_s - (time.monotonic() - begun), 2)  # a read sleeps for as much
+        return self.answer(number, kind, max(0.0, left_s))
 
     def ping(self, deadline_s: float) -> None:
         self.call(Ping(), Pong, deadline_s=deadline_s)
@@ -175,18 +194,10 @@ class LocalChannel(Generic[M]):
             self._outbox.close()
             self._inbox.close()
 
-    def _send(self, message: Message, span: Span | None, answers: int, deadline_s: float) -> int:
-        """Bytes first, as far as they go, so that one wake of the other end is enough."""
-        is_pushed = span is None or self._outbox.push()
-        number = self._packets.send(message, answers, span)
-        if number is not None and is_pushed and not self._packets.pings:
-            return number
-        return self._send_on(message, span, answers, Deadline(deadline_s), number, is_pushed)
-
     def _send_on(
         self,
         message: Message,
-        span: Span | None,
+        span: Told | None,
         answers: int,
         deadline: Deadline,
         number: int | None,
@@ -204,20 +215,6 @@ class LocalChannel(Generic[M]):
             self._until(lambda: push() or None, self._outbox.fd, deadline, what)
         packets.answer_pings()
         return number
-
-    def _soon(self, number: int, kind: type[A]) -> Received[A] | None:
-        """The answer, if it is what comes next, as it mostly is."""
-        if self._came:
-            return None
-        got: Received[Any] | None = self._packets.receive(self._patience.spin_s, True)
-        if got is None:
-            self._sleep(NOW)
-            return None
-        self._patience.waited(self._packets.waited_s)
-        if got.answers == number and isinstance(got.message, kind):
-            return got
-        self._put_aside(got)
-        return None
 
     def _answer(self, number: int, kind: type[A], deadline: Deadline) -> Received[A]:
         got = self._already_came(number) if self._came else None
@@ -260,7 +257,7 @@ class LocalChannel(Generic[M]):
             waited_s = deadline.since_s()
             if waited_s >= deadline.seconds:
                 return None
-            self._sleep(deadline if waited_s >= IDLE_S else NOW)
+            self._readiness.sleep(deadline if waited_s >= IDLE_S else NOW)
             got = self._packets.receive(0.0, deadline.since_s() < min(IDLE_S, deadline.seconds))
         self._patience.waited(deadline.since_s())
         return got
@@ -275,55 +272,29 @@ class LocalChannel(Generic[M]):
                 return result
             if deadline.is_past:
                 raise WireError(f"waited {deadline.seconds:g} s for it {what}")
-            wanted = dict.fromkeys((self._packets.fd, self._inbox.fd, self._died_fd), select.POLLIN)
-            wanted[fd] = wanted.get(fd, 0) | select.POLLOUT
-            limit_ms = deadline.left_ms()
-            self._take_in(_happened(wanted, min(limit_ms, FULL_RING_MS) if fd < 0 else limit_ms))
-
-    def _take_in(self, happened: dict[int, int]) -> None:
-        """Read what is there while this end waits to write."""
-        readable = {fd for fd, events in happened.items() if events & ~select.POLLOUT}
-        if self._packets.fd in readable:
-            got = self._packets.receive(0.0, False)
-            if got is not None:
-                self._put_aside(got)
-        elif self._died_fd in readable:
-            raise WireError(ENDED)
-        if self._inbox.fd in readable:
-            self._inbox.pull()
+            limit_ms = deadline.left_ms() if fd >= 0 else min(deadline.left_ms(), FULL_RING_MS)
+            readable = self._readiness.sleep_to_write(fd, self._inbox.fd, limit_ms)
+            if self._packets.fd in readable:
+                got = self._packets.receive(0.0, False)
+                if got is not None:
+                    self._put_aside(got)
+            if self._inbox.fd in readable:
+                self._inbox.pull()
 
     def _put_aside(self, got: Received[Any]) -> None:
         if len(self._came) >= MAX_ASIDE:
             raise WireError(f"more than {MAX_ASIDE} messages that nobody asked for")
         self._came.append(got)
 
-    def _sleep(self, deadline: Deadline) -> None:
-        """Until something can be read; raises WireError where nothing ever will."""
-        happened = self._reading.poll(deadline.left_ms())
-        if len(happened) == 1 and happened[0][0] == self._died_fd:
-            raise WireError(ENDED)
-
     def _wait_for_bytes(self, fd: int) -> None:
         """Until bytes of a payload can be read."""
-        happened = _happened(
-            {fd: select.POLLIN, self._died_fd: select.POLLIN}, int(PAYLOAD_WAIT_S * 1e3)
-        )
-        if not happened:
-            self.fail(f"no byte of a payload for {PAYLOAD_WAIT_S:g} s")
-        if fd not in happened:
-            self.fail(ENDED)
+        try:
+            self._readiness.sleep_for_bytes(fd)
+        except WireError as error:
+            self.fail(str(error))
 
     def fail(self, words: str) -> NoReturn:
         """Close it, and say why."""
         self.close(words)
         assert self.closed is not None
         raise ChannelClosed(self.closed) from None
-
-
-def _happened(wanted: dict[int, int], limit_ms: int) -> dict[int, int]:
-    """Which of these events came first, by descriptor; those below 0 are none."""
-    waiting = select.poll()
-    for fd, events in wanted.items():
-        if fd >= 0:
-            waiting.register(fd, events)
-    return dict(waiting.poll(limit_ms))

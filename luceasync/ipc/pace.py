@@ -34,24 +34,26 @@ class Seen:
         return Seen(self.num_calls + 1, max(self.slowest_s, seconds))
 
 
-def deadline_s(seen: Seen) -> float:
+def deadline_s(seen: Seen, least_s: float = LEAST_S) -> float:
     """Of the next one of them. Generous: a loaded machine is slow, and contexts grow."""
     if seen.num_calls < NUM_FIRST:
         return FIRST_S
-    return min(FIRST_S, max(LEAST_S, TIMES * seen.slowest_s))
+    return min(FIRST_S, max(least_s, TIMES * seen.slowest_s))
 
 
 class Pace:
     """The calls of one process's life. Numbers of rows count as alike up to the next power of 2."""
 
-    def __init__(self) -> None:
+    def __init__(self, least_s: float = LEAST_S) -> None:
+        """`least_s`: shorter where a process that is given up too early costs little."""
+        self._least_s = least_s
         self._seen: dict[tuple[str, int], Seen] = {}
         self.num_calls = 0
         self.seconds = 0.0
 
     def deadline_s(self, call: Call) -> float:
         """Of the next such call."""
-        return deadline_s(self._seen.get(_kind(call), Seen()))
+        return deadline_s(self._seen.get(_kind(call), Seen()), self._least_s)
 
     def took(self, call: Call, seconds: float) -> None:
         """It was answered after so long."""

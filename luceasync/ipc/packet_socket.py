@@ -8,11 +8,11 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
-from typing import Any
+from contextlib import suppress
 
-from luceasync.cyext.packets import PacketPort
-from luceasync.ipc.channel import Received, Traffic
-from luceasync.ipc.packets import Codec, Packet, Ping, Pong, WireError
+from luceasync.cyext.packets import PacketPort, Traffic
+from luceasync.ipc.channel import Received
+from luceasync.ipc.packets import Codec, Ping, Pong, WireError
 from luceasync.ipc.payloads import Hooks, Inbox
 
 MAX_PINGS = 64  # that nobody has room for the answers to
@@ -31,11 +31,11 @@ class PacketSocket(PacketPort):
         self._sock = sock
         self.pings: deque[int] = deque()
 
-    def take_ping(self, packet: Packet[Any]) -> None:
+    def take_ping(self, number: int, has_payload: bool) -> None:
         """Answer one as soon as there is room. Raises WireError."""
-        if packet.payload is not None or len(self.pings) >= MAX_PINGS:
+        if has_payload or len(self.pings) >= MAX_PINGS:
             raise WireError("a ping with a payload, or more of them than can be answered")
-        self.pings.append(packet.number)
+        self.pings.append(number)
         self.answer_pings()
 
     def answer_pings(self) -> None:
@@ -44,5 +44,7 @@ class PacketSocket(PacketPort):
             self.pings.popleft()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. The other end sees it, whoever else has the socket."""
+        with suppress(OSError):  # closed before, or there
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

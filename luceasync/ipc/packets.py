@@ -1,19 +1,18 @@
-"""What goes over a channel: one msgspec struct a packet, checked before anybody believes it.
+"""What goes over a channel: a header and one msgspec struct a packet, checked before anybody
+believes it.
 
-Owns the bounds of a packet, its session and its order. Knows no socket, nor what messages mean:
-who uses a channel subclasses `Message`.
+Owns the bounds of a packet and what both ends say. Knows no socket, nor what messages mean: who
+uses a channel subclasses `Message`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Generic, TypeVar, Union
+from typing import Annotated, Any, Union
 
 import msgspec
 
 from luceasync.cyext.packets import PacketCodec
-
-M = TypeVar("M")
 
 MAX_PACKET_BYTES = 64 << 10
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
@@ -39,7 +38,7 @@ class Pong(Message, frozen=True):
 
 
 class Hello(Message, frozen=True):
-    """The first packet of who calls. Its shape, and that of `Packet`, is the same in every
+    """The first packet of who calls. Its shape, and that of a packet's header, is the same in every
     protocol: else no end could say in words that the other one has another protocol.
     """
 
@@ -72,32 +71,22 @@ class Span(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     sequence: Positive
 
 
-class Packet(msgspec.Struct, Generic[M], frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A message with what the channel itself reads. `number` counts the sender's packets from 1;
-    `answers` is the number of the packet that this one answers, or 0.
-    """
-
-    session: Natural
-    number: Positive
-    body: M
-    answers: Natural = 0
-    payload: Span | None = None
-
-
 OWN_MESSAGES = (Ping, Pong, Hello, Welcome, Refused)
 
 
 class Codec(PacketCodec):
-    """Packets of one session as bytes and back, in order."""
+    """Packets of one session as bytes and back, in order. Each counts its sender's from 1, and
+    names the one of ours that it answers, or 0, and the payload that it comes with, if any.
+    """
 
     def __init__(self, session: int, messages: Sequence[type[Message]] = ()) -> None:
         """`messages`: what the other end may say besides OWN_MESSAGES."""
         union: Any = Union[(*OWN_MESSAGES, *messages)]
         super().__init__(
             session,
-            Packet,
-            msgspec.msgpack.Encoder().encode,
-            msgspec.msgpack.Decoder(Packet[union]).decode,
+            msgspec.msgpack.Encoder().encode_into,
+            msgspec.msgpack.Decoder(union).decode,
+            Span,
             MAX_PACKET_BYTES,
             WireError,
             UNREADABLE,

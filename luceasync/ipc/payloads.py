@@ -34,6 +34,17 @@ class Hooks:
     wait: Callable[[int], None]
 
 
+class Told(Protocol):
+    """What a packet says of a payload; see Span."""
+
+    @property
+    def begin(self) -> int: ...
+    @property
+    def num_bytes(self) -> int: ...
+    @property
+    def sequence(self) -> int: ...
+
+
 class Outbox(Protocol):
     """Payloads on their way out."""
 
@@ -44,7 +55,7 @@ class Outbox(Protocol):
     def reserve(self, num_bytes: int) -> Outgoing | None:
         """Room, or None until more has been read. Raises ValueError, WireError."""
 
-    def commit(self, room: Outgoing) -> Span:
+    def commit(self, room: Outgoing) -> Told:
         """What the packet says of it; its bytes are final."""
 
     def refer(self, payload: Payload) -> Span | None:
@@ -63,7 +74,7 @@ class Outbox(Protocol):
 class Inbox(Protocol):
     """Payloads on their way in."""
 
-    def accept(self, span: Span, hooks: Hooks) -> Payload:
+    def accept(self, begin: int, num_bytes: int, sequence: int, hooks: Hooks) -> Payload:
         """The payload that a packet speaks of. Raises WireError for one that cannot be."""
 
     def pull(self) -> None:

@@ -19,7 +19,7 @@ class SharedOutbox(RingWriter):
     fd = -1
 
     def __init__(self, memory: SealedMemory, region: Region, first_sequence: int) -> None:
-        super().__init__(memory.view, *region, first_sequence, WireError, Span)
+        super().__init__(memory.view, *region, first_sequence, WireError)
         self._memory = memory
 
     def refer(self, payload: Payload) -> Span | None:
@@ -41,7 +41,7 @@ class SharedInbox(RingReader):
         self, memory: SealedMemory, region: Region, first_sequence: int, *, is_lent: bool
     ) -> None:
         bounds = (0, memory.num_bytes) if is_lent else (region.begin, region.end)
-        super().__init__(memory.view, *region, first_sequence, WireError, *bounds, memory)
+        super().__init__(memory.view, *region, first_sequence, WireError, *bounds, memory, Span)
         self._memory = memory
 
     def pull(self) -> None:

@@ -109,16 +109,16 @@ class StreamInbox:
     def fd(self) -> int:
         return self._sock.fileno() if self._due and not self._is_full else -1
 
-    def accept(self, span: Span, hooks: Hooks) -> StreamPayload:
-        if span.begin != 0:
-            raise WireError(f"a payload at {span.begin}, where payloads come as bytes")
-        if span.sequence != self._next_sequence:
-            raise WireError(f"payload {span.sequence}; {self._next_sequence} was expected")
+    def accept(self, begin: int, num_bytes: int, sequence: int, hooks: Hooks) -> StreamPayload:
+        if begin != 0:
+            raise WireError(f"a payload at {begin}, where payloads come as bytes")
+        if sequence != self._next_sequence:
+            raise WireError(f"payload {sequence}; {self._next_sequence} was expected")
         largest = self._ring.ledger.largest_bytes
-        if span.num_bytes > largest:
-            raise WireError(f"a payload of {span.num_bytes} bytes; at most {largest} may come")
+        if num_bytes > largest:
+            raise WireError(f"a payload of {num_bytes} bytes; at most {largest} may come")
         self._next_sequence += 1
-        payload = StreamPayload(self, span.num_bytes, hooks)
+        payload = StreamPayload(self, num_bytes, hooks)
         self._due.append(payload)
         return payload
 

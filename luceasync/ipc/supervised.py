@@ -15,7 +15,7 @@ from typing import Any
 from luceasync.errors import ChannelClosed, Unavailable
 from luceasync.ipc.channel import Launcher, Started
 from luceasync.ipc.handshake import Statement, greet
-from luceasync.ipc.pace import Pace
+from luceasync.ipc.pace import LEAST_S, Pace
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervision import Backoff, Course
 from luceasync.processes import ProcessStatus
@@ -47,8 +47,12 @@ class Supervised:
         devices: Sequence[str],
         stopping: threading.Event,
         backoff: Backoff | None = None,
+        least_s: float = LEAST_S,
     ) -> None:
-        """`name`: for users. `stopping` is set when nobody waits for it any more."""
+        """`name`: for users. `stopping` is set when nobody waits for it any more. `least_s`: see
+        Pace.
+        """
+        self._least_s = least_s
         self._launcher = launcher
         self._name = name
         self._devices = tuple(devices)
@@ -82,7 +86,7 @@ class Supervised:
         self._num_starts += 1
         try:
             started = self._launcher.launch(arguments, messages)
-            life = self._life = Life(started, Pace())
+            life = self._life = Life(started, Pace(self._least_s))
             try:
                 greet(started.channel, statement, deadline_s)
             except ChannelClosed as error:

@@ -9,8 +9,10 @@ import math
 import os
 import time
 
-MAX_SPIN_S = 20e-6  # an answer that is there sooner needs no sleep; a longer spin keeps busy cores
-SPARE_CORES = 4  # from so many on one of them may spin; of two busy ones, that doubles a hop
+# Waking a sleeper takes 50 to 200 us, and a step of a model some milliseconds: where cores are
+# spare one of them spins from step to step. Of two busy cores, a spin of 20 us doubles a hop.
+MAX_SPIN_S = 20e-3
+SPARE_CORES = 8
 PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so often
 
 

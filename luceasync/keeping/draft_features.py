@@ -1,84 +1,92 @@
-"""The draft's side of a node: the features of its tokens, between the ring and host memory.
+"""The draft's side of a node: which of its tokens have features, and which a prefix needs.
 
-Owns no features: a node's are with MemoryNodes, a lane's in the ring. Knows no tree and no target.
+Owns no rows: a node's are with the drafter, wherever that is. Knows no tree and no target.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
+from luceasync.dflash.feature_contents import FeatureContents, Part
 from luceasync.dflash.feature_node import Features, decode, encode
-from luceasync.dflash.features import FeatureRing
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.copy_stream import copy_beside
-from luceasync.hoststore.memory import HostMemory
 
 log = logging.getLogger(__name__)
+
+C = TypeVar("C")
 
 
 class Restored(Protocol):
     """Who speculates from restored features; luceasync.dflash.decode.Speculator is one."""
 
-    def restored(self, lane: int, begin: int, features: Tensor | None) -> None: ...
+    def restored(self, lane: int, end: int, *, with_features: bool) -> None: ...
 
 
-class DraftFeatures:
+class Held(NamedTuple, Generic[C]):
+    """Rows of positions `span`."""
+
+    span: range
+    content: C
+
+
+class DraftFeatures(Generic[C]):
     """See luceasync.keeping.memory_nodes.Features."""
 
-    def __init__(self, ring: FeatureRing, speculator: Restored, memory: HostMemory) -> None:
-        self._ring = ring
+    def __init__(self, contents: FeatureContents[C], speculator: Restored) -> None:
+        self._contents = contents
         self._speculator = speculator
-        self._memory = memory
 
     @property
     def num_tokens(self) -> int:
-        return self._ring.capacity_tokens
+        return self._contents.capacity_tokens
 
     def num_bytes(self, num_tokens: int) -> int:
-        row_bytes = self._ring.spec.width * self._ring.store.element_size()
-        return min(num_tokens, self._ring.capacity_tokens) * row_bytes
+        return min(num_tokens, self._contents.capacity_tokens) * self._contents.row_bytes
 
-    @torch.inference_mode()
-    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
-        """What the ring still holds of the span, in nodes' memory. Raises MemoryError."""
-        held = self._ring.held(lane, begin, end)
-        if not held:
-            return {}
-        rows = self._ring.rows(lane, held.start, held.stop)
-        source = rows.reshape(-1).view(torch.uint8)
-        host = torch.frombuffer(self._memory.allocate(source.numel()), dtype=torch.uint8)
-        copy_beside([(host, source)])
-        self._ring.platform.synchronize()
-        return encode(self._ring.spec, Features(held.start, host.view(rows.dtype).view(rows.shape)))
+    def take_out(self, lane: int, begin: int, end: int) -> Held[C] | None:
+        span = self._contents.held(lane, begin, end)
+        if not span:
+            return None
+        return Held(span, self._contents.take_out(lane, span.start, span.stop))
 
-    def take_up(
-        self,
-        lane: int,
-        spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
-        num_tokens: int,
+    def put_in(
+        self, lane: int, chain: Sequence[tuple[int, Held[C] | None]], num_tokens: int
     ) -> None:
         """From the last span back, until one has none, or enough are there."""
-        parts: list[Tensor] = []
+        parts: list[Part[C]] = []
         first = num_tokens
-        for begin, end, tensors in reversed(spans):
-            found = self._decoded(tensors, begin, end)
-            if found is None or found.begin >= first:  # of a part that is not taken up
+        for begin, held in reversed(chain):
+            if held is None or not self._contents.is_there(held.content):
                 break
-            parts.append(found.rows[: first - found.begin])
-            first = min(first, found.begin)
-            if found.begin > begin or num_tokens - first >= self._ring.capacity_tokens:
+            if held.span.start >= first:  # of a part that is not taken up
                 break
-        rows = torch.cat(parts[::-1]) if parts else None
-        self._speculator.restored(lane, first, rows)
+            parts.append(Part(held.content, 0, first - held.span.start))
+            first = held.span.start
+            if first > begin or num_tokens - first >= self._contents.capacity_tokens:
+                break
+        self._speculator.restored(lane, num_tokens, with_features=bool(parts))
+        if parts:
+            self._contents.put_in(lane, first, parts[::-1])
 
-    def _decoded(self, tensors: Mapping[str, Tensor], begin: int, end: int) -> Features | None:
+    def named(self, held: Held[C]) -> dict[str, Tensor]:
+        rows = self._contents.rows(held.content)
+        if rows is None:
+            return {}
+        return encode(self._contents.spec, Features(held.span.start, rows))
+
+    def given(self, begin: int, end: int, tensors: Mapping[str, Tensor]) -> Held[C] | None:
         try:
-            return decode(self._ring.spec, tensors, begin=begin, end=end)
+            found = decode(self._contents.spec, tensors, begin=begin, end=end)
         except SnapshotMismatch as error:
             log.debug("features are left unused: %s", error)
             return None
+        if found is None:
+            return None
+        return Held(range(found.begin, end), self._contents.given(found.rows))
+
+    def let_go(self, held: Held[C]) -> None:
+        self._contents.let_go(held.content)

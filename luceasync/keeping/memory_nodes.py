@@ -8,7 +8,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.hoststore.nodes import Nodes, Span
 from luceasync.hoststore.tickets import Arrived, Ticket
+from luceasync.keeping.lanes import WHOLE_LANES, Lanes
 from luceasync.kv.pages import num_chunks
 from luceasync.node_words import NodeKey
 
@@ -26,7 +27,10 @@ LEDGER = "kvflash_ledger"  # float32 [chunks, 2]: whether each was on the device
 OWN_NAMES = frozenset((LOGITS, TOKENS, FEATURE_META, FEATURE_DATA, LEDGER))
 
 
-class Features(Protocol):
+C = TypeVar("C")
+
+
+class Features(Protocol[C]):
     """The draft's side of a lane: rows of features, which a draft proposes from."""
 
     @property
@@ -38,19 +42,30 @@ class Features(Protocol):
         """Bytes that a node of `num_tokens` tokens keeps."""
         ...
 
-    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
-        """What the lane holds of the span's features, by name; nothing where it holds none."""
+    def take_out(self, lane: int, begin: int, end: int) -> C | None:
+        """Copy what the lane holds of the span's features; None where it holds none. Raises
+        MemoryError.
+        """
         ...
 
-    def take_up(
-        self,
-        lane: int,
-        spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
-        num_tokens: int,
-    ) -> None:
-        """Take up the features of the first `num_tokens` tokens of a chain of spans (begin, end,
-        tensors), as far as they reach back without a gap.
+    def put_in(self, lane: int, chain: Sequence[tuple[int, C | None]], num_tokens: int) -> None:
+        """Take up the features of the first `num_tokens` tokens of a chain of spans, of which each
+        has its begin and its features, as far as they reach back without a gap.
         """
+        ...
+
+    def named(self, held: C) -> dict[str, Tensor]:
+        """Its tensors in host memory, by name; none where they are lost."""
+        ...
+
+    def given(self, begin: int, end: int, tensors: Mapping[str, Tensor]) -> C | None:
+        """What `named` gave for tokens `[begin, end)`; None where nothing of it is this drafter's.
+        Raises MemoryError where they are copied.
+        """
+        ...
+
+    def let_go(self, held: C) -> None:
+        """Forget it."""
         ...
 
 
@@ -64,64 +79,23 @@ class NoFeatures:
     def num_bytes(self, num_tokens: int) -> int:
         return 0
 
-    def rows_of(self, lane: int, begin: int, end: int) -> dict[str, Tensor]:
-        return {}
+    def take_out(self, lane: int, begin: int, end: int) -> Mapping[str, Tensor] | None:
+        return None
 
-    def take_up(
-        self,
-        lane: int,
-        spans: Sequence[tuple[int, int, Mapping[str, Tensor]]],
-        num_tokens: int,
+    def put_in(
+        self, lane: int, chain: Sequence[tuple[int, Mapping[str, Tensor] | None]], num_tokens: int
     ) -> None:
         return None
 
+    def named(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(held)
 
-class Lanes(Protocol):
-    """Lanes of which a part may lie in nodes alone; luceasync.pipeline.paging has them."""
+    def given(self, begin: int, end: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A server with a draft may want them."""
+        return tensors
 
-    @property
-    def own_bytes(self) -> int:
-        """Host memory that lanes take for what no node holds."""
-        ...
-
-    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
-        """The node holds what the span has left in the lane."""
-        ...
-
-    def exact_end(self, lane: int, end: int) -> int:
-        """How many of the lane's first `end` tokens are what full attention makes of them."""
-        ...
-
-    def ledger(self, lane: int, end: int) -> Sequence[tuple[bool, float]] | None:
-        """Of each chunk of the lane's first `end` tokens whether it is on the devices, and what it
-        is worth, not a number where nobody knows; None where all of them are.
-        """
-        ...
-
-    def expect(self, lane: int, ledger: Sequence[tuple[bool, float]]) -> None:
-        """The same where the lane is to be restored to next."""
-        ...
-
-
-class WholeLanes:
-    """Lanes that hold all that they stand for."""
-
-    own_bytes = 0
-
-    def kept(self, lane: int, node: NodeKey, span: Span) -> None:
-        """They hold it too."""
-
-    def exact_end(self, lane: int, end: int) -> int:
-        return end
-
-    def ledger(self, lane: int, end: int) -> None:
+    def let_go(self, held: Mapping[str, Tensor]) -> None:
         return None
-
-    def expect(self, lane: int, ledger: Sequence[tuple[bool, float]]) -> None:
-        """All of it comes."""
-
-
-WHOLE_LANES = WholeLanes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +112,7 @@ class _Extras:
 
     span: Span
     ticket: Ticket
-    features: dict[str, Tensor]
+    features: Any  # of the Features that made it, or None
     end: dict[str, Tensor]  # beside the state at the span's end
 
 
@@ -148,7 +122,7 @@ class MemoryNodes:
     def __init__(
         self,
         target: Nodes,
-        features: Features,
+        features: Features[Any],
         vocab_size: int,
         lanes: Lanes = WHOLE_LANES,
     ) -> None:
@@ -183,7 +157,9 @@ class MemoryNodes:
         """
         ticket = self._target.save(lane, node, span)  # queued, while the others wait for the device
         try:
-            features = self._features.rows_of(lane, span.begin, span.end) if with_features else {}
+            features = None
+            if with_features:
+                features = self._features.take_out(lane, span.begin, span.end)
         except MemoryError:
             self._target.drop(node)
             raise
@@ -192,7 +168,7 @@ class MemoryNodes:
             at_end[LOGITS] = logits.detach().to("cpu", torch.float32, copy=True)
         if (ledger := self.lanes.ledger(lane, span.end)) is not None:
             at_end[LEDGER] = torch.tensor(ledger, dtype=torch.float32).view(-1, 2)
-        self._extras[node] = _Extras(span, ticket, features, at_end)
+        self._put(node, _Extras(span, ticket, features, at_end))
         self.lanes.kept(lane, node, span)
 
     def ticket(self, node: NodeKey) -> Ticket:
@@ -208,8 +184,8 @@ class MemoryNodes:
         if ledger is not None:
             self.lanes.expect(lane, [(here > 0, worth) for here, worth in ledger.tolist()])
         ticket = self._target.restore(lane, nodes, num_tokens)
-        spans = [(e.span.begin, e.span.end, e.features) for e in held]
-        self._features.take_up(lane, spans, num_tokens)
+        chain = [(each.span.begin, each.features) for each in held]
+        self._features.put_in(lane, chain, num_tokens)
         return ticket
 
     def logits(self, node: NodeKey) -> Tensor:
@@ -229,8 +205,9 @@ class MemoryNodes:
             tensors = {name: tensors[name] for name in rows}
         else:
             tensors |= extras.end
-        ids = torch.frombuffer(tokens, dtype=torch.int32)
-        return tensors | extras.features | {TOKENS: ids}
+        if extras.features is not None:
+            tensors |= self._features.named(extras.features)
+        return tensors | {TOKENS: torch.frombuffer(tokens, dtype=torch.int32)}
 
     def export_end(self, node: NodeKey) -> dict[str, Tensor]:
         """What the node holds for its end alone, by name; see export."""
@@ -245,7 +222,7 @@ class MemoryNodes:
         """Own what `export` gave, under whatever split, in place of what is held.
 
         Raises SnapshotMismatch where it is not this node's or not this model's; the caller still
-        owns its tensors then.
+        owns its tensors then. Raises MemoryError where something is copied and has no room.
         """
         found = tensors.get(TOKENS)
         expected = torch.frombuffer(tokens, dtype=torch.int32)
@@ -260,13 +237,28 @@ class MemoryNodes:
                 found_type = f"{tensor.dtype} {tuple(tensor.shape)}"
                 raise SnapshotMismatch(f"{name}: {found_type}, expected torch.float32 {shape}")
         self._target.adopt(node, span, {n: t for n, t in tensors.items() if n not in OWN_NAMES})
-        features = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
-        self._extras[node] = _Extras(span, Arrived(), features, at_end)
+        named = {n: t for n, t in tensors.items() if n in (FEATURE_META, FEATURE_DATA)}
+        try:
+            features = self._features.given(span.begin, span.end, named)
+        except MemoryError:
+            self._target.drop(node)
+            raise
+        self._put(node, _Extras(span, Arrived(), features, at_end))
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """Forget the node, if it is here, or what belongs to its end alone."""
         self._target.drop(node, state_only=state_only)
         extras = self._extras.get(node) if state_only else self._extras.pop(node, None)
-        if extras is not None and state_only:
+        if extras is None:
+            return
+        if state_only:
             extras.end = {}
             extras.span = replace(extras.span, with_state=False)
+        elif extras.features is not None:
+            self._features.let_go(extras.features)
+
+    def _put(self, node: NodeKey, extras: _Extras) -> None:
+        before = self._extras.get(node)
+        if before is not None and before.features is not None:
+            self._features.let_go(before.features)
+        self._extras[node] = extras

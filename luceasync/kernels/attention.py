@@ -27,7 +27,7 @@ NUM_SPLITS = 64  # programs that share the context of one lane and kv head
 
 def attend(
     projected: Tensor,
-    norms: tuple[Tensor, Tensor, float],
+    norms: tuple[Tensor | None, Tensor | None, float],
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
@@ -135,7 +135,8 @@ def combine(
 def normed_and_rotated(
     heads, offset, ok, dim, norm, cos, sin, eps, HEAD_DIM: tl.constexpr, HALF: tl.constexpr
 ):
-    """RMS norm over the last axis, then rotation, rounded to the heads' dtype after each.
+    """RMS norm over the last axis (None: none), then rotation, rounded to the heads' dtype after
+    each.
 
     `heads` + `offset` [n, 1] points to the heads; dim: [1, BLOCK_DIM]; cos, sin: pointers, one or
     [n, 1], to HALF numbers each. Halves are paired: dimension d turns with d + HALF.
@@ -148,13 +149,16 @@ def normed_and_rotated(
     # All loads before the first sum, which would hold them up.
     x = tl.load(heads + offset + dim, mask=ok, other=0.0).to(tl.float32)
     y = tl.load(heads + offset + partner, mask=ok & turns, other=0.0).to(tl.float32)
-    own_norm = tl.load(norm + dim, mask=dim < HEAD_DIM, other=0.0)
-    partner_norm = tl.load(norm + partner, mask=turns, other=0.0)
+    if norm is not None:
+        own_norm = tl.load(norm + dim, mask=dim < HEAD_DIM, other=0.0)
+        partner_norm = tl.load(norm + partner, mask=turns, other=0.0)
     c = tl.load(cos + angle, mask=ok & turns, other=1.0)
     s = tl.load(sin + angle, mask=ok & turns, other=0.0)
-    inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
-    own = (x * inverse_rms * own_norm).to(dtype)
-    y = (y * inverse_rms * partner_norm).to(dtype).to(tl.float32)
+    if norm is not None:
+        inverse_rms = tl.rsqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)[:, None]
+        x = x * inverse_rms * own_norm
+        y = (y * inverse_rms * partner_norm).to(dtype).to(tl.float32)
+    own = x.to(dtype)
     y = tl.where(dim < HALF, -y, y)
     return tl.where(turns, (own.to(tl.float32) * c + y * s).to(dtype), own)
 

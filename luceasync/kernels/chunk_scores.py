@@ -7,9 +7,10 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.kernel import kernel
-from luceasync.kernels.overlap import dot_precision
+from luceasync.kernels.overlap import dot_precision, shared_bytes
 
-KEY_BYTES = 64 << 10  # of keys in a program
+CHUNKS = 16  # of a program, one after the other: its queries are loaded once
+QUERY_BYTES = 32 << 10  # of a program: two of them share a multiprocessor
 
 
 def add_scores(
@@ -25,12 +26,19 @@ def add_scores(
     """
     num_recent, num_heads, head_dim = recent.shape
     num_keys, num_kv_heads, _ = keys.shape
-    first = begin // chunk_tokens
-    num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - first
+    num_chunks = triton.cdiv(begin + num_keys, chunk_tokens) - begin // chunk_tokens
+    # The rows of all query heads that share a kv head are rows of one product.
+    num_rows = num_heads // num_kv_heads * num_recent
     block_dim = max(16, triton.next_power_of_2(head_dim))
-    # Queries are loaded once for several chunks, as many as fit beside them.
-    chunks_each = max(1, min(4, KEY_BYTES // (chunk_tokens * block_dim * keys.element_size())))
-    _chunk_scores_kernel[(triton.cdiv(num_chunks, chunks_each), num_kv_heads)](
+    row_bytes = block_dim * recent.element_size()
+    block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
+    # Products of float32 are made of three, whose parts lie there too.
+    parts = 2 if keys.element_size() == 4 else 1
+    room = shared_bytes(keys) // (parts * row_bytes) - 3 * chunk_tokens
+    while block_rows > max(16, room):
+        block_rows //= 2
+    num_blocks = triton.cdiv(num_rows, block_rows)
+    _chunk_scores_kernel[(triton.cdiv(num_chunks, CHUNKS), num_kv_heads * num_blocks)](
         recent,
         keys,
         scores,
@@ -44,12 +52,19 @@ def add_scores(
         GROUP=num_heads // num_kv_heads,
         HEAD_DIM=head_dim,
         BLOCK_DIM=block_dim,
-        BLOCK_RECENT=max(16, triton.next_power_of_2(num_recent)),
+        BLOCK_ROWS=block_rows,
         CHUNK=chunk_tokens,
-        CHUNKS=chunks_each,
+        CHUNKS=CHUNKS,
         PRECISION=dot_precision(keys.dtype),
-        num_warps=8,
+        num_warps=8 if block_rows >= 128 else 4,
+        num_stages=2,
     )
+
+
+@triton.jit
+def log2_of(best, total):
+    """best + log2(total), -inf for a total of nothing."""
+    return tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
 
 
 @kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks"])
@@ -67,37 +82,42 @@ def _chunk_scores_kernel(
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
-    BLOCK_RECENT: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    first = begin // CHUNK + tl.program_id(0) * CHUNKS
-    kv_head = tl.program_id(1)
-    d = tl.arange(0, BLOCK_DIM)
-    d_ok = d[None, :] < HEAD_DIM
-    t = first * CHUNK + tl.arange(0, CHUNKS * CHUNK)
-    t_ok = (t >= begin) & (t < end)
-    at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-    k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
-    r = tl.arange(0, BLOCK_RECENT)
-    r_ok = r < num_recent
+    kv_head = tl.program_id(1) % NUM_KV_HEADS
+    m = tl.program_id(1) // NUM_KV_HEADS * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    head = kv_head * GROUP + m // num_recent
+    r = m % num_recent
+    m_ok = m < GROUP * num_recent
     # How far behind the last query the one in place r is: not negative, as remainders in C are not.
     behind = (num_tokens - 1 + num_recent - r) % num_recent
-    seen = t_ok[None, :] & (t[None, :] <= (num_tokens - 1 - behind)[:, None])
-    c = first + tl.arange(0, CHUNKS)[None, :]
-    ok = r_ok[:, None] & (c * CHUNK < end)
-    for g in range(GROUP):
-        head = kv_head * GROUP + g
-        at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
-        q = tl.load(recent + at_query, mask=r_ok[:, None] & d_ok, other=0.0)
-        at_score = scores + (head * num_recent + r).to(tl.int64)[:, None] * num_chunks + c
-        before = tl.load(at_score, mask=ok, other=float("-inf")) * 1.4426950408889634
+    position = num_tokens - 1 - behind
+    d = tl.arange(0, BLOCK_DIM)
+    d_ok = d[None, :] < HEAD_DIM
+    at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
+    q = tl.load(recent + at_query, mask=m_ok[:, None] & d_ok, other=0.0)
+    first = begin // CHUNK + tl.program_id(0) * CHUNKS
+    c = tl.arange(0, CHUNKS)
+    found = tl.full([BLOCK_ROWS, CHUNKS], float("-inf"), tl.float32)
+    for i in range(CHUNKS):
+        t = (first + i) * CHUNK + tl.arange(0, CHUNK)
+        t_ok = (t >= begin) & (t < end)
+        at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+        k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
         products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
+        seen = t_ok[None, :] & (t[None, :] <= position[:, None])
         products = tl.where(seen, products, float("-inf"))
-        products = tl.reshape(products, [BLOCK_RECENT, CHUNKS, CHUNK])
-        best = tl.maximum(tl.max(products, 2), before)
-        finite = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp2(products - finite[:, :, None]), 2) + tl.exp2(before - finite)
-        log_sum = (finite + tl.log2(total)) * 0.6931471805599453
-        tl.store(at_score, tl.where(total > 0, log_sum, float("-inf")), mask=ok)
+        best = tl.max(products, 1)
+        best = tl.where(best == float("-inf"), 0.0, best)
+        total = tl.sum(tl.exp2(products - best[:, None]), 1)
+        found = tl.where(c[None, :] == i, log2_of(best, total)[:, None], found)
+    at_score = scores + (head * num_recent + r).to(tl.int64)[:, None] * num_chunks + first + c
+    ok = m_ok[:, None] & ((first + c) * CHUNK < end)[None, :]
+    before = tl.load(at_score, mask=ok, other=float("-inf")) * 1.4426950408889634
+    best = tl.maximum(found, before)
+    best = tl.where(best == float("-inf"), 0.0, best)
+    both = log2_of(best, tl.exp2(found - best) + tl.exp2(before - best))
+    tl.store(at_score, both * 0.6931471805599453, mask=ok)

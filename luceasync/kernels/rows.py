@@ -41,7 +41,7 @@ def swiglu(gate_up: Tensor) -> Tensor:
 
 def write_heads(
     projected: Tensor,
-    norms: tuple[Tensor, Tensor, float],
+    norms: tuple[Tensor | None, Tensor | None, float],
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,
@@ -96,7 +96,7 @@ def write_heads(
 
 def split_heads(
     projected: Tensor,
-    norms: tuple[Tensor, Tensor, float],
+    norms: tuple[Tensor | None, Tensor | None, float],
     rotation: tuple[Tensor, Tensor],
     new: tuple[Tensor, Tensor],
     queries: Tensor | None = None,

@@ -50,7 +50,7 @@ def tile(num_pairs: int, head_dim: int, element_bytes: int, shared_bytes: int) -
 
 def attend_tree(
     projected: Tensor,
-    norms: tuple[Tensor, Tensor, float],
+    norms: tuple[Tensor | None, Tensor | None, float],
     keys: Tensor,
     values: Tensor,
     lanes: Tensor,

@@ -183,6 +183,11 @@ class LaneCache:
         """What belongs to ends [layers, lanes + 1, ...], in the order of `state_shapes`."""
         return [stack for _, _, stack in self._ends_of()]
 
+    def leave_aside(self, lane: int) -> None:
+        """Copy what belongs to the lane's end to where padding entries write."""
+        for stack in self.state_stacks:
+            stack[:, PADDING] = stack[:, lane]
+
     def set_aside(self, lane: int, num_tokens: int, num_now: int) -> None:
         """What belonged to the lane's end after its first `num_tokens` tokens, of `num_now`, lies
         where padding entries write.
@@ -247,9 +252,7 @@ class LaneCache:
         }
 
     def _rows_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
-        """The stacks of rows in the order in which they lie in host memory: all layers of one
-        tensor, then all of the next.
-        """
+        """The stacks of rows as host memory has them: all layers of a tensor, then the next."""
         return [
             (kind, tensor, stack)
             for kind, stacks in self.stacked.items()

@@ -2,10 +2,13 @@
 
 Plain rows cost oneDNN a quarter of its speed at few rows in bf16, and MKL two thirds in float32. A
 row's result is the same whatever rows are beside it, from two rows on. oneDNN compiles a product
-for each number of rows and keeps it: rows are filled up, so that there are few such numbers.
+for each number of rows and keeps it: rows are filled up, so that there are few such numbers, and
+few products are kept.
 """
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +22,10 @@ from luceasync.models.weights import Table, Weight
 
 LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
+# Half a MiB each, and under a millisecond to compile anew: what steps of decode use stays.
+MAX_PRODUCTS = 128
+# oneDNN keeps what it compiled, torch what it described to oneDNN: a thousand each unless told.
+KEEPERS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 
 
 class PackedOps(TorchOps):
@@ -71,6 +78,14 @@ def product(x: Tensor, rows: Tensor) -> Tensor:
 def _product(x: Tensor, rows: Tensor) -> Tensor:
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, rows, None, "none", [], "")
     return out
+
+
+def keep_few_products() -> None:
+    """Bound what oneDNN keeps, unless whoever started the process has; to be called before the
+    first product, at which both keepers read their variable.
+    """
+    for name in KEEPERS:
+        os.environ.setdefault(name, str(MAX_PRODUCTS))
 
 
 def can_pack() -> bool:

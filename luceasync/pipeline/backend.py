@@ -225,7 +225,8 @@ class LayerSplitBackend:
     @torch.inference_mode()
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
         """As above, of the first `num_tokens` rows of the last prefill."""
-        ring.absorb_chunk(self._taps_of([range(num_tokens)]), lane, begin, num_tokens)
+        first = max(0, num_tokens - ring.capacity_tokens)
+        ring.absorb_chunk(self._taps_of([range(first, num_tokens)]), lane, begin, num_tokens)
 
     def _taps_of(self, paths: Sequence[Sequence[int]]) -> list[Tensor]:
         """In the order in which the taps were given: [entries, rows, hidden] in the model's dtype,

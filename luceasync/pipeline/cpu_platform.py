@@ -19,7 +19,7 @@ from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.staging import DirectStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops, TorchOps
-from luceasync.models.packed_ops import PackedOps, can_pack
+from luceasync.models.packed_ops import PackedOps, can_pack, keep_few_products
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.offer import Offer, offer_of
 
@@ -32,6 +32,7 @@ class CpuPlatform:
     def __init__(self, name: str = "cpu:0") -> None:
         self.name = name
         self.device = torch.device("cpu")
+        keep_few_products()
 
     def __repr__(self) -> str:
         return f"CpuPlatform({self.name!r})"

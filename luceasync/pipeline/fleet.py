@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from luceasync.errors import ChannelClosed, ConfigError, GroupFailed
-from luceasync.hoststore.arena import Arena, NoPageLock
+from luceasync.errors import ChannelClosed, GroupFailed
+from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.node_parts import NodeParts
 from luceasync.ipc.handshake import Statement
 from luceasync.ipc.launcher import LocalLauncher, Program
@@ -25,6 +25,8 @@ from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline import wire
 from luceasync.pipeline.agreement import dtype_words, states_of
+from luceasync.pipeline.devices import pinned_by
+from luceasync.pipeline.lent_nodes import lend_memory, whole_bytes
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.offer import HERE
 from luceasync.pipeline.plan import Plan
@@ -35,9 +37,6 @@ from luceasync.processes import Processes
 
 HEARTBEAT = Heartbeat()
 START_S = 120.0  # until a process has imported what it needs
-ALIGN_BYTES = 2 << 20  # of a memory for nodes
-SLAB_BYTES = 32 << 20  # of it, whose pages are made at a time
-SPARE_BYTES = 256 << 20  # of it, with pages that nobody uses yet
 ELSEWHERE = 1  # whose the other devices are, as each process is told
 
 log = logging.getLogger(__name__)
@@ -175,9 +174,11 @@ class Fleet:
         rings = open_rings(transport, ring_bytes)
         if rings is not None:
             self._closing.callback(rings.close)
+            here = [device.name for device in self._plan.devices if device.is_here]
+            rings.memory.register(pinned_by(here))
         for place, number in enumerate(numbers):
             share = _share(parts[number], spec, self._plan)
-            own_bytes = -(-int(node_bytes * share) // ALIGN_BYTES) * ALIGN_BYTES + ALIGN_BYTES
+            own_bytes = whole_bytes(node_bytes * share)
             lane_bytes = sum(self._plan.lane_bytes(shard) for shard in sizes[number].shards)
             arena, lent = self._memory(rings, own_bytes, lane_bytes)
             program = Program(
@@ -203,25 +204,7 @@ class Fleet:
         """For the nodes of a group: shared where payloads are, else none of ours."""
         if rings is None:
             return None, {}
-        try:
-            memory = SealedMemory.create("luceasync-nodes", num_bytes, populate=False)
-        except OSError as error:
-            raise ConfigError(
-                f"--prefix-cache-memory: no {num_bytes} bytes can be shared with another process "
-                f"({error.strerror}); --ipc-transport stream shares none"
-            ) from None
-        self._closing.callback(memory.close)
-        never = threading.Event()  # pages are made when they are needed, not while nothing runs
-        spare_bytes = max(SPARE_BYTES, 2 * self._plan.parallel * lane_bytes)
-        arena = Arena(
-            num_bytes,
-            NoPageLock(),
-            SLAB_BYTES,
-            never,
-            spare_bytes,
-            mapping=memory.mapping,
-        )
-        self._closing.callback(arena.close)
+        arena, memory = lend_memory(num_bytes, 2 * self._plan.parallel * lane_bytes, self._closing)
         return arena, {wire.NODES: memory}
 
     def _parts(self, spec: ModelSpec, number: int) -> NodeParts:

@@ -91,22 +91,37 @@ class GraphedShard:
             self._steps = {shape: self._step_of(each) for shape, each in passes.items()}
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Rows of one lane; see Group. How they are run follows from their number; a captured pass
-        gives the state at its end alone.
-        """
-        if batch.mark is not None:
-            return self._long.prefill(batch, given, project=project)
+        """Rows of one lane; see Group. How they are run follows from their number."""
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
         # A graph reads pages alone.
         if step is None or any(map(self._shard.cache.num_absent_tokens, batch.lanes)):
             return self._long.prefill(batch, given, project=project)
+        if batch.mark is not None:
+            return self._in_two(batch, batch.mark, given, project=project)
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
         step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
         output = self._replay(step, batch)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
         return output if project else None
+
+    def _in_two(self, batch: Batch, mark: int, given: Tensor, *, project: bool) -> Tensor | None:
+        """A short chunk with a mark, as two: a captured pass gives the state at its end alone."""
+        (lane,), (begin,), shard = batch.lanes, batch.begins, self._shard
+        first = Batch(batch.lanes, batch.begins, mark)
+        last = Batch(batch.lanes, (begin + mark,), batch.num_rows - mark)
+        before = self.prefill(first, given[:, :mark], project=False)
+        kept = None if before is None else before.clone()  # the next pass may write there
+        taps = {layer: rows[:, :mark].clone() for layer, rows in shard.taps.items()}
+        shard.cache.leave_aside(lane)
+        output = self.prefill(last, given[:, mark:], project=project)
+        shard.taps = {
+            layer: torch.cat([taps[layer], rows[:, : last.num_rows]], 1)
+            for layer, rows in shard.taps.items()
+        }
+        shard.passed(batch)
+        return output if kept is None or output is None else torch.cat([kept, output], 1)
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         """One row for each entry. `given`: tokens int64 [size, 1] for the first shard, else the

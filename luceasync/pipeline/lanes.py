@@ -84,7 +84,8 @@ def loads_of(
     loads = list(zip(devices, shards, strict=True))
     if guest is None:
         return loads
-    hosts = [i for i, device in enumerate(devices) if device.is_same(guest.device)]
+    # By name alone: what is free there is so for both, though the guest may have its own process.
+    hosts = [i for i, device in enumerate(devices) if device.name == guest.device.name]
     if not hosts:
         sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
         return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]

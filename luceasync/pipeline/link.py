@@ -99,6 +99,16 @@ class Link:
         with self._door():
             return take(payload, specs)
 
+    def said(
+        self, number: int, kind: type[A], specs: Sequence[Spec], call: Call
+    ) -> tuple[A, list[Tensor]]:
+        """What answers a message, and the tensors with it, on the host."""
+        got = self.answer(number, kind, call)
+        if got.payload is None:
+            self.fail("it answered without what it was asked for")
+        with self._door():
+            return got.message, take(got.payload, specs)
+
     def payload(self, number: int, call: Call = OTHER) -> Payload:
         """What answers a message, where it lies; whoever asks frees it."""
         got = self.answer(number, Done, call)

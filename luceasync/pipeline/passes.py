@@ -128,6 +128,11 @@ class TapRing(Protocol):
     luceasync.dflash.passes.LocalDraft.
     """
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Of a lane; of more rows the last ones are kept."""
+        ...
+
     def absorb(
         self,
         taps: Sequence[Tensor],
@@ -143,7 +148,9 @@ class TapRing(Protocol):
         ...
 
     def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
-        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size."""
+        """As `absorb`, for the first `num_tokens` rows: a chunk of a prompt, of any size. Only the
+        last `capacity_tokens` of them mean something.
+        """
         ...
 
 

@@ -99,8 +99,14 @@ def _program(kind: str, bins: Mapping[str | None, Path], own: Path | None) -> Pa
             f"--target-shard-ipc always: nothing runs {kind} devices in another process; "
             f"name a {OWN_BIN} with {BIN}"
         )
+    return executable(path, BIN)
+
+
+def executable(path: Path, flag: str) -> Path:
+    """The path, if it may be started. Raises PlacementError, which names `flag`."""
+    path = path.expanduser().absolute()
     if not (path.is_file() and os.access(path, os.X_OK)):
-        raise PlacementError(f"{BIN} {path}: no executable file; expected a {OWN_BIN}")
+        raise PlacementError(f"{flag} {path}: no executable file; expected a {OWN_BIN}")
     return path
 
 
@@ -138,20 +144,24 @@ def offers_in(names: Sequence[str], processes: Processes) -> tuple[Offer, ...]:
     return shared(found)
 
 
-def ask(executable: Path, names: Sequence[str]) -> tuple[Offer, ...]:
-    """What devices of a backend's process offer. Raises PlacementError in its words."""
-    program = Program(executable, executable.name, RING_BYTES)
+def ask(
+    path: Path, names: Sequence[str], flag: str = BIN, of_names: str = "--target-devices"
+) -> tuple[Offer, ...]:
+    """What devices of a backend's process offer, which `path` runs. Raises PlacementError in its
+    words; `flag` has named it, and `of_names` the devices.
+    """
+    program = Program(path, path.name, RING_BYTES)
     launcher = LocalLauncher(program, on_line=lambda line: None)
     try:
         started = launcher.launch((), wire.ANSWERS)
         try:
             greet(started.channel, Statement(), ASKING_S)
-            order = wire.Ask(tuple(names))
+            order = wire.Ask(tuple(names), of_names)
             number = started.channel.send(order, deadline_s=ASKING_S)
             got = started.channel.receive(ASKING_S)
         except ChannelClosed as error:
             words = " ".join(f"{error}; {started.last_words()}".split())
-            raise PlacementError(f"{BIN} {executable}: it gives no answer: {words}") from None
+            raise PlacementError(f"{flag} {path}: it gives no answer: {words}") from None
         finally:
             started.end(0.0, END_S)
     finally:
@@ -160,6 +170,6 @@ def ask(executable: Path, names: Sequence[str]) -> tuple[Offer, ...]:
         case wire.Offered(offers) if tuple(o.name for o in offers) == tuple(names):
             return offers
         case wire.Failed(words) if got.answers == number:
-            raise PlacementError(f"{words} ({executable})")
+            raise PlacementError(f"{words} ({path})")
         case other:
-            raise PlacementError(f"{BIN} {executable}: it answered with {type(other).__name__}")
+            raise PlacementError(f"{flag} {path}: it answered with {type(other).__name__}")

@@ -19,6 +19,7 @@ from luceasync.hoststore.node_store import NodeStore
 from luceasync.hoststore.nodes import Nodes
 from luceasync.ipc.channel import Payload, Traffic
 from luceasync.ipc.pace import Call
+from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import Life
 from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.node_words import NodeKey
@@ -98,11 +99,13 @@ class RemoteGroup:
         self._link.close()
 
 
-def load(link: Link, order: wire.Load, advance: Callable[[int], None]) -> None:
-    """Have a group loaded; `advance` hears what is read. Raises ModelError in the words of the
-    process, and what `advance` raises.
+def load(
+    link: Link, order: Message, advance: Callable[[int], None], tensors: Sequence[Tensor] = ()
+) -> None:
+    """Have a group or a drafter loaded; `advance` hears what is read. Raises ModelError in the
+    words of the process, and what `advance` raises.
     """
-    link.tell(order)
+    link.tell(order, tensors)
     while True:
         match link.receive(SILENCE_S):
             case wire.Read(num_bytes):

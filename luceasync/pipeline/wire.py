@@ -20,9 +20,10 @@ PIECE_BYTES = 4 << 20  # of a node that is streamed
 
 
 class Ask(Message, frozen=True):
-    """What do these devices of yours offer?"""
+    """What do these devices of yours offer? `flag` has named them."""
 
     names: tuple[str, ...]
+    flag: str
 
 
 class Load(Message, frozen=True):

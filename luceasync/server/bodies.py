@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import Self
 
 from luceasync.errors import Unavailable
-from luceasync.freed_memory import give_back_freed_memory
+from luceasync.server.giving_back import GivingBack
 
 MAX_BODIES_BYTES = 128 << 20
 SMALL_BYTES = 256 << 10  # of each body that are not counted: small ones always get through
 LARGE_BYTES = 4 << 20  # after which memory is given back
-GIVE_BACK_S = 1.0
 
 
 class Bodies:
@@ -24,7 +23,7 @@ class Bodies:
     def __init__(self, max_bytes: int = MAX_BODIES_BYTES) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._is_giving_back = False
+        self.giving_back = GivingBack()
         self.parsing = asyncio.Lock()  # of large ones, each of which has the interpreter for long
 
     def __repr__(self) -> str:
@@ -49,19 +48,6 @@ class Bodies:
     def shrink(self, num_bytes: int) -> None:
         """A body let go of its counted bytes."""
         self._num_bytes -= num_bytes
-
-    def give_back(self) -> None:
-        """Give freed memory back to the system: once for all who ask within a second, since who
-        allocates meanwhile waits for it.
-        """
-        if not self._is_giving_back:
-            self._is_giving_back = True
-            # In a moment, and beside the loop: whoever releases may still have the body at hand.
-            asyncio.get_running_loop().call_later(GIVE_BACK_S, self._begin_to_give_back)
-
-    def _begin_to_give_back(self) -> None:
-        self._is_giving_back = False
-        asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
 
 
 class Held:
@@ -94,5 +80,5 @@ class Held:
         """Nothing is held any more."""
         self._bodies.shrink(self._counted_bytes)
         if self._num_bytes >= LARGE_BYTES:
-            self._bodies.give_back()
+            self._bodies.giving_back.ask()
         self._counted_bytes = self._num_bytes = 0

@@ -6,6 +6,7 @@ Owns reading from `receive`. Knows nothing of what the body says.
 from __future__ import annotations
 
 import asyncio
+from io import BytesIO
 from typing import NoReturn
 
 from starlette.requests import ClientDisconnect
@@ -48,23 +49,23 @@ async def _read_all(scope: Scope, receive: Receive, max_bytes: int, held: Held) 
     if declared_bytes > max_bytes:
         await _discard(receive, declared_bytes)
         raise _too_large(max_bytes)
-    body = bytearray()  # not a list of parts: they may be of a byte each
+    body = BytesIO()  # not a list of parts: they may be of a byte each
     more = True
     while more:
         part, more = await _next_part(receive)
-        if len(body) + len(part) > max_bytes:
+        if body.tell() + len(part) > max_bytes:
             if more:
                 await _discard(receive, max_bytes)
             raise _too_large(max_bytes)
         try:
             held.grow(len(part))
         except Unavailable:
-            body.clear()
+            body.close()
             if more:
                 await _discard(receive, max_bytes)
             raise
-        body += part
-    return bytes(body)
+        body.write(part)
+    return body.getvalue()  # no copy of it
 
 
 async def _next_part(receive: Receive) -> tuple[bytes, bool]:

@@ -95,6 +95,8 @@ def _speculation(status: SpeculationStatus) -> Iterator[Metric]:
     )
     words = "Tokens per verify step since the start, bonus included."
     yield GaugeMetricFamily(f"{SPECULATION}_tau", words, value=whole.tau)
+    words = "1 while the drafter's process is gone, and all decode plainly."
+    yield GaugeMetricFamily(f"{SPECULATION}_off", words, value=float(bool(status.off_reason)))
     seconds = {
         "draft": status.draft_s_total,
         "verify": status.verify_s_total,

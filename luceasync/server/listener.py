@@ -22,6 +22,7 @@ from luceasync.config import ServerConfig
 from luceasync.errors import ConfigError
 from luceasync.server.connection import Connection
 from luceasync.server.connections import Connections
+from luceasync.server.turns import Turns
 
 # Time for the last events and the closing of connections, after the running requests have ended.
 LINGER_S = 2.0
@@ -44,7 +45,7 @@ async def run_hypercorn(
     config.keep_alive_timeout = 75.0  # longer than proxies keep theirs: they close it, not we
     context = WorkerContext(None)
     wrapped = ASGIWrapper(app)  # type: ignore[arg-type]
-    make = partial(Connection, wrapped, config, context)
+    make = partial(Connection, wrapped, config, context, Turns())
     connections = Connections(make, max_connections(), tls)
     async with app.router.lifespan_context(app):
         listener.listen(BACKLOG)

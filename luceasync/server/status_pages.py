@@ -11,10 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from luceasync import __version__
+from luceasync.engine_status import EngineStatus
 from luceasync.request import Engine
 from luceasync.server.discretion import without_paths
 from luceasync.server.drain import Drain
+from luceasync.server.engine_view import told_status
 from luceasync.server.metrics import CONTENT_TYPE, Metrics
+from luceasync.server.page import Page, wants_page
 
 
 class StatusPages:
@@ -24,23 +27,37 @@ class StatusPages:
         self._engine = engine
         self._drain = drain
         self._metrics = metrics
+        self._page = Page()
 
     @property
     def routes(self) -> list[Route]:
         return [
             Route("/", self.root),
+            *self._page.routes,
+            Route("/status", self.status),
+            Route("/version", self.version),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
         ]
 
     async def root(self, request: Request) -> Response:
+        """The page for browsers, a line for programs: some only look whether it is there."""
+        if wants_page(request):
+            return self._page.index(request)
         return json_response({"name": "luceasync", "version": __version__})
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def status(self, request: Request) -> Response:
+        """What the engine holds and has done."""
+        return json_response(told_status(self._engine))
 
     async def health(self, request: Request) -> Response:
         """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but
-        a fault of the disk keeps prefixes from being kept. Failed, 503: the engine is gone and
-        being made anew, or a process of its is and requests wait for it.
+        a fault of the disk keeps prefixes from being kept, or its drafter is gone. Failed, 503: the
+        engine is gone and being made anew, or a process of its is and requests wait for it.
         """
         status = self._engine.status()
         if status.has_failed:
@@ -49,9 +66,9 @@ class StatusPages:
         if status.ready and (away := status.processes.away) is not None:
             detail, later_s = away.detail, away.retry_after_s
             return _later({"status": "failed", "detail": without_paths(detail)}, later_s)
-        if status.cache is not None and status.cache.degraded:
-            fault = without_paths(status.cache.degraded)
-            return json_response({"status": "degraded", "detail": fault})
+        faults = _faults(status)
+        if faults:
+            return json_response({"status": "degraded", "detail": without_paths(faults)})
         return json_response({"status": "ok", "detail": without_paths(status.detail)})
 
     async def ready(self, request: Request) -> Response:
@@ -70,6 +87,13 @@ class StatusPages:
 
     async def metrics(self, request: Request) -> Response:
         return Response(self._metrics.exposition(), headers={"content-type": CONTENT_TYPE})
+
+
+def _faults(status: EngineStatus) -> str:
+    """What does not work and costs no request; nothing where all does."""
+    faults = [status.cache.degraded if status.cache else ""]
+    faults += [status.speculation.off_reason or "" if status.speculation else ""]
+    return "; ".join(fault for fault in faults if fault)
 
 
 def _later(payload: object, seconds: int) -> Response:

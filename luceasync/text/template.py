@@ -65,7 +65,8 @@ class ChatTemplate:
         self._tool_template = self._template
         if tool_source is not None:
             self._tool_template = _compile(environment, tool_source)
-        self._variables = dict(variables or {})
+        self.source = source
+        self.special_tokens = dict(variables or {})
 
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
@@ -123,7 +124,7 @@ class ChatTemplate:
         template = self._tool_template if tools else self._template
         try:
             return template.render(
-                self._variables
+                self.special_tokens
                 | kwargs
                 | {
                     "messages": with_parsed_arguments(messages),

@@ -43,7 +43,9 @@ class ScriptedDecoding(SpeculativeDecoding):
         self._known = known
         self._draft = draft
         script = ScriptedDraft(self._scripts, is_wrong)
-        passes = LocalDraft(script, draft.ring, script)
+        looks_on = draft.speculator.passes
+        assert isinstance(looks_on, LocalDraft), "a drafter of this process"
+        passes = LocalDraft(script, looks_on.ring, script)
         super().__init__(
             backend, Speculator(backend, passes, [shape], num_lanes), force=forced(shape)
         )

@@ -189,7 +189,7 @@ def test_a_lane_that_was_given_up_is_tried_again():
 
 
 def test_a_lane_without_features_waits_until_it_has_some():
-    outlook = without_context(15)
+    outlook = without_context(15, "restored without features")
     for _ in range(REFILL_TOKENS):
         found = plan([outlook], IDLE)
         assert found.speculating == () and outlook.off_reason == "restored without features"

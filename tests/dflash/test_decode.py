@@ -271,7 +271,7 @@ def test_a_lane_with_another_text_is_planned_anew(foreseeing):
 
 def test_so_is_one_that_was_restored(foreseeing):
     speculator, _ = foreseeing
-    speculator.restored(1, 5, None)
+    speculator.restored(1, 5, with_features=False)
     assert speculator.plan([0, 1], alone=True).shape == Shape(2)
 
 

@@ -9,6 +9,8 @@ import torch
 
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.decode import Speculator
+from luceasync.dflash.feature_contents import LocalFeatures, Part
+from luceasync.hoststore.memory import PlainMemory
 from tests.dflash.scripted import (
     BLOCK,
     TAPS,
@@ -112,23 +114,25 @@ def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
 
 def test_restored_features_propose_what_computed_ones_do(backend, speculator):
     prefill(backend, speculator, 0, [40])
-    rows = speculator.passes.ring.rows(0, 0, len(TOKENS)).clone()
+    features = LocalFeatures(speculator.passes, PlainMemory())
+    content = features.take_out(0, 0, len(TOKENS))
     speculator.start(3)
-    speculator.restored(3, 0, rows)
+    speculator.restored(3, len(TOKENS), with_features=True)
+    features.put_in(3, 0, [Part(content, 0, 40), Part(content, 40, len(TOKENS))])
     assert proposed(speculator, 3) == proposed(speculator, 0)
     assert speculator.speculation(3).off_reason is None
 
 
 def test_a_lane_without_features_proposes_all_the_same(backend, speculator):
     speculator.start(1)
-    speculator.restored(1, len(TOKENS), None)
+    speculator.restored(1, len(TOKENS), with_features=False)
     assert len(proposed(speculator, 1)) == BLOCK
     assert speculator.speculation(1).off_reason == "restored without features"
 
 
 def test_without_features_nothing_before_the_end_is_seen(backend):
     draft = ScriptedDraft({})
-    speculator_of(backend, draft).restored(1, 33, None)
+    speculator_of(backend, draft).restored(1, 33, with_features=False)
     assert draft.valid_from[1] == 33
 
 
@@ -155,7 +159,7 @@ def test_a_lane_given_to_another_starts_empty(backend):
     draft = ScriptedDraft({})
     speculator = speculator_of(backend, draft)
     prefill(backend, speculator, 0, [])
-    speculator.restored(0, len(TOKENS), None)
+    speculator.restored(0, len(TOKENS), with_features=False)
     speculator.start(0)
     assert speculator.speculation(0).off_reason is None
     assert speculator.passes.ring.valid(0) == range(0)

@@ -23,9 +23,11 @@ from luceasync.models.precision import Precision
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from tests import tiny
+from tests.processes import backend_program
 
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100}
 CPU = offer_of("cpu:0", 2**33)
+BACKEND = "a luceasync-backend"
 
 
 @pytest.fixture
@@ -72,6 +74,7 @@ def test_without_a_drafter_nothing_is_planned_for_one(config):
         ({"device": "cpu"}, "--draft-device cpu: there is no drafter"),
         ({"ddtree": True}, "--ddtree on: there is no drafter"),
         ({"ctx_max_tokens": 64}, "--draft-ctx-max 64: there is no drafter"),
+        ({"ipc_bin": Path("/x")}, "--draft-ipc-bin /x: there is no drafter"),
     ],
 )
 def test_options_of_a_drafter_that_is_not_there_are_refused(config, option, words):
@@ -86,6 +89,52 @@ def test_what_cannot_be_honoured_names_its_flag(config, tmp_path):
         plan_with_drafter(asking(config, device="tpu"))
     with pytest.raises(ConfigError, match="expected a DFlash drafter's directory, or none"):
         plan_with_drafter(asking(config, draft_dir=tmp_path / "nothing"))
+
+
+def test_a_drafter_may_have_a_process_of_its_own(config, tmp_path):
+    program = backend_program(tmp_path, ["hip:0=cpu:0", "cpu:1=cpu:0"])
+    report, drafter = plan_with_drafter(asking(config, device="hip:0", ipc_bin=program))
+    assert (drafter.device.name, drafter.device.is_here) == ("hip:0", False)
+    assert drafter.program == program
+    assert report.guest.device == drafter.device
+    _, drafter = plan_with_drafter(asking(config, ipc_bin=program))
+    assert drafter.device.name == report.plan.devices[-1].name  # as in this process
+
+
+@pytest.mark.slow
+def test_a_device_is_planned_once_for_both_of_its_processes(config, tmp_path):
+    program = backend_program(tmp_path)
+    together, _ = plan_with_drafter(asking(config, device="cpu:0"))
+    apart, drafter = plan_with_drafter(asking(config, device="cpu:0", ipc_bin=program))
+    assert not drafter.device.is_here
+    lanes = [(r.plan.parallel, r.plan.max_ctx_tokens) for r in (together, apart)]
+    assert lanes[0] == lanes[1]
+
+
+@pytest.mark.parametrize(
+    ("script", "device", "words"),
+    [
+        (None, None, "--draft-ipc-bin {path}: no executable file; expected a luceasync-backend"),
+        ("exit 3", None, "--draft-ipc-bin {path}: it gives no answer: .* ended with status 3"),
+        (BACKEND, "hip:7", "--draft-device hip:7: this torch build .* not hip \\({path}\\)"),
+        (BACKEND, "hip:-1", "--draft-device hip:-1: "),
+    ],
+)
+def test_a_process_that_cannot_be_had_is_refused(config, tmp_path, script, device, words):
+    path = tmp_path / "program"
+    if script == BACKEND:
+        path = backend_program(tmp_path)
+    elif script is not None:
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+    with pytest.raises(PlacementError, match=words.format(path=path)) as caught:
+        plan_with_drafter(asking(config, ipc_bin=path, device=device))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_device_of_another_build_needs_a_program(config):
+    with pytest.raises(PlacementError, match=r"--draft-device hip:0: .* --draft-ipc-bin names a"):
+        plan_with_drafter(asking(config, device="hip:0"))
 
 
 @pytest.mark.parametrize("fields", [{}, SLIDING], ids=["full", "sliding"])

@@ -8,9 +8,11 @@ import pytest
 
 from luceasync.engine.fairness import (
     MIN_TURN_TOKENS,
+    ROWS_PER_TURN_TOKEN,
     Held,
     Seat,
     gives_way,
+    goes_round,
     in_turn,
     may_enter,
     turned_out,
@@ -73,6 +75,19 @@ def test_an_answer_gets_some_tokens_before_it_gives_way():
 
 def test_nobody_gives_way_to_nobody():
     assert way([seat("a", is_unread=True)], "") is None
+
+
+def test_who_had_the_longest_turn_makes_room_for_an_answer_of_its_own_client():
+    seats = [seat("a"), seat("a", 2 * MIN_TURN_TOKENS), seat("b", 1000)]
+    assert goes_round(seats, {"a"}) == 1
+    assert goes_round(seats, {"c"}) is None
+    assert goes_round([seat("a", MIN_TURN_TOKENS - 1)], {"a"}) is None
+
+
+def test_a_turn_is_worth_what_it_took_to_begin_it():
+    num_rows = 1000 * ROWS_PER_TURN_TOKEN
+    assert goes_round([Seat("a", False, 999, num_rows)], {"a"}) is None
+    assert goes_round([Seat("a", False, 1000, num_rows)], {"a"}) == 0
 
 
 def held(clients: str, running: str = "") -> list[Held]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from types import SimpleNamespace
 
 from luceasync.engine.roster import Roster
@@ -12,6 +13,8 @@ class Choice:
 
     is_unread = False
     num_in_turn = 1000
+    num_prefilled = num_cached = 0
+    left_at: float | None = None
 
     def __init__(
         self, state: str = "waiting", awaited: frozenset = frozenset(), client: str = "a"
@@ -150,3 +153,24 @@ def test_nobody_gives_way_while_a_lane_is_free_or_to_its_own_client():
     assert full.gives_way() is None
     full.queue([Choice(client="b")])
     assert full.gives_way() is last
+
+
+def test_a_lane_goes_round_among_the_answers_that_a_client_has_begun():
+    roster = Roster(1)
+    first = seated(roster, "decoding")
+    stands, young = Choice(), Choice()
+    roster.queue([Choice(client="b"), young, stands])
+    assert roster.gives_way() is None  # neither has been on a lane
+    stands.left_at = -1e9
+    assert roster.gives_way() is first
+    roster.wait_again(first)
+    first.left_at = time.monotonic()
+    roster.free(0)
+    assert roster.in_turn()[0] is stands  # whoever else has none
+    roster.seat(stands, 0)
+    stands.state = "decoding"
+    assert roster.gives_way() is None  # the first has only begun to stand
+    first.left_at = -1e9
+    assert roster.gives_way() is stands
+    roster.give_up(first)
+    assert roster.in_turn()[0] is not first

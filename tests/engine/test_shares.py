@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from luceasync.engine import roster as roster_module
 from luceasync.engine import stream as stream_module
 from luceasync.engine.admission import Room
 from luceasync.engine.engine import LocalEngine
@@ -88,6 +89,35 @@ async def test_an_answer_that_had_to_wait_says_what_it_would_have_said(start_eng
         assert (await other)[0] == alone
     assert [texts[0][0], first.text + texts[1][0], texts[2][0]] == [alone] * 3
     assert {finish.usage.completion_tokens for _, finish, _ in texts} == {200}
+
+
+@pytest.mark.slow
+async def test_of_two_answers_with_one_lane_both_go_on(start_engine, monkeypatch):
+    """Beside another client's there is one lane for both: neither waits for the other's end."""
+    monkeypatch.setattr(roster_module, "MAX_STANDING_S", 0.0)
+    request = ask(max_tokens=400, sampling=SEEDED)
+
+    async def follow(stream: Stream) -> tuple[str, int]:
+        texts, longest, last = list[str](), 0, 0
+        async for delta in stream:
+            texts.append(delta.text)
+            now = engine.status().decode_steps_total
+            longest, last = max(longest, now - (last or now)), now
+        return "".join(texts), longest
+
+    async with start_engine(parallel=2) as engine:
+        alone, _, _ = await read(await engine.open(request))
+        num_before = engine.status().decode_steps_total
+        both = [await engine.open(of("a", request)) for _ in range(2)]
+        following = [asyncio.create_task(follow(stream)) for stream in both]
+        while engine.status().decode_steps_total < num_before + 2:
+            await asyncio.sleep(0.005)
+        other = await engine.open(of("b", ask(max_tokens=400)))
+        beside = asyncio.create_task(follow(other))
+        for text, longest in await asyncio.gather(*following):
+            assert text == alone
+            assert longest < 3 * MIN_TURN_TOKENS
+        await beside
 
 
 @pytest.mark.slow

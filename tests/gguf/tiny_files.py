@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5TextConfig,
@@ -28,6 +30,7 @@ from tests.gguf.blocks import random_blocks
 from tests.tiny import CHATML, SPECIAL
 
 VOCAB = 512
+ARCHITECTURES = {"llama": "llama", "qwen3": "qwen3", "qwen3_5": "qwen35"}
 TEXTS = ["to be or not to be, that is the question 1234", "être ou ne pas être", "\u0915\u093f ok"]
 # What a K-quant mix has: by the end of a tensor's name, the first that fits.
 K_MIX = {
@@ -95,7 +98,9 @@ def build(tiny: Tiny) -> PreTrainedModel:
         "tie_word_embeddings": tiny.tied,
     }
     if tiny.family == "qwen3":
-        model = Qwen3ForCausalLM(Qwen3Config(**common))
+        model: PreTrainedModel = Qwen3ForCausalLM(Qwen3Config(**common))
+    elif tiny.family == "llama":
+        model = LlamaForCausalLM(LlamaConfig(**common))
     else:
         rope = {"rope_theta": 10000.0, "partial_rotary_factor": 0.25, "rope_type": "default"}
         config = Qwen3_5TextConfig(
@@ -122,12 +127,12 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     """(the GGUF file or its first part, the Hugging Face directory of the same numbers)."""
     plain = folder / "plain"
     model = build(tiny)
-    arch = {"qwen3": "qwen3", "qwen3_5": "qwen35"}[tiny.family]
+    arch = ARCHITECTURES[tiny.family]
     writer = gguf.GGUFWriter(
         folder / "model.gguf", arch, split_max_tensors=tiny.tensors_a_part, use_temp_file=False
     )
     _add_keys(writer, arch, tiny, model.config)
-    tokenizer = save_tokenizer(plain, {"qwen3": QWEN2, "qwen3_5": QWEN35}[tiny.family])
+    tokenizer = save_tokenizer(plain, {"qwen3_5": QWEN35}.get(tiny.family, QWEN2))
     _add_tokenizer(writer, tokenizer, arch)
     state = model.state_dict()
     for number, (name, tensor) in enumerate(sorted(state.items())):
@@ -170,7 +175,7 @@ def gguf_name(name: str, arch: str) -> str:
         return f"blk.{layer}.ssm_dt.bias"
     stem = rest.removesuffix(".weight")
     if stem == "post_attention_layernorm":
-        own = {"qwen3": "ffn_norm", "qwen35": "post_attention_norm"}[arch]
+        own = "post_attention_norm" if arch == "qwen35" else "ffn_norm"
         return f"blk.{layer}.{own}.weight"
     return f"blk.{layer}.{LAYER_NAMES[stem]}.weight"
 
@@ -195,6 +200,8 @@ def _conversions(
 ) -> tuple[Callable[[Numbers], Numbers], Callable[[Numbers], Numbers]]:
     """What the converter does to a tensor, and the way back."""
     rest = name.split(".", 3)[-1] if "layers" in name else name
+    if tiny.family == "llama" and rest.endswith(("q_proj.weight", "k_proj.weight")):
+        return _turned(tiny.dim // 4)
     if tiny.family != "qwen3_5":
         return _same, _same
     if rest.endswith("norm.weight") and "linear_attn" not in rest:
@@ -220,6 +227,20 @@ def _conversions(
 
 def _same(w: Numbers) -> Numbers:
     return w
+
+
+def _turned(head_dim: int):
+    """Row i of a head's first half goes to 2 i, row i of its second half to 2 i + 1."""
+
+    def there(w: Numbers) -> Numbers:
+        heads = w.reshape(-1, 2, head_dim // 2, w.shape[-1])
+        return heads.swapaxes(1, 2).reshape(w.shape)
+
+    def back(w: Numbers) -> Numbers:
+        heads = w.reshape(-1, head_dim // 2, 2, w.shape[-1])
+        return heads.swapaxes(1, 2).reshape(w.shape)
+
+    return there, back
 
 
 def _heads(tiny: Tiny, dim: int, begin: int):
@@ -283,7 +304,7 @@ def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer, arch: str) -> 
     kinds = {True: gguf.TokenType.CONTROL, False: gguf.TokenType.USER_DEFINED}
     tokens = [by_id.get(i, f"[PAD{i}]") for i in range(VOCAB)]
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre({"qwen3": "qwen2", "qwen35": "qwen35"}[arch])
+    writer.add_tokenizer_pre("qwen35" if arch == "qwen35" else "qwen2")
     writer.add_token_list(tokens)
     writer.add_token_types(
         [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from luceasync.ipc.local import LocalChannel
-from luceasync.ipc.packets import Codec, Message
+from luceasync.ipc.packets import Codec, Message, Span
 from luceasync.ipc.wiring import Rings, Wiring, boxes
 
 SESSION = 7_000
@@ -23,6 +26,21 @@ class Say(Message, frozen=True):
 
 class Heard(Message, frozen=True):
     num_words: int = 0
+
+
+def packet(
+    message: object,
+    number: int = 1,
+    *,
+    session: int = SESSION,
+    answers: int = 0,
+    payload: Span | None = None,
+) -> bytes:
+    """What a sender of anything could send."""
+    told = (0, 0, 0) if payload is None else msgspec.structs.astuple(payload)
+    body = message if isinstance(message, bytes) else msgspec.msgpack.encode(message)
+    words = (session, number, answers, *told)
+    return b"".join((each % 2**64).to_bytes(8, sys.byteorder) for each in words) + body
 
 
 @dataclass

@@ -7,12 +7,11 @@ import socket
 import threading
 import time
 
-import msgspec
 import pytest
 
 from luceasync.errors import ChannelClosed
 from luceasync.ipc.local import MAX_ASIDE
-from luceasync.ipc.packets import MAX_PACKET_BYTES, Packet, Ping, Pong, Span
+from luceasync.ipc.packets import MAX_PACKET_BYTES, Ping, Pong, Span
 from tests.ipc.ends import (
     DEADLINE_S,
     SESSION,
@@ -21,13 +20,10 @@ from tests.ipc.ends import (
     Heard,
     Say,
     make_ends,
+    packet,
     send_bytes,
     take_bytes,
 )
-
-
-def raw(body: object, number: int = 1, **more: object) -> bytes:
-    return msgspec.msgpack.encode(Packet(SESSION, number, body, **more))  # type: ignore[arg-type]
 
 
 def test_a_call_is_answered(ends: Ends) -> None:
@@ -196,11 +192,11 @@ def test_a_closed_channel_says_why_for_ever(ends: Ends) -> None:
 @pytest.mark.parametrize(
     ("packet", "words"),
     [
-        (b"\x91", "at least length 3"),
-        (raw(Say(), number=2), "packet 2 came where 1"),
-        (raw(Say())[:-2], "truncated"),
+        (b"\x91", "truncated"),
+        (packet(Say(), number=2), "packet 2 came where 1"),
+        (packet(Say())[:-2], "truncated"),
         (bytes(MAX_PACKET_BYTES + 1), f"a packet of {MAX_PACKET_BYTES + 1} bytes; at most"),
-        (raw(Ping(), payload=Span(69_888, 10, SESSION)), "payload"),
+        (packet(Ping(), payload=Span(69_888, 10, SESSION)), "payload"),
     ],
 )
 def test_a_packet_that_cannot_be_believed_closes_the_channel(
@@ -223,7 +219,7 @@ def test_pings_that_nobody_lets_us_answer_close_the_channel(ends: Ends) -> None:
     ends.control_there.setblocking(False)
     with pytest.raises((ChannelClosed, BlockingIOError)):
         for number in range(1, 100_000):
-            ends.control_there.send(raw(Ping(), number=number))
+            ends.control_there.send(packet(Ping(), number=number))
             ends.here.poll(0)
     assert "more of them than can be answered" in str(ends.here.closed)
 
@@ -234,7 +230,7 @@ def test_messages_that_nobody_asked_for_are_bounded(ends: Ends) -> None:
     def send_on() -> None:
         try:
             for number in range(1, 10 * MAX_ASIDE):
-                ends.control_there.send(raw(Say(), number=number))
+                ends.control_there.send(packet(Say(), number=number))
         except OSError:  # closed, as it should be
             pass
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import Any
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.ipc.packets import MAX_PACKET_BYTES, Codec, Message, Packet, Span, WireError
-from tests.ipc.ends import SESSION, Heard, Say
+from luceasync.ipc.packets import MAX_PACKET_BYTES, Codec, Message, Span, WireError
+from tests.ipc.ends import SESSION, Heard, Say, packet
 
 
 class Listed(Message, frozen=True):
@@ -24,47 +22,53 @@ def coder() -> Codec:
     return Codec(SESSION, (Say, Listed))
 
 
-def raw(body: Message, number: int = 1, session: int = SESSION, **more: Any) -> bytes:
-    return msgspec.msgpack.encode(Packet(session, number, body, **more))
-
-
 def test_what_is_sent_comes_back_the_same() -> None:
     sender, receiver = coder(), coder()
     first = sender.encode(Say("one"), payload=Span(256, 10, 3))
-    assert receiver.decode(first) == Packet(SESSION, 1, Say("one"), 0, Span(256, 10, 3))
-    sender.next_number += 1
-    assert receiver.decode(sender.encode(Say("two"))).number == 2
+    assert first == packet(Say("one"), payload=Span(256, 10, 3))
+    assert receiver.decode(first) == (Say("one"), 1, 0, Span(256, 10, 3))
+    receiver.encode(Say())
+    assert receiver.decode(sender.encode(Say("two"), 1)) == (Say("two"), 2, 1, None)
 
 
 @pytest.mark.parametrize(
-    ("packet", "words"),
+    ("came", "words"),
     [
-        (raw(Say(), session=SESSION + 1), f"of session {SESSION + 1:x}, not of {SESSION:x}"),
-        (raw(Say(), number=2), "packet 2 came where 1 was expected"),
-        (raw(Say(), answers=1), "an answer to packet 1, which was never sent"),
-        (raw(Heard()), "'Heard'"),
-        (raw(Say())[:-1], "truncated"),
-        (raw(Say()) + b"\0", "trailing"),
+        (packet(Say(), session=SESSION + 1), f"of session {SESSION + 1:x}, not of {SESSION:x}"),
+        (packet(Say(), number=2), "packet 2 came where 1 was expected"),
+        (packet(Say(), answers=1), "an answer to packet 1, which was never sent"),
+        (packet(Heard()), "'Heard'"),
+        (packet(Say())[:-1], "truncated"),
+        (packet(Say()) + b"\0", "trailing"),
         (b"", "truncated"),
-        (raw(Say(), payload=Span(0, 0, 1)), ">= 1"),
-        (raw(Say(), payload=Span(-1, 5, 1)), ">= 0"),
-        (raw(Say(), payload=Span(1 << 62, 5, 1)), "4611686018427387903"),
-        (b"\x93\x01\x01\x94\xa6Listed\xdd\xff\xff\xff\xff", "truncated"),  # 4 billion numbers
-        (b"\x91" * MAX_PACKET_BYTES, "Expected"),
+        (packet(Say())[:40], "truncated"),
+        (packet(Say(), payload=Span(0, 0, 1)), "a payload that is none: 0 bytes"),
+        (packet(Say(), payload=Span(256, 5, 0)), "a payload that is none"),
+        (packet(Say(), payload=Span(-1, 5, 1)), "a payload that is none"),
+        (packet(Say(), payload=Span(1 << 62, 5, 1)), "a payload that is none"),
+        (packet(Say(), payload=Span(256, 1 << 62, 1)), "a payload that is none"),
+        (packet(b"\x94\xa6Listed\xdd\xff\xff\xff\xff"), "truncated"),  # 4 billion numbers
+        (packet(b"\x91" * (MAX_PACKET_BYTES - 48)), "Expected"),
         (bytes(MAX_PACKET_BYTES + 1), f"at most {MAX_PACKET_BYTES}"),
     ],
 )
-def test_what_is_no_packet_of_ours_is_refused_in_words(packet: bytes, words: str) -> None:
+def test_what_is_no_packet_of_ours_is_refused_in_words(came: bytes, words: str) -> None:
     with pytest.raises(WireError) as caught:
-        coder().decode(packet)
+        coder().decode(came)
     assert words in str(caught.value)
+
+
+def test_a_message_is_what_its_bytes_say_whatever_came_before() -> None:
+    sender, receiver = coder(), coder()
+    for words in ("a", "a", "b", "", "a" * 100, "a" * 100, "b", "a"):
+        assert receiver.decode(sender.encode(Say(words)))[0] == Say(words)
 
 
 def test_the_same_packet_is_not_taken_twice() -> None:
     receiver = coder()
-    receiver.decode(raw(Say()))
+    receiver.decode(packet(Say()))
     with pytest.raises(WireError, match="packet 1 came where 2 was expected"):
-        receiver.decode(raw(Say()))
+        receiver.decode(packet(Say()))
 
 
 def test_a_message_that_no_packet_holds_is_not_sent() -> None:
@@ -74,25 +78,25 @@ def test_a_message_that_no_packet_holds_is_not_sent() -> None:
 
 def test_what_a_peer_sent_is_not_all_repeated() -> None:
     with pytest.raises(WireError) as caught:
-        coder().decode(msgspec.msgpack.encode([SESSION, 1, ["x" * 50_000]]))
+        coder().decode(packet(["x" * 50_000]))
     assert len(str(caught.value)) < 300
 
 
-WHOLE = raw(Listed([1, 2, 3], b"abc", {"a": "b"}), payload=Span(256, 40_960, 1))
+WHOLE = packet(Listed([1, 2, 3], b"abc", {"a": "b"}), payload=Span(256, 40_960, 1))
 
 
 @given(st.data())
 def test_damaged_bytes_are_a_packet_or_refused_and_take_little_memory(data: st.DataObject) -> None:
-    packet = bytearray(WHOLE)
+    came = bytearray(WHOLE)
     for _ in range(data.draw(st.integers(1, 4))):
-        place = data.draw(st.integers(0, len(packet) - 1))
-        packet[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=5))
-        if not packet:
+        place = data.draw(st.integers(0, len(came) - 1))
+        came[place : place + data.draw(st.integers(0, 2))] = data.draw(st.binary(max_size=5))
+        if not came:
             break
     receiver = coder()
     tracemalloc.start()
     try:
-        receiver.decode(bytes(packet))
+        receiver.decode(bytes(came))
     except WireError as error:
         assert str(error)
     finally:

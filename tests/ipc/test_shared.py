@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import msgspec
 import pytest
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.packets import Packet, Span
-from tests.ipc.ends import DEADLINE_S, SESSION, SOON_S, Ends, Say, make_ends, send_bytes
+from luceasync.ipc.packets import Span
+from tests.ipc.ends import DEADLINE_S, SESSION, SOON_S, Ends, Say, make_ends, packet, send_bytes
 
 THEIR_RING = range(4096 + (1 << 16), 4096 + (2 << 16))  # what the child writes
 
 
 def tell(ends: Ends, span: Span) -> None:
     """The child's word of a payload."""
-    ends.control_there.send(msgspec.msgpack.encode(Packet(SESSION, 1, Say(), 0, span)))
+    ends.control_there.send(packet(Say(), payload=span))
 
 
 @pytest.mark.parametrize(
@@ -45,8 +44,7 @@ def test_the_same_payload_is_not_taken_twice(shared_ends: Ends) -> None:
     got = shared_ends.here.receive(DEADLINE_S)
     assert got.payload is not None
     span = got.payload.lend(shared_ends.rings.memory if shared_ends.rings else None)
-    packet = Packet(SESSION, 2, Say(), 0, span)
-    shared_ends.control_there.send(msgspec.msgpack.encode(packet))
+    shared_ends.control_there.send(packet(Say(), 2, payload=span))
     with pytest.raises(ChannelClosed, match=f"payload {SESSION} again"):
         shared_ends.here.receive(DEADLINE_S)
 

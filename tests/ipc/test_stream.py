@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-import msgspec
 import pytest
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.packets import Packet, Span
+from luceasync.ipc.packets import Span
 from tests.ipc.ends import (
     DEADLINE_S,
     RING_BYTES,
@@ -17,13 +16,14 @@ from tests.ipc.ends import (
     Ends,
     Say,
     make_ends,
+    packet,
     send_bytes,
     take_bytes,
 )
 
 
 def tell(ends: Ends, span: Span, number: int = 1) -> None:
-    ends.control_there.send(msgspec.msgpack.encode(Packet(SESSION, number, Say(), 0, span)))
+    ends.control_there.send(packet(Say(), number, payload=span))
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_half_a_payload_closes_the_channel(stream_ends: Ends) -> None:
 def test_bytes_that_never_come_are_not_waited_for(
     stream_ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("luceasync.ipc.local.PAYLOAD_WAIT_S", 0.05)
+    monkeypatch.setattr("luceasync.ipc.readiness.PAYLOAD_WAIT_S", 0.05)
     tell(stream_ends, Span(0, 10, SESSION))
     payload = stream_ends.here.receive(DEADLINE_S).payload
     assert payload is not None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from luceasync.dflash.feature_contents import LocalFeatures
 from luceasync.dflash.feature_node import Features, decode, encode
 from luceasync.dflash.feature_spec import FeatureSpec
 from luceasync.dflash.features import FeatureRing
@@ -22,11 +25,30 @@ CAPACITY = 8
 
 
 class Heard:
-    """Who would speculate."""
+    """Who would speculate, and what lies outside of lanes: lists of positions."""
 
-    def restored(self, lane: int, begin: int, features: Tensor | None) -> None:
-        self.begin = begin
-        self.rows = None if features is None else features[:, 0].tolist()
+    spec, capacity_tokens, row_bytes = SPEC, CAPACITY, 4
+    is_lost = False
+
+    def __init__(self) -> None:
+        self.rows_put_in: list[float] | None = None
+        self.with_features = False
+
+    def restored(self, lane: int, end: int, *, with_features: bool) -> None:
+        self.with_features = with_features
+
+    def given(self, rows: Tensor) -> list[float]:
+        return rows[:, 0].tolist()
+
+    def is_there(self, content: list[float]) -> bool:
+        return not self.is_lost
+
+    def rows(self, content: list[float]) -> Tensor | None:
+        return None if self.is_lost else torch.tensor(content)[:, None]
+
+    def put_in(self, lane: int, begin: int, parts) -> None:
+        self.rows_put_in = [p for part in parts for p in part.content[part.begin : part.end]]
+        assert self.rows_put_in[0] == begin
 
 
 def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
@@ -49,13 +71,28 @@ def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
     ],
 )
 def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
-    ring = FeatureRing(
-        SPEC, num_lanes=1, capacity_tokens=CAPACITY, dtype=torch.float32, platform=CpuPlatform()
-    )
     heard = Heard()
-    DraftFeatures(ring, heard, PlainMemory()).take_up(0, parts, num_tokens)
-    assert heard.rows == (None if expected is None else list(expected))
-    assert heard.begin == (num_tokens if expected is None else expected.start)
+    features = DraftFeatures(heard, heard)
+    chain = [(part[0], features.given(*part)) for part in parts]
+    features.put_in(0, chain, num_tokens)
+    assert heard.with_features == (expected is not None)
+    assert heard.rows_put_in == (None if expected is None else list(expected))
+
+
+def test_features_of_another_drafter_are_left_out():
+    other = encode(FeatureSpec((2,), 1), Features(0, torch.zeros(6, 1)))
+    assert DraftFeatures(Heard(), Heard()).given(0, 6, other) is None
+
+
+def test_what_the_drafter_has_lost_is_not_to_be_had():
+    heard = Heard()
+    features = DraftFeatures(heard, heard)
+    held = features.given(*part(0, 6, 0))
+    assert features.named(held).keys() == part(0, 6, 0)[2].keys()
+    heard.is_lost = True
+    features.put_in(0, [(0, held)], 6)
+    assert not heard.with_features
+    assert features.named(held) == {}
 
 
 def exported(platform: Platform, memory: HostMemory) -> Tensor:
@@ -66,8 +103,9 @@ def exported(platform: Platform, memory: HostMemory) -> Tensor:
     )
     rows = torch.arange(300.0)[:, None].expand(-1, 1024)
     ring.restore(1, 0, rows)
-    tensors = DraftFeatures(ring, Heard(), memory).rows_of(1, 0, 300)
-    found = decode(spec, tensors, begin=0, end=300)
+    features = DraftFeatures(LocalFeatures(SimpleNamespace(ring=ring), memory), Heard())
+    held = features.take_out(1, 0, 300)
+    found = decode(spec, features.named(held), begin=0, end=300)
     assert found is not None and torch.equal(found.rows, rows[44:])
     return found.rows
 

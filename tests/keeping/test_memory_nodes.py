@@ -28,6 +28,7 @@ class RowFeatures(NoFeatures):
 
     def __init__(self) -> None:
         self.restored: list = []
+        self.num_let_go = 0
 
     @property
     def num_tokens(self) -> int:
@@ -36,11 +37,14 @@ class RowFeatures(NoFeatures):
     def num_bytes(self, num_tokens: int) -> int:
         return 10 * num_tokens
 
-    def rows_of(self, lane: int, begin: int, end: int):
+    def take_out(self, lane: int, begin: int, end: int):
         return {FEATURE_DATA: torch.arange(begin, end)}
 
-    def take_up(self, lane: int, spans, num_tokens: int) -> None:
-        self.restored = [(begin, end, sorted(tensors)) for begin, end, tensors in spans]
+    def put_in(self, lane: int, chain, num_tokens: int) -> None:
+        self.restored = [(begin, sorted(tensors)) for begin, tensors in chain]
+
+    def let_go(self, held) -> None:
+        self.num_let_go += 1
 
 
 @pytest.fixture
@@ -77,7 +81,7 @@ def test_what_is_exported_can_be_adopted_elsewhere(memory, features):
     other.restore(0, [b"n"], 5)
     assert other._target.lanes[0] == list(TOKEN_IDS)
     assert other.logits(b"n").tolist() == list(range(8))
-    assert features.restored == [(0, 5, [FEATURE_DATA])]
+    assert features.restored == [(0, [FEATURE_DATA])]
 
 
 def test_without_its_end_a_node_has_neither_state_nor_logits(memory):
@@ -116,11 +120,33 @@ def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypat
     def refuse(*span: int) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(features, "rows_of", refuse)
+    monkeypatch.setattr(features, "take_out", refuse)
     with pytest.raises(MemoryError):
         memory.save(0, b"m", SPAN, None, with_features=True)
     with pytest.raises(KeyError):
         memory._target.export(b"m")
+
+
+def test_without_memory_for_features_nothing_is_adopted(memory, features, monkeypatch):
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
+
+    def refuse(*given) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(features, "given", refuse)
+    with pytest.raises(MemoryError):
+        memory.adopt(b"m", SPAN, TOKEN_IDS, tensors)
+    with pytest.raises(KeyError):
+        memory._target.export(b"m")
+
+
+def test_a_node_that_is_replaced_or_dropped_lets_its_features_go_once(memory, features):
+    memory.save(0, b"n", SPAN, None, with_features=True)
+    assert features.num_let_go == 1
+    memory.drop(b"n", state_only=True)
+    memory.drop(b"n")
+    memory.drop(b"n")
+    assert features.num_let_go == 2
 
 
 def test_refused_memory_keeps_nothing(memory):

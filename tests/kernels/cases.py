@@ -101,14 +101,11 @@ def attention_case(
     shape = (num_lanes, num_pages * PAGE, spec.num_kv_heads, spec.head_dim)
     place = {"dtype": dtype, "device": device}
     small = {"dtype": torch.float32, "device": device}
+    weights = [1 + random(spec.head_dim, scale=0.1, **small) for _ in range(2)]
     return AttentionCase(
         random(len(lanes), num_rows, width, **place),
         spec,
-        HeadNorms(
-            1 + random(spec.head_dim, scale=0.1, **small),
-            1 + random(spec.head_dim, scale=0.1, **small),
-            1e-6,
-        ),
+        HeadNorms(*(weights if spec.has_head_norms else (None, None)), 1e-6),
         random(*shape, **place),
         random(*shape, **place),
         rows_at(lanes, begins, num_rows, spec, num_lanes, num_pages, device),

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from luceasync.kernels import chunk_scores
 from luceasync.kv.state import StateTensor
 from luceasync.models.mixers.attention_look import TorchLook, TritonLook
 from luceasync.models.recent import LayerLook, ring_positions
@@ -44,6 +45,15 @@ def test_masses_are_those_of_the_loops(body, shape, sizes, dtype, device) -> Non
     found = looked(body, ring, keys, range(num_tokens), sizes)
     expected = truth.masses(ring.cpu(), keys.cpu(), positions, CHUNK)
     assert distance(found.cpu(), expected) < 4 * TOLERANCE[dtype]
+
+
+def test_queries_and_chunks_of_several_programs_are_those_of_one(device, monkeypatch) -> None:
+    keys = random(150, 2, 16, dtype=torch.float32, device=device)
+    ring = random(12, 6, 16, dtype=torch.float32, device=device)
+    whole = looked(TritonLook(), ring, keys, range(150), [100, 50])
+    monkeypatch.setattr(chunk_scores, "CHUNKS", 2)
+    monkeypatch.setattr(chunk_scores, "QUERY_BYTES", 16 * 16 * 4)
+    assert distance(looked(TritonLook(), ring, keys, range(150), [100, 50]), whole) < 1e-6
 
 
 def test_rows_that_were_never_run_look_at_nothing(body, device) -> None:

@@ -27,6 +27,7 @@ from tests.kernels.cases import (
 SPECS = {
     "plain": AttentionSpec(4, 2, 32, 32, 10000.0, gated=False),
     "gated, partly rotated": AttentionSpec(6, 2, 64, 16, 10000.0, gated=True),
+    "without head norms": AttentionSpec(4, 2, 32, 32, 1e4, gated=False, has_head_norms=False),
     "tiny, one head": AttentionSpec(1, 1, 16, 16, 10000.0, gated=True),
 }
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 
 from luceasync.models.ops import TorchOps
-from luceasync.models.packed_ops import PackedOps, PackedTable, can_pack
+from luceasync.models.packed_ops import KEEPERS, MAX_PRODUCTS, PackedOps, PackedTable, can_pack
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -69,3 +73,29 @@ def test_in_bf16_that_holds_for_a_single_row_too():
     weight = PackedOps().pack(torch.randn(300, 256, dtype=torch.bfloat16))
     x = torch.randn(4, 256, dtype=torch.bfloat16)
     assert torch.equal(weight.linear(x[:1]), weight.linear(x)[:1])
+
+
+@pytest.mark.slow
+def test_few_compiled_products_are_kept():
+    """The first of more is compiled again; oneDNN tells so, in a process of its own."""
+    program = f"""if True:
+        import torch
+        from luceasync.models.packed_ops import keep_few_products
+
+        keep_few_products()
+        rows = torch.ops.mkldnn._reorder_linear_weight(torch.ones(8, 8), 4)
+        for num_rows in [*range(2, {MAX_PRODUCTS} + 12), 2]:
+            x = torch.ones(num_rows, 8)
+            torch.ops.mkldnn._linear_pointwise(x, rows, None, "none", [], "")
+    """
+    environ = {name: value for name, value in os.environ.items() if name not in KEEPERS}
+    ran = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**environ, "ONEDNN_VERBOSE": "2"},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
+    compiled = [line for line in ran.stdout.splitlines() if "create:cache_miss" in line]
+    assert sum("mb2ic8oc8" in line for line in compiled) == 2

@@ -12,7 +12,8 @@ from luceasync.pipeline.backend import LayerSplitBackend
 class HeardTaps:
     """A ring that keeps nothing but what it was given last; see TapRing."""
 
-    def __init__(self) -> None:
+    def __init__(self, capacity_tokens: int = 1 << 20) -> None:
+        self.capacity_tokens = capacity_tokens
         self.taps: list[Tensor] = []
 
     def absorb(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from luceasync.hoststore.nodes import Span
 from luceasync.kernels.kernel import compiled_ahead
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
@@ -23,7 +25,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run in the interpreter here"),
 ]
-PROMPT = [5, 9, 2, 7, 3]
+PROMPT, MARK = [5, 9, 2, 7, 3], 3
 SHORT_ROWS = (16,)  # to which it is filled up
 
 
@@ -56,8 +58,8 @@ def unwritten_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def logits(model_dir: Path) -> torch.Tensor:
-    """Of a short prompt, over two shards."""
+def opened(model_dir: Path) -> LayerSplitBackend:
+    """Over two shards."""
     spec = read_spec(model_dir)
     plan = make_plan(
         spec,
@@ -68,13 +70,25 @@ def logits(model_dir: Path) -> torch.Tensor:
         max_ctx_tokens=128,
         prefill_chunk_tokens=64,
     )
-    backend = LayerSplitBackend.open(model_dir, spec, plan)
-    try:
+    return LayerSplitBackend.open(model_dir, spec, plan)
+
+
+def logits(model_dir: Path) -> torch.Tensor:
+    """Of a short prompt."""
+    with closing(opened(model_dir)) as backend:
         found = backend.prefill(0, 0, PROMPT, project=True)
         assert found is not None
         return found.clone()
-    finally:
-        backend.close()
+
+
+def from_within(model_dir: Path) -> torch.Tensor:
+    """Of a short prompt, and of its last tokens from a state that was taken within it."""
+    with closing(opened(model_dir)) as backend:
+        found = [backend.prefill(0, 0, PROMPT, project=True, mark=MARK).clone()]
+        backend.nodes.save(0, "n", Span(0, MARK, with_state=True))
+        backend.nodes.restore(0, ["n"], MARK)
+        found.append(backend.prefill(0, MARK, PROMPT[MARK:], project=True).clone())
+        return torch.cat(found)
 
 
 def test_what_fills_up_a_short_chunk_is_no_trace_of_it(tiny_dir, unwritten_is_nan, monkeypatch):
@@ -82,3 +96,10 @@ def test_what_fills_up_a_short_chunk_is_no_trace_of_it(tiny_dir, unwritten_is_na
     monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
     monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
     assert torch.allclose(logits(tiny_dir), expected, atol=1e-4)
+
+
+def test_the_state_within_a_short_chunk_is_taken_between_two_passes(tiny_dir, monkeypatch):
+    expected = from_within(tiny_dir)
+    monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
+    monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
+    assert torch.allclose(from_within(tiny_dir), expected, atol=1e-4)

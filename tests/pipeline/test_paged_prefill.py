@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.passes import Batch
 from tests import tiny
 
 POOL, NUM_PROMPT, CHUNK = 512, 2048, 192
@@ -112,6 +114,21 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     backend.reset(1)
     prefilled(backend, prompt(5))
     assert looked(backend, 5).shape == (1,)
+
+
+def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: Path):
+    """It goes on behind the steps that follow, a layer each."""
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
+    plain = make_backend(tiny_dir, **sizes)
+    prefilled(plain, prompt(1300))
+    looked(plain, 1300)  # what came by in the last pass
+    expected = looked(plain, 1300)
+    [group] = plain._groups
+    group.passes.look(1, 1300)
+    for position in range(1300, 1303):
+        batch = Batch((1, NO_LANE, NO_LANE, NO_LANE), (position, 0, 0, 0), 1)
+        group.passes.decode(batch, torch.full((4, 1), 7))
+    assert group.passes.masses(1).of_chunks.equal(expected)
 
 
 @pytest.mark.gpu

@@ -26,6 +26,7 @@ from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
+from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, placed
 from tests.test_groups import SPAN, life, turn
 
@@ -114,6 +115,19 @@ def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
         assert torch.equal(life(target, "other"), life(target, "n"))
 
 
+def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
+    several = {name: open_in(name, "shared") for name in ARRANGEMENTS}
+    expected = life(several["one"])
+    given = {}
+    for name, backend in several.items():
+        assert torch.equal(life(backend), expected)
+        given[name] = backend.nodes.export("n")
+    for target in several.values():
+        for name, node in given.items():
+            target.nodes.adopt(name, SPAN, node)
+            assert torch.equal(life(target, name), life(target, "n"))
+
+
 def remote_group(backend: LayerSplitBackend):
     """The one that is not of this process."""
     [group] = [group for group in backend._groups if group.num_shards[1]]
@@ -146,6 +160,36 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     assert traffic.payload_bytes_received - before == 8
     backend.decode([0], [9], [5]).rank(Wanted(num_ranked=4)).candidates()
     assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
+
+
+def test_only_tapped_rows_that_are_kept_cross(open_in):
+    backend = open_in("two", "shared")
+    group = remote_group(backend)
+    backend.prefill(0, 0, range(3, 10), project=False)
+    backend.verify([0], [7], torch.tensor([[5, 6, 7, 8, 9, 10]]))
+    before = group.traffic.payload_bytes_received
+    taps = group.passes.taps([[0, 2, 3]])
+    assert taps
+    [num_kept] = {torch.count_nonzero(rows.abs().sum(-1)).item() for rows in taps.values()}
+    row_bytes = sum(rows.shape[-1] * rows.element_size() for rows in taps.values())
+    assert num_kept == 3
+    assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
+
+
+@pytest.mark.parametrize("num_kept", [40, 64])
+def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
+    heard, backend = HeardTaps(num_kept), open_in("two")
+    backend.prefill(0, 0, range(3, 103), project=False)
+    traffic = remote_group(backend).traffic
+    before = traffic.payload_bytes_received
+    backend.send_chunk_taps(heard, 0, 0, 100)
+    row_bytes = heard.taps[1].shape[-1] * 4
+    assert traffic.payload_bytes_received - before == num_kept * row_bytes  # of the one tap there
+    here, all_rows = HeardTaps(), open_in("one")
+    all_rows.prefill(0, 0, range(3, 103), project=False)
+    all_rows.send_chunk_taps(here, 0, 0, 100)
+    for found, expected in zip(heard.taps, here.taps, strict=True):
+        assert torch.equal(found[:, 100 - num_kept : 100], expected[:, 100 - num_kept : 100])
 
 
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):

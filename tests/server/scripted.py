@@ -109,6 +109,9 @@ class ScriptedEngine:
         self.requests.append(request)
         return tuple(range(10))
 
+    def spelled(self, ids: Sequence[int]) -> bytes:
+        return b"".join(b"<%d>" % each for each in ids)
+
     async def _wait_in_queue(self, gate: asyncio.Event) -> None:
         try:
             await gate.wait()

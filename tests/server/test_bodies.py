@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.server import bodies as bodies_module
+from luceasync.server import giving_back
 from luceasync.server.bodies import LARGE_BYTES, SMALL_BYTES, Bodies
 from tests.server.scripted import ScriptedEngine
 
@@ -54,12 +54,12 @@ async def test_memory_of_a_large_body_is_given_back(monkeypatch):
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()
     monkeypatch.setattr(
-        bodies_module,
+        giving_back,
         "give_back_freed_memory",
         lambda: loop.call_soon_threadsafe(given_back.set),
     )
     with Bodies().hold() as held:
-        held.grow(bodies_module.LARGE_BYTES)
+        held.grow(LARGE_BYTES)
     async with asyncio.timeout(20):
         await given_back.wait()
 
@@ -83,8 +83,8 @@ async def test_a_body_beside_too_many_is_refused_and_may_come_again(in_memory, m
 
 async def test_memory_is_given_back_once_for_all_who_let_go_of_much(monkeypatch):
     given: list[int] = []
-    monkeypatch.setattr(bodies_module, "GIVE_BACK_S", 0.01)
-    monkeypatch.setattr(bodies_module, "give_back_freed_memory", lambda: given.append(1))
+    monkeypatch.setattr(giving_back, "GIVE_BACK_S", 0.01)
+    monkeypatch.setattr(giving_back, "give_back_freed_memory", lambda: given.append(1))
     bodies = Bodies()
     for _ in range(60):
         with bodies.hold() as held:

@@ -64,9 +64,21 @@ async def test_speculation_is_told_by_slot_and_part(in_memory):
     for line in (
         "rounds_total 4.0", 'proposed_tokens_total{slot="2"} 3.0',
         'accepted_tokens_total{slot="0"} 3.0', "tau 2.5", 'seconds_total{part="draft"} 0.5',
-        'seconds_total{part="verify"} 1.5', 'seconds_total{part="host"} 0.25',
+        'seconds_total{part="verify"} 1.5', 'seconds_total{part="host"} 0.25', "off 0.0",
     ):  # fmt: skip
         assert f"luceasync_speculation_{line}" in lines
+
+
+async def test_a_drafter_that_is_gone_is_told_by_health_and_metrics(in_memory):
+    engine = ScriptedEngine()
+    engine.cache = CACHE
+    engine.speculation = SpeculationStatus(off_reason="the drafter is gone: /bin/x has ended")
+    async with in_memory(engine) as client:
+        health = await client.get("/health")
+        ready = await client.get("/ready")
+    assert (health.status_code, ready.status_code) == (200, 200)
+    assert health.json() == {"status": "degraded", "detail": "the drafter is gone: x has ended"}
+    assert "luceasync_speculation_off 1.0" in await lines_of(in_memory, engine)
 
 
 async def test_other_processes_are_told_by_name_and_devices(in_memory):

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 
 import pytest
 from h2.errors import ErrorCodes
 from h2.events import StreamEnded, StreamReset
 from h2.settings import SettingCodes
+from hypercorn.protocol.http_stream import HTTPStream
 
 from luceasync.server import frames, http2
+from luceasync.server.connection import Connection
+from luceasync.server.connections import Arrival
+from luceasync.server.http2 import Http2
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 from tests.server.secure import DEADLINE_S, SECURE, H2Client, trusting
@@ -61,6 +66,38 @@ async def test_a_stream_that_is_reset_frees_its_lane_and_no_other(on_port):
         h2.close()
         async with asyncio.timeout(DEADLINE_S):
             await engine.streams[1].closed.wait()
+
+
+async def until_nothing_is_left(*, collect: bool) -> None:
+    """Of any connection that has ended. `collect`: the collector may help."""
+    kinds = (Connection, Http2, HTTPStream, Arrival)
+    async with asyncio.timeout(DEADLINE_S):
+        while any(type(each) in kinds for each in gc.get_objects()):
+            await asyncio.sleep(0.05)
+            if collect:
+                gc.collect()
+
+
+async def test_nothing_is_left_of_connections_that_ended(on_port):
+    gc.collect()
+    gc.disable()
+    try:
+        async with on_port(endless(), SECURE) as client:
+            for _ in range(3):
+                h2 = await connect(client)
+                for _ in range(1000):
+                    h2.h2.reset_stream(h2.begin("GET", "/health"))
+                await h2.flush()
+                await h2.until(lambda h2: h2.ended)
+            await until_nothing_is_left(collect=False)
+            for _ in range(3):  # in the middle of an answer
+                h2 = await connect(client)
+                stream = await h2.ask("POST", CHAT, BODY)
+                await h2.until(lambda h2, stream=stream: b"Hel" in h2.body(stream))
+                h2.close()
+            await until_nothing_is_left(collect=True)
+    finally:
+        gc.enable()
 
 
 async def test_rapid_resets_end_the_connection_and_only_that(on_port):

@@ -6,9 +6,10 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import luceasync.server.json_size as json_size
 from luceasync.server.json_size import has_too_many_values
 
 TEXTS = st.text(alphabet=',[{"\\a\N{SNOWMAN}', max_size=8)
@@ -33,6 +34,13 @@ def test_just_the_values_count(value):
     assert not has_too_many_values(body, num)
     # Strings without values around them may make it seem more, but never fewer.
     assert num == 0 or has_too_many_values(body, num - 1)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(JSON, st.integers(2, 9))
+def test_it_does_not_matter_where_a_body_is_cut(monkeypatch, value, piece_bytes):
+    monkeypatch.setattr(json_size, "PIECE_BYTES", piece_bytes)
+    test_just_the_values_count.hypothesis.inner_test(value)
 
 
 @pytest.mark.parametrize("text", [b"", b'"', b"\\", b'"\\', b"[" * 9, b'"' * 9, b'"\\"' * 9])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from luceasync.errors import ModelError
@@ -17,14 +17,20 @@ T = TypeVar("T")
 
 def parse(fields: Fields) -> ModelSpec:
     """The spec of a config. Raises ModelError."""
+    return parse_dense(fields, "qwen3", has_head_norms=True)
+
+
+def parse_dense(fields: Fields, family: str, *, has_head_norms: bool) -> ModelSpec:
+    """The spec of a config whose layers are all alike, of `family`. Raises ModelError."""
     fields.must_be("hidden_act", "silu")
     fields.must_be("use_sliding_window", False)
     num_layers = fields.positive("num_hidden_layers")
     fields.must_be("layer_types", ["full_attention"] * num_layers)
     feed_forward = DenseSpec(fields.positive("intermediate_size"))
-    layer = LayerSpec(parse_attention(fields, gated=False, rotary_factor=1.0), feed_forward)
+    attention = parse_attention(fields, gated=False, rotary_factor=1.0)
+    layer = LayerSpec(replace(attention, has_head_norms=has_head_norms), feed_forward)
     return ModelSpec(
-        family="qwen3",
+        family=family,
         prefix="model.",
         vocab_size=fields.positive("vocab_size"),
         hidden_size=fields.positive("hidden_size"),
@@ -71,10 +77,17 @@ def parse_attention(fields: Fields, *, gated: bool, rotary_factor: float) -> Att
 def architecture(spec: ModelSpec) -> dict[str, Any]:
     """As directories of kept prefixes have it since the first of them."""
     return ends_architecture(spec) | {
-        "attention": asdict(only(spec, AttentionSpec)),
+        "attention": attention_architecture(spec),
         "delta": None,
         "layer_types": ["attention"] * spec.num_layers,
     }
+
+
+def attention_architecture(spec: ModelSpec) -> dict[str, Any]:
+    """The one attention of all layers; head norms are those of the family."""
+    sizes = asdict(only(spec, AttentionSpec))
+    del sizes["has_head_norms"]
+    return sizes
 
 
 def only(spec: ModelSpec, kind: type[T]) -> T:

@@ -8,7 +8,12 @@ from typing import Any
 from luceasync.errors import ModelError
 from luceasync.models.config_fields import Fields
 from luceasync.models.families.family import Family
-from luceasync.models.families.qwen3 import ends_architecture, only, parse_attention
+from luceasync.models.families.qwen3 import (
+    attention_architecture,
+    ends_architecture,
+    only,
+    parse_attention,
+)
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec
@@ -97,7 +102,7 @@ def architecture(spec: ModelSpec) -> dict[str, Any]:
     sizes = asdict(delta)
     del sizes["stores_decay_rate"]  # of the files, which have a digest of their own
     return ends_architecture(spec) | {
-        "attention": asdict(attention),
+        "attention": attention_architecture(spec),
         "delta": sizes,
         "layer_types": [names[mixer] for mixer in spec.mixers],
     }

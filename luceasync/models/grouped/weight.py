@@ -12,7 +12,7 @@ from torch import Tensor
 
 from luceasync.models.grouped.packed import Packed, dequantise
 
-SLICE_NUMBERS = 1 << 21  # of a matrix that are float32 at once
+SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of 2 MiB holds
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
 
 

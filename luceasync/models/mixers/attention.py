@@ -29,6 +29,7 @@ VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 class AttentionSpec:
     """A Mixer. `rotary_dim` of each head's `head_dim` are rotated. `gated`: the output is
     multiplied by sigmoid(gate), and q_proj holds query and gate of each head side by side.
+    `has_head_norms`: each query and key head has an RMS norm.
     """
 
     num_heads: int
@@ -37,6 +38,7 @@ class AttentionSpec:
     rotary_dim: int
     rope_theta: float
     gated: bool
+    has_head_norms: bool = True
 
     @property
     def query_dim(self) -> int:
@@ -73,13 +75,13 @@ class AttentionSpec:
 
     def tensors(self, hidden_size: int) -> dict[str, Shape]:
         """See Mixer."""
+        norms = ("self_attn.q_norm.weight", "self_attn.k_norm.weight")
         return {
             "self_attn.q_proj.weight": (self.query_dim * (2 if self.gated else 1), hidden_size),
             "self_attn.k_proj.weight": (self.kv_dim, hidden_size),
             "self_attn.v_proj.weight": (self.kv_dim, hidden_size),
             "self_attn.o_proj.weight": (hidden_size, self.query_dim),
-            "self_attn.q_norm.weight": (self.head_dim,),
-            "self_attn.k_norm.weight": (self.head_dim,),
+            **{name: (self.head_dim,) for name in norms if self.has_head_norms},
             "input_layernorm.weight": (hidden_size,),
         }
 
@@ -95,13 +97,17 @@ class AttentionSpec:
             body=reader.ops.pick(self.torch_body, self.triton_body),
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.stacked([query, *keys_values, *gates]),
-            head_norms=HeadNorms(
-                query=reader.vector("self_attn.q_norm.weight", reader.norm_offset),
-                key=reader.vector("self_attn.k_norm.weight", reader.norm_offset),
-                eps=reader.norm_eps,
-            ),
+            head_norms=self._head_norms(reader),
             output=reader.matrix("self_attn.o_proj.weight"),
         )
+
+    def _head_norms(self, reader: LayerReader) -> HeadNorms:
+        if not self.has_head_norms:
+            return HeadNorms(None, None, reader.norm_eps)
+        query, key = (
+            reader.vector(f"self_attn.{name}_norm.weight", reader.norm_offset) for name in "qk"
+        )
+        return HeadNorms(query, key, reader.norm_eps)
 
     def torch_body(self) -> AttentionBody:
         """See Mixer."""
@@ -159,11 +165,15 @@ class AttentionLook:
 
 @dataclass(frozen=True, slots=True)
 class HeadNorms:
-    """RMS norms of query and key heads, float32 [head_dim] each."""
+    """RMS norms of query and key heads, float32 [head_dim] each; None: they have none."""
 
-    query: Tensor
-    key: Tensor
+    query: Tensor | None
+    key: Tensor | None
     eps: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.nbytes for weight in (self.query, self.key) if weight is not None)
 
 
 class AttentionBody(MixerBody, Protocol):
@@ -194,9 +204,8 @@ class AttentionLayer:
 
     @property
     def num_bytes(self) -> int:
-        small = (self.head_norms.query, self.head_norms.key)
-        parts = (self.norm, self.projection, self.output)
-        return sum(part.num_bytes for part in parts) + sum(t.nbytes for t in small)
+        parts = (self.norm, self.projection, self.head_norms, self.output)
+        return sum(part.num_bytes for part in parts)
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         """See MixerLayer."""

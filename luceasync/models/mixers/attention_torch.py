@@ -227,9 +227,10 @@ def attention_widths(spec: AttentionSpec) -> list[int]:
     return [spec.query_dim, spec.kv_dim, spec.kv_dim, *gates]
 
 
-def heads_norm(x: Tensor, head_dim: int, weight: Tensor, eps: float) -> Tensor:
-    """RMS norm of each head. x: [..., heads * head_dim] -> [..., heads, head_dim]."""
-    return rms_norm(x.unflatten(-1, (-1, head_dim)), weight, eps)
+def heads_norm(x: Tensor, head_dim: int, weight: Tensor | None, eps: float) -> Tensor:
+    """RMS norm of each head, if there is one. [..., heads * head_dim] -> [..., heads, head_dim]."""
+    heads: Tensor = x.unflatten(-1, (-1, head_dim))
+    return heads if weight is None else rms_norm(heads, weight, eps)
 
 
 def rotate(x: Tensor, spec: AttentionSpec, turn: Rotation) -> Tensor:

@@ -20,6 +20,7 @@ from luceasync.server.anthropic.events import AnswerEvents, AnswerFold
 from luceasync.server.anthropic.shapes import Answer, Event
 from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
 from luceasync.server.failures import Failure
+from luceasync.server.lookup import Lookup
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
@@ -90,37 +91,18 @@ class CountTokens:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
 
-    def parse(self, body: bytes, headers: Headers, caller: Caller) -> CountCall:
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> Lookup:
         card = self._engine.card
         asked = decode(_counted, body)
         if not card.serves(asked.model):
             raise unknown_model(asked.model, card)
         _check_choice(asked)
-        return CountCall(self._engine, Request(prompt_of(asked), tenant=caller.tenant(None)))
+        request = Request(prompt_of(asked), tenant=caller.tenant(None))
 
+        async def count() -> TokenCount:
+            return TokenCount(len(await self._engine.tokens(request)))
 
-class CountCall:
-    """See luceasync.server.family.Call; nothing is generated."""
-
-    requests: Sequence[Request] = ()
-    stream = False
-
-    def __init__(self, engine: Engine, request: Request) -> None:
-        self._engine = engine
-        self._request = request
-
-    async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Event, None]:
-        return
-        yield  # it is a generator
-
-    def encode(self, event: Event) -> bytes:
-        raise AssertionError("there are no events")
-
-    def end(self, failure: Failure | None) -> bytes:
-        raise AssertionError("it is never streamed")
-
-    async def fold(self, events: AsyncIterator[Event]) -> TokenCount:
-        return TokenCount(len(await self._engine.tokens(self._request)))
+        return Lookup(count)
 
 
 def _request(body: MessagesBody, caller: Caller) -> Request:

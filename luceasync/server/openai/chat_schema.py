@@ -112,7 +112,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
     return ChatCall(
         request=Request(
             ChatPrompt(
-                messages=[_message(i, message) for i, message in enumerate(_messages(chat))],
+                messages=messages_of(_messages(chat)),
                 tools=None if chat.tool_choice == "none" else chat.tools or None,
                 template_kwargs=chat.chat_template_kwargs or {},
                 max_calls=1 if chat.parallel_tool_calls is False else None,
@@ -151,6 +151,11 @@ def _messages(chat: ChatBody) -> list[Message]:
         refuse("messages", [], "at least one message")
     at_most("messages", chat.messages, MAX_MESSAGES, "messages")
     return chat.messages
+
+
+def messages_of(messages: list[Message]) -> list[dict[str, Any]]:
+    """The messages as a chat template gets them. Raises RequestError, which names the field."""
+    return [_message(i, message) for i, message in enumerate(messages)]
 
 
 def _message(index: int, message: Message) -> dict[str, Any]:

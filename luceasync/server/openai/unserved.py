@@ -11,7 +11,9 @@ import msgspec
 from luceasync.errors import RequestError
 
 # What a client sends that names a field without using it.
-OFF = frozenset({b"", b"null", b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"'})
+OFF = frozenset(
+    {b"", b"null", b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
+)
 
 
 class UnservedBody(msgspec.Struct):
@@ -40,9 +42,10 @@ class UnservedBody(msgspec.Struct):
     chat_template: msgspec.Raw = msgspec.Raw()
     documents: msgspec.Raw = msgspec.Raw()
     continue_final_message: msgspec.Raw = msgspec.Raw()
-    echo: msgspec.Raw = msgspec.Raw()
     prompt_logprobs: msgspec.Raw = msgspec.Raw()
     audio: msgspec.Raw = msgspec.Raw()
+    modalities: msgspec.Raw = msgspec.Raw()
+    web_search_options: msgspec.Raw = msgspec.Raw()
 
 
 def refuse_unserved(body: UnservedBody) -> None:

@@ -1,0 +1,17 @@
+"""Llama as its relatives have it: attention without head norms and SwiGLU in every layer."""
+
+from __future__ import annotations
+
+from luceasync.models.config_fields import Fields
+from luceasync.models.families.family import Family
+from luceasync.models.families.qwen3 import architecture, parse_dense
+from luceasync.models.spec import ModelSpec
+
+
+def parse(fields: Fields) -> ModelSpec:
+    """The spec of a config. Raises ModelError."""
+    fields.must_be("mlp_bias", False)
+    return parse_dense(fields, "llama", has_head_norms=False)
+
+
+FAMILY = Family("llama", parse, architecture)

@@ -1,0 +1,198 @@
+"""POST /v1/completions, as a body and an answer: text goes on where prompts end.
+
+Source: OpenAI's OpenAPI document, `CreateCompletion`. Owns its types, its ranges, and which of a
+call's choices belongs to which prompt. Knows nothing of who drives it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+
+import msgspec
+from msgspec import UNSET
+from starlette.datastructures import Headers
+
+from luceasync.request import Delta, Engine, Finish, Request, Stream, TextPrompt, TokenPrompt
+from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
+from luceasync.server.failures import Failure
+from luceasync.server.merged import merged
+from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
+from luceasync.server.openai.chat_schema import StreamOptions
+from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
+from luceasync.server.openai.errors import error_body, unknown_model
+from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
+from luceasync.server.openai.unserved import refuse_unserved
+from luceasync.server.openai.usage import usage_of_all
+from luceasync.server.sse import encode_event
+from luceasync.server.tenant import Caller
+from luceasync.server.work import luceasync_of, timings_of
+
+DONE = b"data: [DONE]\n\n"
+MAX_PROMPTS = 64
+MAX_LOGPROBS = 20
+DEFAULT_MAX_TOKENS = 16
+
+Prompt = str | list[int]
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """The fields that are read; null is the same as absent."""
+
+    prompt: str | list[int | str | list[int]]
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    logprobs: int | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+    cache_salt: str | None = None
+
+
+_decoder = msgspec.json.Decoder(CompletionBody)
+
+
+class Completions:
+    """See luceasync.server.family.Endpoint."""
+
+    path = "/v1/completions"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> CompletionCall:
+        card = self._engine.card
+        asked = decode(_decoder, body)
+        if asked.model is not None and not card.serves(asked.model):
+            raise unknown_model(asked.model, card)
+        _refuse_unserved(asked)
+        prompts = _prompts(asked)
+        echoed = [self._text(prompt) if asked.echo else "" for prompt in prompts]
+        requests = [_request(asked, prompt, caller) for prompt in prompts]
+        return CompletionCall(asked, requests, echoed, card.name)
+
+    def _text(self, prompt: Prompt) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        return self._engine.spelled(prompt).decode(errors="replace")
+
+
+class CompletionCall:
+    """See luceasync.server.family.Call. The plain answer always tells the usage."""
+
+    def __init__(
+        self, body: CompletionBody, requests: Sequence[Request], echoed: Sequence[str], model: str
+    ) -> None:
+        self.requests = requests
+        self.stream = bool(body.stream)
+        options = body.stream_options or StreamOptions()
+        self._tells_usage = not self.stream or bool(options.include_usage)
+        self._tells_logprobs = body.logprobs is not None
+        self._echoed = echoed
+        self._model = model
+        self._id = f"cmpl-{random.getrandbits(128):032x}"
+        self._created = int(time.time())
+
+    async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Completion, None]:
+        """A chunk for each delta; the last one tells of the work."""
+        num_choices = self.requests[0].num_choices
+        finishes: list[dict[int, Finish]] = [{} for _ in streams]
+        is_begun: set[int] = set()
+        num_chars: dict[int, int] = {}
+        async for number, delta in merged(streams):
+            index = number * num_choices + delta.index
+            lead = "" if index in is_begun else self._echoed[number]
+            is_begun.add(index)
+            text, offset = lead + delta.text, num_chars.get(index, len(lead))
+            num_chars[index] = offset + len(delta.text)
+            if delta.finish is not None:
+                finishes[number][delta.index] = delta.finish
+            if text or delta.logprobs or delta.finish is not None:
+                yield self._chunk([self._choice(index, text, offset, delta)])
+        last = self._chunk([])
+        last.usage = usage_of_all(finishes) if self._tells_usage else UNSET
+        of_all = dict(enumerate(f for each in finishes for f in each.values()))
+        last.timings, last.luceasync = timings_of(of_all), luceasync_of(of_all)
+        yield last
+
+    def encode(self, event: Completion) -> bytes:
+        return encode_event(event)
+
+    def end(self, failure: Failure | None) -> bytes:
+        """A stream that broke off has no [DONE]."""
+        return DONE if failure is None else encode_event(error_body(failure))
+
+    async def fold(self, events: AsyncIterator[Completion]) -> Completion:
+        choices: dict[int, CompletionChoice] = {}
+        answer = self._chunk([])
+        async for answer in events:
+            for choice in answer.choices:
+                so_far = choices.setdefault(choice.index, CompletionChoice(choice.index, ""))
+                so_far.add(choice)
+        answer.choices = [choices[index] for index in sorted(choices)]
+        return answer
+
+    def _choice(self, index: int, text: str, offset: int, delta: Delta) -> CompletionChoice:
+        reason = None if delta.finish is None else delta.finish.reason
+        logprobs = _logprobs(delta, offset) if self._tells_logprobs else None
+        return CompletionChoice(index, text, logprobs, reason)
+
+    def _chunk(self, choices: list[CompletionChoice]) -> Completion:
+        return Completion(self._id, self._created, self._model, SYSTEM_FINGERPRINT, choices)
+
+
+def _refuse_unserved(body: CompletionBody) -> None:
+    refuse_unserved(body)
+    if body.suffix:
+        refuse("suffix", body.suffix, "none (no text is put before another here)")
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        refuse("best_of", body.best_of, "the same as 'n'")
+    if body.echo and body.logprobs is not None:
+        refuse("echo", True, "false beside 'logprobs' (those of a prompt are not told)")
+
+
+def _prompts(body: CompletionBody) -> list[Prompt]:
+    """A text, texts, ids, or lists of ids."""
+    given = body.prompt
+    if isinstance(given, str):
+        return [given]
+    ids = [each for each in given if isinstance(each, int)]
+    if ids and len(ids) == len(given):
+        return [ids]
+    prompts = [each for each in given if not isinstance(each, int)]
+    if not given or ids or len({type(prompt) for prompt in prompts}) > 1:
+        refuse("prompt", given, "text, token ids, or a list of such, all of one kind")
+    at_most("prompt", prompts, MAX_PROMPTS, "prompts")
+    return prompts
+
+
+def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
+    most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    top = None if body.logprobs is None else in_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
+    return Request(
+        TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
+        sampling=sampling_of(body),
+        max_tokens=in_range("max_tokens", most, 1, 2**31 - 1),
+        stop=stops_of(body),
+        ignore_eos=bool(body.ignore_eos),
+        num_choices=num_choices_of(body),
+        top_logprobs=in_range_or(0, "logprobs", top, 0, MAX_LOGPROBS) if top is not None else None,
+        tenant=caller.tenant(body.cache_salt),
+        client=caller.client,
+    )
+
+
+def _logprobs(delta: Delta, offset: int) -> Logprobs:
+    """Those of the delta's tokens, whose text begins at character `offset` of the choice's."""
+    told = Logprobs()
+    for one in delta.logprobs:
+        told.tokens.append(one.token)
+        told.token_logprobs.append(max(one.logprob, LEAST_LOGPROB))
+        told.top_logprobs.append({top.token: max(top.logprob, LEAST_LOGPROB) for top in one.top})
+        told.text_offset.append(offset)
+        offset += len(one.token)
+    return told

@@ -1,0 +1,117 @@
+"""POST /tokenize and /detokenize, GET /tokenizer_info: what a prompt is to the model.
+
+Their form is the one that evaluation harnesses know from other servers. Owns it, and nothing else.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from starlette.routing import Route
+
+from luceasync.errors import RequestError
+from luceasync.request import ChatPrompt, Engine, Request, TextPrompt
+from luceasync.server.checks import at_most, decode
+from luceasync.server.lookup import Lookup
+from luceasync.server.openai.chat_schema import Message, messages_of
+from luceasync.server.readiness import require_ready
+from luceasync.server.status_pages import json_response
+from luceasync.server.tenant import Caller
+
+MAX_IDS = 1 << 20
+
+
+class TokenizeBody(msgspec.Struct):
+    """A `prompt`, or a chat; nothing is ever added to a prompt, whatever `add_special_tokens`."""
+
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[int]
+
+
+class Tokens(msgspec.Struct, omit_defaults=True):
+    """`token_strs` where they were asked for; part of a character is U+FFFD."""
+
+    count: int
+    max_model_len: int
+    tokens: tuple[int, ...]
+    token_strs: list[str] | None = None
+
+
+_tokenize = msgspec.json.Decoder(TokenizeBody)
+_detokenize = msgspec.json.Decoder(DetokenizeBody)
+
+
+class Tokenize:
+    """See luceasync.server.family.Endpoint."""
+
+    path = "/tokenize"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> Lookup:
+        asked, engine = decode(_tokenize, body), self._engine
+        request = Request(_prompt(asked), tenant=caller.tenant(None))
+
+        async def look() -> Tokens:
+            ids = await engine.tokens(request)
+            told = Tokens(len(ids), engine.card.max_ctx_tokens, ids)
+            if asked.return_token_strs:
+                told.token_strs = [engine.spelled([i]).decode(errors="replace") for i in ids]
+            return told
+
+        return Lookup(look)
+
+
+class Detokenize:
+    """See luceasync.server.family.Endpoint."""
+
+    path = "/detokenize"
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    def parse(self, body: bytes, headers: Headers, caller: Caller) -> Lookup:
+        asked = decode(_detokenize, body)
+        at_most("tokens", asked.tokens, MAX_IDS, "tokens")
+
+        async def look() -> dict[str, str]:
+            return {"prompt": self._engine.spelled(asked.tokens).decode(errors="replace")}
+
+        return Lookup(look)
+
+
+class TokenizerPages:
+    """What of the tokenizer a client may need to know."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @property
+    def routes(self) -> list[Route]:
+        return [Route("/tokenizer_info", self.info)]
+
+    async def info(self, request: HttpRequest) -> Response:
+        require_ready(self._engine)
+        card = self._engine.card
+        return json_response(dict(card.special_tokens) | {"chat_template": card.chat_template})
+
+
+def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:
+    if (body.prompt is None) == (body.messages is None):
+        raise RequestError("Either 'prompt' or 'messages' is expected.", param="prompt")
+    if body.messages is None:
+        return TextPrompt(body.prompt or "")
+    kwargs = body.chat_template_kwargs or {}
+    return ChatPrompt(messages_of(body.messages), body.tools or None, kwargs)
