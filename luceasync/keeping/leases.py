@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
+from luceasync.keeping.lanes import WHOLE_LANES, Lanes
 from luceasync.keeping.lease import Lease
 from luceasync.keeping.limits import Needed
-from luceasync.keeping.memory_nodes import WHOLE_LANES, Lanes
 from luceasync.keeping.memory_to_disk import MemoryToDisk
 from luceasync.keeping.node_index import NodeIndex
 from luceasync.node_words import NodeKey

@@ -25,6 +25,7 @@ from luceasync.errors import PlacementError, RequestError
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
 from tests import tiny
 from tests.engines import written
+from tests.processes import placed
 
 POOL = 512
 
@@ -38,12 +39,14 @@ async def running(
     memory_bytes: int = 1 << 28,
     parallel: int = 2,
     draft_dir: Path | None = None,
+    placement: PlacementConfig | None = None,
     **kvflash: Any,
 ) -> AsyncIterator[LocalEngine]:
     engine = build_engine(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
-            placement=PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(shards))),
+            placement=placement
+            or PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(shards))),
             engine=EngineConfig(parallel=parallel, max_ctx_tokens=2048, prefill_chunk_tokens=128),
             cache=CacheConfig(
                 cache_dir=cache_dir,
@@ -142,6 +145,23 @@ async def test_lanes_beside_each_other_say_what_they_say_alone(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL, policy="lru", parallel=3) as engine:
         found = await asyncio.gather(*(said(engine, prompt, 60) for prompt in prompts))
     assert [answer for answer, _ in found] == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+async def test_groups_in_other_processes_follow_the_same_map(
+    tiny_dir: Path, tmp_path: Path, transport: str
+):
+    found = []
+    for arrangement in ("one", "three"):
+        folder = tmp_path / arrangement
+        folder.mkdir()
+        where = placed(folder, arrangement, transport)
+        async with running(tiny_dir, placement=where, pool_tokens=POOL, tau_tokens=16) as engine:
+            first, _ = await said(engine, tokens(900), 100)
+            again, finish = await said(engine, [*tokens(900), *first, *tokens(60, 5)], 40)
+            found.append((first, again, finish.residence, finish.usage.cached_tokens >= 890))
+    assert found[0] == found[1] and found[0][3]
 
 
 @pytest.fixture
