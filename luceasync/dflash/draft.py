@@ -116,13 +116,26 @@ class DraftNetwork:
         context has been written yet; `lanes`, `begins` int32 or int64. `reach` is the caller's
         promise that no entry begins behind it: then no more places are read.
         """
-        rows = self._draft_ops.block(lanes, begins, block, reach)
+        x = self.run(self._draft_ops, anchors, lanes, begins, block, reach)
+        return self._draft_ops.norm(x[:, 1:], self._held.norm, self.spec.norm_eps)
+
+    def run(
+        self,
+        ops: DraftOps,
+        anchors: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        block: int,
+        reach: int | None = None,
+    ) -> Tensor:
+        """The rows of blocks after the last layer, [entries, block, hidden]; see `propose`."""
+        rows = ops.block(lanes, begins, block, reach)
         x = self._block_rows(anchors, block)
         for layer, weights in enumerate(self._held.layers):
             projected = weights.projection.linear(weights.norm(x))
-            mixed = self._draft_ops.attend(layer, projected, weights, rows)
+            mixed = ops.attend(layer, projected, weights, rows)
             x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
-        return self._draft_ops.norm(x[:, 1:], self._held.norm, self.spec.norm_eps)
+        return x
 
     def _block_rows(self, anchors: Tensor, block: int) -> Tensor:
         """Embeddings [entries, block, hidden]: the anchor's, then the mask's."""

@@ -65,7 +65,7 @@ class _Rotation:
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """Rows of one pass; `sights`: for each layer what its rows see, as `attend` wants it."""
 
     lanes: Tensor
@@ -91,22 +91,31 @@ class TorchDraftOps:
         """RMS norm of [..., dim], in the dtype of x; weight float32 [dim]."""
         return rms_norm(x, weight, eps)
 
-    def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> _Block:
+    def block(self, lanes: Tensor, begins: Tensor, num_rows: int, reach: int | None) -> Block:
         """What `attend` needs in every layer for rows at positions `[begins, begins + num_rows)` of
         `lanes`, [entries] each, none of which begins behind `reach`.
         """
         lanes = lanes.long()
         positions = begins[:, None] + torch.arange(num_rows, device=begins.device)
         rotation = _Rotation.at(positions, self._inverse)
-        return _Block(lanes, rotation, self._sights(lanes, begins, num_rows, reach))
+        return Block(lanes, rotation, self._sights(lanes, begins, num_rows, reach))
 
     def attend(
-        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: _Block
+        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: Block
     ) -> Tensor:
         """Norm and rotate heads; attention of the block's rows to the context and to each other.
 
         projected: [entries, rows, query_dim + 2 kv_dim], in this order. Returns [entries, rows,
         query_dim].
+        """
+        q, keys, values = self.heads(layer, projected, weights, block)
+        return attend(q, keys, values, block.sights[layer]).flatten(2)
+
+    def heads(
+        self, layer: int, projected: Tensor, weights: DraftLayerWeights, block: Block
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [entries, rows, heads, head_dim], and keys and values [entries, rows + places,
+        kv_heads, head_dim]: the block's own, then those of the context.
         """
         spec, sight = self._spec.attention, block.sights[layer]
         heads = projected.unflatten(-1, (-1, spec.head_dim))
@@ -116,7 +125,7 @@ class TorchDraftOps:
         q, k = turning.split([spec.num_heads, spec.num_kv_heads], 2)
         num_places = sight.shape[-1] - projected.shape[1]
         keys, values = self._context.ring_of(layer).read(layer, block.lanes, k, v, num_places)
-        return attend(q, keys, values, sight).flatten(2)
+        return q, keys, values
 
     def write_context(
         self, projected: Tensor, key_norms: Tensor, lanes: Tensor, begins: Tensor, counts: Tensor

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.berth import Berth
+from luceasync.dflash.chunk_masses import DraftLooks
 from luceasync.dflash.decode import Speculator
 from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
 from luceasync.dflash.feature_contents import FeatureContents, LocalFeatures
@@ -43,6 +44,7 @@ class LoadedDraft:
 
     speculator: Speculator
     features: FeatureContents[Any]  # of that drafter
+    looks: DraftLooks | None  # None: it is in another process
     close: Callable[[], None]
 
 
@@ -73,7 +75,7 @@ def start_draft(
         capacity_tokens=features.capacity_tokens,
     )
     speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
-    return LoadedDraft(speculator, features, process.close)
+    return LoadedDraft(speculator, features, None, process.close)
 
 
 @torch.inference_mode()
@@ -138,7 +140,8 @@ def join(
         platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
         speculator = Speculator(backend, passes, shapes, plan.parallel)
         features = LocalFeatures(passes, memory or PlainMemory())
-        return LoadedDraft(speculator, features, closing.pop_all().close)
+        looks = DraftLooks(network, passes.ring)
+        return LoadedDraft(speculator, features, looks, closing.pop_all().close)
 
 
 def ring_of(

@@ -126,6 +126,8 @@ def _check_policy(config: Config, drafter: Drafter | None) -> None:
     """Refuse to have a drafter choose what stays that does not see all of it."""
     if config.kvflash.policy != "drafter":
         return
+    if drafter is not None and drafter.program is not None:
+        raise PlacementError(f"--kvflash-policy drafter: not with {BIN}, which runs it elsewhere")
     spec = None if drafter is None else drafter.spec
     layers = range(spec.num_layers) if spec else ()
     if spec is None or all(_limit(spec, layer, 1) is not None for layer in layers):

@@ -140,6 +140,9 @@ def _ways(
     else:
         draft = start_draft(berth, recipe.drafter, plan, backend, reading.advance)
     closing.callback(draft.close)
+    if plan.pool is not None and plan.pool.policy == "drafter":
+        assert draft.looks is not None, "placement refuses a drafter that is elsewhere"
+        backend.lanes.look_with(draft.looks)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
     return _Ways(

@@ -11,7 +11,6 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 
@@ -24,26 +23,19 @@ from luceasync.node_words import NodeKey
 from luceasync.pipeline.paging import (
     Keep,
     Ledger,
+    Looks,
     MakeReady,
     Paging,
     Pins,
     Placer,
     WholeLanes,
 )
-from luceasync.pipeline.passes import Masses, Passes
+from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.request import Residence
 
 REST = 2  # the next look begins after so many times what the last one took: a bus is half free
 LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for it
-
-
-class Looks(Protocol):
-    """Who says what chunks are worth; luceasync.pipeline.passes.Passes does."""
-
-    def look(self, lane: int, num_tokens: int) -> None: ...
-
-    def masses(self, lane: int) -> Masses: ...
 
 
 @dataclass(slots=True)
@@ -93,8 +85,7 @@ class PagedLanes:
     def nodes(self) -> Nodes:
         return self._parts
 
-    def look_with(self, looks: Looks | None) -> None:
-        """Have it say what chunks are worth; None: the oldest leave, and none comes back."""
+    def look_with(self, looks: Looks) -> None:
         self._looks = looks
 
     def keep_with(self, keep: Keep) -> None:

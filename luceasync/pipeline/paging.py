@@ -15,7 +15,7 @@ from luceasync.engine_status import ResidenceStatus
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pages import PageEvent, PageMap
 from luceasync.node_words import NodeKey
-from luceasync.pipeline.passes import Passes
+from luceasync.pipeline.passes import Masses, Passes
 from luceasync.request import Residence
 
 Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
@@ -23,6 +23,14 @@ Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
 Keep = Callable[[Callable[[], object], int], bool]
 MakeReady = Callable[[int, int, Sequence[NodeKey]], None]  # of NodesInParts
 Ledger = Sequence[tuple[bool, float]]  # of each chunk whether it was here, and what it was worth
+
+
+class Looks(Protocol):
+    """Who says what chunks are worth; luceasync.pipeline.passes.Passes says what each means."""
+
+    def look(self, lane: int, num_tokens: int) -> None: ...
+
+    def masses(self, lane: int) -> Masses: ...
 
 
 class Paging(Protocol):
@@ -53,6 +61,10 @@ class Paging(Protocol):
 
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:
         """The node holds what the span has left in the lane."""
+        ...
+
+    def look_with(self, looks: Looks) -> None:
+        """Have this say what chunks are worth: until then the oldest leave, and none comes back."""
         ...
 
     def keep_with(self, keep: Keep) -> None:
@@ -138,6 +150,9 @@ class WholeLanes:
 
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:
         """The lane holds it too."""
+
+    def look_with(self, looks: Looks) -> None:
+        """Everything stays."""
 
     def keep_with(self, keep: Keep) -> None:
         """Nothing is kept."""

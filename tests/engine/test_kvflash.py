@@ -13,6 +13,7 @@ import pytest
 from luceasync.config import (
     CacheConfig,
     Config,
+    DraftConfig,
     EngineConfig,
     KvFlashConfig,
     ModelConfig,
@@ -20,9 +21,11 @@ from luceasync.config import (
 )
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.errors import PlacementError, RequestError
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
 from tests import tiny
 from tests.engines import written
+from tests.processes import placed
 
 POOL = 512
 
@@ -35,12 +38,15 @@ async def running(
     shards: int = 1,
     memory_bytes: int = 1 << 28,
     parallel: int = 2,
+    draft_dir: Path | None = None,
+    placement: PlacementConfig | None = None,
     **kvflash: Any,
 ) -> AsyncIterator[LocalEngine]:
     engine = build_engine(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
-            placement=PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(shards))),
+            placement=placement
+            or PlacementConfig(devices=tuple(f"cpu:{i}" for i in range(shards))),
             engine=EngineConfig(parallel=parallel, max_ctx_tokens=2048, prefill_chunk_tokens=128),
             cache=CacheConfig(
                 cache_dir=cache_dir,
@@ -48,6 +54,7 @@ async def running(
                 memory_bytes=memory_bytes,
                 min_tokens=1,
             ),
+            draft=DraftConfig(draft_dir=draft_dir),
             kvflash=KvFlashConfig(**kvflash),
         )
     )
@@ -138,3 +145,86 @@ async def test_lanes_beside_each_other_say_what_they_say_alone(tiny_dir: Path):
     async with running(tiny_dir, pool_tokens=POOL, policy="lru", parallel=3) as engine:
         found = await asyncio.gather(*(said(engine, prompt, 60) for prompt in prompts))
     assert [answer for answer, _ in found] == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+async def test_groups_in_other_processes_follow_the_same_map(
+    tiny_dir: Path, tmp_path: Path, transport: str
+):
+    found = []
+    for arrangement in ("one", "three"):
+        folder = tmp_path / arrangement
+        folder.mkdir()
+        where = placed(folder, arrangement, transport)
+        async with running(tiny_dir, placement=where, pool_tokens=POOL, tau_tokens=16) as engine:
+            first, _ = await said(engine, tokens(900), 100)
+            again, finish = await said(engine, [*tokens(900), *first, *tokens(60, 5)], 40)
+            found.append((first, again, finish.residence, finish.usage.cached_tokens >= 890))
+    assert found[0] == found[1] and found[0][3]
+
+
+@pytest.fixture
+def draft_dir(tmp_path: Path) -> Path:
+    return tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+
+
+@pytest.mark.parametrize("policy", ["qk", "drafter"])
+async def test_speculation_says_what_plain_decoding_says(
+    tiny_dir: Path, draft_dir: Path, policy: str
+):
+    """As long as no chunk moves: 54 tokens are left in the last one."""
+    prompt, answers = tokens(970), []
+    for drafter in (None, draft_dir):
+        chosen = "lru" if policy == "drafter" and not drafter else policy
+        async with running(tiny_dir, draft_dir=drafter, pool_tokens=POOL, policy=chosen) as engine:
+            answer, finish = await said(engine, prompt, 24)
+            answers.append(answer)
+            status = engine.status().residence
+            assert (status.looks_total > 0) == (chosen != "lru")
+    if policy == "qk":
+        assert answers[0] == answers[1]
+    assert finish.speculation is not None and finish.speculation.rounds > 0
+
+
+async def test_a_request_for_which_there_is_no_host_memory_ends_alone(tiny_dir: Path):
+    async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
+        pump = engine._pump
+        assert pump is not None
+        lanes = pump.lanes
+        keep, lanes._keep = lanes._keep, lambda save, num_bytes: False
+        prompt = tokens(120)
+        answer, finish = await said(engine, prompt, 600)  # it grows out of the pool
+        assert (finish.reason, finish.error_kind) == ("error", "kv_host_memory")
+        assert "--prefix-cache-memory" in finish.error and len(answer) < 600
+        lanes._keep = keep
+        _, finish = await said(engine, prompt, 600)
+        assert finish.reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"pool_tokens": 128}, "--kvflash 128: at least 448"),
+        ({"pool_tokens": POOL, "policy": "drafter"}, "--kvflash-policy drafter: "),
+        ({"pool_tokens": POOL, "pins": ((0, 1000),)}, "--kvflash-pin-spans 0:1000: "),
+        ({"pool_tokens": POOL, "memory_bytes": 1 << 16}, "--prefix-cache-memory 65536: "),
+    ],
+)
+async def test_what_cannot_be_is_refused_at_the_start(tiny_dir: Path, fields, words: str):
+    with pytest.raises(PlacementError, match=words):
+        async with running(tiny_dir, **fields):
+            pass
+
+
+async def test_a_request_pins_tokens_and_is_told_what_fits(tiny_dir: Path):
+    async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
+        prompt = tokens(1200)
+        _, finish = await said(engine, prompt, 3, pins=((100, 120),))
+        assert finish.reason == "length"
+        for pins, words in ((((0, 1300),), "goes beyond"), (((64, 1000),), "64 fit")):
+            with pytest.raises(RequestError, match=words) as caught:
+                await said(engine, prompt, 3, pins=pins)
+            assert caught.value.param == "kvflash_pin"
+        with pytest.raises(RequestError, match="system message"):
+            await said(engine, prompt, 3, pins="system")
