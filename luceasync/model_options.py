@@ -37,7 +37,8 @@ MODEL_OPTIONS: tuple[Option, ...] = (
         parsers.one_of(*DTYPES),
         " | ".join(DTYPES),
         "|".join(DTYPES),
-        "Precision of weights and keys/values; auto: bf16 where the device computes it, else fp32.",
+        "Precision of activations, keys/values and plain weights; auto: bf16 where the device "
+        "computes it, else fp32. Quantised weights stay as they are.",
     ),
     Option(
         "trust-special-tokens",

@@ -2,7 +2,8 @@
 
     python scripts/soak.py [--minutes 15] [--clients 8]
 
-Prints memory, descriptors, threads each minute; of the last two thirds ranges and memory's slope.
+Prints memory, what of it prefixes take, descriptors, threads each minute; of the last two thirds
+ranges and memory's slope.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import http.client
 import json
 import random
+import re
 import socket
 import statistics
 import tempfile
@@ -19,7 +21,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from hostile.server import CHAT, Server, chat, posted_head
+from hostile.server import CHAT, MIB, Server, chat, posted_head
 
 WORDS = (
     "os path json dict list async queue read write open close thread lock event "
@@ -121,6 +123,12 @@ def slope_per_minute(samples: list[tuple[float, float]]) -> float:
     return statistics.linear_regression(minutes, values).slope
 
 
+def nodes_mib(server: Server) -> float:
+    """What the prefixes take that are kept in memory, up to their budget."""
+    found = re.search(rb'prefix_cache_bytes\{tier="memory"\} (\S+)', server.get("/metrics"))
+    return float(found[1]) / MIB if found else float("nan")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
@@ -154,13 +162,14 @@ def soak(server: Server, minutes: float, num_clients: int) -> None:
         thread.start()
     begin, samples = time.monotonic(), list[tuple[float, float, int, int]]()
     next_line = 1.0
-    print(f"{'minute':>6}{'MiB':>8}{'descriptors':>13}{'threads':>9}{'acts':>8}", flush=True)
+    print("minute     MiB  of nodes  descriptors  threads    acts", flush=True)
     while (minute := (time.monotonic() - begin) / 60) < minutes:
         row = (minute, server.memory_mib, server.num_descriptors, server.num_threads)
         samples.append(row)
         if minute >= next_line:
             print(
-                f"{minute:6.0f}{row[1]:8.0f}{row[2]:13}{row[3]:9}{load.counts.total():8}",
+                f"{minute:6.0f}{row[1]:8.0f}{nodes_mib(server):10.0f}{row[2]:13}{row[3]:9}"
+                f"{load.counts.total():8}",
                 flush=True,
             )
             next_line += 1

@@ -37,7 +37,8 @@ MAY_IMPORT = {
     | {"models", "kv", "cyext", "ranking"},
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "kernels.kernel"},
+    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
+    | {"kernels.kernel"},
     "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,

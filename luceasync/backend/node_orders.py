@@ -29,10 +29,12 @@ class NodeOrders:
         parts: Sequence[Nodes],
         memory: HostMemory,
         lay: Callable[[Sequence[int]], None],
+        limits: tuple[int, int],
     ) -> None:
         """`parts`: of each shard; `lay` is told where the next regions of `memory` lie, where the
-        other end says that.
+        other end says that. `limits`: lanes, and tokens of each.
         """
+        self._num_lanes, self._max_tokens = limits
         self._lay = lay
         self._link = link
         self._parts = parts
@@ -47,7 +49,18 @@ class NodeOrders:
             wire.Fill: self._fill,
         }
 
+    def _check_lane(self, lane: int, num_tokens: int) -> None:
+        if lane >= self._num_lanes or num_tokens > self._max_tokens:
+            told = f"{num_tokens} tokens of lane {lane}"
+            self._link.refuse(f"{told}; there are {self._num_lanes}, of {self._max_tokens} tokens")
+
+    def _check_span(self, order: wire.Save | wire.Adopt) -> None:
+        if order.begin >= order.end:
+            self._link.refuse(f"a node of tokens [{order.begin}, {order.end})")
+
     def _save(self, order: wire.Save, got: Received[Any]) -> None:
+        self._check_span(order)
+        self._check_lane(order.lane, order.end)
         key, span = _key(order.node), Span(order.begin, order.end, order.with_state)
         self._lay(order.regions)
         try:
@@ -61,6 +74,9 @@ class NodeOrders:
         self._link.answer(got, wire.Room(True))
 
     def _restore(self, order: wire.Restore, got: Received[Any]) -> None:
+        self._check_lane(order.lane, order.num_tokens)
+        if not order.nodes:
+            self._link.refuse("a chain of no nodes is to be restored")
         if unknown := [node for node in order.nodes if node not in self._held]:
             self._link.refuse(f"node {unknown[0]} is to be restored, and is not here")
         keys = [_key(node) for node in order.nodes]
@@ -75,6 +91,7 @@ class NodeOrders:
             self._held.discard(order.node)
 
     def _adopt(self, order: wire.Adopt, got: Received[Any]) -> None:
+        self._check_span(order)
         key, span = _key(order.node), Span(order.begin, order.end, order.with_state)
         self._lay(order.regions)
         try:

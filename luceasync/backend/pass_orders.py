@@ -14,6 +14,7 @@ from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
 from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Sizes, Spec
 from luceasync.ranking.logits import Edits, Ranking, Wanted
 
@@ -29,6 +30,10 @@ class Answers(Protocol):
 
     def given(self, got: Received[Any], specs: Sequence[Spec]) -> list[Tensor]: ...
 
+    def lent(self, got: Received[Any], spec: Spec) -> Tensor: ...
+
+    def free_after(self, event: Event, got: Received[Any]) -> None: ...
+
     def refuse(self, words: str) -> Any: ...
 
 
@@ -42,8 +47,12 @@ class PassOrders:
         sizes: Sizes,
         taps: Sequence[int],
         limits: tuple[int, int],
+        taken: Callable[[], Event],
     ) -> None:
-        """`taps`: those of this group, in order; `limits`: lanes, and tokens of each."""
+        """`taps`: those of this group, in order; `limits`: lanes, and tokens of each; `taken`: when
+        the last pass that was queued has read what it was given.
+        """
+        self._taken = taken
         self._link = link
         self._passes = passes
         self._sizes = sizes
@@ -73,7 +82,7 @@ class PassOrders:
     def _run(self, order: wire.Run, got: Received[Any]) -> None:
         batch = order.batch
         self._check(batch, order.kind)
-        [given] = self._link.given(got, [self._sizes.given(batch)])
+        given = self._link.lent(got, self._sizes.given(batch))
         self._batch, self._ranking = batch, None
         output: Tensor | None
         if order.kind == "prefill":
@@ -85,6 +94,7 @@ class PassOrders:
             if (parents is not None) != order.has_parents:
                 self._link.refuse("a verify whose parents came twice, or not at all")
             output = self._passes.verify(batch, given, parents)
+        self._link.free_after(self._taken(), got)
         if order.answers:
             gives = self._sizes.gives(batch, order.project)
             tensors = [] if gives is None or output is None else [output[:, : gives[0][1]]]

@@ -7,6 +7,7 @@ last log lines.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,15 +28,17 @@ from luceasync.ipc.wiring import Home
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.pipeline import wire
-from luceasync.pipeline.crossing import put, specs_of, take
+from luceasync.pipeline.crossing import lend, put, specs_of, take
 from luceasync.pipeline.devices import host_memory, offers_of, pinned_by
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Sizes, Spec, payload_bytes
 from luceasync.pipeline.wire import NODES
 
 CALL_S = 300.0
 POLL_S = 60.0
+LOOK_S = 1e-3  # how often a device is asked whether it has read what was lent to it
 TOLD_BYTES = 32 << 20  # of weights that were read, between two messages about it
 
 log = logging.getLogger(__name__)
@@ -48,6 +51,7 @@ class Wire:
 
     def __init__(self, home: Home) -> None:
         self._channel = home.channel
+        self._lent: deque[tuple[Event, Any]] = deque()  # payloads that a device may still read
 
     def answer(self, got: Received[Any], message: Message, tensors: Sequence[Tensor] = ()) -> None:
         """Answer an order, with tensors of any device."""
@@ -71,9 +75,26 @@ class Wire:
             self.refuse(f"{type(got.message).__name__} came without what it speaks of")
         return take(got.payload, specs)
 
+    def lent(self, got: Received[Any], spec: Spec) -> Tensor:
+        """The one tensor that came with an order, where it lies, until `free_after`."""
+        if got.payload is None:
+            self.refuse(f"{type(got.message).__name__} came without what it speaks of")
+        return lend(got.payload, [spec])[0]
+
+    def free_after(self, event: Event, got: Received[Any]) -> None:
+        """What came with an order is no longer read once a device has come to the event."""
+        self._lent.append((event, got.payload))
+        self._free()
+
     def next(self) -> Received[Any] | None:
         """The next order, or None: none has come for a while."""
+        while self._lent and not self._channel.poll(LOOK_S):
+            self._free()
         return self._channel.receive(CALL_S) if self._channel.poll(POLL_S) else None
+
+    def _free(self) -> None:
+        while self._lent and self._lent[0][0].query():
+            self._lent.popleft()[1].free()
 
     def refuse(self, words: str) -> NoReturn:
         """Close the channel on what may not come."""
@@ -130,6 +151,7 @@ class Serving:
         if plan.suits_one_thread:
             torch.set_num_threads(1)
         names = [shard.device for shard in plan.here]
+        self._home.channel.register(pinned_by(names))
         memory, lay = self._node_memory(names, order.node_bytes)
         self._memory = memory
         progress = Progress(self._wire)
@@ -140,8 +162,8 @@ class Serving:
         sizes = Sizes(spec, plan, number)
         taps = [tap for tap in order.taps if tap in sizes.layers]
         limits = plan.parallel, plan.max_ctx_tokens
-        self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits).table
-        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay).table
+        self._orders |= PassOrders(self._wire, group.passes, sizes, taps, limits, group.taken).table
+        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits).table
         self._orders[wire.Synchronize] = self._synchronize
         log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)
 

@@ -169,9 +169,12 @@ async def ask(
 
 
 async def written(engine: LocalEngine) -> None:
-    """Wait until the disk has what it is to have, and nothing else is ordered for a moment."""
+    """Wait until the disk has what it is to have of what was answered, and nothing else is ordered
+    for a moment: of an answer that has just been told, nothing may be ordered yet.
+    """
     num_quiet = 0
     async with asyncio.timeout(WRITE_DEADLINE_S):
+        await engine.flush()
         while num_quiet < NUM_QUIET:
             await asyncio.sleep(0.005)
             status = engine.status()

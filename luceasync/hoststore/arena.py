@@ -105,11 +105,12 @@ class Arena:
         self._mapping = map_pages(capacity_bytes + PIECE_BYTES) if mapping is None else mapping
         self._area = np.frombuffer(self._mapping, np.uint8)
         address = self._area.ctypes.data
-        # Elsewhere it begins at another address: pieces are counted from its begin then.
         first = address + -address % PIECE_BYTES if own else address
         last = first + capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
         self._origin = address
-        self._slabs = [(a, min(a + slab_bytes, last)) for a in range(first, last, slab_bytes)]
+        # Copies stop at multiples of PIECE_BYTES (see copy_stream): so do slabs.
+        borders = range(first - first % PIECE_BYTES, last, slab_bytes)
+        self._slabs = [(max(a, first), min(a + slab_bytes, last)) for a in borders]
         self._locked: list[int] = []
         self._holes = Holes()
         # Views go away in any thread, also while this one holds the lock: they only leave a note.

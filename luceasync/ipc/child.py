@@ -22,6 +22,7 @@ from luceasync.ipc.waiting import Deadline
 
 SETTLE_S = 0.05  # for what it said last to come through the pipe
 GOING_S = 0.2  # its sockets close before it has ended
+EXIT_CODE = 48  # where that stands in /proc/PID/stat, after the state
 
 
 class Child:
@@ -52,11 +53,11 @@ class Child:
         """Whether end() has been done: nothing of it is left."""
         return self._ended is not None
 
-    def watch(self, sock: socket.socket, heartbeat: Heartbeat) -> None:
+    def watch(self, sock: socket.socket, heartbeat: Heartbeat, on_end: Callable[[], None]) -> None:
         """Ask it for signs of life through `sock`, which is this object's from now on, and end it
-        when it gives none.
+        when it gives none. `on_end` is called in another thread when it ends, or is ended here.
         """
-        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn)
+        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn, on_end)
 
     @property
     def age_s(self) -> float | None:
@@ -88,11 +89,14 @@ class Child:
         """How it ended, if it has, and its last log lines."""
         if self._ended is not None:
             return told(self._ended, self._lines)
+        ending = "" if self._wait(0.0) else going(self.pid)
+        if ending:
+            return told(self._with_verdict(ending), self._log.last(SETTLE_S))
         if not self._wait(GOING_S):
             return told("its process lives", self._log.last())
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
-        return told(self._how(status), self._log.last(SETTLE_S))
+        return told(self._with_verdict(how(status)), self._log.last(SETTLE_S))
 
     def end(self, grace_s: float, deadline_s: float) -> None:
         """Let it end by itself for `grace_s`, then kill it with all that it started, and reap it.
@@ -113,7 +117,7 @@ class Child:
         if self._watch is not None:
             self._watch.close()
         os.close(self.pidfd)
-        self._ended = self._how(status)
+        self._ended = self._with_verdict(how(status))
 
     def _wait(self, seconds: float) -> bool:
         """Whether it has ended, waiting for that."""
@@ -127,8 +131,8 @@ class Child:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
-    def _how(self, status: os.waitid_result) -> str:
-        return f"{self._verdict}; {how(status)}" if self._verdict else how(status)
+    def _with_verdict(self, ending: str) -> str:
+        return f"{self._verdict}; {ending}" if self._verdict else ending
 
     def _kill_group(self) -> None:
         for kill in (os.killpg, os.kill):  # it may not lead its group yet
@@ -141,6 +145,21 @@ def how(status: os.waitid_result) -> str:
     if status.si_code == os.CLD_EXITED:
         return f"its process ended with status {status.si_status}"
     return f"its process was ended by {signal.Signals(status.si_status).name}"
+
+
+def going(pid: int) -> str:
+    """The same, of one whose memory the system still takes back; empty where it is not known."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+    state, *fields = stat.rpartition(")")[2].split()  # proc(5): from the third field on
+    code = int(fields[EXIT_CODE])
+    if state in "Tt" or code == 0:
+        return ""  # it was stopped, or lives
+    if code & 0x7F:
+        return f"its process was ended by {signal.Signals(code & 0x7F).name}"
+    return f"its process ended with status {code >> 8}"
 
 
 def told(ending: str, lines: list[str]) -> str:

@@ -13,8 +13,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -164,7 +165,9 @@ class LocalLauncher:
             ours.callback(inbox.close)
             process = self._starter.submit(self._start, arguments, wiring).result()
             child = Child(process, self._on_line)
-            child.watch(pulse, program.heartbeat)
+            # What waits at the channel sees an end before the system has closed the other side.
+            wake = control.dup()
+            child.watch(pulse, program.heartbeat, partial(_shut, wake))
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now
@@ -184,6 +187,13 @@ class LocalLauncher:
             start_new_session=True,  # Ctrl-C at a terminal is for this process alone
             env=child_environment(os.environ, self._program.environment, wiring),
         )
+
+
+def _shut(sock: socket.socket) -> None:
+    """For all who have it; what has come can still be read."""
+    with suppress(OSError):  # the other end has closed
+        sock.shutdown(socket.SHUT_RDWR)
+    sock.close()
 
 
 def child_environment(

@@ -180,7 +180,7 @@ class LocalChannel(Generic[M]):
     ) -> Received[A]:
         begun = time.monotonic()
         number = self.send(message, payload, deadline_s=deadline_s)
-        left_s = round(deadline_s - (time.monotonic() - begun), 3)
+        left_s = round(deadline_s - (time.monotonic() - begun), 2)  # a read sleeps for as much
         return self.answer(number, kind, max(0.0, left_s))
 
     def ping(self, deadline_s: float) -> None:

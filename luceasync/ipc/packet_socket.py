@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections import deque
+from contextlib import suppress
 
 from luceasync.cyext.packets import PacketPort, Traffic
 from luceasync.ipc.channel import Received
@@ -43,5 +44,7 @@ class PacketSocket(PacketPort):
             self.pings.popleft()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. The other end sees it, whoever else has the socket."""
+        with suppress(OSError):  # closed before, or there
+            self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from luceasync.cyext.pulse import echo
+from luceasync.cyext.pulse import echo, keep_alone
 from luceasync.ipc.supervision import Heartbeat
 
 QUESTION = b"?"
@@ -22,28 +22,41 @@ MAX_ANSWER_BYTES = 64
 
 
 class Answering:
-    """The end that is asked."""
+    """The end that is asked. Its thread alone has the socket: both end at once, and the other end
+    sees that before the process has given its memory back.
+    """
 
     def __init__(self, sock: socket.socket) -> None:
-        """Takes over the socket, which waits."""
+        """Takes over the socket."""
+        self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._socket = sock
-        self._thread = threading.Thread(
-            target=echo, args=(sock.fileno(),), name="signs of life", daemon=True
-        )
+        self._is_alone = False
+        self._has_begun = threading.Event()
+        self._thread = threading.Thread(target=self._answer, name="signs of life", daemon=True)
         self._thread.start()
+        self._has_begun.wait()
+        if self._is_alone:
+            sock.close()  # here; not what the thread has
+
+    def _answer(self) -> None:
+        fd, stop = self._socket.fileno(), self._stop
+        self._is_alone = keep_alone(fd, stop)
+        self._has_begun.set()
+        echo(fd, stop)
 
     def close(self) -> None:
         """Idempotent."""
-        if self._socket.fileno() >= 0:
-            with suppress(OSError):  # the other end is gone
-                self._socket.shutdown(socket.SHUT_RDWR)
+        if self._stop >= 0:
+            os.eventfd_write(self._stop, 1)
             self._thread.join()
+            os.close(self._stop)
+            self._stop = -1
             self._socket.close()
 
 
 class Watch:
     """The end that asks, until the process ends: `on_hang` is called once if it is silent for too
-    long, in the thread of this.
+    long, `on_end` once when it ends or nobody asks any more; both in the thread of this.
     """
 
     def __init__(
@@ -52,6 +65,7 @@ class Watch:
         pidfd: int,
         heartbeat: Heartbeat,
         on_hang: Callable[[str], None],
+        on_end: Callable[[], None],
     ) -> None:
         """Takes over the socket. The process is silent from its first sign of life on: until then
         it may not have come to its first line.
@@ -60,11 +74,12 @@ class Watch:
         self._pidfd = pidfd
         self._heartbeat = heartbeat
         self._on_hang = on_hang
+        self._on_end = on_end
         self._heard_s: float | None = None
         self._silent_s = 0.0
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self.has_ended = threading.Event()
-        self._thread = threading.Thread(target=self._ask_on, name="asks for life", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="asks for life", daemon=True)
         self._thread.start()
 
     @property
@@ -82,7 +97,15 @@ class Watch:
             self._stop = -1
             self._socket.close()
 
-    def _ask_on(self) -> None:
+    def _run(self) -> None:
+        try:
+            if self._is_gone_at_last():
+                self.has_ended.set()
+        finally:
+            self._on_end()
+
+    def _is_gone_at_last(self) -> bool:
+        """Ask until it is gone; False: until nobody asks any more."""
         waiting = select.poll()
         for fd in (self._pidfd, self._stop, self._socket.fileno()):
             waiting.register(fd, select.POLLIN)
@@ -95,12 +118,10 @@ class Watch:
                 asked_s = now_s
             happened = dict(waiting.poll(round(interval_s * 1e3)))
             if self._stop in happened:
-                return
-            if self._pidfd in happened:
-                self.has_ended.set()
-                return
-            if self._socket.fileno() in happened and not self._hear():
-                waiting.unregister(self._socket.fileno())
+                return False
+            is_gone = self._socket.fileno() in happened and not self._hear()
+            if is_gone or self._pidfd in happened:
+                return True
 
     def _ask(self, passed_s: float) -> bool:
         """Count the silence, and ask again; False where it has been too long."""
@@ -114,7 +135,7 @@ class Watch:
         return True
 
     def _hear(self) -> bool:
-        """Whether there may be more to hear."""
+        """Whether there may be more to hear; nobody but the process has the other end."""
         try:
             answer = self._socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
         except OSError:  # it has ended, and left our question unread

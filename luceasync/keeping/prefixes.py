@@ -196,8 +196,7 @@ class Prefixes:
     def finished(self, lease: Lease, lane: int, end: int, *, is_cut: bool = False) -> None:
         """The generation ends, for whatever reason; the lane stands after the first `end` tokens of
         its sequence. They are kept: the next turn goes on from there. `is_cut`: they end with a
-        stop string, which nobody is shown and no next turn holds; a recurrent state is of no use
-        behind it, and that of the prompt's end is the last one that is.
+        stop string, which no next turn holds: a recurrent state is of no use behind it.
         """
         is_generated = lease.path_end >= lease.num_prompt_tokens
         node = None
@@ -276,6 +275,7 @@ class Prefixes:
         if lost is not None and not lost.reason.is_passing:
             self._index.forget(key, "disk")
             self._to_disk.mend(key)
+        self._leases.shrink()  # who ordered it may have left
 
     def _came(self, lease: Lease, key: NodeKey, num_bytes: int) -> None:
         """A node is here that the lease waits for; the last one tells how fast the disk was."""

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from luceasync.models.forms import Dense, Form, Place, Shape
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.random import RandomModule
 from luceasync.models.layer_reader import Part, whole
 from luceasync.models.layers import Layer
 from luceasync.models.ops import Norm, Ops
@@ -43,7 +45,15 @@ class RandomSource:
     the same whoever reads it, in whatever order.
     """
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, seed: int = 0) -> None:
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int = 0,
+        form_of: Callable[[str], Form] = lambda name: Dense(),
+    ) -> None:
+        """`form_of`: how each tensor would be stored, by its name; they are random too."""
+        self._form_of = form_of
         self._generator = torch.Generator(device)
         self._dtype = dtype
         self._device = device
@@ -51,12 +61,15 @@ class RandomSource:
 
     def form(self, name: str) -> Form:
         """See TensorSource."""
-        return Dense()
+        return self._form_of(name)
 
-    def read(self, name: str, shape: Shape) -> Tensor:
+    def read(self, name: str, shape: Shape) -> Tensor | RandomModule:
         """See TensorSource."""
         digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
         self._generator.manual_seed(int.from_bytes(digest) >> 1)
+        form = self._form_of(name)
+        if isinstance(form, Grouped):
+            return RandomModule(name, form, shape, self._generator)
         random = torch.randn(
             shape, generator=self._generator, dtype=torch.float32, device=self._device
         )

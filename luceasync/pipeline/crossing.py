@@ -10,8 +10,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from luceasync.cyext.flatten import fill
 from luceasync.ipc.channel import Outgoing, Payload
 from luceasync.pipeline.sizes import Spec, num_bytes, payload_bytes
+
+HOST = torch.device("cpu")
+LARGE_BYTES = 256 << 10
 
 
 def specs_of(tensors: Sequence[Tensor]) -> list[Spec]:
@@ -32,7 +36,18 @@ def views(memory: memoryview, specs: Sequence[Spec]) -> list[Tensor]:
 def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
     """Copy tensors of any device there; complete when this returns."""
     for target, tensor in zip(views(room.view, specs_of(tensors)), tensors, strict=True):
-        target.copy_(tensor)
+        if tensor.nbytes < LARGE_BYTES or tensor.device != HOST or not tensor.is_contiguous():
+            target.copy_(tensor)
+        else:  # past the caches: nearly twice as fast
+            source, place = (t.view(-1).view(torch.uint8).numpy() for t in (tensor, target))
+            fill(place, [0], [source])
+
+
+def lend(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:
+    """Tensors over a payload where it lies, until it is freed. One of another size than these have
+    closes its channel. Raises ChannelClosed.
+    """
+    return views(payload.view(payload_bytes([*specs])), specs)
 
 
 def take(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:

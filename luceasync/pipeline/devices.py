@@ -97,7 +97,7 @@ def pinned_by(devices: Sequence[str]) -> Register:
         try:
             pages.lock(address, memory.nbytes)
         except MemoryError as error:
-            log.warning("nodes are slower, in memory that is not pinned: %s", error)
+            log.warning("copies are slower, of memory that is not pinned: %s", error)
             return lambda: None
         return lambda: pages.unlock(address)
 

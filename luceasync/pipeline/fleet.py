@@ -25,6 +25,7 @@ from luceasync.ipc.wiring import Rings, open_rings
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline import wire
 from luceasync.pipeline.agreement import dtype_words, states_of
+from luceasync.pipeline.devices import pinned_by
 from luceasync.pipeline.lent_nodes import lend_memory, whole_bytes
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.offer import HERE
@@ -173,6 +174,8 @@ class Fleet:
         rings = open_rings(transport, ring_bytes)
         if rings is not None:
             self._closing.callback(rings.close)
+            here = [device.name for device in self._plan.devices if device.is_here]
+            rings.memory.register(pinned_by(here))
         for place, number in enumerate(numbers):
             share = _share(parts[number], spec, self._plan)
             own_bytes = whole_bytes(node_bytes * share)

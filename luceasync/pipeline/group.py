@@ -116,6 +116,12 @@ class LocalGroup:
     def synchronize(self) -> None:
         self._shards[-1].platform.synchronize()
 
+    def taken(self) -> Event:
+        """When what its first shard was given last has been read."""
+        first = self._shards[0].platform
+        with first.on_device():
+            return first.record_event()
+
     @property
     def nodes(self) -> Sequence[Nodes]:
         return [shard.nodes for shard in self._shards]

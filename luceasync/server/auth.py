@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from luceasync.errors import RequestError
 
 OPEN_PATHS = frozenset({"/", "/health", "/ready"})
+OPEN_FOLDER = "/web/"  # files of the page, the same for everybody
 _ACCEPTED_KEY = "luceasync.accepted_key"
 
 
@@ -39,7 +40,7 @@ class RequireApiKey:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
         key = self._find(_key_in(scope))
@@ -58,6 +59,10 @@ class RequireApiKey:
         # Every key is compared, so that the time tells nothing of which one was near.
         found = [key for key in self._keys if hmac.compare_digest(sent, key.encode())]
         return found[0] if found else None
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _key_in(scope: Scope) -> bytes:

@@ -17,7 +17,7 @@ from hypercorn.asyncio.task_group import TaskGroup, _handle
 from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import (
     AppWrapper,
@@ -35,6 +35,7 @@ Address = tuple[str, int] | None
 
 SEND_TIMEOUT_S = 60.0  # in which a client has to read some of what waits for it
 AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than anybody reads yet
+LAST_TURNS = 64  # of the loop, for what a client has said before it left
 LARGE_BYTES = 16 << 10  # of one piece: those of many clients are taken one at a time
 CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
 
@@ -72,11 +73,6 @@ class Http11(H11Protocol):
     An offer to upgrade is passed over, as a server may (RFC 9110, 7.8).
     """
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return self.stream is None
-
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version != b"1.1" and event.http_version != b"1.0":
             await self._send_error_response(505)
@@ -103,6 +99,8 @@ class Connection(TCPServer):
         super().__init__(app, loop, config, context, {}, reader, writer)
         self._turns = turns
         self._http: Http11 | Http2 | None = None
+        self._client_left = False
+        self.when_idle: Callable[[bool], None] = lambda is_idle: None  # told each time it changes
         self._low_water_bytes = writer.transport.get_write_buffer_limits()[0]
 
     async def run(self) -> None:
@@ -122,17 +120,16 @@ class Connection(TCPServer):
             self._http = None
             vars(self).pop("protocol", None)
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered on it."""
-        return self._http is None or self._http.is_idle
-
     def abort(self) -> None:
         """End the connection now; what was not sent is lost."""
         self.writer.transport.abort()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
+            if isinstance(event, Updated):
+                self.when_idle(event.idle)
+                if self._client_left:  # after the last answer there is no request to wait for
+                    return
             await super().protocol_send(event)
             return
         async with self.send_lock:
@@ -205,11 +202,14 @@ class Connection(TCPServer):
                 data = await reading
                 if data:  # it waits for the answer before, or for whoever reads the body
                     await asyncio.wait_for(handling, AHEAD_TIMEOUT_S)
+                else:
+                    await _settled(handling)
             except TimeoutError:
                 break
             finally:
                 for task in (handling, reading):
                     task.cancel()
+        self._client_left = True
         await self.protocol.handle(Closed())
 
     async def _read(self) -> bytes:
@@ -225,3 +225,13 @@ class Connection(TCPServer):
                 await super()._close()
         except TimeoutError:
             self.abort()
+
+
+async def _settled(handling: asyncio.Future[None]) -> None:
+    """Let what is being handled come as far as it does by itself: a request that has half begun
+    would not hear that its client has left.
+    """
+    for _ in range(LAST_TURNS):
+        if handling.done():
+            return
+        await asyncio.sleep(0)

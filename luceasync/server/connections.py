@@ -10,6 +10,7 @@ import logging
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 
 from luceasync.server.connection import Connection
 from luceasync.server.giving_back import GivingBack
@@ -34,11 +35,6 @@ class Arrival:
         self.connection: Connection | None = None
         self.task: asyncio.Task[None] | None = None
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered on it."""
-        return self.connection is None or self.connection.is_idle
-
     def end(self) -> None:
         """End it now; what was not sent is lost."""
         if self.connection is not None:
@@ -48,9 +44,11 @@ class Arrival:
 
 
 class Connections:
-    """Those that are open, at most `most`: beyond, the oldest that is idle ends, else the newest.
+    """Those that are open, at most `most`: beyond, one that is idle ends, else the newest.
 
-    `tls` None: they are not encrypted.
+    First ends who has asked for nothing yet, the oldest of them; then who has been idle longest. So
+    clients that ask now and then keep theirs beside any number that never do. `tls` None: they are
+    not encrypted.
     """
 
     def __init__(self, make: MakeConnection, most: int, tls: ssl.SSLContext | None) -> None:
@@ -59,6 +57,8 @@ class Connections:
         self._tls = tls
         self._open: dict[Arrival, None] = {}  # in the order in which they came
         self._shaking: dict[Arrival, None] = {}
+        self._silent: dict[Arrival, None] = {}  # they have asked for nothing
+        self._idle: dict[Arrival, None] = {}  # in the order in which they got their last answers
         self._ending: set[Arrival] = set()
         self._giving_back = GivingBack()
         self._num_ended = 0
@@ -96,13 +96,15 @@ class Connections:
 
     def begin(self, sock: socket.socket) -> None:
         """Serve it to its end, beside the others."""
-        if len(self) >= self._most and not self._end_first(self._open):
+        if len(self) >= self._most and not (
+            self._end_first(self._silent) or self._end_first(self._idle)
+        ):
             sock.close()
             return
         if len(self._shaking) >= MAX_HANDSHAKES:
             self._end_first(self._shaking)
         arrival = Arrival(sock)
-        self._open[arrival] = None
+        self._open[arrival] = self._silent[arrival] = None
         if self._tls is not None:
             self._shaking[arrival] = None
         arrival.task = asyncio.get_running_loop().create_task(self._serve(arrival))
@@ -118,6 +120,7 @@ class Connections:
         finally:
             self._shaking.pop(arrival, None)
         arrival.connection = self._make(reader, writer)
+        arrival.connection.when_idle = partial(self._moved, arrival)
         await arrival.connection
 
     async def _streams(
@@ -136,9 +139,17 @@ class Connections:
         )
         return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
 
+    def _moved(self, arrival: Arrival, is_idle: bool) -> None:
+        """Its request has been answered, or another one begins."""
+        self._silent.pop(arrival, None)
+        self._idle.pop(arrival, None)
+        if is_idle and arrival in self._open:
+            self._idle[arrival] = None
+
     def _forget(self, arrival: Arrival) -> None:
-        del self._open[arrival]
-        self._shaking.pop(arrival, None)
+        for arrivals in (self._open, self._shaking, self._silent, self._idle):
+            arrivals.pop(arrival, None)
+        arrival.connection = None  # it tells this arrival when it is idle
         self._ending.discard(arrival)
         arrival.sock.close()
         self._num_ended += self._tls is not None
@@ -147,9 +158,11 @@ class Connections:
             self._giving_back.ask()
 
     def _end_first(self, arrivals: dict[Arrival, None]) -> bool:
-        """End the oldest of `arrivals` that is idle; tell whether there was one."""
-        for arrival in arrivals:
-            if arrival.is_idle and arrival not in self._ending:
+        """End the first of `arrivals`; tell whether there was one."""
+        while arrivals:
+            arrival = next(iter(arrivals))
+            del arrivals[arrival]
+            if arrival not in self._ending:
                 self._ending.add(arrival)
                 arrival.end()
                 return True

@@ -96,11 +96,6 @@ class Http2:
         self._windows_moved = asyncio.Event()
         self._closed = False
 
-    @property
-    def is_idle(self) -> bool:
-        """Whether no request is being answered."""
-        return not self._streams
-
     async def initiate(self) -> None:
         """Say what we allow."""
         self._h2.initiate_connection()

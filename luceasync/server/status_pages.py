@@ -15,7 +15,9 @@ from luceasync.engine_status import EngineStatus
 from luceasync.request import Engine
 from luceasync.server.discretion import without_paths
 from luceasync.server.drain import Drain
+from luceasync.server.engine_view import told_status
 from luceasync.server.metrics import CONTENT_TYPE, Metrics
+from luceasync.server.page import Page, wants_page
 
 
 class StatusPages:
@@ -25,18 +27,32 @@ class StatusPages:
         self._engine = engine
         self._drain = drain
         self._metrics = metrics
+        self._page = Page()
 
     @property
     def routes(self) -> list[Route]:
         return [
             Route("/", self.root),
+            *self._page.routes,
+            Route("/status", self.status),
+            Route("/version", self.version),
             Route("/health", self.health),
             Route("/ready", self.ready),
             Route("/metrics", self.metrics),
         ]
 
     async def root(self, request: Request) -> Response:
+        """The page for browsers, a line for programs: some only look whether it is there."""
+        if wants_page(request):
+            return self._page.index(request)
         return json_response({"name": "luceasync", "version": __version__})
+
+    async def version(self, request: Request) -> Response:
+        return json_response({"version": __version__})
+
+    async def status(self, request: Request) -> Response:
+        """What the engine holds and has done."""
+        return json_response(told_status(self._engine))
 
     async def health(self, request: Request) -> Response:
         """Live: the process answers, whether or not the model is loaded. Degraded: it serves, but

@@ -33,7 +33,17 @@ class Told:
 class Client(threading.Thread):
     """Asks once, in a thread."""
 
-    def __init__(self, port: int, question: str, salt: str, max_tokens: int, is_streamed: bool):
+    def __init__(
+        self,
+        port: int,
+        question: str,
+        salt: str,
+        max_tokens: int,
+        *,
+        is_streamed: bool,
+        goes_on: bool = False,
+    ) -> None:
+        """`goes_on`: the answer has all these tokens, whatever the model says."""
         super().__init__(daemon=True)
         self.question = question
         self.told: Told | None = None
@@ -46,6 +56,7 @@ class Client(threading.Thread):
                 "temperature": 0,
                 "stream": is_streamed,
                 "cache_salt": salt,
+                "ignore_eos": goes_on,
             }
         ).encode()
         self._text = ""

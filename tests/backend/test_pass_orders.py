@@ -16,6 +16,7 @@ from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
+from luceasync.pipeline.cpu_platform import Past
 
 NUM_LANES, MAX_TOKENS = 2, 128
 
@@ -33,6 +34,12 @@ class Line:
         if [(tuple(t.shape), t.dtype) for t in self.tensors] != [*specs]:
             self.refuse("another size")
         return self.tensors
+
+    def lent(self, got, spec) -> Tensor:
+        return self.given(got, [spec])[0]
+
+    def free_after(self, event, got) -> None:
+        raise AssertionError("nothing is run")
 
     def refuse(self, words: str) -> Any:
         raise ChannelClosed(words)
@@ -56,7 +63,7 @@ class Rows:
 
 
 def order(message: Message, *tensors: Tensor) -> None:
-    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], (NUM_LANES, MAX_TOKENS))
+    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], (NUM_LANES, MAX_TOKENS), Past)
     orders.table[type(message)](message, Received(message, None, 1, 0))
 
 

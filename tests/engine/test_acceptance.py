@@ -28,6 +28,7 @@ class NoText:
     """A detokenizer that shows nothing."""
 
     has_stops = stopped = False
+    stopped_by = None
 
     def push(self, token: int):
         return NoText

@@ -245,8 +245,8 @@ def test_memory_that_others_map_is_given_out_at_offsets_that_mean_the_same_to_th
         offset = arena.offset_of(region[100:])
         assert offset == arena.offset_of(region) + 100
         assert theirs[offset - 100 : offset + 9_900] == bytes([mark + 1]) * 10_000
-    [first, *_] = pages.locked
-    assert [(address - first) % PIECE_BYTES for address in pages.locked] == [0, 0, 0]
+    # Copies by devices stop at the same addresses, wherever the memory begins.
+    assert [address % PIECE_BYTES for address in pages.locked[1:]] == [0] * (len(pages.locked) - 1)
     arena.close()
 
 

@@ -24,6 +24,7 @@ DIFFERENT = [
     (Statement(STATES, version="9.9"), ("luceasync", __version__, "9.9")),
     (Statement(STATES | {"weights": "blake3 cd34"}), ("weights:", "blake3 ab12", "blake3 cd34")),
     (Statement(STATES | {"dtype": "fp32"}), ("dtype:", "bf16", "fp32")),
+    (Statement(STATES | {"layers": "5-33"}), ("layers:", "5-34", "5-33")),
     (Statement(STATES | {"rope": "yarn"}), ("rope:", "not stated", "yarn")),
     (Statement({}), ("dtype:", "bf16", "not stated")),
 ]

@@ -58,6 +58,12 @@ def test_what_is_no_packet_of_ours_is_refused_in_words(came: bytes, words: str) 
     assert words in str(caught.value)
 
 
+def test_a_message_is_what_its_bytes_say_whatever_came_before() -> None:
+    sender, receiver = coder(), coder()
+    for words in ("a", "a", "b", "", "a" * 100, "a" * 100, "b", "a"):
+        assert receiver.decode(sender.encode(Say(words)))[0] == Say(words)
+
+
 def test_the_same_packet_is_not_taken_twice() -> None:
     receiver = coder()
     receiver.decode(packet(Say()))

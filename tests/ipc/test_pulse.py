@@ -45,7 +45,10 @@ class Watched:
         there.close()
         self.pidfd = os.pidfd_open(self.process.pid)
         self.hung: list[str] = []
-        self.watch = Watch(here, self.pidfd, heartbeat, self.hung.append)
+        self.ended: list[float] = []
+        self.watch = Watch(
+            here, self.pidfd, heartbeat, self.hung.append, lambda: self.ended.append(time.time())
+        )
 
     def close(self) -> None:
         self.process.kill()
@@ -74,8 +77,10 @@ def test_one_that_is_stopped_is_hung_and_its_end_is_told():
     os.kill(watched.process.pid, signal.SIGSTOP)
     until(lambda: bool(watched.hung))
     assert not watched.watch.has_ended.is_set()
+    assert watched.ended == []
     os.kill(watched.process.pid, signal.SIGKILL)
     until(watched.watch.has_ended.is_set)
+    until(lambda: len(watched.ended) == 1)
     assert watched.hung == ["it gave no sign of life for 0.3 s"]
     watched.close()
 
@@ -84,6 +89,20 @@ def test_one_that_is_stopped_is_hung_and_its_end_is_told():
 def test_before_its_first_sign_it_has_time():
     watched = Watched("", Heartbeat(interval_s=0.001, deadline_s=0.002))
     until(watched.watch.has_ended.is_set)
+    watched.close()
+
+
+@pytest.mark.slow
+def test_the_thread_that_answers_alone_has_its_socket():
+    # Then its death is seen before all memory of the process has been given back: the system closes
+    # what a thread has when that thread ends, and what the process has last of all.
+    watched = Watched("import torch; time.sleep(600)")
+    until(lambda: watched.watch.age_s is not None)
+    tasks = Path(f"/proc/{watched.process.pid}/task")
+    counts = sorted(len(list((task / "fd").iterdir())) for task in tasks.iterdir())
+    assert counts[0] == 2  # the socket, and what ends the thread
+    links = [os.readlink(link) for link in Path(f"/proc/{watched.process.pid}/fd").iterdir()]
+    assert not [link for link in links if link.startswith("socket:")]
     watched.close()
 
 

@@ -100,3 +100,12 @@ def test_a_node_with_other_tokens_is_set_aside(bench):
     bench.disk.files[node.key] = replace(node, tensors=other)
     assert bench.serve(PROMPT) == 64
     assert bench.disk.quarantined == [node.key]
+
+
+def test_what_comes_when_who_ordered_it_has_left_does_not_stay_beyond_the_budget(bench):
+    after = Bench(disk=bench.disk, memory_bytes=0, transit_bytes=2000)
+    lease = after.lease(PROMPT)
+    assert not after.prefixes.prepare(lease, [])
+    after.prefixes.release(lease)
+    after.disk.deliver_all(after.prefixes)
+    assert after.disk.reads and after.index.num_bytes("memory") == 0

@@ -87,7 +87,7 @@ def test_a_missing_config_is_named(tmp_path: Path):
         (b"{", "cannot be read as JSON"),
         (b"\xff\xfe", "cannot be read as JSON"),
         (b"[]", "a JSON object is expected, got list"),
-        (b'{"model_type": "llama"}', "model_type 'llama' is not supported; supported: qwen3,"),
+        (b'{"model_type": "mamba"}', "model_type 'mamba' is not supported; supported: "),
         (b"{}", "model_type None is not supported"),
     ],
 )

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from luceasync import __version__
 from luceasync.errors import PeerRefused
-from luceasync.ipc.handshake import Statement, difference, greet
+from luceasync.ipc.handshake import PROTOCOL, Statement, difference
 from luceasync.ipc.launcher import LocalLauncher, Program
+from luceasync.ipc.supervised import Supervised
 from luceasync.models.precision import Precision
 from luceasync.pipeline import wire
 from luceasync.pipeline.agreement import dtype_words, states_of
@@ -36,21 +40,29 @@ def test_weights_that_were_written_again_are_others(tiny_dir: Path):
     assert words is not None and words.startswith("weights: ")
 
 
+OTHERS = {
+    "protocol": (99, f"protocol {PROTOCOL} here, 99 there"),
+    "version": ("0.1", f"luceasync {__version__} here, 0.1 there"),
+    "weights": ("ab12", "weights: [0-9a-f]{32} here, ab12 there"),
+    "dtype": ("bf16/bf16/bf16", f"dtype: {FP32} here, bf16/bf16/bf16 there"),
+    "layers": ("0:3 of 4", "layers: 0:2 of 4 here, 0:3 of 4 there"),
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "layers", "words"),
-    [
-        ("bf16/bf16/bf16", "0:2", f"dtype: {FP32} here, bf16/bf16/bf16 there"),
-        (FP32, "0:3", "layers: 0:2 of 4 here, 0:3 of 4 there"),
-    ],
-)
-def test_a_process_that_differs_refuses_with_both_values(
-    tiny_dir: Path, tmp_path: Path, dtype: str, layers: str, words: str
-):
+@pytest.mark.parametrize("what", OTHERS)
+def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_path: Path, what: str):
+    ours, words = OTHERS[what]
+    statement = Statement(states_of(tiny_dir, FP32, "0:2"))
+    if what in statement.states:
+        statement = replace(statement, states={**statement.states, what: ours})
+    else:
+        statement = replace(statement, **{what: ours})
     program = Program(backend_program(tmp_path), "backend", (1 << 16, 1 << 16))
     launcher = LocalLauncher(program, on_line=lambda line: None)
+    process = Supervised(launcher, "a backend", ("cpu:0",), threading.Event())
     given = ["--model-dir", str(tiny_dir), "--dtype", FP32, "--layers", "0:2"]
-    started = launcher.launch(given, wire.ANSWERS)
     with pytest.raises(PeerRefused, match=f"it refused us: {words}"):
-        greet(started.channel, Statement(states_of(tiny_dir, dtype, layers)), 60.0)
+        process.start(given, wire.ANSWERS, statement, 60.0)
+    assert process.status.detail.startswith("a backend failed and will be started again now: ")
     launcher.close()

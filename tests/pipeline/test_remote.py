@@ -115,6 +115,19 @@ def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
         assert torch.equal(life(target, "other"), life(target, "n"))
 
 
+def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
+    several = {name: open_in(name, "shared") for name in ARRANGEMENTS}
+    expected = life(several["one"])
+    given = {}
+    for name, backend in several.items():
+        assert torch.equal(life(backend), expected)
+        given[name] = backend.nodes.export("n")
+    for target in several.values():
+        for name, node in given.items():
+            target.nodes.adopt(name, SPAN, node)
+            assert torch.equal(life(target, name), life(target, "n"))
+
+
 def remote_group(backend: LayerSplitBackend):
     """The one that is not of this process."""
     [group] = [group for group in backend._groups if group.num_shards[1]]
@@ -163,6 +176,20 @@ def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
     all_rows.send_chunk_taps(here, 0, 0, 100)
     for found, expected in zip(heard.taps, here.taps, strict=True):
         assert torch.equal(found[:, 100 - num_kept : 100], expected[:, 100 - num_kept : 100])
+
+
+def test_only_tapped_rows_that_are_kept_cross(open_in):
+    backend = open_in("two", "shared")
+    group = remote_group(backend)
+    backend.prefill(0, 0, range(3, 10), project=False)
+    backend.verify([0], [7], torch.tensor([[5, 6, 7, 8, 9, 10]]))
+    before = group.traffic.payload_bytes_received
+    taps = group.passes.taps([[0, 2, 3]])
+    assert taps
+    [num_kept] = {torch.count_nonzero(rows.abs().sum(-1)).item() for rows in taps.values()}
+    row_bytes = sum(rows.shape[-1] * rows.element_size() for rows in taps.values())
+    assert num_kept == 3
+    assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
 
 
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):

@@ -131,6 +131,45 @@ async def test_where_there_are_too_many_the_oldest_idle_one_ends(on_port, monkey
             writer.close()
 
 
+async def test_who_asks_now_and_then_keeps_its_connection_beside_many_that_do_not(
+    on_port, monkeypatch
+):
+    monkeypatch.setattr("luceasync.server.listener.max_connections", lambda: 4)
+    async with on_port(ScriptedEngine()) as client:
+        asker, asked_once = await connect(client), await connect(client)
+        for reader, writer in (asker, asked_once, asker):
+            writer.write(HEALTH)
+            await reader.readuntil(b"}")
+        silent = [await connect(client) for _ in range(6)]
+        for reader, _ in silent[:4]:
+            assert await has_ended(reader)
+        for reader, writer in silent[4:]:
+            writer.write(HEALTH)
+            await reader.readuntil(b"}")
+        newest = await connect(client)
+        assert await has_ended(asked_once[0])  # of those that have asked, idle for longest
+        asker[1].write(HEALTH)
+        await asker[0].readuntil(b"}")
+        for _, writer in (asker, asked_once, newest, *silent):
+            writer.close()
+
+
+@pytest.mark.parametrize("num_missing", [0, 100], ids=["whole", "without its end"])
+async def test_who_sends_no_more_is_not_waited_for(on_port, num_missing):
+    """A request and the end come together: what has begun hears of the end."""
+    head, body = CHAT.split(b"\r\n\r\n")
+    length = b"content-length: %d" % (len(BODY) + num_missing)
+    head = head.replace(b"content-length: %d" % len(BODY), length)
+    async with on_port(ScriptedEngine()) as client:
+        for _ in range(5):
+            reader, writer = await connect(client)
+            writer.write(head + b"\r\n\r\n" + body)
+            writer.write_eof()
+            async with asyncio.timeout(DEADLINE_S):
+                await reader.read()
+            writer.close()
+
+
 def test_descriptors_are_left_for_the_rest_of_the_process(monkeypatch):
     asked: list[tuple[int, int]] = []
     monkeypatch.setattr(listener_module.resource, "getrlimit", lambda _: (1024, 4096))

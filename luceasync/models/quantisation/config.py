@@ -31,6 +31,8 @@ def scheme_at(model_dir: Path) -> Scheme | None:
     naming the file.
     """
     path = model_dir / "config.json"
+    if not path.exists():
+        return None
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         other = model_dir / MODELOPT_FILE

@@ -11,7 +11,9 @@ import msgspec
 from luceasync.errors import RequestError
 
 # What a client sends that names a field without using it.
-OFF = frozenset({b"", b"null", b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"'})
+OFF = frozenset(
+    {b"", b"null", b"false", b"0", b'""', b"[]", b"{}", b'"none"', b'"auto"', b'["text"]'}
+)
 
 
 class UnservedBody(msgspec.Struct):
@@ -42,6 +44,8 @@ class UnservedBody(msgspec.Struct):
     continue_final_message: msgspec.Raw = msgspec.Raw()
     prompt_logprobs: msgspec.Raw = msgspec.Raw()
     audio: msgspec.Raw = msgspec.Raw()
+    modalities: msgspec.Raw = msgspec.Raw()
+    web_search_options: msgspec.Raw = msgspec.Raw()
 
 
 def refuse_unserved(body: UnservedBody) -> None:

@@ -1,0 +1,55 @@
+"""Random quantised matrices are as large as plain ones, and the same from the same seed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.models.config import read_spec
+from luceasync.models.forms import Dense, Place
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.ggml import FORMS
+from luceasync.models.layer_reader import Part
+from luceasync.models.loader import RandomSource, TensorReader
+from luceasync.models.ops import TorchOps
+from luceasync.models.quantisation.floats4 import DIVIDED, NVFP4
+
+OTHERS = {
+    "FP8": Grouped("FP8", 8, 128, 128, "bf16", codes="e4m3"),
+    "int8": Grouped("int8", 8, None, None, "fp32", codes="int8"),
+    "AWQ": Grouped("AWQ", 4, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
+    "NVFP4": NVFP4,
+    "divided": DIVIDED,
+}
+SHAPE = (600, 512)
+
+
+def rows_of(form: Grouped, seed: int = 0) -> torch.Tensor:
+    source = RandomSource(torch.float32, torch.device("cpu"), seed, lambda name: form)
+    place = Place(TorchOps(), torch.device("cpu"), torch.float32)
+    table = TensorReader(source, read_spec(BUNDLED_MODEL_DIR), place).table("x", SHAPE)
+    return table.lookup(torch.arange(SHAPE[0]))
+
+
+@pytest.mark.parametrize("name", [*FORMS, *OTHERS])
+def test_numbers_are_about_as_large_as_plain_ones(name: str):
+    rows = rows_of((FORMS | OTHERS)[name])
+    assert torch.isfinite(rows).all()
+    assert 0.3 < rows.std() * SHAPE[1] ** 0.5 < 3
+    assert torch.equal(rows, rows_of((FORMS | OTHERS)[name]))
+    assert not torch.equal(rows, rows_of((FORMS | OTHERS)[name], seed=1))
+
+
+def test_parts_of_matrices_and_plain_ones_beside_them():
+    source = RandomSource(
+        torch.float32,
+        torch.device("cpu"),
+        form_of=lambda name: Dense() if name == "b" else FORMS["Q4_K"],
+    )
+    place = Place(TorchOps(), torch.device("cpu"), torch.float32)
+    parts = [Part("a", lambda rows: rows[::2], divisor=2), Part("b"), Part("c")]
+    weight = TensorReader(source, read_spec(BUNDLED_MODEL_DIR), place).stacked(
+        parts, dict.fromkeys("abc", SHAPE)
+    )
+    assert weight.linear(torch.randn(2, SHAPE[1])).shape == (2, 300 + 600 + 600)
