@@ -59,6 +59,10 @@ class Wire:
         if tensors:
             room = self._channel.reserve(payload_bytes(specs_of(tensors)), CALL_S)
             put(room, tensors)
+        while self._lent:  # who hears an answer may let others write where that lay
+            event, payload = self._lent.popleft()
+            event.synchronize()
+            payload.free()
         self._channel.send(message, room, answers=got.number, deadline_s=CALL_S)
 
     def say(self, message: Message) -> None:
@@ -84,10 +88,10 @@ class Wire:
     def free_after(self, event: Event, got: Received[Any]) -> None:
         """What came with an order is no longer read once a device has come to the event."""
         self._lent.append((event, got.payload))
-        self._free()
 
     def next(self) -> Received[Any] | None:
         """The next order, or None: none has come for a while."""
+        self._free()
         while self._lent and not self._channel.poll(LOOK_S):
             self._free()
         return self._channel.receive(CALL_S) if self._channel.poll(POLL_S) else None
