@@ -63,11 +63,14 @@ class Rounds:
         self.ended_s: list[float] = []
         self._house: House | None = None
         self._texts: dict[str, str] = {}
-        self._num_houses = 0
+        self._transport = ""
         self._number = 0
 
-    def one(self, deed: str, moment: str) -> None:
+    def one(self, deed: str, moment: str, transport: str) -> None:
         """A round."""
+        if transport != self._transport:
+            self.close()
+        self._transport = transport
         house = self._open_house()
         self._number += 1
         salt = f"salt {self._number}"
@@ -110,14 +113,9 @@ class Rounds:
             self.ended_s.append(self._house.end())
             self._house = None
 
-    @property
-    def _transport(self) -> str:
-        return TRANSPORTS[self._num_houses % 2]
-
     def _open_house(self) -> House:
         """The server that there is, or a new one, which nobody has disturbed yet."""
         if self._house is None:
-            self._num_houses += 1
             self._house = House(self._transport)
             clients = ask_all(self._house.port, QUESTIONS, "calm", MAX_TOKENS)
             texts = {client.question: _whole(client) for client in clients}
@@ -155,11 +153,14 @@ def _whole(client: Client) -> str:
     return told.text
 
 
-def schedule(only: Sequence[str], num_rounds: int) -> list[tuple[str, str]]:
-    """Deeds and moments in turns; where the server dies comes last, since another one follows."""
+def schedule(only: Sequence[str], num_rounds: int) -> list[tuple[str, str, str]]:
+    """Deeds and moments in turns, where the server dies last, since another one follows; all of
+    them over one transport, then over the other.
+    """
     pairs = [(deed, moment) for deed, moments in DEEDS.items() for moment in moments]
     chosen = [pair for pair in pairs if not only or ":".join(pair) in only]
-    return [chosen[number % len(chosen)] for number in range(num_rounds)]
+    turns = [divmod(number, len(chosen)) for number in range(num_rounds)]
+    return [(*chosen[place], TRANSPORTS[turn % len(TRANSPORTS)]) for turn, place in turns]
 
 
 def run(report: Report, only: Sequence[str], num_rounds: int, limit_s: float) -> None:
@@ -168,11 +169,11 @@ def run(report: Report, only: Sequence[str], num_rounds: int, limit_s: float) ->
     begun = time.perf_counter()
     num_done = 0
     try:
-        for deed, moment in schedule(only, num_rounds):
+        for deed, moment, transport in schedule(only, num_rounds):
             passed_s = time.perf_counter() - begun
             if passed_s > limit_s:
                 break
-            rounds.one(deed, moment)
+            rounds.one(deed, moment, transport)
             num_done += 1
             print(f"{num_done}: {deed} at {moment}, from {passed_s:.0f} s on", flush=True)
         rounds.close()

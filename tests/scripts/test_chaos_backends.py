@@ -8,15 +8,20 @@ import sys
 from pathlib import Path
 
 import pytest
-from chaos_backends import DEEDS, schedule
+from chaos_backends import DEEDS, TRANSPORTS, schedule
 
 ROOT = Path(__file__).parents[2]
 
 
 def test_every_deed_has_its_turn_at_every_moment():
-    pairs = {(deed, moment) for deed, moments in DEEDS.items() for moment in moments}
-    assert set(schedule([], len(pairs))) == pairs
-    assert schedule(["stop:save"], 3) == [("stop", "save")] * 3
+    turns = {
+        (deed, moment, transport)
+        for deed, moments in DEEDS.items()
+        for moment in moments
+        for transport in TRANSPORTS
+    }
+    assert set(schedule([], len(turns))) == turns
+    assert schedule(["stop:save"], 2) == [("stop", "save", each) for each in TRANSPORTS]
 
 
 @pytest.mark.slow
