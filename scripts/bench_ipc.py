@@ -2,10 +2,9 @@
 
     python scripts/bench_ipc.py [--rounds 5] [--hops 2000] [--chunks 40] [--transport shared]
 
-A hop is a call with an activation of four lanes of 5120 in bf16, and an answer with one: copied to
-the ring, read where it lies and written to the other ring, as a group does, and copied out. A bare
-ping-pong is 64 bytes there and back over a socket. Each runs back to back, every 5 ms, and every
-5 ms while a thread writes 16 streams of events. A chunk is 20 MiB, copied into the ring and out.
+A hop is an activation of four lanes of 5120 in bf16 there and back: copied in, read where it lies
+as by a group, copied out. A bare ping-pong is 64 bytes over a socket. Each runs back to back,
+every 5 ms, and so beside 16 streams of events. A chunk is 20 MiB, copied in and out.
 """
 
 from __future__ import annotations

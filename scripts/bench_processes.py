@@ -1,13 +1,10 @@
 """A model over two devices: both in one process, beside one of them in a process of its own.
 
     python scripts/bench_processes.py [--devices cuda:0,cuda:1] [--shapes qwen3.5-27b,qwen3-4b]
-        [--rounds 7] [--prompt-tokens 16384] [--json PATH]
+    python scripts/bench_processes.py --devices cpu:0,cpu:1 --shapes small --prompt-tokens 512
 
-Random weights, the same layers on each device. Decoding of one lane and of four, and a prompt, in
-turns; ratios are pair by pair, and above 1.00 two processes are the faster. A hop is an activation
-of four lanes from the first device to the second one in another process and back, hot and between
-steps of a running decode. Chunks are of 20 MiB, one way. `--devices cpu:0,cpu:1 --shapes small
---prompt-tokens 512` runs anywhere.
+Random weights, the same layers on each device, in turns; above 1.00 two processes are the faster. A
+hop goes from the first device to the second one in another process and back; chunks go one way.
 """
 
 from __future__ import annotations
@@ -78,6 +75,7 @@ def serve(device: str) -> None:
     home = come_home((Hop, Chunk))
     be_greeted(home.channel, Statement(), DEADLINE_S)
     home.channel.register(pinned_by([device]))
+    home.channel.keep_awake()
     place = open_platform(device).device
     with suppress(ChannelClosed):  # the measurement has ended
         answer_all(home.channel, place)
@@ -268,8 +266,8 @@ def compare_copies(report: Report, devices: Sequence[str], options: argparse.Nam
     """Hops and chunks between the first two devices, in two processes."""
     place = open_platform(devices[0]).device
     with echo_end(devices[1]) as started:
-        if (rings := started.channel) is not None:
-            rings.register(pinned_by([devices[0]]))
+        started.channel.register(pinned_by([devices[0]]))
+        started.channel.keep_awake()
         hop = hop_of(started, place)
         table = report.table(("when", "p50", "p99"), "a hop there and back, device to device")
         busy = torch.randn(2048, 2048, device=place)

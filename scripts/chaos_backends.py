@@ -124,7 +124,7 @@ class Rounds:
             if self._texts and texts != self._texts:
                 raise SystemExit(f"another server says {texts}, not {self._texts}")
             self._texts = texts
-            self._kept = self._house.kept()
+            self._kept = self._house.calm()
         return self._house
 
     def _check(self, clients: Sequence[Client], deed: str, *, is_calm: bool) -> None:
@@ -143,7 +143,8 @@ class Rounds:
         """Whether the server has what it had before anything was done."""
         until(
             lambda: house.kept().is_no_more_than(self._kept),
-            f"a server has {house.kept()}, it began with {self._kept}",
+            f"a server began with {self._kept} and has",
+            house.kept,
         )
 
 

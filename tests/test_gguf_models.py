@@ -26,6 +26,7 @@ from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.report import plan_report
 from tests import tiny
+from tests.engine.test_processes import running as arranged
 from tests.engines import ask, running, written
 from tests.gguf.tiny_files import K_MIX, Tiny, write
 
@@ -38,6 +39,7 @@ MODELS = {
     "plain hybrid": Tiny("qwen3_5"),
     "heads in order": Tiny("qwen3_5", value_heads=2, types={"": "Q8_0"}, tied=True),
     "K-quants": Tiny(types=K_MIX, tensors_a_part=9),
+    "fused": Tiny(types={"": "Q4_0"}, fused=True),
     "K-quants, tied": Tiny(types=K_MIX, tied=True),
     "K-quants hybrid": Tiny("qwen3_5", types=K_MIX, mtp=True, vision=True, tied=True),
     "llama": Tiny("llama", types=K_MIX | {"attn_k.weight": "Q4_1", "output.weight": "Q5_0"}),
@@ -132,6 +134,19 @@ async def test_a_drafter_changes_no_answer(files: tuple[Path, Path], tmp_path: P
             await engine.load()
             answers.append((await ask(engine, QUESTION, NUM_TOKENS)).ids)
     assert answers[0] == answers[1]
+
+
+@pytest.mark.slow
+async def test_what_other_processes_have_kept_is_taken_up_by_one(tmp_path: Path):
+    path, _ = write(MODELS["K-quants hybrid"], tmp_path)
+    cache_dir = tmp_path / "cache"
+    async with arranged(path, tmp_path / "three", "three", cache_dir=cache_dir) as engine:
+        kept = await ask(engine, QUESTION, NUM_TOKENS, keep_prefix=True)
+        await written(engine)
+    async with arranged(path, tmp_path / "one", "one", cache_dir=cache_dir) as engine:
+        again = await ask(engine, QUESTION, NUM_TOKENS)
+    assert again.finish.restore.tier == "disk"
+    assert again.ids == kept.ids
 
 
 def test_a_part_that_has_changed_is_another_namespace(tmp_path: Path):

@@ -28,7 +28,7 @@ from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import Home
 from luceasync.models.precision import torch_dtype
-from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.devices import host_memory, pinned_by
 from luceasync.pipeline.platform import Platform, open_platform
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class Drafting:
             torch.set_num_threads(1)
         name = self._names.get(order.device, order.device)
         platform = open_platform(name)
+        self._home.channel.register(pinned_by([name]))
         embedding = SentRows(mask, order.num_lanes, platform.device)
         memory = self._row_memory(name, order)
         network = self._network(order, embedding, platform)

@@ -99,11 +99,12 @@ class PassOrders:
             if (parents is not None) != order.has_parents:
                 self._link.refuse("a verify whose parents came twice, or not at all")
             output = self._passes.verify(batch, given, parents)
-        self._link.free_after(self._taken(), got)
+        taken = self._taken()
         if order.answers:
             gives = self._sizes.gives(batch, order.project)
             tensors = [] if gives is None or output is None else [output[:, : gives[0][1]]]
             self._link.answer(got, wire.Done(), tensors)
+        self._link.free_after(taken, got)  # what was given may be what is answered
 
     def _check(self, batch: Batch, kind: str) -> None:
         num_written = 0 if kind == "verify" else batch.num_rows

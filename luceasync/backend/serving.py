@@ -152,6 +152,8 @@ class Serving:
             torch.set_num_threads(1)
         names = [shard.device for shard in plan.here]
         self._home.channel.register(pinned_by(names))
+        if plan.computes_beside:
+            self._home.channel.keep_awake()
         memory, lay = self._node_memory(names, order.node_bytes)
         self._memory = memory
         progress = Progress(self._wire)

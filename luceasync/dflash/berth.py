@@ -29,6 +29,7 @@ from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.supervised import Supervised
 from luceasync.ipc.wiring import open_rings
 from luceasync.pipeline.agreement import draft_states_of, dtype_words
+from luceasync.pipeline.devices import pinned_by
 from luceasync.pipeline.lent_nodes import lend_memory, whole_bytes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import load
@@ -74,6 +75,8 @@ class Berth:
         arena, lent = None, dict[str, SealedMemory]()
         if rings is not None:
             self._closing.callback(rings.close)
+            here = [device.name for device in plan.devices if device.is_here]
+            rings.memory.register(pinned_by(here))
             lanes_bytes = plan.parallel * self._capacity * row_bytes
             arena, lent[NODES] = lend_memory(self._node_bytes, 2 * lanes_bytes, self._closing)
         launcher = LocalLauncher(

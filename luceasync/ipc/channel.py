@@ -81,6 +81,11 @@ class Channel(Protocol[M]):
     def register(self, register: Register) -> None:
         """Let a device register the memory of payloads, until close()."""
 
+    def keep_awake(self) -> None:
+        """Spin from one message to the next, as long as they follow each other and where cores are
+        spare: for who computes on devices, and leaves its cores to nobody.
+        """
+
     def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:
         """Room for a payload; waits while the other end still reads earlier ones.
 

@@ -31,21 +31,6 @@ IDLE_S = 0.05  # without a message; from then on nothing is done until one comes
 NOW = Deadline(0)
 
 
-class _Door:
-    """Where a channel is entered: only while it is open. What goes wrong inside closes it."""
-
-    def __init__(self, channel: LocalChannel[Any]) -> None:
-        self._channel = channel
-
-    def __enter__(self) -> None:
-        if self._channel.closed is not None:
-            raise ChannelClosed(self._channel.closed)
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, WireError | OSError):
-            self._channel.fail(str(error))
-
-
 class LocalChannel(Generic[M]):
     """See `luceasync.ipc.channel.Channel`. Call it from one thread."""
 
@@ -66,10 +51,9 @@ class LocalChannel(Generic[M]):
         self._outbox = outbox
         self._inbox = inbox
         self._peer = peer
-        self._patience = Patience()
-        self._spins = self._patience.spin_s > 0
+        self._patience = Patience(0)  # nobody spins unasked
+        self._spins = False
         self._came: deque[Received[Any]] = deque()
-        self._door = _Door(self)
         hooks = Hooks(self.fail, self._wait_for_bytes)
         self._packets = PacketSocket(control, codec, self.traffic, inbox, hooks)
         self._readiness = Readiness(self._packets.fd, died_fd)
@@ -77,6 +61,10 @@ class LocalChannel(Generic[M]):
     def register(self, register: Register) -> None:
         self._outbox.register(register)
         self._inbox.register(register)
+
+    def keep_awake(self) -> None:
+        self._patience = Patience()
+        self._spins = self._patience.spin_s > 0
 
     def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:
         if self.closed is not None:
@@ -118,12 +106,16 @@ class LocalChannel(Generic[M]):
     def forward(
         self, message: Message, payload: Payload, *, answers: int = 0, deadline_s: float
     ) -> int:
-        with self._door:
+        if self.closed is not None:
+            raise ChannelClosed(self.closed)
+        try:
             span = self._outbox.refer(payload)
             if span is not None:
                 self.traffic.payload_bytes_lent += span.num_bytes
                 number = self._packets.send(message, answers, span)
                 return self._send_on(message, span, answers, Deadline(deadline_s), number, True)
+        except (WireError, OSError) as error:
+            self.fail(str(error))
         room = self.reserve(payload.num_bytes, deadline_s)
         room.view[:] = payload.view(payload.num_bytes)
         return self.send(message, room, answers=answers, deadline_s=deadline_s)
@@ -144,13 +136,15 @@ class LocalChannel(Generic[M]):
             self.fail(str(error))
 
     def poll(self, timeout_s: float) -> bool:
-        with self._door:
-            if self._came:
-                return True
-            got = self._wait(Deadline(timeout_s))
-            if got is not None:
-                self._came.append(got)
-            return got is not None
+        if self.closed is not None:
+            raise ChannelClosed(self.closed)
+        try:
+            got = None if self._came else self._wait(Deadline(timeout_s))
+        except (WireError, OSError) as error:
+            self.fail(str(error))
+        if got is not None:
+            self._came.append(got)
+        return bool(self._came)
 
     def answer(self, number: int, kind: type[A], deadline_s: float) -> Received[A]:
         if self.closed is not None:
@@ -249,9 +243,11 @@ class LocalChannel(Generic[M]):
         read, which wakes fastest, then slept for.
         """
         got: Received[Any] | None
-        got = self._packets.receive(self._patience.spin_s, deadline.seconds > 0)
+        spin_s = min(self._patience.spin_s, deadline.seconds)
+        got = self._packets.receive(spin_s, deadline.seconds > 0)
         if got is not None:
-            self._patience.waited(self._packets.waited_s)
+            if self._spins:
+                self._patience.waited(self._packets.waited_s)
             return got
         while got is None:
             waited_s = deadline.since_s()
@@ -259,7 +255,8 @@ class LocalChannel(Generic[M]):
                 return None
             self._readiness.sleep(deadline if waited_s >= IDLE_S else NOW)
             got = self._packets.receive(0.0, deadline.since_s() < min(IDLE_S, deadline.seconds))
-        self._patience.waited(deadline.since_s())
+        if self._spins:
+            self._patience.waited(deadline.since_s())
         return got
 
     def _until(self, attempt: Callable[[], T | None], fd: int, deadline: Deadline, what: str) -> T:

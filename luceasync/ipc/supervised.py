@@ -55,15 +55,14 @@ class Supervised:
         self._least_s = least_s
         self._launcher = launcher
         self._name = name
-        self._devices = tuple(devices)
         self._stopping = stopping
         self._backoff = backoff or Backoff()
         self._course = Course()
-        self._life: Life | None = None
+        # Counts of lives that are over, and the one that is not: they change at once.
+        self._lives: tuple[ProcessStatus, Life | None] = (ProcessStatus(name, tuple(devices)), None)
         self._is_of_use = False
         self._start_s = START_S
         self._num_starts = 0
-        self._past = ProcessStatus(name, self._devices)  # counts of lives that are over
 
     def wait(self) -> None:
         """Until it may be started again. Raises Unavailable where nobody waits any more."""
@@ -86,13 +85,15 @@ class Supervised:
         self._num_starts += 1
         try:
             started = self._launcher.launch(arguments, messages)
-            life = self._life = Life(started, Pace(self._least_s))
+            life = Life(started, Pace(self._least_s))
+            self._lives = self._lives[0], life
             try:
                 greet(started.channel, statement, deadline_s)
             except ChannelClosed as error:
                 raise type(error)(f"{error}; {started.last_words()}") from None
         except Exception as error:
             self.failed(str(error))
+            self.stop()
             raise
         return life
 
@@ -110,33 +111,39 @@ class Supervised:
 
     def stop(self) -> None:
         """End it, which is given no time: it holds nothing that is missed. Idempotent."""
-        life, self._life = self._life, None
+        past, life = self._lives
         self._is_of_use = False
         if life is not None:
-            self._past = _counted(self._past, life)
+            self._lives = _counted(past, life), None
             life.started.end(0.0, END_S)
 
     @property
     def status(self) -> ProcessStatus:
         """Any thread may ask."""
-        life, now_s = self._life, time.monotonic()
-        detail = self._detail(life, now_s)
-        counted = self._past if life is None else _counted(self._past, life)
-        vitals = None if life is None else life.started.vitals
+        past, life = self._lives
+        if life is None:
+            return replace(past, **self._away(self._course), num_starts=self._num_starts)
+        away: dict[str, Any] = {}
+        if not self._is_of_use:
+            away = self._away(self._course)
+        elif not life.is_well:  # nobody has acted on that yet
+            away = self._away(
+                self._course.failed(time.monotonic(), "it has ended, or hangs", self._backoff)
+            )
+        vitals = life.started.vitals
         return replace(
-            counted,
-            detail=detail,
-            retry_after_s=self._course.retry_after_s(now_s, self._start_s) if detail else 1,
+            _counted(past, life),
+            **away,
             num_starts=self._num_starts,
-            heartbeat_age_s=None if vitals is None else vitals.age_s,
-            resident_bytes=0 if vitals is None else vitals.resident_bytes,
+            heartbeat_age_s=vitals.age_s,
+            resident_bytes=vitals.resident_bytes,
         )
 
-    def _detail(self, life: Life | None, now_s: float) -> str:
-        """What is the matter; empty where nothing is."""
-        if not self._is_of_use or life is None:
-            return self._course.words(self._name, now_s)
-        return "" if life.is_well else f"{self._name} has ended, or hangs, and is started again"
+    def _away(self, course: Course) -> dict[str, Any]:
+        """What is the matter, and when it may be there again."""
+        now_s = time.monotonic()
+        later_s = course.retry_after_s(now_s, self._start_s)
+        return {"detail": course.words(self._name, now_s), "retry_after_s": later_s}
 
 
 def _counted(past: ProcessStatus, life: Life) -> ProcessStatus:

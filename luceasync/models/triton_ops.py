@@ -23,6 +23,7 @@ from luceasync.models.trees import Trees
 from luceasync.models.weights import Table, Weight
 
 DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass
+SLICE_NUMBERS = 1 << 23  # of a quantised matrix that are float32 at once: the workspace has room
 SWIGLU_ROWS = 32  # up to as many, few_rows is faster than the library with two weights at once
 
 T = TypeVar("T")
@@ -42,7 +43,7 @@ class TritonOps:
         return TritonTable(rows)
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
-        return TorchGrouped(packed, dtype)
+        return TorchGrouped(packed, dtype, slice_numbers=SLICE_NUMBERS)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)

@@ -138,6 +138,8 @@ class Fleet:
             raise GroupFailed(number, str(error)) from None
         try:
             load(Link(life, number), order, advance)
+            if self._plan.computes_beside:
+                life.started.channel.keep_awake()
         except Exception as error:
             process.failed(str(error))
             process.stop()

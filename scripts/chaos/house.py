@@ -22,6 +22,7 @@ from hostile.server import ROOT, Server
 OFFERS = ("hip:0=cpu:0", "cuda:0=cpu:0", "hip:1=cpu:0")
 DEVICES = "cpu:0,hip:0,cuda:0,hip:1"
 DEADLINE_S, PAUSE_S = 120.0, 0.01
+SETTLE_S = 0.5
 POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread
 
 
@@ -35,8 +36,11 @@ class Kept:
 
     def is_no_more_than(self, before: Kept) -> bool:
         """Whether nothing has been left since; threads that a pool of Python's makes are none."""
-        same = (self.descriptors, self.memory_maps) == (before.descriptors, before.memory_maps)
-        return same and self.threads <= before.threads + POOL_THREADS
+        return (
+            self.descriptors <= before.descriptors
+            and self.memory_maps <= before.memory_maps
+            and self.threads <= before.threads + POOL_THREADS
+        )
 
 
 class House:
@@ -98,6 +102,11 @@ class House:
         until(lambda: self.ready()["ready"] is True, "the server is not ready again")
         return time.perf_counter() - begun
 
+    def calm(self) -> Kept:
+        """What it has once all connections are closed."""
+        time.sleep(SETTLE_S)
+        return self.kept()
+
     def kept(self) -> Kept:
         """What the server's process has now."""
         pid = self.server.process.pid
@@ -116,7 +125,7 @@ class House:
         if self.is_alive:
             self.server.process.send_signal(signal.SIGTERM)
         self.server.process.wait(DEADLINE_S)
-        until(lambda: not self._left(), f"processes are left: {self._left()}")
+        until(lambda: not self._left(), "processes are left:", self._left)
         assert self.server.process.stderr is not None
         shutil.rmtree(self.folder)
         return time.perf_counter() - begun
@@ -135,10 +144,10 @@ class House:
         return found
 
 
-def until(is_so: Callable[[], bool], words: str) -> None:
-    """Ends the process with a line where it is not so in time."""
+def until(is_so: Callable[[], bool], words: str, told: Callable[[], object] = str) -> None:
+    """Ends the process with a line where it is not so in time; `told`: what there is then."""
     for _ in range(round(DEADLINE_S / PAUSE_S)):  # a machine that was stopped meanwhile counts less
         if is_so():
             return
         time.sleep(PAUSE_S)
-    raise SystemExit(words)
+    raise SystemExit(f"{words} {told()}")

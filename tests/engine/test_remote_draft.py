@@ -106,10 +106,14 @@ async def test_answers_are_those_without_a_drafter(
 
 
 @pytest.mark.parametrize(
-    ("first", "second"), [(False, True), (True, False), (True, True)], ids=["to", "from", "both"]
+    ("transport", "first", "second", "num_words"),
+    [
+        ("shared", False, True, 240),
+        ("stream", True, False, 240),
+        ("shared", True, True, 40),
+        ("stream", True, True, 40),
+    ],
 )
-@pytest.mark.parametrize("transport", ["shared", "stream"])
-@pytest.mark.parametrize("num_words", [40, 240])
 async def test_a_restart_speculates_from_kept_features(
     bundled, tmp_path, transport, first, second, num_words, caplog
 ):

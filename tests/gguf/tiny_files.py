@@ -47,6 +47,7 @@ NAMES = {
     "model.norm.weight": "output_norm.weight",
     "lm_head.weight": "output.weight",
 }
+QKV = ("attn_q.weight", "attn_k.weight", "attn_v.weight")
 LAYER_NAMES = {
     "input_layernorm": "attn_norm",
     **{f"self_attn.{n}_proj": f"attn_{n}" for n in "qkv"},
@@ -75,6 +76,7 @@ class Tiny:
     head_dim: int = 128  # of linear layers
     mtp: bool = False
     vision: bool = False
+    fused: bool = False  # query, key and value rows of attention in one matrix
     tensors_a_part: int = 0  # 0: one file
     num_layers: int = 4
     dim: int = 256
@@ -134,7 +136,7 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
     _add_keys(writer, arch, tiny, model.config)
     tokenizer = save_tokenizer(plain, {"qwen3_5": QWEN35}.get(tiny.family, QWEN2))
     _add_tokenizer(writer, tokenizer, arch)
-    state = model.state_dict()
+    state, parts = model.state_dict(), {}
     for number, (name, tensor) in enumerate(sorted(state.items())):
         if name == "lm_head.weight" and tiny.tied:
             continue
@@ -144,9 +146,16 @@ def write(tiny: Tiny, folder: Path) -> tuple[Path, Path]:
         if stored.ndim == 1 or name.endswith(("conv1d.weight", "norm.weight")):
             kind = "F32"
         data = encoded(stored, kind, seed=number)
-        writer.add_tensor(own_name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
+        if tiny.fused and own_name.endswith(QKV):
+            parts[own_name] = data
+        else:
+            writer.add_tensor(own_name, data, raw_dtype=gguf.GGMLQuantizationType[kind])
         decoded = gguf.dequantize(data, gguf.GGMLQuantizationType[kind]).reshape(stored.shape)
         state[name] = torch.from_numpy(np.ascontiguousarray(back(decoded)))
+    for block in {name.rpartition("attn_")[0] for name in parts}:
+        data = np.concatenate([parts[block + end] for end in QKV])
+        kind = gguf.GGMLQuantizationType[tiny.types[""]]
+        writer.add_tensor(f"{block}attn_qkv.weight", data, raw_dtype=kind)
     if tiny.mtp:
         for name in ("attn_norm", "nextn.eh_proj"):
             writer.add_tensor(f"blk.{tiny.num_layers}.{name}.weight", np.ones(8, np.float32))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,13 @@ class Ends:
                 rings.close()
 
 
-def make_ends(transport: str, died_fd: int = -1, ring_bytes: tuple[int, ...] = RING_BYTES) -> Ends:
+def make_ends(
+    transport: str,
+    died_fd: int = -1,
+    ring_bytes: tuple[int, ...] = RING_BYTES,
+    messages: Sequence[type[Message]] = (),
+) -> Ends:
+    """`messages`: what may be said besides Heard and Say."""
     wiring = Wiring(session=SESSION, control=0, ring_bytes=ring_bytes, written=1, read=0)
     control, control_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     streams: tuple[socket.socket | None, socket.socket | None] = (None, None)
@@ -74,14 +81,14 @@ def make_ends(transport: str, died_fd: int = -1, ring_bytes: tuple[int, ...] = R
         rings_there = Rings.inherit(os.dup(rings.memory.fd), ring_bytes)
     here = LocalChannel[Any](
         control,
-        Codec(SESSION, (Heard, Say)),
+        Codec(SESSION, (Heard, Say, *messages)),
         *boxes(wiring, rings, streams[0], is_child=False),
         "the child",
         died_fd,
     )
     there = LocalChannel[Any](
         control_there,
-        Codec(SESSION, (Heard, Say)),
+        Codec(SESSION, (Heard, Say, *messages)),
         *boxes(wiring, rings_there, streams[1], is_child=True),
         "the parent",
     )

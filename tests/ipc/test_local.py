@@ -34,6 +34,20 @@ def test_a_call_is_answered(ends: Ends) -> None:
     assert ends.here.answer(number, Heard, DEADLINE_S).message == Heard(2)
 
 
+def test_who_is_kept_awake_hears_the_same(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("luceasync.ipc.waiting.SPARE_CORES", 1)
+    for channel in (ends.here, ends.there):
+        channel.keep_awake()
+    for _ in range(3):
+        number = ends.here.send(Say(), deadline_s=DEADLINE_S)
+        assert not ends.here.poll(0)
+        asked = ends.there.receive(DEADLINE_S)
+        ends.there.send(Heard(), answers=asked.number, deadline_s=DEADLINE_S)
+        assert ends.here.answer(number, Heard, DEADLINE_S).message == Heard()
+    with pytest.raises(ChannelClosed, match=r"silent for 0\.05 s"):
+        ends.here.receive(SOON_S)
+
+
 def test_answers_find_their_questions_and_other_messages_wait(ends: Ends) -> None:
     numbers = [ends.here.send(Say(), deadline_s=DEADLINE_S) for _ in range(2)]
     asked = [ends.there.receive(DEADLINE_S).number for _ in range(2)]

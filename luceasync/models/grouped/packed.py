@@ -81,10 +81,12 @@ def empty(form: Grouped, num_rows: int, num_columns: int, device: torch.device) 
     return Packed(form, **tensors)
 
 
-def dequantise(packed: Packed) -> Tensor:
-    """The numbers, float32 [rows, columns]: each product and the difference rounded once."""
+def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
+    """The numbers, float32 [rows, columns]: each product and the difference rounded once. `table`:
+    what `table_of` has made before; a CUDA graph cannot.
+    """
     form, num_columns = packed.form, packed.shape[1]
-    codes = _codes(packed)
+    codes = _codes(packed, table_of(packed) if table is None else table)
     group = form.group or num_columns
     num_groups = form.num_groups(num_columns)
     if missing := num_groups * group - num_columns:
@@ -98,6 +100,12 @@ def dequantise(packed: Packed) -> Tensor:
     return each.flatten(1)[:, :num_columns]
 
 
+def table_of(packed: Packed) -> Tensor | None:
+    """The numbers that codes stand for, float32 [16] where they are; None: codes are numbers."""
+    table = packed.form.table
+    return torch.tensor(table, dtype=torch.float32, device=packed.codes.device) if table else None
+
+
 def real(tensor: Tensor, form: Grouped) -> Tensor:
     """D or M in float32. An e8m0 number e is 2^(e - 128), half of what it is elsewhere: tables of
     4-bit floats have their doubles, which are whole.
@@ -109,7 +117,7 @@ def real(tensor: Tensor, form: Grouped) -> Tensor:
     return torch.where(bits < 2, small, (bits - 1).clamp(min=0) << 23).view(torch.float32)
 
 
-def _codes(packed: Packed) -> Tensor:
+def _codes(packed: Packed, table: Tensor | None) -> Tensor:
     """float32 [rows, columns]."""
     form = packed.form
     if form.bits == 8:
@@ -121,8 +129,7 @@ def _codes(packed: Packed) -> Tensor:
         bits = (packed.planes[..., None] >> shifts & 1).flatten(2)  # [rows, planes, columns]
         for number in range(bits.shape[1]):
             codes = codes | bits[:, number] << (4 + number)
-    if form.table:
-        table = torch.tensor(form.table, dtype=torch.float32, device=codes.device)
+    if table is not None:
         return table[codes.int()]
     return codes.float() - form.zero
 

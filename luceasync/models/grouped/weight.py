@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.grouped.packed import Packed, dequantise
+from luceasync.models.grouped.packed import Packed, dequantise, table_of
 
 SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of 2 MiB holds
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
@@ -21,8 +21,16 @@ class TorchGrouped:
     multiplied.
     """
 
-    def __init__(self, packed: Packed, dtype: torch.dtype, product: Product = F.linear) -> None:
+    def __init__(
+        self,
+        packed: Packed,
+        dtype: torch.dtype,
+        product: Product = F.linear,
+        slice_numbers: int = SLICE_NUMBERS,
+    ) -> None:
         self.packed = packed
+        self._table = table_of(packed)
+        self._slice_numbers = slice_numbers
         self._dtype = dtype
         self._product = product
 
@@ -40,10 +48,11 @@ class TorchGrouped:
         flat = x.reshape(-1, x.shape[-1]).float()
         num_rows, num_columns = self.packed.shape
         out = torch.empty((len(flat), num_rows), dtype=x.dtype, device=x.device)
-        step = max(1, SLICE_NUMBERS // num_columns)
+        step = max(1, self._slice_numbers // num_columns)
         for begin in range(0, num_rows, step):
             end = min(begin + step, num_rows)
-            out[:, begin:end] = self._product(flat, dequantise(self.packed.rows(begin, end)))
+            numbers = dequantise(self.packed.rows(begin, end), self._table)
+            out[:, begin:end] = self._product(flat, numbers)
         return out.view(*x.shape[:-1], num_rows)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -57,5 +66,5 @@ class TorchGrouped:
 
     def lookup(self, ids: Tensor) -> Tensor:
         """See Table."""
-        rows = dequantise(self.packed.select(ids.reshape(-1)))
+        rows = dequantise(self.packed.select(ids.reshape(-1)), self._table)
         return rows.to(self._dtype).view(*ids.shape, -1)

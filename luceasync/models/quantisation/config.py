@@ -41,6 +41,8 @@ def scheme_at(model_dir: Path) -> Scheme | None:
             config.setdefault("quantization_config", {"quant_method": "modelopt", **own})
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, Mapping):
+        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
     try:
         return scheme_of(config)
     except ModelError as error:

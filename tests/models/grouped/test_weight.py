@@ -90,9 +90,9 @@ def test_segments_that_are_stored_unlike_are_one_weight(ops: TorchOps):
 def test_no_more_than_a_slice_is_float32_at_once(monkeypatch: pytest.MonkeyPatch, ops: TorchOps):
     sizes = []
 
-    def seen(packed: Packed) -> Tensor:
+    def seen(packed: Packed, table: Tensor | None) -> Tensor:
         sizes.append(packed.shape[0] * packed.shape[1])
-        return dequantise(packed)
+        return dequantise(packed, table)
 
     monkeypatch.setattr("luceasync.models.grouped.weight.dequantise", seen)
     ops.grouped(matrix("Q4_0", 9000, 512), torch.float32).linear(torch.randn(1, 512))

@@ -1,0 +1,114 @@
+"""Whatever the other end answers: it is what was asked for, or the group has failed."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from luceasync.errors import GroupFailed
+from luceasync.ipc.channel import Vitals
+from luceasync.ipc.local import LocalChannel
+from luceasync.ipc.pace import Pace
+from luceasync.ipc.packets import Message
+from luceasync.ipc.supervised import Life
+from luceasync.pipeline import wire
+from luceasync.pipeline.link import Link
+from luceasync.pipeline.sizes import payload_bytes
+from tests.ipc.ends import DEADLINE_S, Ends, make_ends, packet
+
+SPECS = [((4, 8), torch.float32), ((3,), torch.int32)]
+EXPECTED_BYTES = payload_bytes(SPECS)
+LITTLE_BYTES = 1 << 20
+
+ANSWERS: st.SearchStrategy[Message] = st.one_of(
+    st.just(wire.Done()),
+    st.builds(wire.Room, st.booleans()),
+    st.builds(wire.Told, st.floats()),
+    st.builds(wire.Failed, st.text(max_size=20)),
+    st.builds(wire.Read, st.integers(0, (1 << 62) - 1)),
+)
+SIZES = st.sampled_from([0, 1, EXPECTED_BYTES - 1, EXPECTED_BYTES, EXPECTED_BYTES + 1, 60_000])
+
+
+class There:
+    """See Started: a process that is this one."""
+
+    def __init__(self, channel: LocalChannel[Any]) -> None:
+        self.channel = channel
+        self.is_well = True
+        self.vitals = Vitals(None, 0)
+
+    def is_alive(self) -> bool:
+        return True
+
+    def last_words(self) -> str:
+        return "its process lives"
+
+    def end(self, grace_s: float, deadline_s: float) -> None:
+        self.channel.close()
+
+
+def linked(transport: str) -> tuple[Link, Ends]:
+    ends = make_ends(transport, messages=(*wire.ORDERS, *wire.ANSWERS))
+    return Link(Life(There(ends.here), Pace()), 3), ends
+
+
+def answered(ends: Ends, message: Message, num_bytes: int) -> None:
+    """The other end's answer to what it was told last."""
+    got = ends.there.receive(DEADLINE_S)
+    room = None
+    if num_bytes:
+        room = ends.there.reserve(num_bytes, DEADLINE_S)
+        room.view[:] = bytes(num_bytes)
+    ends.there.send(message, room, answers=got.number, deadline_s=DEADLINE_S)
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+@given(message=ANSWERS, num_bytes=SIZES)
+@settings(max_examples=60)
+def test_tensors_are_those_that_were_asked_for_or_it_has_failed(transport, message, num_bytes):
+    link, ends = linked(transport)
+    try:
+        number = link.tell(wire.Synchronize())
+        answered(ends, message, num_bytes)
+        is_right = type(message) is wire.Done and num_bytes == EXPECTED_BYTES
+        tracemalloc.start()
+        if is_right:
+            assert [(tuple(t.shape), t.dtype) for t in link.tensors(number, SPECS)] == SPECS
+        else:
+            with pytest.raises(GroupFailed, match=r"group 3 of the model failed: .*process lives"):
+                link.tensors(number, SPECS)
+        assert tracemalloc.get_traced_memory()[1] < LITTLE_BYTES
+        assert link.is_open == is_right
+    finally:
+        tracemalloc.stop()
+        ends.close()
+
+
+def damaged(body: bytes) -> bytes:
+    """The next packet of the session, with a body that is no answer."""
+    return packet(b"\x91" + body, answers=1)
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+@given(content=st.binary(min_size=1, max_size=300) | st.binary(max_size=99).map(damaged))
+@settings(max_examples=60)
+def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
+    link, ends = linked(transport)
+    try:
+        number = link.tell(wire.Synchronize())
+        ends.there.receive(DEADLINE_S)
+        ends.control_there.send(content)
+        with pytest.raises(GroupFailed):
+            link.answer(number, wire.Done)
+        assert not link.is_open
+        with pytest.raises(GroupFailed):
+            link.notice()
+        link.mention(wire.Reset(0))  # nobody need hear
+    finally:
+        ends.close()
