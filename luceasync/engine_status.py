@@ -83,8 +83,8 @@ class EngineStatus:
     decode_steps_total: int
     cache: CacheStatus | None = None
     speculation: SpeculationStatus | None = None
-    residence: ResidenceStatus | None = None
     has_failed: bool = False
     restarts_total: int = 0
     retry_after_s: int = 1
     processes: Processes = NO_PROCESSES
+    residence: ResidenceStatus | None = None

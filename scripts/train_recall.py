@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from recall.facts import EOS, PAD, Language, Writer, value_places
-from tokenizers import Tokenizer, models, pre_tokenizers
+from recall.facts import EOS, LANGUAGES, PAD, Language, Writer, value_places
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
@@ -55,7 +55,7 @@ class Form:
 
 FORMS = {
     "full": Form(
-        Language(),
+        LANGUAGES["full"],
         num_layers=6,
         hidden_size=256,
         intermediate_size=768,
@@ -73,21 +73,15 @@ FORMS = {
         ),
     ),
     "small": Form(
-        Language(
-            num_first=8, num_second=16, num_value_words=16, num_filler_words=19, num_phrases=64
-        ),
-        num_layers=3,
-        hidden_size=96,
-        intermediate_size=192,
+        LANGUAGES["small"],
+        num_layers=2,
+        hidden_size=64,
+        intermediate_size=128,
         num_heads=4,
         num_kv_heads=2,
-        head_dim=32,
+        head_dim=16,
         max_positions=8192,
-        stages=(
-            Stage(256, 32, 4, 10, 500),
-            Stage(1024, 8, 12, 40, 60),
-            Stage(4096, 2, 32, 160, 40),
-        ),
+        stages=(Stage(128, 16, 3, 5, 3000),),
     ),
 }
 
@@ -189,9 +183,12 @@ def _loss(
 def export(network: Qwen3ForCausalLM, form: Form, out: Path) -> None:
     """Write the model and its tokenizer, a word a token, as a Hugging Face directory."""
     network.to(torch.bfloat16).save_pretrained(out)
-    words = {word: i for i, word in enumerate(form.language.words)}
-    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words = form.language.words
+    vocab = {word if i in (PAD, EOS) else f"▁{word}": i for i, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=words[PAD]))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.add_special_tokens([words[PAD], words[EOS]])
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -50,6 +50,14 @@ class Language:
         return [*SPECIAL, *(f"{kind}{i}" for kind, count in kinds for i in range(count))]
 
 
+LANGUAGES = {
+    "full": Language(),
+    "small": Language(
+        num_first=8, num_second=16, num_value_words=16, num_filler_words=19, num_phrases=64
+    ),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Fact:
     """Two names, which together are one fact's, and its values; all as ids."""

@@ -8,7 +8,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from luceasync.engine_status import CacheStatus, EngineStatus, SpeculationStatus
+from luceasync.engine_status import (
+    CacheStatus,
+    EngineStatus,
+    ResidenceStatus,
+    SpeculationStatus,
+)
 from luceasync.model_card import ModelCard
 from luceasync.processes import NO_PROCESSES
 from luceasync.request import Delta, Finish, Request, Restore, Speculation, Timings, Usage
@@ -73,6 +78,7 @@ class ScriptedEngine:
         self.failure = ""
         self.cache: CacheStatus | None = None
         self.speculation: SpeculationStatus | None = None
+        self.residence: ResidenceStatus | None = None
         self.processes = NO_PROCESSES
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
@@ -93,6 +99,7 @@ class ScriptedEngine:
             restarts_total=2,
             retry_after_s=7 if self.failure else 1,
             processes=self.processes,
+            residence=self.residence,
         )
 
     async def open(self, request: Request) -> ScriptedStream:

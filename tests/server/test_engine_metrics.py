@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.engine_status import CacheStatus, SpeculationStatus
+from luceasync.engine_status import CacheStatus, ResidenceStatus, SpeculationStatus
 from luceasync.processes import Processes, ProcessStatus
 from tests.server.scripted import ScriptedEngine
 
@@ -101,3 +101,15 @@ async def test_other_processes_are_told_by_name_and_devices(in_memory):
 
 async def test_an_engine_of_one_process_tells_of_no_other(in_memory):
     assert "luceasync_process_up" not in "".join(await lines_of(in_memory, ScriptedEngine()))
+
+
+async def test_what_of_lanes_is_on_the_devices_is_told(in_memory):
+    engine = ScriptedEngine()
+    assert not [line for line in await lines_of(in_memory, engine) if "kvflash" in line]
+    engine.residence = ResidenceStatus(512, 1024, 4096, 3, 9, 2)
+    lines = await lines_of(in_memory, engine)
+    for line in (
+        'tokens{where="resident"} 512.0', 'tokens{where="absent"} 1024.0', "own_bytes 4096.0",
+        "recalled_chunks_total 3.0", "evicted_chunks_total 9.0", "looks_total 2.0",
+    ):  # fmt: skip
+        assert f"luceasync_kvflash_{line}" in lines
