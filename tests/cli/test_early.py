@@ -83,3 +83,13 @@ def refused(result: subprocess.CompletedProcess[str], words: str) -> None:
     assert result.stderr.startswith("luceasync: ")
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
+
+
+@pytest.mark.parametrize("command", ["serve", "chat", "plan"])
+def test_gguf_files_that_cannot_be_served(command, tmp_path):
+    first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
+    first.write_bytes(b"PK\3\4")
+    refused(start(command, str(first)), f"{first}: not a GGUF file")
+    refused(start(command, "--draft", str(first)), "a.gguf: is a GGUF file; expected a DFlash")
+    second.touch()
+    refused(start(command, str(tmp_path)), "2 GGUF files are there (a.gguf, b.gguf)")
