@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import triton
 from triton import knobs
+from triton.runtime import driver
 
 _ahead = ContextVar("ahead", default=False)  # whether kernels are compiled instead of launched
 
@@ -42,7 +43,8 @@ def kernel(**options: Any) -> Callable[[Callable[..., None]], Kernel]:
 @contextmanager
 def compiled_ahead(device: torch.device) -> Iterator[None]:
     """Whatever this thread runs inside launches no kernel, so that its results are of no use: the
-    kernels are compiled for `device`, side by side, and afterwards all of them are loaded there.
+    kernels are compiled side by side, and afterwards each is loaded on the GPU of `device`'s kind
+    that was the thread's own when it asked for it: a drafter's head may lie on another one.
 
     Nothing may be captured inside. A kernel that cannot be compiled raises when it is launched.
     """
@@ -67,10 +69,11 @@ class _Loader:
 
     def submit(self, compiled: Callable[[], Any]) -> Future[Any]:
         """The part of Executor that is asked for."""
-        return self._pool.submit(self._load, compiled)
+        index = driver.active.get_current_device()
+        return self._pool.submit(self._load, compiled, torch.device(self._device.type, index))
 
-    def _load(self, compiled: Callable[[], Any]) -> Any:
+    def _load(self, compiled: Callable[[], Any], device: torch.device) -> Any:
         kernel = compiled()
-        with torch.cuda.device(self._device):
+        with torch.cuda.device(device):
             _ = kernel.run  # its launcher, for which some versions of Triton call a C compiler
         return kernel
