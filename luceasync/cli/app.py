@@ -17,8 +17,10 @@ from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import with_config
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
+from luceasync.options import SECTIONS
 
 EXIT_BROKEN, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
+ENGINE_SECTIONS = [name for name in SECTIONS if name != "server"]  # of what runs without one
 
 app = typer.Typer(
     name="luceasync",
@@ -70,9 +72,9 @@ def _root(
 
 
 @app.command()
-@with_config("model", "placement", "engine", "cache", "draft", "server")
+@with_config(*SECTIONS)
 def serve(config: Config) -> None:
-    """Serve a model over HTTP with OpenAI's API."""
+    """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
     from luceasync.cli.early import check_serve
 
     check_serve(config)
@@ -83,7 +85,7 @@ def serve(config: Config) -> None:
 
 
 @app.command()
-@with_config("model", "placement", "engine", "cache", "draft")
+@with_config(*ENGINE_SECTIONS)
 def chat(
     config: Config,
     url: Annotated[
@@ -119,7 +121,7 @@ def chat(
 
 
 @app.command()
-@with_config("model", "placement", "engine", "cache", "draft", "server")
+@with_config(*SECTIONS)
 def doctor(config: Config) -> None:
     """Say what this machine has, what would be used and what is wrong."""
     from luceasync.cli.doctor import run_doctor
@@ -128,7 +130,7 @@ def doctor(config: Config) -> None:
 
 
 @app.command()
-@with_config("model", "placement", "engine", "cache", "draft")
+@with_config(*ENGINE_SECTIONS)
 def plan(
     config: Config,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
