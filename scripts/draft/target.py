@@ -33,7 +33,7 @@ from luceasync.models.mixers.delta_torch import (
     gated_norm,
 )
 from luceasync.models.mixers.gated_delta import delta_chunks
-from luceasync.models.mixers.mixer import Mixer
+from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.ops import TorchOps
 
 HEAD_ROWS = 16384  # at a time: logits are large
@@ -53,9 +53,7 @@ class _SequenceAttention(TorchAttention):
         super().__init__(spec)
         self.spec = spec
 
-    def attend(
-        self, projected: Tensor, norms: HeadNorms, keys: Tensor, values: Tensor, rows: _Rows
-    ) -> Tensor:
+    def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: _Rows) -> Tensor:
         q, k, v, gates = heads_of(projected, self.spec, norms, rows.prepared[self.spec])
         heads = (x.transpose(1, 2) for x in (q, k, v))
         out = F.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)

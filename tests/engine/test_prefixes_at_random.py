@@ -25,6 +25,7 @@ from luceasync.engine.prepared import Prepared
 from luceasync.engine.pump import Pump
 from luceasync.errors import GroupFailed
 from luceasync.keeping import node_index as index_module
+from luceasync.keeping.memory_nodes import LOGITS
 from luceasync.models.mixers import END_KINDS
 from luceasync.nodefiles.layout import Part, part_of
 from luceasync.prefix.cost import Rates
@@ -242,7 +243,7 @@ class Server(RuleBasedStateMachine):
         assert target.nodes.keys() == in_memory.keys() == self.bench.memory._extras.keys()
         for name, (span, _, _) in target.nodes.items():
             assert span.with_state == ("memory" in in_memory[name].state_tiers)
-            has_logits = self.bench.memory._extras[name].logits is not None
+            has_logits = LOGITS in self.bench.memory._extras[name].end
             assert has_logits == ("memory" in in_memory[name].logits_tiers)
 
     @invariant()

@@ -134,7 +134,6 @@ async def test_a_restart_speculates_from_kept_features(
     told = f"local_shards={2 if second else 3} remote_shards={1 if second else 0} tier=disk"
     assert any(told in record.getMessage() for record in caplog.records)
     for answer in (after, again):
-        assert answer.finish.speculation.off_reason is None
         assert answer.finish.speculation.accepted > 0
 
 
@@ -169,7 +168,8 @@ async def test_one_that_is_killed_in_an_answer_costs_no_request(
         await until(engine, off=False)
         assert len(drafters()) == 1 and drafters() != [victim]
         num_rounds = engine.status().speculation.rounds_total
-        again = await ask(engine, texts[0] + "more", num_tokens=20)
+        # Streamed, what the drafter knew of the others went with its process.
+        again = await ask(engine, f"9 {LONG}", num_tokens=20)
         assert again.finish.speculation.rounds > 0
         assert engine.status().speculation.rounds_total > num_rounds
     assert drafters() == []

@@ -86,10 +86,11 @@ async def test_the_chat_of_a_terminal_trusts_what_it_is_told_to(on_port, monkeyp
         messages = [{"role": "user", "content": "Hi"}]
         async with open_remote(str(client.base_url), None, Manner()) as voice:
             with pytest.raises(Unavailable, match="CERTIFICATE_VERIFY_FAILED"):
-                [text async for text in voice.reply(messages)]
+                [piece async for piece in voice.reply(messages)]
         monkeypatch.setenv("SSL_CERT_FILE", str(CERT))
         async with open_remote(str(client.base_url), None, Manner()) as voice:
-            assert "".join([text async for text in voice.reply(messages)]) == "Hello!"
+            said = [piece.text async for piece in voice.reply(messages)]
+            assert "".join(said) == "Hello!"
 
 
 async def test_a_client_without_tls_is_let_go_of(on_port):
