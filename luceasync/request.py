@@ -260,6 +260,8 @@ class Engine(Protocol):
         """The ids of the request's prompt; nothing is run. Raises as `open` does."""
         ...
 
-    def spelled(self, ids: Sequence[int]) -> bytes:
-        """What `ids` stand for, special tokens too. Raises RequestError for an id that is none."""
+    def spelled(self, ids: Sequence[int], param: str) -> bytes:
+        """What `ids` stand for, special tokens too. Raises RequestError, which names `param`, for
+        an id that is none.
+        """
         ...

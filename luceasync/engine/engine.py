@@ -202,12 +202,13 @@ class LocalEngine:
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """See luceasync.request.Engine."""
+        self._check_open(request)
         prompt = await asyncio.to_thread(self._prompts.render, request)
         return prompt.ids
 
-    def spelled(self, ids: Sequence[int]) -> bytes:
+    def spelled(self, ids: Sequence[int], param: str) -> bytes:
         """See luceasync.request.Engine."""
-        check_ids(ids, self._language.vocab_size)
+        check_ids(ids, self._language.vocab_size, param)
         return b"".join(map(self._language.tokenizer.token_bytes, ids))
 
     def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:

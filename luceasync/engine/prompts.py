@@ -144,13 +144,13 @@ class Prompts:
         return Rendered(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
 
 
-def check_ids(ids: Sequence[int], vocab_size: int) -> None:
-    """Raise RequestError for the first of `ids` that is no token."""
+def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
+    """Raise RequestError, which names `param`, for the first of `ids` that is no token."""
     for place, token_id in enumerate(ids):
         if not 0 <= token_id < vocab_size:
             raise RequestError(
-                f"prompt[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
-                param="prompt",
+                f"{param}[{place}] is token {token_id}; the tokens are 0 to {vocab_size - 1}.",
+                param=param,
             )
 
 

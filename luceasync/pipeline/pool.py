@@ -82,10 +82,11 @@ def choose_pool(
         why = "all that the model can use" if held > max_ctx_tokens else "what host memory holds"
         reasons.append(f"--max-ctx {max_ctx_tokens}: {why}")
     if max_ctx_tokens > held or not held:
-        needed = parallel * max(max_ctx_tokens, CHUNK_TOKENS) * token_bytes
+        least_tokens = max(max_ctx_tokens, CHUNK_TOKENS)
+        needed = parallel * least_tokens * token_bytes
         raise PlacementError(
             f"--prefix-cache-memory {asked.host_bytes}: with --kvflash it holds what all lanes "
-            f"hold, {needed} bytes of {parallel} lanes of {max_ctx_tokens} tokens"
+            f"hold, {needed} bytes of {parallel} lanes of {least_tokens} tokens at least"
         )
     if guest is not None and asked.pool.policy == "drafter":
         # It says of the whole context what is to stay, and so it holds all of it.

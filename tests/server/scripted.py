@@ -116,7 +116,7 @@ class ScriptedEngine:
         self.requests.append(request)
         return tuple(range(10))
 
-    def spelled(self, ids: Sequence[int]) -> bytes:
+    def spelled(self, ids: Sequence[int], param: str) -> bytes:
         return b"".join(b"<%d>" % each for each in ids)
 
     async def _wait_in_queue(self, gate: asyncio.Event) -> None:

@@ -71,6 +71,9 @@ class Completions:
             raise unknown_model(asked.model, card)
         _refuse_unserved(asked)
         prompts = _prompts(asked)
+        num_all = len(prompts) * num_choices_of(asked)
+        if num_all > MAX_PROMPTS:  # no queue would ever take them
+            refuse("n", asked.n, f"at most {MAX_PROMPTS} choices of all prompts")
         echoed = [self._text(prompt) if asked.echo else "" for prompt in prompts]
         requests = [_request(asked, prompt, caller) for prompt in prompts]
         return CompletionCall(asked, requests, echoed, card.name)
@@ -78,7 +81,7 @@ class Completions:
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt, str):
             return prompt
-        return self._engine.spelled(prompt).decode(errors="replace")
+        return self._engine.spelled(prompt, "prompt").decode(errors="replace")
 
 
 class CompletionCall:

@@ -5,6 +5,8 @@ Their form is the one that evaluation harnesses know from other servers. Owns it
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -68,7 +70,7 @@ class Tokenize:
             ids = await engine.tokens(request)
             told = Tokens(len(ids), engine.card.max_ctx_tokens, ids)
             if asked.return_token_strs:
-                told.token_strs = [engine.spelled([i]).decode(errors="replace") for i in ids]
+                told.token_strs = await asyncio.to_thread(_each, engine, ids)
             return told
 
         return Lookup(look)
@@ -87,7 +89,8 @@ class Detokenize:
         at_most("tokens", asked.tokens, MAX_IDS, "tokens")
 
         async def look() -> dict[str, str]:
-            return {"prompt": self._engine.spelled(asked.tokens).decode(errors="replace")}
+            spelled = await asyncio.to_thread(self._engine.spelled, asked.tokens, "tokens")
+            return {"prompt": spelled.decode(errors="replace")}
 
         return Lookup(look)
 
@@ -106,6 +109,10 @@ class TokenizerPages:
         require_ready(self._engine)
         card = self._engine.card
         return json_response(dict(card.special_tokens) | {"chat_template": card.chat_template})
+
+
+def _each(engine: Engine, ids: Sequence[int]) -> list[str]:
+    return [engine.spelled([i], "tokens").decode(errors="replace") for i in ids]
 
 
 def _prompt(body: TokenizeBody) -> TextPrompt | ChatPrompt:

@@ -6,14 +6,13 @@ Owns how a text becomes a value. A text that fits no other type is a string: not
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 Schema = Mapping[str, Any]
 Tool = Mapping[str, Any]
 
-MAX_DEPTH = 16  # of schemas that name others
 LITERALS = {"True": "true", "False": "false", "None": "null"}  # as models trained on Python write
 
 
@@ -36,7 +35,7 @@ class ToolSchemas:
         root = self.by_name.get(tool, {})
         properties = root.get("properties")
         own = properties.get(argument) if isinstance(properties, Mapping) else None
-        return _value(text, _types(own, root, 0))
+        return _value(text, _types(own, root))
 
 
 def _value(text: str, types: frozenset[str]) -> Any:
@@ -69,26 +68,43 @@ def _types_of(value: Any) -> frozenset[str]:
             return frozenset()  # a string in quotes stays as it was written
 
 
-def _types(schema: Any, root: Schema, depth: int) -> frozenset[str]:
-    """The types that `schema`, a part of `root`, allows; none where it does not say."""
-    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
-        return frozenset()
+def _types(schema: Any, root: Schema) -> frozenset[str]:
+    """The types that `schema`, a part of `root`, allows; none where it does not say. Each part is
+    looked at once, however often parts name each other.
+    """
     found: set[str] = set()
+    waiting, seen = [schema], {id(schema)}
+    while waiting:
+        part = waiting.pop()
+        if not isinstance(part, Mapping):
+            continue
+        found |= _own_types(part)
+        for inner in _parts(part, root):
+            if id(inner) not in seen:
+                seen.add(id(inner))
+                waiting.append(inner)
+    return frozenset(found)
+
+
+def _own_types(schema: Schema) -> set[str]:
     match schema.get("type"):
         case str(name):
-            found.add(name)
+            return {name}
         case list(names):
-            found.update(name for name in names if isinstance(name, str))
+            return {name for name in names if isinstance(name, str)}
         case _:
-            found.update(_types_of_values(schema))
+            return _types_of_values(schema)
+
+
+def _parts(schema: Schema, root: Schema) -> Iterator[Any]:
+    """What a schema is made of, by its words and by reference."""
     for word in ("anyOf", "oneOf", "allOf"):
         parts = schema.get(word)
-        if isinstance(parts, Sequence) and not isinstance(parts, str):
-            found.update(*[_types(part, root, depth + 1) for part in parts])
+        if isinstance(parts, list):
+            yield from parts
     reference = schema.get("$ref")
     if isinstance(reference, str):
-        found.update(_types(_referred(reference, root), root, depth + 1))
-    return frozenset(found)
+        yield _referred(reference, root)
 
 
 def _types_of_values(schema: Schema) -> set[str]:

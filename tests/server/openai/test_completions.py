@@ -96,6 +96,7 @@ async def test_sixteen_tokens_unless_more_are_asked_for(in_memory):
         ({"prompt": ["a"] * 65}, "prompt"),
         ({"prompt": [1, "a"]}, "prompt"),
         ({"model": "other"}, "model"),
+        ({"prompt": ["a"] * 5, "n": 16}, "n"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 3}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),

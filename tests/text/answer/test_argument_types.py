@@ -53,6 +53,12 @@ def test_a_schema_that_names_itself_says_nothing() -> None:
     assert value({"$ref": "#/properties/a"}, "4") == "4"
 
 
+def test_schemas_that_name_each_other_many_times_are_looked_at_once() -> None:
+    many = {"anyOf": [{"$ref": "#/properties/a"}, {"$ref": "#/properties/b"}] * 500}
+    root = {"properties": {"a": many, "b": many, "c": {"anyOf": [many, {"type": "integer"}]}}}
+    assert ToolSchemas({"f": root}).value("f", "c", "4") == 4
+
+
 def test_unknown_tools_and_arguments_are_strings() -> None:
     assert ToolSchemas().value("f", "a", "4") == "4"
     assert ToolSchemas({"f": {"properties": {}}}).value("f", "a", "4") == "4"
