@@ -21,6 +21,7 @@ from luceasync.server.anthropic.shapes import Answer, Event
 from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
 from luceasync.server.failures import Failure
 from luceasync.server.lookup import Lookup
+from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
@@ -118,6 +119,7 @@ def _request(body: MessagesBody, caller: Caller) -> Request:
         sampling=_sampling(body),
         max_tokens=in_range("max_tokens", body.max_tokens, 1, 2**31 - 1),
         stop=tuple(stops),
+        pins=pins_of(body.kvflash_pin),
         tenant=caller.tenant(None),
         client=caller.client,
     )

@@ -25,6 +25,7 @@ from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.openai.usage import usage_of_all
+from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 from luceasync.server.work import luceasync_of, timings_of
@@ -51,6 +52,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     cache_salt: str | None = None
+    kvflash_pin: AskedPins | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -183,6 +185,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         stop=stops_of(body),
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
+        pins=pins_of(body.kvflash_pin),
         top_logprobs=in_range_or(0, "logprobs", top, 0, MAX_LOGPROBS) if top is not None else None,
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,

@@ -23,6 +23,7 @@ from luceasync.server.openai.responses.body import ResponsesBody
 from luceasync.server.openai.responses.conversation import prompt_of
 from luceasync.server.openai.responses.events import ResponseEvents
 from luceasync.server.openai.responses.shapes import Event, Response
+from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
@@ -47,6 +48,7 @@ class Responses:
             prompt_of(asked),
             sampling=_sampling(asked),
             max_tokens=_max_tokens(asked),
+            pins=pins_of(asked.kvflash_pin),
             tenant=caller.tenant(None),
             client=caller.client,
         )
