@@ -149,6 +149,7 @@ class RemotePasses:
         self._num_looked_at: dict[int, int] = {}  # chunks, by lane
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        self._is_tree = False
         return self._run("prefill", batch, given, project)
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
@@ -186,6 +187,7 @@ class RemotePasses:
             project,
             has_parents,
             answers,
+            batch.scores,
         )
         if lent is not None:
             number = self._link.forward(order, lent)

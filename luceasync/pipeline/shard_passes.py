@@ -32,7 +32,7 @@ HOST = torch.device("cpu")
 class Steps(Protocol):
     """How a device runs one shard's passes; what it is given is there already, what decode and
     verify are given may be on the host. These give the activation or, from the last layer, logits
-    float32 [entries, rows, vocab]. See Passes.
+    float32 [entries, rows, vocab]; so does a prefill that scores. See Passes.
     """
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
@@ -68,13 +68,17 @@ class ShardPasses:
         self._proposer = Proposer()
         self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
-        self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
+        self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             x = self._steps.prefill(batch, self._here(given), project=project)
         self._ran(batch, [batch.num_rows] * len(batch.lanes))
+        if batch.scores and self._shard.plan.is_last:
+            assert x is not None, "each row gives logits"
+            self._logits = x[0]
+            return x[:, -1:] if project else None
         return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
