@@ -93,8 +93,10 @@ class CudaPlatform:
         return StreamStaging(cache)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, *used: Tensor) -> Iterator[None]:
         """See Platform."""
+        for tensor in used:
+            tensor.record_stream(self._beside)
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._beside):
             yield
