@@ -1,6 +1,7 @@
 """Texts that hide facts among filler and ask for them: the recall model's whole language.
 
-A slot is 16 words. Owns the words and what a row is made of; knows no network and no file.
+A slot is 16 words, and a line begins anywhere in its slot: where it stands says nothing of what it
+says. Owns the words and what a row is made of; knows no network and no file.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ SLOT_WORDS = 16
 NUM_VALUES = 6  # of a fact
 NUM_NAMES = 2
 BEFORE_VALUES = 1 + NUM_NAMES  # FACT or ASK, and two names
+LINE_WORDS = BEFORE_VALUES + NUM_VALUES + 1  # END behind the values
+NUM_BEGINS = SLOT_WORDS - LINE_WORDS + 1  # places in a slot
 NUM_REHEARSALS = 20  # of the second names of a hop: about as many tokens as a look takes
 KINDS = ("<pad>", "<eos>", "<|mask|>", "FACT", "ASK", "HOP", "END")
 SPECIAL = (*KINDS, *(f"r{i}" for i in range(NUM_REHEARSALS)))
 PAD, EOS, MASK, FACT, ASK, HOP, END = range(len(KINDS))
 REHEARSALS = tuple(range(len(KINDS), len(SPECIAL)))
-HOP_SLOTS = -(-(BEFORE_VALUES + (NUM_NAMES + 1) * NUM_REHEARSALS + NUM_NAMES + 7) // SLOT_WORDS)
+HOP_SLOTS = -(
+    -(BEFORE_VALUES + (NUM_NAMES + 1) * NUM_REHEARSALS + NUM_NAMES + NUM_VALUES + 1) // SLOT_WORDS
+)
 LINK_EVERY = 8  # of so many facts one is a link: its first values are another one's names
 
 
@@ -152,9 +157,10 @@ class Writer:
         kinds = np.where(asks, ASK, FACT)[..., None]
         ends = np.full_like(kinds, END)
         lines = np.concatenate([kinds, names[every, about], values[every, about], ends], 2)
-        slots[every, used, : lines.shape[2]] = lines
-        # --- hops
         rows = slots.reshape(num_rows, num_tokens)
+        begins = used * SLOT_WORDS + self._random.integers(0, NUM_BEGINS, used.shape)
+        rows[every[..., None], begins[..., None] + np.arange(LINE_WORDS)] = lines
+        # --- hops
         if num_hops:
             chosen = self._random.integers(0, len(links), (num_rows, num_hops))
             lines = _hop_lines(
@@ -178,8 +184,8 @@ class Writer:
             order = [*range(slot, len(slots)), *range(slot - 1, -1, -1)]
             slot = next(s for s in order if free[s])
             free[slot] = False
-            line = fact.told(FACT)
-            slots[slot, : len(line)] = line
+            begin = int(self._random.integers(NUM_BEGINS))
+            slots[slot, begin : begin + LINE_WORDS] = fact.told(FACT)
         return [int(token) for token in slots.reshape(-1)]
 
     def _facts(self, num_rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
