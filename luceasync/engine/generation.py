@@ -54,6 +54,7 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     left_at: float | None = None  # when it left the last of its lanes
+    turn_at: float | None = None  # when it had its first token on the lane that it has
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
@@ -98,6 +99,11 @@ class Generation:
         return self.prepared.prompt_ids if self._earlier is None else self.lease.prompt
 
     @property
+    def has_spoken(self) -> bool:
+        """Whether somebody reads what it says: it has said something, on this lane or before."""
+        return self.num_generated > 0
+
+    @property
     def num_in_turn(self) -> int:
         """How many tokens it has got since it had its lane."""
         return self.num_generated - self._num_before
@@ -130,6 +136,7 @@ class Generation:
         self.is_restoring = True
         self.num_cached = self.num_prefilled = num_cached
         self._num_before = self.num_generated
+        self.turn_at = None
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
 
     def leave_lane(self, speculation: Speculation | None) -> None:
@@ -156,8 +163,9 @@ class Generation:
         shown, unless a stop string may be in it.
         """
         prepared = self.prepared
-        if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+        if self.turn_at is None:
+            self.turn_at = time.monotonic()
+            self.first_token_at = self.first_token_at or self.turn_at
         self.last_token = token
         self.num_generated += 1
         self._held_ids.append(token)
