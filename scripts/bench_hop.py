@@ -5,7 +5,8 @@
 
 The first device is this process's, the second one another's, and the layers lie half on each. A hop
 there begins when the first device has computed its layers, and ends when the step is queued on the
-second one; a hop back begins when that one's answer is on its host, and ends when it is here.
+second one; a hop back begins when that one's answer is on its host, and ends when it is here. When
+the layers were computed is what the device's own clock says, within some microseconds.
 """
 
 from __future__ import annotations
@@ -57,7 +58,20 @@ class Moments:
 
     def __init__(self, device: str) -> None:
         self.steps: list[dict[str, float]] = []
-        self._synchronize = open_platform(device).synchronize
+        self._platform = open_platform(device)
+        self._layers = self._platform.stopwatch()
+
+    def begin_step(self) -> None:
+        """The device has nothing to do now."""
+        self._layers = self._platform.stopwatch()
+        self.steps.append({})
+        self.stamp("begun")
+
+    def end_step(self) -> None:
+        """Its answer is here."""
+        self.stamp("known")
+        step = self.steps[-1]
+        step["ready"] = step["begun"] + self._layers.seconds()
 
     def stamp(self, moment: str) -> None:
         if self.steps:
@@ -69,14 +83,13 @@ class Moments:
         real_put, real_tell, real_answer = link.put, link.Link.tell, link.Link.answer
 
         def put(room: Any, tensors: Any) -> None:
-            self._synchronize()  # the copy would wait for the device
-            self.stamp("ready")
+            self._layers.stop()  # behind the layers; the copy comes after it
             real_put(room, tensors)
             self.stamp("copied")
 
         def tell(there: link.Link, message: Any, tensors: Any = ()) -> int:
             number = real_tell(there, message, tensors)
-            if isinstance(message, wire.Run):
+            if isinstance(message, wire.Run | wire.Given):
                 self.stamp("sent")
             return number
 
@@ -99,11 +112,10 @@ def decode(backend: LayerSplitBackend, moments: Moments, num_lanes: int, options
     lanes, tokens = list(range(num_lanes)), [1] * num_lanes
     first = len(moments.steps) + NUM_WARMUPS
     for step in range(NUM_WARMUPS + options.steps):
-        moments.steps.append({})
-        moments.stamp("begun")
+        moments.begin_step()
         logits = backend.decode(lanes, [options.context + step] * num_lanes, tokens)
         tokens = logits.rank(Wanted()).candidates().best.tolist()
-        moments.stamp("known")
+        moments.end_step()
     return first
 
 

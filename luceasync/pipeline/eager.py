@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, StepKind
 from luceasync.pipeline.shard import Shard
 
 
@@ -48,6 +48,9 @@ class EagerSteps:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         assert self._verified is not None, "commit follows verify"
         self._shard.commit(self._shard.paths(self._verified, paths))
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """Nothing can."""
 
     def close(self) -> None:
         """Nothing is held."""
