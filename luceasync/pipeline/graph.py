@@ -207,6 +207,8 @@ class GraphedShard:
         chunk = Batch((NO_LANE,), (0,), chunk_tokens)
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
+        if self._shard.past is not None:
+            runs.append(lambda: self._long.rehearse_past(chunk, rows))
         runs += [each.run for each in passes]
         runs += [each.commit for each in passes if each.commit is not None]
         self._capture.compile_ahead(runs)
