@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.models.grouped.compiled import CompiledGrouped, best_kernel, can_multiply
 from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchOps, TorchTable
@@ -43,6 +44,9 @@ class PackedOps(TorchOps):
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
         """See Ops."""
+        kernel = best_kernel()
+        if kernel and can_multiply(packed.form, packed.shape[1]):
+            return CompiledGrouped(packed, dtype, kernel)
         return TorchGrouped(packed, dtype, product)
 
 
