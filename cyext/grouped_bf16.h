@@ -40,6 +40,7 @@ INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const uint8_t *co
                        int64_t step, int64_t lanes, __mmask16 mask, const int bits) {
     if (bits == 8) {
         const __m512i low_bytes = _mm512_set1_epi16(0x00ff);
+#pragma GCC unroll 16
         for (int b = 0; b < 8; b++) {
             __m512i code = bf16_units(codes, 8 * step + b, lanes, mask);
             __m512i low = bf16_bytes(code, tables->low), high = bf16_bytes(code, tables->high);
@@ -53,6 +54,7 @@ INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const uint8_t *co
     if (bits == 6)
         for (int h = 0; h < 2; h++) extra[h] = bf16_units(planes, 2 * step + h, lanes, mask);
     const __m512i above = _mm512_set1_epi16(bits == 5 ? 0x10 : 0x30);
+#pragma GCC unroll 16
     for (int i = 0; i < 16; i++) {
         __m512i code = bf16_shifted(bf16_units(codes, 4 * step + i / 4, lanes, mask), 4 * (i % 4));
         if (bits > 4) {
@@ -66,6 +68,7 @@ INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const uint8_t *co
 
 INLINE __m512 bf16_dot(const __m512i *pairs, const int32_t *x) {
     __m512 sum = _mm512_setzero_ps();
+#pragma GCC unroll 16
     for (int i = 0; i < 8; i++)
         sum = _mm512_dpbf16_ps(sum, (__m512bh)pairs[i], (__m512bh)_mm512_set1_epi32(x[i]));
     return sum;
@@ -83,6 +86,11 @@ INLINE void bf16_tile(const Matrix *w, int64_t first, const uint8_t *x, const fl
     Scales at = scales_begin(w, first, lanes);
     __m512i pairs[16];
     for (int64_t step = 0; step < stride / STEP; step++) {
+        for (int line = 0; line < (bits == 8 ? 8 : 4); line++) /* what is read some steps on */
+            _mm_prefetch((const char *)codes + ((step + 16) * (bits == 8 ? 8 : 4) + line) * lanes * 4, _MM_HINT_T0);
+        if (bits == 5 || bits == 6)
+            for (int line = 0; line < bits - 4; line++)
+                _mm_prefetch((const char *)planes + ((step + 16) * (bits - 4) + line) * lanes * 4, _MM_HINT_T0);
         bf16_pairs(pairs, &tables, codes, planes, step, lanes, mask, bits);
         __m512 minimum[2], scale[2];
         scale[0] = scale_of_16(&at, mask, &minimum[0], has_minimum);
