@@ -45,23 +45,33 @@ static void threads_run(void *region) {
     }
 }
 
-/* [0, count) in parts of `grain`, taken by whichever of the calling thread's threads is free: as many
-   as torch.set_num_threads has said. In one thread where torch has none. */
-static void parallel_for(Task task, void *context, int64_t count, int64_t grain) {
-    static Threads threads; /* of the process; found twice by two threads it is the same */
+/* Those of the process; found twice by two threads they are the same. */
+static const Threads *threads_of_torch(void) {
+    static Threads threads;
     static int is_found;
-    if (!is_found) {
+    if (!__atomic_load_n(&is_found, __ATOMIC_ACQUIRE)) {
         Threads found = {0};
         if (!dl_iterate_phdr(threads_found, &found)) memset(&found, 0, sizeof found);
         threads = found;
         __atomic_store_n(&is_found, 1, __ATOMIC_RELEASE);
     }
-    int num_threads = threads.parallel && !threads.in_parallel() ? threads.max_threads() : 1;
-    if (num_threads > (count + grain - 1) / grain) num_threads = (int)((count + grain - 1) / grain);
+    return &threads;
+}
+
+/* How many threads the calling one has: as many as torch.set_num_threads has said to it. */
+static int parallel_width(void) {
+    const Threads *threads = threads_of_torch();
+    return threads->parallel && !threads->in_parallel() ? threads->max_threads() : 1;
+}
+
+/* [0, count) in parts of `grain`, taken by whichever of the threads is free. */
+static void parallel_for(Task task, void *context, int64_t count, int64_t grain) {
+    int64_t parts = (count + grain - 1) / grain, num_threads = parallel_width();
+    if (num_threads > parts) num_threads = parts;
     if (num_threads <= 1) {
         if (count > 0) task(context, 0, count);
         return;
     }
     Region region = {task, context, count, grain, 0};
-    threads.parallel(threads_run, &region, (unsigned)num_threads, 0);
+    threads_of_torch()->parallel(threads_run, &region, (unsigned)num_threads, 0);
 }

@@ -9,6 +9,8 @@ few products are kept.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +29,8 @@ ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
 MAX_PRODUCTS = 128
 # oneDNN keeps what it compiled, torch what it described to oneDNN: a thousand each unless told.
 KEEPERS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+T = TypeVar("T")
 
 
 class PackedOps(TorchOps):
@@ -48,6 +52,15 @@ class PackedOps(TorchOps):
         if kernel and can_multiply(packed.form, packed.shape[1]):
             return CompiledGrouped(packed, dtype, kernel)
         return TorchGrouped(packed, dtype, product)
+
+    def pick(
+        self,
+        torch_body: Callable[[], T],
+        triton_body: Callable[[], T],
+        compiled_body: Callable[[], T],
+    ) -> T:
+        """See Ops."""
+        return compiled_body()
 
 
 class PackedTable(TorchTable):
