@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from luceasync.engine.sampling.row import TokenCounts
+from luceasync.grammar.guide import Guide
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
@@ -25,7 +26,7 @@ class Prepared:
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
     that have the same tools and another system message; `pins`: spans of the prompt's tokens that
-    are to stay on the devices.
+    are to stay on the devices; `guide`: which tokens may come, None: any.
     """
 
     stream_id: int
@@ -47,3 +48,4 @@ class Prepared:
     answer_returns: Returns = UNKNOWN
     tools_end: int | None = None
     pins: tuple[tuple[int, int], ...] = ()
+    guide: Guide | None = None

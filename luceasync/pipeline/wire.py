@@ -66,7 +66,7 @@ class Run(Message, frozen=True):
 class Rank(Message, frozen=True):
     """What is wanted of the logits of the last decode or verify, of its first entries; see
     luceasync.ranking.logits.Wanted. With float64: `num_masses` temperatures, then each table of
-    `edits`, (rows, edits).
+    `edits`, (rows, edits). Then, where there are masks, int64 rows and int32 words of `num_masked`.
     """
 
     num_entries: Positive
@@ -74,6 +74,7 @@ class Rank(Message, frozen=True):
     num_top: Natural | None
     num_masses: Natural
     edits: tuple[tuple[Natural, Natural], ...]
+    num_masked: Natural = 0
 
 
 class Whole(Message, frozen=True):

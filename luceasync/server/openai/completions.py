@@ -21,6 +21,7 @@ from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
 from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
+from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
 from luceasync.server.openai.unserved import refuse_unserved
@@ -184,6 +185,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
         top_logprobs=in_range_or(0, "logprobs", top, 0, MAX_LOGPROBS) if top is not None else None,
+        constraint=constraint_of(body),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )

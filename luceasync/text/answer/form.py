@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from luceasync.errors import RequestError
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.formats import FORMATS, CallFormat, format_of
-from luceasync.text.answer.pieces import THINK, AnswerPieces, new_call_id
+from luceasync.text.answer.pieces import THINK, THINK_END, AnswerPieces, new_call_id
 from luceasync.text.pieces import PieceMaker
 from luceasync.text.template import Template
 from luceasync.text.tokenizer import Tokenizer
+
+# What an answer says before it answers: nothing, reasoning that the prompt has opened, or perhaps
+# some that it opens itself.
+Before = Literal["nothing", "open", "perhaps"]
 
 AUTO, NONE = "auto", "none"
 TOOL = {
@@ -56,6 +60,13 @@ class AnswerForm:
         knows = tokenizer.token_id(THINK) is not None or THINK in shown
         calls = format_of(shown) if tool_format == AUTO else FORMATS.get(tool_format)
         return cls(knows and reasoning_format == AUTO, calls)
+
+    def before(self, prompt: str) -> Before:
+        """What comes before the answer to the rendered `prompt`."""
+        end = prompt.rstrip()
+        if not self.reasons or end.endswith(THINK_END):
+            return "nothing"
+        return "open" if end.endswith(THINK) else "perhaps"
 
     def maker(
         self,
