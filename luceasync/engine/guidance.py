@@ -70,8 +70,10 @@ class Guidance:
         asked = await asyncio.to_thread(asked_of, request, self._answers)
         matcher: Matcher | None = None
         if not asked.is_nothing:
+            # A model that would not think is not to begin with it because little else may come.
+            first = "nothing" if before == "perhaps" and not self._answers.opens else before
             matcher = await self._compiler.matcher(
-                lambda: program(asked.constraint, asked.calls, before)
+                lambda: program(asked.constraint, asked.calls, first)
             )
         most = request.most_reasoning_tokens
         thought: Thought | None = None

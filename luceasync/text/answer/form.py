@@ -41,11 +41,13 @@ PROBE = (
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """`reasons`: what stands between <think> and </think> at an answer's beginning is reasoning.
-    `calls`: how calls of tools are written; None: not at all, or nobody knows.
+    `opens`: an answer opens it itself, where the prompt has not. `calls`: how calls of tools are
+    written; None: not at all, or nobody knows.
     """
 
     reasons: bool = False
     calls: CallFormat | None = None
+    opens: bool = False
 
     @classmethod
     def of(
@@ -59,7 +61,8 @@ class AnswerForm:
         shown = _shown(template)
         knows = tokenizer.token_id(THINK) is not None or THINK in shown
         calls = format_of(shown) if tool_format == AUTO else FORMATS.get(tool_format)
-        return cls(knows and reasoning_format == AUTO, calls)
+        reasons = knows and reasoning_format == AUTO
+        return cls(reasons, calls, reasons and _can_be_told_not_to_think(template))
 
     def before(self, prompt: str) -> Before:
         """What comes before the answer to the rendered `prompt`."""
@@ -88,7 +91,23 @@ class AnswerForm:
 
 def _shown(template: Template) -> str:
     """A chat with a tool and a call of it, as the template writes it; "" if it refuses that."""
+    return _rendered(template, PROBE, [TOOL])
+
+
+def _can_be_told_not_to_think(template: Template) -> bool:
+    """Whether a prompt shows reasoning that is over where none is wanted: elsewhere there is some,
+    and an answer opens it.
+    """
+    return THINK_END in _rendered(template, PROBE[:1], None, enable_thinking=False)
+
+
+def _rendered(
+    template: Template,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    **kwargs: Any,
+) -> str:
     try:
-        return template.render(PROBE, [TOOL])
+        return template.render(messages, tools, **kwargs)
     except RequestError:
         return ""
