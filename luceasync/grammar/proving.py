@@ -95,6 +95,8 @@ class Proving:
         return told
 
     async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is not None:
+            self._process = None  # it has died of itself, or somebody has ended it
         if self._process is None:
             pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
             self._process = await asyncio.create_subprocess_exec(

@@ -88,13 +88,15 @@ class Trial:
 
 
 def _shared(root: Any) -> dict[str, Any]:
-    """What parts of a schema refer to, and how it is read."""
+    """What parts of a schema, an object, refer to, and how it is read."""
     words = ("$defs", "definitions", "x-guidance", "$schema")
     return {word: root[word] for word in words if word in root}
 
 
 def _parts(schema: Any) -> Iterator[tuple[Sequence[str | int], dict[str, Any]]]:
     """The schemas of which a schema is made, and where they are."""
+    if not _is(schema):
+        return
     for word in ("properties", "patternProperties", "$defs", "definitions"):
         found = schema.get(word)
         if isinstance(found, dict):

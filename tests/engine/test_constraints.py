@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
+from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece
 from luceasync.request import ChatPrompt, Constraint, Request, Sampling
 from tests import tiny
+from tests.groups import in_groups
+from tests.processes import placed
 
 pytestmark = pytest.mark.slow
 
@@ -54,10 +58,13 @@ REQUESTS: list[dict[str, Any]] = [
 
 
 @asynccontextmanager
-async def started(model_dir: Path, **draft: Any) -> AsyncIterator[LocalEngine]:
+async def started(
+    model_dir: Path, placement: PlacementConfig | None = None, **draft: Any
+) -> AsyncIterator[LocalEngine]:
     engine = build_engine(
         Config(
             model=ModelConfig(model_dir=model_dir, dtype="fp32"),
+            placement=placement or PlacementConfig(),
             engine=EngineConfig(max_ctx_tokens=512, parallel=4),
             draft=DraftConfig(**draft),
         )
@@ -122,6 +129,21 @@ async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, t
         assert engine.status().decode_steps_total < num_plain  # what must come is proposed
 
 
+@pytest.mark.parametrize("where", ["three groups", "three processes", "the last one elsewhere"])
+async def test_where_the_logits_lie_changes_no_answer(tiny_dir, tmp_path, where):
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    async with started(tiny_dir) as engine:
+        plain = await ask_all(engine)
+    placement, num_groups = PlacementConfig(), 1
+    if where == "three groups":
+        num_groups = 3
+    else:
+        placement = placed(tmp_path, "three" if where == "three processes" else "two")
+    with in_groups(num_groups) if num_groups > 1 else nullcontext():
+        async with started(tiny_dir, placement, draft_dir=draft_dir) as engine:
+            assert await ask_all(engine) == plain
+
+
 async def test_what_must_come_is_accepted_at_once(tiny_dir, tmp_path):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
     only = Constraint("choice", json.dumps(["the one answer that there is"]), "guided_choice")
@@ -160,3 +182,89 @@ async def test_a_schema_that_does_not_compile_says_where(tiny_dir):
         assert "Invalid type: strin" in str(caught.value)
         [(text, _)] = await ask(engine, "a", constraint=PHONE)
     assert re.fullmatch(PHONE.source, text)
+
+
+@pytest.fixture
+def thinking_dir(tiny_dir: Path, tmp_path: Path) -> Path:
+    """A model whose prompts open its reasoning, and whose template shows how it calls."""
+    folder = tmp_path / "thinking"
+    shutil.copytree(tiny_dir, folder)
+    calls = "{% for c in m.tool_calls or [] %}<tool_call>{{ c }}</tool_call>{% endfor %}"
+    template = tiny.CHATML.replace("{{ m.content }}", "{{ m.content }}" + calls)
+    template = template.replace("assistant\n{% endif", "assistant\n<think>\n{% endif")
+    assert calls in template and "<think>" in template
+    (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+async def pieces_of(
+    engine: LocalEngine, prompt: ChatPrompt, **fields: Any
+) -> tuple[list[Any], str]:
+    request = Request(prompt, **{"max_tokens": 200, **fields})
+    pieces, reason = [], ""
+    async for delta in await engine.open(request):
+        pieces += delta.pieces
+        if delta.finish is not None:
+            reason = delta.finish.error or delta.finish.reason
+    return pieces, reason
+
+
+@pytest.mark.parametrize(
+    "draft", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"]
+)
+async def test_a_grammar_begins_where_reasoning_ends_and_that_ends_in_time(
+    thinking_dir, tmp_path, draft
+):
+    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    prompt = ChatPrompt([{"role": "user", "content": "x"}])
+    answers = []
+    for drafter in ({}, {"draft_dir": draft_dir, **draft}):
+        async with started(thinking_dir, **drafter) as engine:
+            for temperature in (0.0, 1.0):
+                pieces, reason = await pieces_of(
+                    engine,
+                    prompt,
+                    constraint=SCHEMA,
+                    most_reasoning_tokens=9,
+                    sampling=Sampling(temperature=temperature, seed=1),
+                )
+                thought = "".join(p.text for p in pieces if isinstance(p, ReasoningPiece))
+                text = "".join(p.text for p in pieces if not isinstance(p, ReasoningPiece))
+                assert reason == "stop" and is_person(text) and thought
+                answers.append((thought, text))
+    assert answers[:2] == answers[2:]
+
+
+async def test_reasoning_ends_in_time_where_nothing_else_is_asked(thinking_dir):
+    prompt = ChatPrompt([{"role": "user", "content": "x"}])
+    async with started(thinking_dir) as engine:
+        pieces, _ = await pieces_of(engine, prompt, most_reasoning_tokens=0, max_tokens=40)
+        assert not any(isinstance(p, ReasoningPiece) for p in pieces) and pieces
+        pieces, _ = await pieces_of(engine, prompt, max_tokens=40, ignore_eos=True)
+    assert all(isinstance(p, ReasoningPiece) for p in pieces)
+
+
+async def test_calls_are_forced_after_reasoning(thinking_dir):
+    person = {"type": "function", "function": {"name": "person", "parameters": PERSON}}
+    prompt = ChatPrompt(
+        [{"role": "user", "content": "x"}], tools=[person], must_call=("person",), max_calls=1
+    )
+    async with started(thinking_dir) as engine:
+        pieces, reason = await pieces_of(
+            engine,
+            prompt,
+            most_reasoning_tokens=5,
+            sampling=Sampling(temperature=1.0, seed=2),
+        )
+    [call] = [p for p in pieces if isinstance(p, CallPiece)]
+    arguments = "".join(p.text for p in pieces if isinstance(p, ArgumentsPiece))
+    assert (call.name, reason) == ("person", "stop") and is_person(arguments)
+
+
+async def test_no_call_can_be_forced_where_nobody_knows_how_they_are_written(tiny_dir):
+    tool = {"type": "function", "function": {"name": "f"}}
+    prompt = ChatPrompt([{"role": "user", "content": "x"}], tools=[tool], must_call=("f",))
+    async with started(tiny_dir) as engine:
+        with pytest.raises(RequestError) as caught:
+            await engine.open(Request(prompt))
+    assert caught.value.param == "tool_choice"
