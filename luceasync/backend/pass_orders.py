@@ -17,7 +17,7 @@ from luceasync.pipeline import wire
 from luceasync.pipeline.passes import Batch, Passes, StepKind
 from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Sizes, Spec
-from luceasync.ranking.logits import Edits, Ranking, Wanted
+from luceasync.ranking.logits import Edits, Masks, Ranking, Wanted
 
 Table = dict[type[Message], Callable[[Any, Received[Any]], None]]
 
@@ -157,13 +157,20 @@ class PassOrders:
         real = torch.float64
         specs: list[Spec] = [((order.num_masses,), real)] if order.num_masses else []
         specs += [((5, num_edits), real) for _, num_edits in order.edits if num_edits]
+        specs += self._sizes.masks(order.num_masked)
         given = iter(self._link.given(got, specs))
         mass_at = tuple(next(given).tolist()) if order.num_masses else ()
         edits = [
             Edits(rows, (next(given) if num_edits else torch.empty(5, 0, dtype=real)).numpy())
             for rows, num_edits in order.edits
         ]
-        wanted = Wanted(tuple(edits), order.num_ranked, mass_at, order.num_top)
+        masks = None
+        if order.num_masked:
+            rows, words = (tensor.numpy() for tensor in given)
+            if not 0 <= rows.min() <= rows.max() < order.num_entries * self._batch.num_rows:
+                self._link.refuse(f"masks of rows {rows.min()} to {rows.max()}")
+            masks = Masks(rows, words)
+        wanted = Wanted(tuple(edits), order.num_ranked, mass_at, order.num_top, masks)
         self._ranking = self._passes.logits(order.num_entries).rank(wanted)
         found = self._ranking.candidates()
         if not order.num_ranked:

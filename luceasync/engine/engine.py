@@ -20,6 +20,7 @@ from luceasync.engine.answers import Answers
 from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
+from luceasync.engine.guidance import Guidance, is_guided
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
@@ -71,6 +72,7 @@ class LocalEngine:
         self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer))
         self._prompts = Prompts(language, self._tenants)
+        self._guidance = Guidance(language)
         self._admission = Admission(language.num_lanes, config.max_queue)
         self._answers = Answers(_in_other_thread)
         self._stream_ids = itertools.count()
@@ -105,6 +107,7 @@ class LocalEngine:
         self._disk_task.cancel()
         await asyncio.wait([self._disk_task])
         await self._thread.join()
+        await self._guidance.close()
 
     def _make(self, orders: DiskOrders) -> Loaded:
         """A life of the engine; called in its thread."""
@@ -184,7 +187,10 @@ class LocalEngine:
         """See luceasync.request.Engine."""
         self._check_open(request)
         stream_id = next(self._stream_ids)
-        prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
+        if is_guided(request):
+            prompt, choices = await self._guided(request, stream_id)
+        else:
+            prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
         self._check_open(request)  # others may have come in between
         stream = self._answers.open(
             stream_id,
@@ -215,6 +221,15 @@ class LocalEngine:
         """What takes long with long prompts and many choices."""
         prompt = self._prompts.render(request)
         return prompt, prepare(self._language, request, prompt, stream_id)
+
+    async def _guided(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
+        """The same, and what guides the choices in between."""
+        prompt = await asyncio.to_thread(self._prompts.render, request)
+        new_guide = await self._guidance.of(request, prompt)
+        choices = await asyncio.to_thread(
+            prepare, self._language, request, prompt, stream_id, new_guide
+        )
+        return prompt, choices
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:

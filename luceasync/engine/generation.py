@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling
+from luceasync.grammar.guide import Guide
 from luceasync.keeping.lease import Lease
 from luceasync.pieces import Piece
 from luceasync.request import (
@@ -28,6 +29,8 @@ from luceasync.request import (
     Usage,
 )
 from luceasync.text.pieces import PlainText
+
+NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
 
 @dataclass(slots=True, eq=False)
@@ -119,8 +122,19 @@ class Generation:
         return len(self.prepared.prompt_ids) + self.num_generated - 1
 
     @property
+    def guide(self) -> Guide | None:
+        """Which tokens may come; None: any."""
+        return self.prepared.guide
+
+    @property
+    def masked_row(self) -> RowSampling:
+        """How the next token is to be chosen, of those that may come."""
+        row, guide = self.next_row, self.prepared.guide
+        return row if guide is None else replace(row, mask=guide.mask())
+
+    @property
     def next_row(self) -> RowSampling:
-        """How the next token is to be chosen."""
+        """The same, without a mask."""
         prepared = self.prepared
         return RowSampling(
             sampling=prepared.sampling,
@@ -138,6 +152,11 @@ class Generation:
         self._num_before = self.num_generated
         self.turn_at = None
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
+
+    def end_without_token(self) -> None:
+        """No token could be chosen."""
+        guide = self.prepared.guide
+        self.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
 
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
@@ -174,6 +193,8 @@ class Generation:
             prepared.counts.add(token)
         if logprobs is not None:
             self._held_logprobs.append(self.named(token, logprobs))
+        if prepared.guide is not None:
+            prepared.guide.consume(token)
         if token in prepared.stop_ids:
             self.end("stop")
             return False
@@ -184,6 +205,8 @@ class Generation:
             self.end("length")
             if prepared.detokenizer.stopped:  # what was held back has completed a stop string
                 self._reason = "stop"
+        elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
+            self.end("stop")  # nothing may follow, and no token says so
         return self._reason is None
 
     def scored(self, logprob: TokenLogprob) -> None:

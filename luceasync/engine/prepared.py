@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from luceasync.engine.sampling.row import TokenCounts
+from luceasync.grammar.guide import Guide
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
@@ -25,7 +26,8 @@ class Prepared:
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
     that have the same tools and another system message; `pins`: spans of the prompt's tokens that
-    are to stay on the devices; `prompt_top_logprobs`: see Request.
+    are to stay on the devices; `prompt_top_logprobs`: see Request; `guide`: which tokens may come,
+    None: any.
     """
 
     stream_id: int
@@ -48,3 +50,4 @@ class Prepared:
     tools_end: int | None = None
     pins: tuple[tuple[int, int], ...] = ()
     prompt_top_logprobs: int | None = None
+    guide: Guide | None = None

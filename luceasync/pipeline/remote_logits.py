@@ -40,9 +40,12 @@ class RemoteLogits:
             num_top=wanted.num_top,
             num_masses=len(wanted.mass_at),
             edits=tuple((edits.num_rows, edits.table.shape[1]) for edits in wanted.edits),
+            num_masked=0 if wanted.masks is None else len(wanted.masks.rows),
         )
         numbers = [np.array(wanted.mass_at, np.float64), *(edits.table for edits in wanted.edits)]
         given = [torch.from_numpy(n.astype(np.float64, copy=False)) for n in numbers if n.size]
+        if (masks := wanted.masks) is not None:
+            given += [torch.from_numpy(masks.rows), torch.from_numpy(masks.words)]
         number = self._link.tell(order, given)
         return _RemoteRanking(self._link, self._sizes, prod(self._shape), wanted, carry, number)
 

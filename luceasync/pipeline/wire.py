@@ -79,7 +79,8 @@ class Given(Message, frozen=True):
 class Rank(Message, frozen=True):
     """What is wanted of the logits of the last pass that left any, of its first entries; see
     luceasync.ranking.logits.Wanted. Where none is ranked, `Best` answers. With float64:
-    `num_masses` temperatures, then each table of `edits`, (rows, edits).
+    `num_masses` temperatures, then each table of `edits`, (rows, edits). Then, where there are
+    masks, int64 rows and int32 words of `num_masked`.
     """
 
     num_entries: Positive
@@ -87,6 +88,7 @@ class Rank(Message, frozen=True):
     num_top: Natural | None
     num_masses: Natural
     edits: tuple[tuple[Natural, Natural], ...]
+    num_masked: Natural = 0
 
 
 class Whole(Message, frozen=True):

@@ -42,6 +42,7 @@ class Tool(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     type: str | None = None
 
 
@@ -54,6 +55,18 @@ class ToolChoice(msgspec.Struct):
 class Thinking(msgspec.Struct):
     type: str
     budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """`schema` as it was sent."""
+
+    type: str
+    schema: msgspec.Raw = msgspec.Raw()
+
+
+class OutputConfig(msgspec.Struct):
+    effort: str | None = None
+    format: OutputFormat | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -71,6 +84,8 @@ class MessagesBody(CountBody, kw_only=True):
     """The fields of `POST /v1/messages` that are read."""
 
     max_tokens: int
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None

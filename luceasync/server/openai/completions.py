@@ -31,6 +31,7 @@ from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
 from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
+from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
 from luceasync.server.openai.unserved import refuse_unserved
@@ -206,6 +207,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         pins=pins_of(body.kvflash_pin),
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
+        constraint=constraint_of(body),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )

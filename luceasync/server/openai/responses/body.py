@@ -45,7 +45,16 @@ class Tool(msgspec.Struct):
 
 
 class TextFormat(msgspec.Struct):
+    """`schema` as it was sent."""
+
     type: str
+    name: str | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
 
 
 class TextOptions(msgspec.Struct):
@@ -61,6 +70,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: Reasoning | None = None
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None
@@ -71,3 +81,8 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     tools: list[Tool] | None = None
     top_p: float | None = None
     kvflash_pin: AskedPins | None = None
+
+
+def effort_of(body: ResponsesBody) -> str | None:
+    """How much the model is to think, in the client's word."""
+    return None if body.reasoning is None else body.reasoning.effort
