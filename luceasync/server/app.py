@@ -70,6 +70,7 @@ def create_app(
     app = Starlette(
         routes=[
             *StatusPages(engine, drain, metrics).routes,
+            *house.running.routes,
             *(route for _, routes in reversed(spoken) for route in routes),
         ],
         middleware=middleware,
