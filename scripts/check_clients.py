@@ -2,10 +2,8 @@
 
     python -m scripts.check_clients FOLDER [--only NAME ...] [--template qwen3]
 
-Each is installed under FOLDER, once, from the package indexes; what it is asked reaches nothing but
-the server. A row is a case: what the client made of its answers, and what the server saw of it.
-No request may be refused that a case does not expect to be, and of an agent's later requests as
-much must be found again as its first prompt has. Status 1: a case has failed.
+Each is installed under FOLDER, once. No request may be refused that a case does not expect to be,
+and of an agent's later prompts as much must be found again as its first has. Status 1: one failed.
 """
 
 from __future__ import annotations

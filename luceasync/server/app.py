@@ -21,8 +21,10 @@ from luceasync.request import Engine
 from luceasync.server.answering import Answering, House
 from luceasync.server.anthropic.routes import Anthropic
 from luceasync.server.auth import RequireApiKey
+from luceasync.server.cache_admin import CacheAdmin
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
+from luceasync.server.live import Live
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.origins import guards
@@ -57,7 +59,7 @@ def create_app(
         Middleware(TellUnforeseen, refusal=refusals.response),
     ]
     if config.api_keys:
-        keys = config.api_keys
+        keys = (*config.api_keys, *config.admin_keys)
         middleware.append(Middleware(RequireApiKey, keys=keys, refusal=refusals.response))
 
     @asynccontextmanager
@@ -71,6 +73,8 @@ def create_app(
         routes=[
             *StatusPages(engine, drain, metrics).routes,
             *house.running.routes,
+            *Live(engine, drain).routes,
+            *CacheAdmin(engine, config.admin_keys).routes,
             *(route for _, routes in reversed(spoken) for route in routes),
         ],
         middleware=middleware,
