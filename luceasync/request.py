@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from luceasync.engine_look import EngineLook
 from luceasync.engine_status import EngineStatus
 from luceasync.model_card import ModelCard
 from luceasync.pieces import Piece, ReasoningPiece, TextPiece
@@ -282,6 +283,16 @@ class Engine(Protocol):
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """The ids of the request's prompt; nothing is run. Raises as `open` does."""
+        ...
+
+    async def look(self) -> EngineLook:
+        """What is on its lanes and what it keeps, between two steps. Raises Unavailable."""
+        ...
+
+    async def drop_kept(self, keys: Sequence[str] | None) -> int:
+        """Let go of kept nodes, those of these keys or all that nobody needs; how many are gone.
+        Raises Unavailable.
+        """
         ...
 
     def spelled(self, ids: Sequence[int], param: str) -> bytes:

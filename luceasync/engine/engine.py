@@ -11,8 +11,10 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Self, TypeVar
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
@@ -21,12 +23,14 @@ from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.choices import prepare
 from luceasync.engine.guidance import Guidance, is_guided
+from luceasync.engine.looking import drop_nodes, look_at
 from luceasync.engine.outbox import Emitted
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
+from luceasync.engine_look import EngineLook
 from luceasync.engine_status import CacheStatus, EngineStatus
 from luceasync.errors import QueueFull, Unavailable
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
@@ -39,7 +43,10 @@ from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
+
 FLUSH_DEADLINE_S = 30.0
+LOOK_DEADLINE_S = 10.0
 SWITCH_INTERVAL_S = 5e-4  # the default of 5 ms lets the thread's Python hold up the event loop
 MAX_AWAY_S = 60  # a process that is away for longer is not waited for by requests that come now
 MODEL, DIRECTORY = "model", "cache directory"  # what has to be there before requests are taken
@@ -61,8 +68,12 @@ class LocalEngine:
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
         processes: Callable[[], Processes] = lambda: NO_PROCESSES,
+        device_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
+        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in;
+        `device_bytes`: what its weights and lanes take, by device.
+        """
+        self._device_bytes = device_bytes
         self._language = language
         self._load = load
         self._cabinet = cabinet
@@ -209,8 +220,25 @@ class LocalEngine:
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """See luceasync.request.Engine."""
         self._check_open(request)
-        prompt = await asyncio.to_thread(self._prompts.render, request)
-        return prompt.ids
+        return (await asyncio.to_thread(self._prompts.render, request)).ids
+
+    async def look(self) -> EngineLook:
+        """See luceasync.request.Engine."""
+        return replace(await self._asked(look_at), device_bytes=self._device_bytes)
+
+    async def drop_kept(self, keys: Sequence[str] | None) -> int:
+        """See luceasync.request.Engine."""
+        return await self._asked(lambda pump: drop_nodes(pump, keys))
+
+    async def _asked(self, ask: Callable[[Pump], Found]) -> Found:
+        """What `ask` finds between two steps. Raises Unavailable."""
+        found: list[Found] = []
+        if self._thread is not None and self._pump is not None:
+            with suppress(TimeoutError):
+                await self._thread.call(lambda pump: found.append(ask(pump)), LOOK_DEADLINE_S)
+        if not found:
+            raise _unavailable(self._availability.detail, self._availability.retry_after_s)
+        return found[0]
 
     def spelled(self, ids: Sequence[int], param: str) -> bytes:
         """See luceasync.request.Engine."""

@@ -21,9 +21,11 @@ from luceasync.request import Engine
 from luceasync.server.answering import Answering, House
 from luceasync.server.anthropic.routes import Anthropic
 from luceasync.server.auth import RequireApiKey
+from luceasync.server.cache_admin import CacheAdmin
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
 from luceasync.server.giving_back import give_back_what_grows
+from luceasync.server.live import Live
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.origins import guards
@@ -58,7 +60,7 @@ def create_app(
         Middleware(TellUnforeseen, refusal=refusals.response),
     ]
     if config.api_keys:
-        keys = config.api_keys
+        keys = (*config.api_keys, *config.admin_keys)
         middleware.append(Middleware(RequireApiKey, keys=keys, refusal=refusals.response))
 
     @asynccontextmanager
@@ -75,6 +77,9 @@ def create_app(
     app = Starlette(
         routes=[
             *StatusPages(engine, drain, metrics).routes,
+            *house.running.routes,
+            *Live(engine, drain).routes,
+            *CacheAdmin(engine, config.admin_keys).routes,
             *(route for _, routes in reversed(spoken) for route in routes),
         ],
         middleware=middleware,
