@@ -57,7 +57,7 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     left_at: float | None = None  # when it left the last of its lanes
-    turn_at: float | None = None  # when it had its first token on the lane that it has
+    turn_s: float = 0.0  # that steps took which gave it tokens on the lane that it has
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
@@ -147,7 +147,7 @@ class Generation:
         self.is_restoring = True
         self.num_cached = self.num_prefilled = num_cached
         self._num_before = self.num_generated
-        self.turn_at = None
+        self.turn_s = 0.0
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
 
     def end_without_token(self) -> None:
@@ -179,9 +179,8 @@ class Generation:
         shown, unless a stop string may be in it.
         """
         prepared = self.prepared
-        if self.turn_at is None:
-            self.turn_at = time.monotonic()
-            self.first_token_at = self.first_token_at or self.turn_at
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
         self.last_token = token
         self.num_generated += 1
         self._unsent.ids.append(token)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
+from luceasync.engine.fairness import TURN_PER_BEGINNING
 from luceasync.engine.roster import MAX_ASKED, Roster
 
 
@@ -16,7 +17,7 @@ class Choice:
     num_prefilled = num_cached = 0
     prefill_s = 0.0
     left_at: float | None = None
-    turn_at: float | None = None
+    turn_s = 0.0
 
     def __init__(
         self, state: str = "waiting", awaited: frozenset = frozenset(), client: str = "a"
@@ -213,9 +214,9 @@ def test_few_are_asked_at_a_step_whether_they_could_begin():
 def test_on_a_slow_machine_a_turn_ends_by_time():
     roster, stands = Roster(1), Choice()
     first = seated(roster, "decoding")
-    first.num_in_turn, first.turn_at, first.prefill_s = 1, time.monotonic(), 0.1
+    first.num_in_turn, first.prefill_s = 1, 1.0
     stands.left_at = -1e9
     roster.queue([stands])
     assert roster.gives_way(ready) is None
-    first.turn_at = -1e9
+    first.turn_s = TURN_PER_BEGINNING
     assert roster.gives_way(ready) is first
