@@ -145,6 +145,8 @@ def measure(report: Report, name: str, shape: Shape, options: Namespace) -> None
         max_ctx_tokens=options.context + NUM_WARMUPS + options.steps + 64,
         dtype=options.dtype,
     )
+    if plan.suits_one_thread:  # as the engine runs it
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there)
         write_model(folder, shape, options.dtype)
