@@ -3,10 +3,9 @@
     python -m scripts.bench_hop [--devices cuda:0,cuda:1] [--shapes qwen3-4b] [--lanes 1,4]
     python -m scripts.bench_hop --devices cpu:0,cpu:1 --shapes small
 
-The first device is this process's, the second one another's, and the layers lie half on each. A hop
-there begins when the first device has computed its layers, and ends when the step is queued on the
-second one; a hop back begins when that one's answer is on its host, and ends when it is here. When
-the layers were computed is what the device's own clock says, within some microseconds.
+The layers lie half on this process's device, half on another one's. A hop there begins when the
+first has computed its layers, by its own clock, and ends when the step is queued on the second; a
+hop back begins when that one's answer is on its host, and ends when it is here.
 """
 
 from __future__ import annotations
