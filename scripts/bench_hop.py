@@ -1,11 +1,9 @@
 """What a hop between two processes is made of, in a running decode.
 
-    python -m scripts.bench_hop [--devices cuda:0,cuda:1] [--shapes qwen3-4b] [--lanes 1,4]
-    python -m scripts.bench_hop --devices cpu:0,cpu:1 --shapes small
+    python -m scripts.bench_hop [--devices cpu:0,cpu:1 --shapes small] [--lanes 1,4]
 
-The layers lie half on this process's device, half on another one's. A hop there begins when the
-first has computed its layers, by its own clock, and ends when the step is queued on the second; a
-hop back begins when that one's answer is on its host, and ends when it is here.
+Half of the layers are on the second device. A hop there begins when the first has computed, by its
+own clock, and ends when the step is queued on the second; one back, from its host to this one.
 """
 
 from __future__ import annotations
