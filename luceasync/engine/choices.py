@@ -48,6 +48,7 @@ def prepare(
             answer_returns=prompt.answer_returns,
             tools_end=prompt.tools_end,
             pins=pins,
+            prompt_top_logprobs=request.prompt_top_logprobs,
         )
         for index in range(request.num_choices)
     ]

@@ -28,7 +28,6 @@ from luceasync.request import (
     Usage,
 )
 from luceasync.text.pieces import PlainText
-from luceasync.text.tokenizer import Tokenizer
 
 
 @dataclass(slots=True, eq=False)
@@ -55,6 +54,7 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     left_at: float | None = None  # when it left the last of its lanes
+    turn_at: float | None = None  # when it had its first token on the lane that it has
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
@@ -65,6 +65,7 @@ class Generation:
     _held_text: str = ""
     _held_ids: list[int] = field(default_factory=list)
     _held_logprobs: list[TokenLogprob] = field(default_factory=list)
+    _held_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens
 
     def __post_init__(self) -> None:
         prepared = self.prepared
@@ -76,6 +77,7 @@ class Generation:
             keep_prompt=prepared.keep_prompt,
             answer_returns=prepared.answer_returns,
             tools_end=prepared.tools_end,
+            is_run_whole=prepared.prompt_top_logprobs is not None,
         )
 
     @property
@@ -87,9 +89,19 @@ class Generation:
         return self.last_token is None and not self.is_restoring
 
     @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of what it prefills are wanted."""
+        return self.prepared.prompt_top_logprobs is not None and self._earlier is None
+
+    @property
     def to_prefill(self) -> Sequence[int]:
         """What the lane has to hold before it decodes: the prompt, and what it said before."""
         return self.prepared.prompt_ids if self._earlier is None else self.lease.prompt
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether somebody reads what it says: it has said something, on this lane or before."""
+        return self.num_generated > 0
 
     @property
     def num_in_turn(self) -> int:
@@ -124,6 +136,7 @@ class Generation:
         self.is_restoring = True
         self.num_cached = self.num_prefilled = num_cached
         self._num_before = self.num_generated
+        self.turn_at = None
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
 
     def leave_lane(self, speculation: Speculation | None) -> None:
@@ -150,8 +163,9 @@ class Generation:
         shown, unless a stop string may be in it.
         """
         prepared = self.prepared
-        if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+        if self.turn_at is None:
+            self.turn_at = time.monotonic()
+            self.first_token_at = self.first_token_at or self.turn_at
         self.last_token = token
         self.num_generated += 1
         self._held_ids.append(token)
@@ -159,7 +173,7 @@ class Generation:
         if prepared.counts is not None:
             prepared.counts.add(token)
         if logprobs is not None:
-            self._held_logprobs.append(_named(prepared.tokenizer, token, logprobs))
+            self._held_logprobs.append(self.named(token, logprobs))
         if token in prepared.stop_ids:
             self.end("stop")
             return False
@@ -171,6 +185,20 @@ class Generation:
             if prepared.detokenizer.stopped:  # what was held back has completed a stop string
                 self._reason = "stop"
         return self._reason is None
+
+    def scored(self, logprob: TokenLogprob) -> None:
+        """That of the prompt's next token; the prompt's end comes after all of them."""
+        self._held_scores.append(logprob)
+
+    def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
+        """Log-probabilities with the tokens' texts."""
+        tokenizer = self.prepared.tokenizer
+
+        def name(token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            text, spelled = tokenizer.token_text(token), tokenizer.token_bytes(token)
+            return TokenLogprob(text, spelled, logprob, top)
+
+        return name(token, logprobs.chosen, tuple(name(*entry) for entry in logprobs.top))
 
     @property
     def has_ended(self) -> bool:
@@ -193,7 +221,7 @@ class Generation:
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
         pieces = maker.make(text, is_last=is_last)
-        has_more = pieces or self._held_logprobs or is_last
+        has_more = pieces or self._held_logprobs or self._held_scores or is_last
         return self._delta(pieces, self._finish(speculation, residence)) if has_more else None
 
     def end(
@@ -225,7 +253,8 @@ class Generation:
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
-        return Delta(self.prepared.index, pieces, ids, logprobs, finish)
+        scores, self._held_scores = tuple(self._held_scores), []
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish, scores)
 
     def _finish(
         self, speculation: Speculation | None, residence: Residence | None
@@ -265,12 +294,3 @@ class Generation:
             num_prefilled=work.num_run,
             num_decoded=max(0, self.num_generated - 1),
         )
-
-
-def _named(tokenizer: Tokenizer, token: int, logprobs: RowLogprobs) -> TokenLogprob:
-    """Log-probabilities with the tokens' texts."""
-
-    def name(token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        return TokenLogprob(tokenizer.token_text(token), tokenizer.token_bytes(token), logprob, top)
-
-    return name(token, logprobs.chosen, tuple(name(*entry) for entry in logprobs.top))

@@ -129,22 +129,27 @@ class LayerSplitBackend:
         *,
         project: bool,
         mark: int | None = None,
+        scores: bool = False,
     ) -> Tensor | None:
         """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
-        a node can be saved that ends at their end, or at position `mark`, within them.
-
+        a node can be saved that ends at their end, or at position `mark`, within them. `scores`:
+        there are `logits_after` each of them.
         Returns logits float32 [vocab] after the last token if `project`: the prompt ends there.
         Raises HostMemorySpent; the lane holds what it held then.
         """
         self._make_room(lane, begin + len(tokens))
         after = None if mark is None else mark - begin
-        batch = Batch((lane,), (begin,), len(tokens), after)
+        batch = Batch((lane,), (begin,), len(tokens), after, scores)
         self._num_entries = 1
         given = torch.tensor([list(tokens)], dtype=torch.int64)
         logits = self._passes.prefill(batch, given, project=project)
         if project:
             self.lanes.prefilled(lane, begin + len(tokens))
         return None if logits is None else logits[0, 0]
+
+    def logits_after(self, num_tokens: int) -> Logits:
+        """Of [num_tokens], the first of the last prefill, which `scores`."""
+        return self._passes.logits(num_tokens)
 
     @torch.inference_mode()
     def decode(
@@ -277,10 +282,12 @@ class LayerSplitBackend:
         for group in self._groups:
             group.probe()
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
-        """Bring back every group that is gone; see Group. Reset all lanes afterwards."""
-        for group in self._groups:
-            group.mend(lost)
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+        """Bring back every group that is gone, and say whether there was one; see Group. Reset all
+        lanes afterwards.
+        """
+        were_gone = [group.mend(lost) for group in self._groups]
+        return any(were_gone)
 
     def close(self) -> None:
         """Free everything. May be called twice."""

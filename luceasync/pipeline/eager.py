@@ -9,7 +9,7 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import Entry
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, StepKind
 from luceasync.pipeline.shard import Shard
 
 
@@ -28,6 +28,8 @@ class EagerSteps:
         shard.passed(batch)
         if not shard.plan.is_last:
             return x
+        if batch.scores:
+            return shard.ends.project(x)
         return shard.ends.project(x[:, -1:]) if project else None
 
     def rehearse_past(self, batch: Batch, given: Tensor) -> None:
@@ -60,6 +62,9 @@ class EagerSteps:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         assert self._verified is not None, "commit follows verify"
         self._shard.commit(self._shard.paths(self._verified, paths))
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """Nothing can."""
 
     def close(self) -> None:
         """Nothing is held."""

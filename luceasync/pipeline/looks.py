@@ -6,7 +6,7 @@ at a time, or take up what comes by in a prompt's last one. Knows no kind of lay
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -18,7 +18,7 @@ from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.models.mixers.mixer import LookBody, Mixer, Recent
 from luceasync.models.recent import LayerLook, RecentRows
 from luceasync.pipeline.passes import Masses
-from luceasync.pipeline.platform import Event, Platform, Stopwatch
+from luceasync.pipeline.platform import Platform, Stopwatch
 
 # A lane's first tokens in blocks of so many.
 Blocks = Callable[[int], Sequence[Block]]
@@ -61,9 +61,6 @@ class Looks:
             self._bodies[kind] = platform.ops.pick(kind.torch_body, kind.triton_body)
         self._passing: dict[int, PassingLook] = {}  # by lane, of its last pass that was looked at
         self._found: dict[int, _Found] = {}
-        # Looks that nobody asks for any more, until what they have queued is over: it reads and
-        # writes memory that would be given to the passes beside it.
-        self._left: list[tuple[Event, _Found]] = []
 
     def pass_by(self, lane: int, num_tokens: int) -> PassingLook:
         """Have the rows that the next pass of the lane runs, up to `num_tokens`, look at what comes
@@ -84,7 +81,6 @@ class Looks:
         """Queue a part of a look that is under way: behind a pass that has just been queued, while
         the host waits for it.
         """
-        self._left = [(end, found) for end, found in self._left if not end.query()]
         for found in self._found.values():
             if found.go_on():
                 return
@@ -107,18 +103,12 @@ class Looks:
         """The lane begins anew, or goes on from elsewhere."""
         self.recent.reset(lane)
         self._passing.pop(lane, None)
-        if (found := self._found.pop(lane, None)) is not None:
-            with self.platform.beside():
-                self._left.append((self.platform.record_event(), found))
+        self._found.pop(lane, None)
 
     def close(self) -> None:
         """Forget everything. May be called twice."""
-        for lane in [*self._found]:
-            self.reset(lane)
-        for end, _ in self._left:
-            end.synchronize()
-        self._left.clear()
         self._passing.clear()
+        self._found.clear()
         self.recent.close()
 
 
@@ -158,14 +148,12 @@ class _LookBeside:
         self._masses = looks.nothing(num_tokens)
         self._watches: list[Stopwatch] = []
         self._filled = looks.recent.filled(lane)
-        # Held by the look itself: what is queued reads them for longer than `_run` runs.
-        self._rings = {
-            mixer: stack[0][:, lane].clone()
+        rings = {
+            mixer: iter([*stack[0][:, lane].clone()])
             for mixer, stack in looks.recent.stacked.items()
             if stack
         }
-        self._told: dict[Recent, Sequence[Block]] = {}
-        self._layers = self._run(blocks) if self._filled else iter(())
+        self._layers = self._run(rings, blocks) if self._filled else iter(())
 
     def go_on(self) -> bool:
         """See _Found: a layer."""
@@ -178,18 +166,19 @@ class _LookBeside:
         with self._looks.platform.beside():
             return Masses(self._masses.cpu(), sum(watch.seconds() for watch in self._watches))
 
-    def _run(self, blocks: Blocks) -> Iterator[int]:
-        """Queues a layer at a time."""
-        looks, told = self._looks, self._told
-        rings = {mixer: iter(ring) for mixer, ring in self._rings.items()}
+    def _run(self, rings: Mapping[Mixer, Iterator[Tensor]], blocks: Blocks) -> Iterator[int]:
+        """Queues a layer at a time: the newest rows of each are in `rings`, in order."""
+        looks = self._looks
+        told: dict[Recent, Sequence[Block]] = {}
         for layer, mixer in looks.mixers.items():
             if (kind := mixer.recent) is None:
                 continue
-            if kind not in told:
-                row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
-                told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
-            with looks.platform.beside():
-                self._add(layer, next(rings[mixer]), kind.looks_at, told[kind])
+            ring = next(rings[mixer])
+            with looks.platform.beside(ring, self._masses):
+                if kind not in told:  # with what tells where rows lie, which belongs there too
+                    row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
+                    told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
+                self._add(layer, ring, kind.looks_at, told[kind])
             yield layer
 
     def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[Block]) -> None:

@@ -23,6 +23,7 @@ from luceasync.server.anthropic.routes import Anthropic
 from luceasync.server.auth import RequireApiKey
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
+from luceasync.server.giving_back import give_back_what_grows
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.origins import guards
@@ -63,9 +64,13 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            lag = tasks.create_task(metrics.watch_lag())
+            beside = [
+                tasks.create_task(metrics.watch_lag()),
+                tasks.create_task(give_back_what_grows()),
+            ]
             yield
-            lag.cancel()
+            for task in beside:
+                task.cancel()
 
     app = Starlette(
         routes=[

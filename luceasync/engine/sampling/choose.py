@@ -14,7 +14,16 @@ from torch import Tensor
 from luceasync.engine.sampling.edits import edits_of
 from luceasync.engine.sampling.filter_and_draw import draw, uniform
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
-from luceasync.ranking.logits import NO_TOKEN, Block, Candidates, Logits, Ranking, Wanted, WholeRow
+from luceasync.ranking.logits import (
+    NO_TOKEN,
+    Block,
+    Candidates,
+    Logits,
+    Logprobs,
+    Ranking,
+    Wanted,
+    WholeRow,
+)
 from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.
@@ -140,7 +149,16 @@ class Ranked:
         row = replace(self._rows[index], position=position)
         if not is_greedy(row.sampling):
             token = self._draw(self._block, index, row)
-        return token, self._logprobs(self._block, index, row, token)
+        if row.top_logprobs is None:
+            return token, None
+        return token, self.logprobs(index, token, row.top_logprobs)
+
+    def logprobs(self, index: int, token: int, num_top: int) -> RowLogprobs:
+        """That of `token` in row `index`, and the highest; the rows must have been asked for
+        them.
+        """
+        assert self._block is not None and self._block.logprobs is not None, "none were wanted"
+        return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
     def _draw(self, block: Block, index: int, row: RowSampling) -> int:
         num_vocab = self._num_vocab
@@ -154,18 +172,15 @@ class Ranked:
         return int(order.ids[rank])
 
     def _logprobs(
-        self, block: Block, index: int, row: RowSampling, token: int
-    ) -> RowLogprobs | None:
-        logprobs = block.logprobs
-        if row.top_logprobs is None or logprobs is None:
-            return None
+        self, block: Block, logprobs: Logprobs, index: int, token: int, num_top: int
+    ) -> RowLogprobs:
         known_ids = np.concatenate([[self._best[index]], block.ids[index]])
         known = np.flatnonzero(known_ids == token)
         if len(known):
             chosen = float(logprobs.known[index, known[0]])
         else:
             chosen = self._ranking.logprob(index, token)
-        num_top = min(row.top_logprobs, self._num_vocab)
+        num_top = min(num_top, self._num_vocab)
         order = _certain(logprobs.top_values[index], logprobs.top_ids[index], self._num_vocab)
         if len(order.ids) < num_top:
             order = _whole(self._ranking.whole_logprobs(index))
