@@ -292,7 +292,9 @@ class LocalEngine:
 
 
 def _in_other_thread(call: Callable[[], object]) -> None:
-    asyncio.get_running_loop().run_in_executor(None, call)
+    """Do it there, once what the loop has to do now is done."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.run_in_executor, None, call)
 
 
 def _unavailable(detail: str, retry_after_s: int) -> Unavailable:
