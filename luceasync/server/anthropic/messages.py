@@ -20,6 +20,7 @@ from luceasync.server.anthropic.events import AnswerEvents, AnswerFold
 from luceasync.server.anthropic.shapes import Answer, Event
 from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.lookup import Lookup
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
@@ -36,6 +37,7 @@ class Messages:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/messages"
+    form = Form(MessagesBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -87,6 +89,7 @@ class CountTokens:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/messages/count_tokens"
+    form = Form(CountBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

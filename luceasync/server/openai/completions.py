@@ -27,6 +27,7 @@ from luceasync.request import (
 )
 from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
@@ -71,6 +72,7 @@ class Completions:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/completions"
+    form = Form(CompletionBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

@@ -18,6 +18,7 @@ from luceasync.model_card import ModelCard
 from luceasync.request import Engine, Request, Sampling, Stream
 from luceasync.server.checks import decode, in_range, in_range_or, refuse
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.responses.body import ResponsesBody
 from luceasync.server.openai.responses.conversation import prompt_of
@@ -35,6 +36,7 @@ class Responses:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/responses"
+    form = Form(ResponsesBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
