@@ -25,7 +25,7 @@ class Prepared:
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
     that have the same tools and another system message; `pins`: spans of the prompt's tokens that
-    are to stay on the devices; `prompt_top_logprobs`: see Request.
+    are to stay on the devices; `prompt_top_logprobs`, `priority`: see Request.
     """
 
     stream_id: int
@@ -48,3 +48,4 @@ class Prepared:
     tools_end: int | None = None
     pins: tuple[tuple[int, int], ...] = ()
     prompt_top_logprobs: int | None = None
+    priority: int = 0

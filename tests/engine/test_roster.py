@@ -17,11 +17,15 @@ class Choice:
     left_at: float | None = None
 
     def __init__(
-        self, state: str = "waiting", awaited: frozenset = frozenset(), client: str = "a"
+        self,
+        state: str = "waiting",
+        awaited: frozenset = frozenset(),
+        client: str = "a",
+        priority: int = 0,
     ) -> None:
         self.state = state
         self.lease = SimpleNamespace(awaited=awaited, has_arrived=False)
-        self.prepared = SimpleNamespace(client=client, stream_id=id(self))
+        self.prepared = SimpleNamespace(client=client, stream_id=id(self), priority=priority)
 
     is_restoring = property(lambda self: self.state == "restoring")
     is_prefilling = property(lambda self: self.state == "prefilling")
@@ -174,3 +178,15 @@ def test_a_lane_goes_round_among_the_answers_that_a_client_has_begun():
     assert roster.gives_way() is stands
     roster.give_up(first)
     assert roster.in_turn()[0] is not first
+
+
+def test_of_its_own_requests_a_client_says_which_comes_first_and_nothing_of_others():
+    roster = Roster(1)
+    late, other, soon, soonest = (
+        Choice(client="a", priority=5),
+        Choice(client="b"),
+        Choice(client="a"),
+        Choice(client="a", priority=-1),
+    )
+    roster.queue([late, other, soon, soonest])
+    assert roster.in_turn() == [soonest, other, soon, late]

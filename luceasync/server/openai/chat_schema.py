@@ -17,6 +17,7 @@ from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
     num_choices_of,
+    priority_of,
     sampling_of,
     stops_of,
 )
@@ -82,6 +83,7 @@ class ChatBody(SamplingBody, kw_only=True):
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
     keep_prefix: bool | None = None
+    priority: int | None = None
     kvflash_pin: str | list[tuple[int, int]] | None = None
 
 
@@ -126,6 +128,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             tenant=caller.tenant(chat.cache_salt),
             client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
+            priority=priority_of(chat.priority),
             pins=_pins(chat.kvflash_pin),
         ),
         stream=bool(chat.stream),

@@ -33,7 +33,13 @@ from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRIN
 from luceasync.server.openai.chat_schema import StreamOptions
 from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
 from luceasync.server.openai.errors import error_body, unknown_model
-from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
+from luceasync.server.openai.sampling import (
+    SamplingBody,
+    num_choices_of,
+    priority_of,
+    sampling_of,
+    stops_of,
+)
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.openai.usage import usage_of_all
 from luceasync.server.sse import encode_event
@@ -63,6 +69,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     cache_salt: str | None = None
+    priority: int | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -205,6 +212,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         num_choices=num_choices_of(body),
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
+        priority=priority_of(body.priority),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )

@@ -59,6 +59,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     max_output_tokens: int | None = None
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
+    priority: int | None = None
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None

@@ -24,6 +24,7 @@ from luceasync.server.openai.responses.body import ResponsesBody
 from luceasync.server.openai.responses.conversation import prompt_of
 from luceasync.server.openai.responses.events import ResponseEvents
 from luceasync.server.openai.responses.shapes import Event, Response
+from luceasync.server.openai.sampling import priority_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
@@ -49,6 +50,7 @@ class Responses:
             prompt_of(asked),
             sampling=_sampling(asked),
             max_tokens=_max_tokens(asked),
+            priority=priority_of(asked.priority),
             tenant=caller.tenant(None),
             client=caller.client,
         )
