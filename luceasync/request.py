@@ -94,6 +94,7 @@ class Request:
     `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
+    `priority`: of what one client asks, the lowest has its turn first.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
     `pins`: spans of its tokens, or its system message, that stay on the devices. `constraint`: what
     is said after reasoning; beside tools, an answer may be calls of them instead.
@@ -111,6 +112,7 @@ class Request:
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
+    priority: int = 0
     pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
     constraint: Constraint | None = None
     most_reasoning_tokens: int | None = None

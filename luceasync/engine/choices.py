@@ -56,6 +56,7 @@ def prepare(
             pins=pins,
             prompt_top_logprobs=request.prompt_top_logprobs,
             guide=new_guide(),
+            priority=request.priority,
         )
         for index in range(request.num_choices)
     ]

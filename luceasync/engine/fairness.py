@@ -78,6 +78,20 @@ def in_turn(
     return order
 
 
+def by_priority(waiting: Sequence[tuple[str, int]]) -> list[int]:
+    """The indexes of `waiting`, clients and priorities in order of their coming, where those of a
+    client change places among each other so that its lowest priorities come first.
+    """
+    own: defaultdict[str, list[int]] = defaultdict(list)
+    for index, (client, _) in enumerate(waiting):
+        own[client].append(index)
+    rising = {
+        client: iter(sorted(indexes, key=lambda index: waiting[index][1]))
+        for client, indexes in own.items()
+    }
+    return [next(rising[client]) for client, _ in waiting]
+
+
 def gives_way(
     seats: Sequence[Seat], num_running: Mapping[str, int], waiting: Collection[str]
 ) -> int | None:

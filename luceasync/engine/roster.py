@@ -15,6 +15,7 @@ from luceasync.engine.fairness import (
     MAX_STANDING_S,
     Held,
     Seat,
+    by_priority,
     gives_way,
     goes_round,
     in_turn,
@@ -124,8 +125,12 @@ class Roster:
     # --- between clients: see luceasync.engine.fairness ----------------------------------------
 
     def in_turn(self) -> list[Generation]:
-        """Those that may have a lane, in the order in which they get one."""
-        eligible = self._eligible()
+        """Those that may have a lane, in the order in which they get one: what a client says of its
+        own requests changes nothing between clients.
+        """
+        waiting = self._eligible()
+        wanted = [(g.prepared.client, g.prepared.priority) for g in waiting]
+        eligible = [waiting[i] for i in by_priority(wanted)]
         clients = [g.prepared.client for g in eligible]
         order = [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
         return sorted(order, key=lambda g: g is not self._heir)

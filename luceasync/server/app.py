@@ -28,6 +28,7 @@ from luceasync.server.giving_back import give_back_what_was_freed
 from luceasync.server.live import Live
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
+from luceasync.server.openapi.pages import OpenApi
 from luceasync.server.origins import guards
 from luceasync.server.refusals import Refusals, TellUnforeseen
 from luceasync.server.request_log import LogRequests
@@ -74,12 +75,16 @@ def create_app(
             for task in beside:
                 task.cancel()
 
+    pages = [
+        *StatusPages(engine, drain, metrics).routes,
+        *house.running.routes,
+        *Live(engine, drain).routes,
+        *CacheAdmin(engine, config.admin_keys).routes,
+    ]
     app = Starlette(
         routes=[
-            *StatusPages(engine, drain, metrics).routes,
-            *house.running.routes,
-            *Live(engine, drain).routes,
-            *CacheAdmin(engine, config.admin_keys).routes,
+            *pages,
+            *OpenApi([family for family, _ in spoken], pages).routes,
             *(route for _, routes in reversed(spoken) for route in routes),
         ],
         middleware=middleware,

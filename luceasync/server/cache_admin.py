@@ -32,21 +32,19 @@ class CacheAdmin:
     @property
     def routes(self) -> list[Route]:
         return [
-            Route("/admin/cache", self.listed, methods=["GET"]),
-            Route("/admin/cache", self.cleared, methods=["DELETE"]),
+            Route("/admin/cache", self.all, methods=["GET", "DELETE"]),
             Route("/admin/cache/{key}", self.dropped, methods=["DELETE"]),
         ]
 
-    async def listed(self, request: Request) -> Response:
-        """The nodes that were used last."""
+    async def all(self, request: Request) -> Response:
+        """The nodes that were used last; or all go that no request needs, from memory and from the
+        disk.
+        """
         self._check(request)
+        if request.method == "DELETE":
+            return json_response({"dropped": await self._engine.drop_kept(None)})
         look = told_look(await self._engine.look())
         return json_response({"num_nodes": look["num_nodes"], "nodes": look["nodes"]})
-
-    async def cleared(self, request: Request) -> Response:
-        """All go that no request needs, from memory and from the disk."""
-        self._check(request)
-        return json_response({"dropped": await self._engine.drop_kept(None)})
 
     async def dropped(self, request: Request) -> Response:
         """One goes, and what continues it."""

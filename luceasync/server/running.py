@@ -67,8 +67,8 @@ class Running:
 
     @property
     def routes(self) -> list[Route]:
-        """POST /v1/cancel/ID, by the `x-request-id` of the answer that is to end."""
-        return [Route("/v1/cancel/{request_id:path}", self._cancel, methods=["POST"])]
+        """POST /cancel/ID, by the `x-request-id` of the answer that is to end."""
+        return [Route("/cancel/{request_id:path}", self._cancel, methods=["POST"])]
 
     async def _cancel(self, request: Request) -> Response:
         request_id = request.path_params["request_id"]

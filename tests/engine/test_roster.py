@@ -20,11 +20,15 @@ class Choice:
     turn_s = 0.0
 
     def __init__(
-        self, state: str = "waiting", awaited: frozenset = frozenset(), client: str = "a"
+        self,
+        state: str = "waiting",
+        awaited: frozenset = frozenset(),
+        client: str = "a",
+        priority: int = 0,
     ) -> None:
         self.state = state
         self.lease = SimpleNamespace(awaited=awaited, has_arrived=False)
-        self.prepared = SimpleNamespace(client=client, stream_id=id(self))
+        self.prepared = SimpleNamespace(client=client, stream_id=id(self), priority=priority)
 
     is_restoring = property(lambda self: self.state == "restoring")
     is_prefilling = property(lambda self: self.state == "prefilling")
@@ -220,3 +224,15 @@ def test_on_a_slow_machine_a_turn_ends_by_time():
     assert roster.gives_way(ready) is None
     first.turn_s = TURN_PER_BEGINNING
     assert roster.gives_way(ready) is first
+
+
+def test_of_its_own_requests_a_client_says_which_comes_first_and_nothing_of_others():
+    roster = Roster(1)
+    late, other, soon, soonest = (
+        Choice(client="a", priority=5),
+        Choice(client="b"),
+        Choice(client="a"),
+        Choice(client="a", priority=-1),
+    )
+    roster.queue([late, other, soon, soonest])
+    assert roster.in_turn() == [soonest, other, soon, late]

@@ -31,7 +31,7 @@ async def test_an_answer_is_ended_and_its_lane_is_free(in_memory, stream):
             client.post("/v1/chat/completions", json=BODY | {"stream": stream}, headers=ID)
         )
         await begun(engine)
-        told = await client.post("/v1/cancel/mine-1")
+        told = await client.post("/cancel/mine-1")
         answer = await asyncio.wait_for(asking, 5)
     assert (told.status_code, told.json()) == (200, {"id": "mine-1", "cancelled": 1})
     assert engine.streams[0].closed.is_set()
@@ -52,16 +52,16 @@ async def test_nobody_else_ends_it(in_memory):
             client.post("/v1/chat/completions", json=BODY, headers=own | ID)
         )
         await begun(engine)
-        assert (await client.post("/v1/cancel/mine-1")).status_code == 401
-        assert (await client.post("/v1/cancel/mine-1", headers=other)).status_code == 404
+        assert (await client.post("/cancel/mine-1")).status_code == 401
+        assert (await client.post("/cancel/mine-1", headers=other)).status_code == 404
         assert not asking.done()
-        assert (await client.post("/v1/cancel/mine-1", headers=own)).status_code == 200
+        assert (await client.post("/cancel/mine-1", headers=own)).status_code == 200
         assert (await asyncio.wait_for(asking, 5)).status_code == 409
 
 
 async def test_what_has_ended_cannot_be_ended(in_memory):
     async with in_memory(ScriptedEngine()) as client:
         await client.post("/v1/chat/completions", json=BODY, headers=ID)
-        told = await client.post("/v1/cancel/mine-1")
+        told = await client.post("/cancel/mine-1")
         assert (told.status_code, told.json()["error"]["code"]) == (404, "not_running")
-        assert (await client.get("/v1/cancel/mine-1")).status_code == 405
+        assert (await client.get("/cancel/mine-1")).status_code == 405

@@ -21,6 +21,7 @@ from luceasync.server.anthropic.shapes import Answer, Event
 from luceasync.server.checks import at_most, cut, decode, in_range, in_range_or, refuse
 from luceasync.server.effort import budget, most_tokens
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.lookup import Lookup
 from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
@@ -38,6 +39,7 @@ class Messages:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/messages"
+    form = Form(MessagesBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -89,6 +91,7 @@ class CountTokens:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/messages/count_tokens"
+    form = Form(CountBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
