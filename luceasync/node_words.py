@@ -21,6 +21,7 @@ class MissReason(StrEnum):
     CORRUPT = "corrupt"  # a file that is damaged, or not what its name says
     GONE = "gone"  # a file that another process has removed
     IO_ERROR = "io_error"  # a passing fault, a slow disk too; the file is kept
+    RUN_WHOLE = "run_whole"  # somebody wants to see all of the prompt run
     NO_MEMORY = "no_memory"  # no room to keep it, or to restore into
 
     @property

@@ -89,7 +89,8 @@ class Request:
     """One request, checked by the server and not yet rendered.
 
     `max_tokens` None means until the context is full. `num_choices` answers are generated for the
-    one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only. What
+    one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only;
+    `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
@@ -105,6 +106,7 @@ class Request:
     ignore_eos: bool = False
     num_choices: int = 1
     top_logprobs: int | None = None
+    prompt_top_logprobs: int | None = None
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
@@ -223,7 +225,8 @@ class Delta:
     tokens that it came from.
 
     There may be no piece (a split UTF-8 character or a possible stop string is held back). `finish`
-    is set on the last delta of a choice, which may carry pieces too.
+    is set on the last delta of a choice, which may carry pieces too. `prompt_logprobs`: of the
+    prompt's next tokens, where they were asked for; the very first has none, NaN.
     """
 
     index: int
@@ -231,6 +234,7 @@ class Delta:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     finish: Finish | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def text(self) -> str:

@@ -55,6 +55,7 @@ def prepare(
             tools_end=prompt.tools_end,
             pins=pins,
             guide=new_guide(),
+            prompt_top_logprobs=request.prompt_top_logprobs,
         )
         for index in range(request.num_choices)
     ]

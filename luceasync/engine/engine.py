@@ -74,7 +74,7 @@ class LocalEngine:
         self._prompts = Prompts(language, self._tenants)
         self._guidance = Guidance(language)
         self._admission = Admission(language.num_lanes, config.max_queue)
-        self._answers = Answers()
+        self._answers = Answers(_in_other_thread)
         self._stream_ids = itertools.count()
         self._availability = Availability((MODEL, DIRECTORY))
         self._pump: Pump | None = None
@@ -281,6 +281,10 @@ class LocalEngine:
         """The engine has failed; it is made anew."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)
+
+
+def _in_other_thread(call: Callable[[], object]) -> None:
+    asyncio.get_running_loop().run_in_executor(None, call)
 
 
 def _unavailable(detail: str, retry_after_s: int) -> Unavailable:

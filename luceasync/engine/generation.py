@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
@@ -29,9 +29,6 @@ from luceasync.request import (
     Usage,
 )
 from luceasync.text.pieces import PlainText
-from luceasync.text.tokenizer import Tokenizer
-
-NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
 
 @dataclass(slots=True, eq=False)
@@ -68,6 +65,7 @@ class Generation:
     _held_text: str = ""
     _held_ids: list[int] = field(default_factory=list)
     _held_logprobs: list[TokenLogprob] = field(default_factory=list)
+    _held_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens
 
     def __post_init__(self) -> None:
         prepared = self.prepared
@@ -79,6 +77,7 @@ class Generation:
             keep_prompt=prepared.keep_prompt,
             answer_returns=prepared.answer_returns,
             tools_end=prepared.tools_end,
+            is_run_whole=prepared.prompt_top_logprobs is not None,
         )
 
     @property
@@ -88,6 +87,11 @@ class Generation:
     @property
     def is_prefilling(self) -> bool:
         return self.last_token is None and not self.is_restoring
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of what it prefills are wanted."""
+        return self.prepared.prompt_top_logprobs is not None and self._earlier is None
 
     @property
     def to_prefill(self) -> Sequence[int]:
@@ -115,14 +119,8 @@ class Generation:
         return self.prepared.guide
 
     @property
-    def masked_row(self) -> RowSampling:
-        """How the next token is to be chosen, of those that may come."""
-        row, guide = self.next_row, self.prepared.guide
-        return row if guide is None else replace(row, mask=guide.mask())
-
-    @property
     def next_row(self) -> RowSampling:
-        """The same, without a mask."""
+        """How the next token is to be chosen, but for the guide's mask."""
         prepared = self.prepared
         return RowSampling(
             sampling=prepared.sampling,
@@ -139,11 +137,6 @@ class Generation:
         self.num_cached = self.num_prefilled = num_cached
         self._num_before = self.num_generated
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
-
-    def end_without_token(self) -> None:
-        """No token could be chosen."""
-        guide = self.prepared.guide
-        self.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
 
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
@@ -178,7 +171,7 @@ class Generation:
         if prepared.counts is not None:
             prepared.counts.add(token)
         if logprobs is not None:
-            self._held_logprobs.append(_named(prepared.tokenizer, token, logprobs))
+            self._held_logprobs.append(self.named(token, logprobs))
         if prepared.guide is not None:
             prepared.guide.consume(token)
         if token in prepared.stop_ids:
@@ -194,6 +187,20 @@ class Generation:
         elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
             self.end("stop")  # nothing may follow, and no token says so
         return self._reason is None
+
+    def scored(self, logprob: TokenLogprob) -> None:
+        """That of the prompt's next token; the prompt's end comes after all of them."""
+        self._held_scores.append(logprob)
+
+    def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
+        """Log-probabilities with the tokens' texts."""
+        tokenizer = self.prepared.tokenizer
+
+        def name(token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            text, spelled = tokenizer.token_text(token), tokenizer.token_bytes(token)
+            return TokenLogprob(text, spelled, logprob, top)
+
+        return name(token, logprobs.chosen, tuple(name(*entry) for entry in logprobs.top))
 
     @property
     def has_ended(self) -> bool:
@@ -216,7 +223,7 @@ class Generation:
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
         pieces = maker.make(text, is_last=is_last)
-        has_more = pieces or self._held_logprobs or is_last
+        has_more = pieces or self._held_logprobs or self._held_scores or is_last
         return self._delta(pieces, self._finish(speculation, residence)) if has_more else None
 
     def end(
@@ -248,7 +255,8 @@ class Generation:
         ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
         self._held_ids.clear()
         self._held_logprobs.clear()
-        return Delta(self.prepared.index, pieces, ids, logprobs, finish)
+        scores, self._held_scores = tuple(self._held_scores), []
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish, scores)
 
     def _finish(
         self, speculation: Speculation | None, residence: Residence | None
@@ -288,12 +296,3 @@ class Generation:
             num_prefilled=work.num_run,
             num_decoded=max(0, self.num_generated - 1),
         )
-
-
-def _named(tokenizer: Tokenizer, token: int, logprobs: RowLogprobs) -> TokenLogprob:
-    """Log-probabilities with the tokens' texts."""
-
-    def name(token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
-        return TokenLogprob(tokenizer.token_text(token), tokenizer.token_bytes(token), logprob, top)
-
-    return name(token, logprobs.chosen, tuple(name(*entry) for entry in logprobs.top))

@@ -230,8 +230,8 @@ class Pump:
             return []
         self.doing, begin = step, time.perf_counter()
         if step == "prefill":
-            is_answered = self.steps.prefill(prefilling[0])
-            self._advanced(prefilling[:1] if is_answered else [])
+            has_more = self.steps.prefill(prefilling[0])
+            self._advanced(prefilling[:1] if has_more else [])
         else:
             meanwhile = nothing if tell is None else lambda: tell(self._outbox.take())
             self.steps.decode(decoding, alone=not prefilling, meanwhile=meanwhile)

@@ -15,10 +15,12 @@ from torch import Tensor
 from luceasync.engine.decoding import Decoding, choose_next
 from luceasync.engine.generation import Generation
 from luceasync.engine.leftovers import Leftovers
+from luceasync.engine.scoring import score, scored_end
 from luceasync.errors import HostMemorySpent
 from luceasync.keeping.chunks import chunk_end
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import Logits
 
 
 class Prefiller(Protocol):
@@ -32,7 +34,10 @@ class Prefiller(Protocol):
         *,
         project: bool,
         mark: int | None = None,
+        scores: bool = False,
     ) -> Tensor | None: ...
+
+    def logits_after(self, num_tokens: int) -> Logits: ...
 
     def reset(self, lane: int) -> None: ...
 
@@ -66,19 +71,21 @@ class Steps:
         self.num_steps_total = 0
 
     def prefill(self, generation: Generation) -> bool:
-        """One chunk of one prompt; whether it has its first token now, which the last one gives, or
-        has ended.
+        """One chunk of one prompt; whether it has something to tell now: its first token, which the
+        last one gives, its end, or log-probabilities of the chunk.
         """
         prompt = generation.to_prefill
         begin = generation.num_prefilled
         end = chunk_end(begin, len(prompt), self._chunk_tokens, generation.lease.splits)
+        scores = generation.is_scored
+        end = scored_end(begin, end) if scores else end
         started = time.perf_counter()
         lane, mark = generation.lane, generation.lease.mark_within(begin, end)
         assert lane is not None
         is_last = end == len(prompt)
         try:
             logits = self._target.prefill(
-                lane, begin, prompt[begin:end], project=is_last, mark=mark
+                lane, begin, prompt[begin:end], project=is_last, mark=mark, scores=scores
             )
         except HostMemorySpent as error:
             generation.end("error", str(error), "kv_host_memory")
@@ -87,6 +94,8 @@ class Steps:
         generation.num_prefilled = end
         self.num_prefilled_total += end - begin
         self._leftovers.prefilled(generation, end, logits)
+        if scores:
+            score(generation, begin, end, self._target.logits_after(end - begin))
         if logits is not None:
             if self._computes_beside:  # what is kept costs nothing while the device is not done
                 self._leftovers.clear()
@@ -96,7 +105,7 @@ class Steps:
             num_run = end - generation.num_cached
             self._prefixes.observed("prefill_tokens_per_s", num_run, generation.prefill_s)
             begin_answer(generation, logits)
-        return is_last
+        return is_last or scores
 
     def decode(
         self, generations: Sequence[Generation], *, alone: bool, meanwhile: Callable[[], None]

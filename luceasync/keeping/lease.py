@@ -32,7 +32,7 @@ class Lease:
     within one; `forks` are the places within a turn
     where other prompts part from it: behind its tools, and where one does with which it shares
     `num_shared` tokens. `answer_returns` says by what was generated whether a later prompt may
-    begin with all of its sequence. `awaited` are nodes on
+    begin with all of its sequence. `is_run_whole`: nothing is taken up. `awaited` are nodes on
     their way from the disk; `logits` those after the prompt, float32 [vocab], where nothing of it
     has to be run.
     """
@@ -44,6 +44,7 @@ class Lease:
     keep_prompt: bool
     answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
     tools_end: int | None = None
+    is_run_whole: bool = False
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
@@ -264,7 +265,7 @@ def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
     """How many tokens of the lease's prompt the prefill of `running` will have kept when it is
     through.
     """
-    if not running.cuts:
+    if not running.cuts or lease.is_run_whole:
         return 0
     prompt, shared = lease.prompt, shared_tokens(lease, running)
     if shared == len(prompt) == running.num_prompt_tokens:

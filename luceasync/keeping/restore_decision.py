@@ -51,6 +51,9 @@ class RestoreDecision:
         """
         if match.num_tokens == 0:
             return match
+        if lease.is_run_whole:
+            lease.decided("is_run_whole", MissReason.RUN_WHOLE)
+            return _nothing_of(match)
         decision = restore_or_prefill(
             match.num_tokens,
             memory_bytes=match.read_bytes("memory"),
@@ -64,7 +67,7 @@ class RestoreDecision:
         refused = MissReason.NO_MEMORY if decision.restore else MissReason.PREFILL_IS_FASTER
         lease.decided(decision.reason, refused)
         self.rates = self.rates if decision.restore else self.rates.after_refusal()
-        return replace(match, nodes=(), part=None, num_tokens=0, exact=False)
+        return _nothing_of(match)
 
     def lacking(self, lease: Lease, match: Match) -> MissReason | None:
         """Why no more than the match was found of a prompt that was run before; None where nobody
@@ -88,3 +91,8 @@ class RestoreDecision:
         not taken up there is no need to keep them again.
         """
         return match.nodes or self.longest(lease).nodes
+
+
+def _nothing_of(match: Match) -> Match:
+    """The same prompt, of which nothing is taken up."""
+    return replace(match, nodes=(), part=None, num_tokens=0, exact=False)

@@ -129,22 +129,27 @@ class LayerSplitBackend:
         *,
         project: bool,
         mark: int | None = None,
+        scores: bool = False,
     ) -> Tensor | None:
         """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
-        a node can be saved that ends at their end, or at position `mark`, within them.
-
+        a node can be saved that ends at their end, or at position `mark`, within them. `scores`:
+        there are `logits_after` each of them.
         Returns logits float32 [vocab] after the last token if `project`: the prompt ends there.
         Raises HostMemorySpent; the lane holds what it held then.
         """
         self._make_room(lane, begin + len(tokens))
         after = None if mark is None else mark - begin
-        batch = Batch((lane,), (begin,), len(tokens), after)
+        batch = Batch((lane,), (begin,), len(tokens), after, scores)
         self._num_entries = 1
         given = torch.tensor([list(tokens)], dtype=torch.int64)
         logits = self._passes.prefill(batch, given, project=project)
         if project:
             self.lanes.prefilled(lane, begin + len(tokens))
         return None if logits is None else logits[0, 0]
+
+    def logits_after(self, num_tokens: int) -> Logits:
+        """Of [num_tokens], the first of the last prefill, which `scores`."""
+        return self._passes.logits(num_tokens)
 
     @torch.inference_mode()
     def decode(

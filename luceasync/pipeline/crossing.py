@@ -12,7 +12,9 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.ipc.channel import Outgoing, Payload
+from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Spec, num_bytes, payload_bytes
+from luceasync.pipeline.transfer import queue_copy
 
 HOST = torch.device("cpu")
 LARGE_BYTES = 256 << 10
@@ -41,6 +43,14 @@ def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
         else:  # past the caches: nearly twice as fast
             source, place = (t.view(-1).view(torch.uint8).numpy() for t in (tensor, target))
             fill(place, [0], [source])
+
+
+def put_soon(room: Outgoing, tensor: Tensor) -> Event | None:
+    """As `put`, of one tensor, while others compute: what comes when it is there, None: now. The
+    tensor's device has the room registered.
+    """
+    [target] = views(room.view, specs_of([tensor]))
+    return queue_copy(tensor, target)
 
 
 def lend(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:

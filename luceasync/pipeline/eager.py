@@ -26,6 +26,8 @@ class EagerSteps:
         shard.passed(batch)
         if not shard.plan.is_last:
             return x
+        if batch.scores:
+            return shard.ends.project(x)
         return shard.ends.project(x[:, -1:]) if project else None
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor:

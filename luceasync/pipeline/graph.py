@@ -94,8 +94,12 @@ class GraphedShard:
         """Rows of one lane; see Group. How they are run follows from their number."""
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
-        # A graph reads pages alone.
-        if step is None or any(map(self._shard.cache.num_absent_tokens, batch.lanes)):
+        # A graph reads pages alone, and gives the logits of one row.
+        if (
+            step is None
+            or batch.scores
+            or any(map(self._shard.cache.num_absent_tokens, batch.lanes))
+        ):
             return self._long.prefill(batch, given, project=project)
         if batch.mark is not None:
             return self._in_two(batch, batch.mark, given, project=project)

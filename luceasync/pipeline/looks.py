@@ -173,11 +173,12 @@ class _LookBeside:
         for layer, mixer in looks.mixers.items():
             if (kind := mixer.recent) is None:
                 continue
-            if kind not in told:
-                row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
-                told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
-            with looks.platform.beside():
-                self._add(layer, next(rings[mixer]), kind.looks_at, told[kind])
+            ring = next(rings[mixer])
+            with looks.platform.beside(ring, self._masses):
+                if kind not in told:  # with what tells where rows lie, which belongs there too
+                    row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
+                    told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
+                self._add(layer, ring, kind.looks_at, told[kind])
             yield layer
 
     def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[Block]) -> None:

@@ -23,12 +23,14 @@ class Batch:
     """The rows of one forward pass: entry i runs positions `[begins[i], begins[i] + num_rows)` of
     lane `lanes[i]`. NO_LANE entries fill the batch up. `mark`, of a chunk of a prompt: after how
     many of its rows the lane's recurrent state is set aside, for a save before the next pass.
+    `scores`, of a chunk: the logits of all its rows are there after it, until the next pass.
     """
 
     lanes: tuple[int, ...]
     begins: tuple[int, ...]
     num_rows: int
     mark: int | None = None
+    scores: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,8 @@ class Passes(Protocol):
 
     def logits(self, num_entries: int) -> Logits:
         """Of the last decode or verify where the last layer is, of its first entries: float32
-        [entries, vocab] after a decode, [entries, rows, vocab] after a verify. Valid until the next
-        pass.
+        [entries, vocab] after a decode, [entries, rows, vocab] after a verify; after a chunk that
+        scores, of its first rows, [rows, vocab]. Valid until the next pass.
         """
         ...
 

@@ -149,6 +149,7 @@ class RemotePasses:
         self._num_looked_at: dict[int, int] = {}  # chunks, by lane
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
+        self._is_tree = False
         return self._run("prefill", batch, given, project)
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
@@ -186,11 +187,15 @@ class RemotePasses:
             project,
             has_parents,
             answers,
+            batch.scores,
         )
-        if lent is None:
+        if lent is not None:
+            number = self._link.forward(order, lent)
+        elif answers or kind != "prefill":  # what a step gives is asked for at once
             number = self._link.tell(order, [given])
         else:
-            number = self._link.forward(order, lent)
+            self._link.tell_soon(order, given)
+            return None
         call = Call(kind, len(batch.lanes) * batch.num_rows)
         if gives is None:
             if answers:
@@ -269,7 +274,8 @@ class RemotePasses:
         told = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
         for begin in range(0, len(told), EVENTS_A_PACKET):
             end = begin + EVENTS_A_PACKET
-            self._link.tell(wire.Place(epoch, tuple(told[begin:end]), has_more=end < len(told)))
+            order = wire.Place(epoch, tuple(told[begin:end]), has_more=end < len(told))
+            self._link.tell_soon(order)
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
         for begin in range(0, len(places), EVENTS_A_PACKET):
@@ -285,7 +291,7 @@ class RemotePasses:
         return Masses(of_chunks, float(seconds))
 
     def reset(self, lane: int) -> None:
-        self._link.tell(wire.Reset(lane))
+        self._link.tell_soon(wire.Reset(lane))
 
 
 def _flat(paths: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from luceasync.errors import EventsOutOfTurn
@@ -25,10 +26,13 @@ from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
+HOST = torch.device("cpu")
+
 
 class Steps(Protocol):
-    """How a device runs one shard's passes; what it is given is there already. Decode and verify
-    give the activation or, from the last layer, logits float32 [entries, rows, vocab]. See Passes.
+    """How a device runs one shard's passes; what it is given is there already, what decode and
+    verify are given may be on the host. These give the activation or, from the last layer, logits
+    float32 [entries, rows, vocab]; so does a prefill that scores. See Passes.
     """
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
@@ -64,19 +68,23 @@ class ShardPasses:
         self._proposer = Proposer()
         self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
-        self._logits: Tensor | None = None  # of the last decode or verify, [entries, ..., vocab]
+        self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             x = self._steps.prefill(batch, self._here(given), project=project)
         self._ran(batch, [batch.num_rows] * len(batch.lanes))
+        if batch.scores and self._shard.plan.is_last:
+            assert x is not None, "each row gives logits"
+            self._logits = x[0]
+            return x[:, -1:] if project else None
         return x
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
-            output = self._steps.decode(batch, self._here(given))
+            output = self._steps.decode(batch, self._near(given))
         self._ran(batch, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
             return output
@@ -87,7 +95,7 @@ class ShardPasses:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             above = None if parents is None else self._here(parents)
-            output = self._steps.verify(batch, self._here(given), above)
+            output = self._steps.verify(batch, self._near(given), above)
         self._verified = batch
         if not self._shard.plan.is_last:
             return output
@@ -149,6 +157,10 @@ class ShardPasses:
         """So many rows of each entry are queued, and belong to its lane."""
         if self._shard.past is not None:
             self._shard.past.ran(batch.lanes, batch.begins, counts)
+
+    def _near(self, x: Tensor) -> Tensor:
+        """Here, or on the host: a step copies it to where it reads it."""
+        return x if x.device == HOST else self._here(x)
 
     def _here(self, x: Tensor) -> Tensor:
         return self._transfer(x, self._shard.device)

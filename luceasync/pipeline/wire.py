@@ -57,14 +57,15 @@ class Run(Message, frozen=True):
     project: bool = False
     has_parents: bool = False
     answers: bool = True
+    scores: bool = False
 
     @property
     def batch(self) -> Batch:
-        return Batch(self.lanes, self.begins, self.num_rows, self.mark)
+        return Batch(self.lanes, self.begins, self.num_rows, self.mark, self.scores)
 
 
 class Rank(Message, frozen=True):
-    """What is wanted of the logits of the last decode or verify, of its first entries; see
+    """What is wanted of the logits of the last pass that left any, of its first entries; see
     luceasync.ranking.logits.Wanted. With float64: `num_masses` temperatures, then each table of
     `edits`, (rows, edits). Then, where there are masks, int64 rows and int32 words of `num_masked`.
     """

@@ -38,6 +38,7 @@ class CountingTarget:
         *,
         project: bool,
         mark: int | None = None,
+        scores: bool = False,
     ) -> Tensor | None:
         self.calls.append(("prefill", lane, begin, len(tokens)))
         return self._logits(tokens[-1:])[0] if project else None

@@ -185,7 +185,7 @@ def test_what_opens_an_answer_is_no_pass_of_its_own_and_waits_for_no_stream(make
             super().__init__()
             self.marks: list[int | None] = []
 
-        def prefill(self, lane, begin, tokens, *, project, mark=None):
+        def prefill(self, lane, begin, tokens, *, project, mark=None, scores=False):
             self.marks.append(mark)
             return super().prefill(lane, begin, tokens, project=project, mark=mark)
 

@@ -78,6 +78,7 @@ class TokenTarget:
         *,
         project: bool,
         mark: int | None = None,
+        scores: bool = False,
     ) -> Tensor | None:
         assert len(self.lanes[lane]) == begin
         assert mark is None or (self.recurrent and begin < mark < begin + len(tokens))

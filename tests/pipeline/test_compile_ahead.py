@@ -12,11 +12,11 @@ import pytest
 import torch
 
 from luceasync.hoststore.nodes import Span
-from luceasync.kernels.kernel import compiled_ahead
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.triton_ops import TritonOps
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.compile_ahead import compiled_ahead
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan

@@ -19,6 +19,7 @@ from luceasync.ranking.logits import (
     Block,
     Candidates,
     Logits,
+    Logprobs,
     Masks,
     Ranking,
     Wanted,
@@ -161,7 +162,16 @@ class Ranked:
         row = replace(self._rows[index], position=position)
         if not is_greedy(row.sampling):
             token = self._draw(self._block, index, row)
-        return token, self._logprobs(self._block, index, row, token)
+        if row.top_logprobs is None:
+            return token, None
+        return token, self.logprobs(index, token, row.top_logprobs)
+
+    def logprobs(self, index: int, token: int, num_top: int) -> RowLogprobs:
+        """That of `token` in row `index`, and the highest; the rows must have been asked for
+        them.
+        """
+        assert self._block is not None and self._block.logprobs is not None, "none were wanted"
+        return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
     def _draw(self, block: Block, index: int, row: RowSampling) -> int:
         u, mass = uniform(row.seed, row.position), block.masses[index]
@@ -174,18 +184,15 @@ class Ranked:
         return int(order.ids[rank])
 
     def _logprobs(
-        self, block: Block, index: int, row: RowSampling, token: int
-    ) -> RowLogprobs | None:
-        logprobs = block.logprobs
-        if row.top_logprobs is None or logprobs is None:
-            return None
+        self, block: Block, logprobs: Logprobs, index: int, token: int, num_top: int
+    ) -> RowLogprobs:
         known_ids = np.concatenate([[self._best[index]], block.ids[index]])
         known = np.flatnonzero(known_ids == token)
         if len(known):
             chosen = float(logprobs.known[index, known[0]])
         else:
             chosen = self._ranking.logprob(index, token)
-        num_top = min(row.top_logprobs, self._num_vocab)
+        num_top = min(num_top, self._num_vocab)
         order = _certain(logprobs.top_values[index], logprobs.top_ids[index], self._num_vocab)
         if len(order.ids) < num_top:
             order = _whole(self._ranking.whole_logprobs(index))

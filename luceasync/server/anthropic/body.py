@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from luceasync.server.pins import AskedPins
+
 
 class Block(msgspec.Struct):
     """One part of a message's content, or of a tool's result; `type` says which fields it has."""
@@ -89,3 +91,4 @@ class MessagesBody(CountBody, kw_only=True):
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    kvflash_pin: AskedPins | None = None

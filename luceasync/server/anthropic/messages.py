@@ -22,6 +22,7 @@ from luceasync.server.checks import at_most, cut, decode, in_range, in_range_or,
 from luceasync.server.effort import budget, most_tokens
 from luceasync.server.failures import Failure
 from luceasync.server.lookup import Lookup
+from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
@@ -119,6 +120,7 @@ def _request(body: MessagesBody, caller: Caller) -> Request:
         stop=tuple(stops),
         constraint=_constraint(body),
         most_reasoning_tokens=_most_reasoning(body),
+        pins=pins_of(body.kvflash_pin),
         tenant=caller.tenant(None),
         client=caller.client,
     )

@@ -25,17 +25,15 @@ from luceasync.server.openai.sampling import (
 from luceasync.server.openai.tool_choice import max_calls, must_call
 from luceasync.server.openai.tools import check_tools
 from luceasync.server.openai.unserved import refuse_unserved
+from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.tenant import Caller
 
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
-MAX_PINS = 64
-PINS = "'system', or spans [begin, end] of the prompt's tokens, the end not included"
 MAX_TOOL_CALLS = 1024  # of one message
 
-Pins = tuple[tuple[int, int], ...] | Literal["system"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -83,7 +81,7 @@ class ChatBody(SamplingBody, kw_only=True):
     thinking_token_budget: int | None = None
     cache_salt: str | None = None
     keep_prefix: bool | None = None
-    kvflash_pin: str | list[tuple[int, int]] | None = None
+    kvflash_pin: AskedPins | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +126,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             tenant=caller.tenant(chat.cache_salt),
             client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
-            pins=_pins(chat.kvflash_pin),
+            pins=pins_of(chat.kvflash_pin),
             constraint=constraint_of(chat),
             most_reasoning_tokens=_most_reasoning(chat),
         ),
@@ -208,19 +206,6 @@ def _max_tokens(chat: ChatBody) -> int | None:
         if value is not None:
             return in_range(param, value, least, 2**31 - 1)
     return None
-
-
-def _pins(asked: str | list[tuple[int, int]] | None) -> Pins:
-    """Spans of the prompt's tokens, the end not included; or the system message."""
-    if asked is None:
-        return ()
-    if isinstance(asked, str):
-        return "system" if asked == "system" else refuse("kvflash_pin", asked, PINS)
-    at_most("kvflash_pin", asked, MAX_PINS, "spans")
-    for i, span in enumerate(asked):
-        if not 0 <= span[0] < span[1]:
-            refuse(f"kvflash_pin[{i}]", list(span), PINS)
-    return tuple(asked)
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:

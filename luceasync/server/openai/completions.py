@@ -6,16 +6,26 @@ call's choices belongs to which prompt. Knows nothing of who drives it.
 
 from __future__ import annotations
 
+import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 
 import msgspec
 from msgspec import UNSET
 from starlette.datastructures import Headers
 
-from luceasync.request import Delta, Engine, Finish, Request, Stream, TextPrompt, TokenPrompt
-from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
+from luceasync.request import (
+    Delta,
+    Engine,
+    Finish,
+    Request,
+    Stream,
+    TextPrompt,
+    TokenLogprob,
+    TokenPrompt,
+)
+from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.failures import Failure
 from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
@@ -26,6 +36,7 @@ from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.openai.usage import usage_of_all
+from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 from luceasync.server.work import luceasync_of, timings_of
@@ -33,6 +44,7 @@ from luceasync.server.work import luceasync_of, timings_of
 DONE = b"data: [DONE]\n\n"
 MAX_PROMPTS = 64
 MAX_LOGPROBS = 20
+MAX_ECHOED_LOGPROBS = 5  # a prompt may have many tokens
 DEFAULT_MAX_TOKENS = 16
 
 Prompt = str | list[int]
@@ -52,6 +64,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     cache_salt: str | None = None
+    kvflash_pin: AskedPins | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -100,6 +113,7 @@ class CompletionCall:
         self._model = model
         self._id = f"cmpl-{random.getrandbits(128):032x}"
         self._created = int(time.time())
+        self._num_echoed: dict[int, int] = {}  # characters whose log-probabilities were told
 
     async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[Completion, None]:
         """A chunk for each delta; the last one tells of the work."""
@@ -115,7 +129,7 @@ class CompletionCall:
             num_chars[index] = offset + len(delta.text)
             if delta.finish is not None:
                 finishes[number][delta.index] = delta.finish
-            if text or delta.logprobs or delta.finish is not None:
+            if text or delta.logprobs or delta.prompt_logprobs or delta.finish is not None:
                 yield self._chunk([self._choice(index, text, offset, delta)])
         last = self._chunk([])
         last.usage = usage_of_all(finishes) if self._tells_usage else UNSET
@@ -142,7 +156,13 @@ class CompletionCall:
 
     def _choice(self, index: int, text: str, offset: int, delta: Delta) -> CompletionChoice:
         reason = None if delta.finish is None else delta.finish.reason
-        logprobs = _logprobs(delta, offset) if self._tells_logprobs else None
+        logprobs = None
+        if self._tells_logprobs:
+            logprobs = _logprobs(delta.prompt_logprobs, self._num_echoed.get(index, 0))
+            self._num_echoed[index] = self._num_echoed.get(index, 0) + sum(
+                len(one.token) for one in delta.prompt_logprobs
+            )
+            logprobs.add(_logprobs(delta.logprobs, offset))
         return CompletionChoice(index, text, logprobs, reason)
 
     def _chunk(self, choices: list[CompletionChoice]) -> Completion:
@@ -155,8 +175,8 @@ def _refuse_unserved(body: CompletionBody) -> None:
         refuse("suffix", body.suffix, "none (no text is put before another here)")
     if body.best_of is not None and body.best_of != (body.n or 1):
         refuse("best_of", body.best_of, "the same as 'n'")
-    if body.echo and body.logprobs is not None:
-        refuse("echo", True, "false beside 'logprobs' (those of a prompt are not told)")
+    if body.echo and (body.logprobs or 0) > MAX_ECHOED_LOGPROBS:
+        refuse("logprobs", body.logprobs, f"at most {MAX_ECHOED_LOGPROBS} beside 'echo'")
 
 
 def _prompts(body: CompletionBody) -> list[Prompt]:
@@ -180,24 +200,38 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
     return Request(
         TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
         sampling=sampling_of(body),
-        max_tokens=in_range("max_tokens", most, 1, 2**31 - 1),
+        max_tokens=in_range("max_tokens", most, 0 if body.echo else 1, 2**31 - 1),
         stop=stops_of(body),
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
-        top_logprobs=in_range_or(0, "logprobs", top, 0, MAX_LOGPROBS) if top is not None else None,
+        pins=pins_of(body.kvflash_pin),
+        top_logprobs=top,
+        prompt_top_logprobs=top if body.echo else None,
         constraint=constraint_of(body),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )
 
 
-def _logprobs(delta: Delta, offset: int) -> Logprobs:
-    """Those of the delta's tokens, whose text begins at character `offset` of the choice's."""
-    told = Logprobs()
-    for one in delta.logprobs:
-        told.tokens.append(one.token)
-        told.token_logprobs.append(max(one.logprob, LEAST_LOGPROB))
-        told.top_logprobs.append({top.token: max(top.logprob, LEAST_LOGPROB) for top in one.top})
-        told.text_offset.append(offset)
+def _logprobs(told: Iterable[TokenLogprob], offset: int) -> Logprobs:
+    """Those of tokens whose text begins at character `offset` of the choice's. The first token of a
+    prompt has none.
+    """
+    logprobs = Logprobs()
+    for one in told:
+        is_first = math.isnan(one.logprob)
+        logprobs.tokens.append(one.token)
+        logprobs.token_logprobs.append(None if is_first else _finite(one))
+        logprobs.top_logprobs.append(None if is_first else _top(one))
+        logprobs.text_offset.append(offset)
         offset += len(one.token)
-    return told
+    return logprobs
+
+
+def _top(one: TokenLogprob) -> dict[str, float]:
+    """The most probable tokens, and the token itself: one more where it is none of them."""
+    return {top.token: _finite(top) for top in (one, *reversed(one.top))}
+
+
+def _finite(one: TokenLogprob) -> float:
+    return max(one.logprob, LEAST_LOGPROB)

@@ -101,7 +101,7 @@ async def test_sixteen_tokens_unless_more_are_asked_for(in_memory):
         ({"best_of": 3}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, "echo"),
+        ({"echo": True, "logprobs": 6}, "logprobs"),
     ],
 )
 async def test_what_is_wrong_is_named(in_memory, change: dict[str, Any], param: str):

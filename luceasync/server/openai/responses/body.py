@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from luceasync.server.pins import AskedPins
+
 
 class Part(msgspec.Struct):
     """One part of an item's content."""
@@ -78,6 +80,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     tools: list[Tool] | None = None
     top_p: float | None = None
+    kvflash_pin: AskedPins | None = None
 
 
 def effort_of(body: ResponsesBody) -> str | None:

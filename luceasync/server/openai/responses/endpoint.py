@@ -25,6 +25,7 @@ from luceasync.server.openai.responses.body import ResponsesBody, effort_of
 from luceasync.server.openai.responses.conversation import prompt_of
 from luceasync.server.openai.responses.events import ResponseEvents
 from luceasync.server.openai.responses.shapes import Event, Response
+from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
@@ -49,6 +50,7 @@ class Responses:
             max_tokens=_max_tokens(asked),
             constraint=_constraint(asked),
             most_reasoning_tokens=most_tokens("reasoning.effort", effort_of(asked)),
+            pins=pins_of(asked.kvflash_pin),
             tenant=caller.tenant(None),
             client=caller.client,
         )
