@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
@@ -29,8 +29,6 @@ from luceasync.request import (
     Usage,
 )
 from luceasync.text.pieces import PlainText
-
-NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
 
 @dataclass(slots=True, eq=False)
@@ -124,14 +122,8 @@ class Generation:
         return self.prepared.guide
 
     @property
-    def masked_row(self) -> RowSampling:
-        """How the next token is to be chosen, of those that may come."""
-        row, guide = self.next_row, self.prepared.guide
-        return row if guide is None else replace(row, mask=guide.mask())
-
-    @property
     def next_row(self) -> RowSampling:
-        """The same, without a mask."""
+        """How the next token is to be chosen, but for the guide's mask."""
         prepared = self.prepared
         return RowSampling(
             sampling=prepared.sampling,
@@ -149,11 +141,6 @@ class Generation:
         self._num_before = self.num_generated
         self.turn_s = 0.0
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
-
-    def end_without_token(self) -> None:
-        """No token could be chosen."""
-        guide = self.prepared.guide
-        self.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
 
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
