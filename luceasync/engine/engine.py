@@ -68,9 +68,7 @@ class LocalEngine:
         processes: Callable[[], Processes] = lambda: NO_PROCESSES,
         device_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in;
-        `device_bytes`: what its weights and lanes take, by device.
-        """
+        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
         self._device_bytes = device_bytes
         self._language = language
         self._load = load

@@ -13,9 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import msgspec
 from starlette.datastructures import Headers
 
+from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
 from luceasync.model_card import ModelCard
-from luceasync.request import Constraint, Engine, Request, Sampling, Stream
+from luceasync.request import Engine, Request, Sampling, Stream
 from luceasync.server.checks import decode, in_range, in_range_or, refuse
 from luceasync.server.effort import most_tokens
 from luceasync.server.failures import Failure
