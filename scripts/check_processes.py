@@ -86,7 +86,7 @@ def stretched(source: Path, folder: Path) -> Path:
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     factor = CONTEXT_TOKENS / config["max_position_embeddings"]
     config["max_position_embeddings"] = CONTEXT_TOKENS
-    rope = config["rope_parameters"]
+    rope = config.get("rope_parameters", config)
     num_turned = config["head_dim"] * rope.get("partial_rotary_factor", 1.0)
     rope["rope_theta"] *= factor ** (num_turned / (num_turned - 2))
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
