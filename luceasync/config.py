@@ -117,7 +117,8 @@ class KvFlashConfig:
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP side. No API keys: everybody who reaches the port is served. `allow_hosts`: names
+    """The HTTP side. No API keys: everybody who reaches the port is served. `admin_keys` let
+    whoever has one look through what is kept; none: nobody may. `allow_hosts`: names
     that the server may be asked for beside its own; `allow_origins`: whose web pages may use it.
     `tls_cert` and `tls_key`, both or neither: HTTPS.
     """
@@ -125,6 +126,7 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000
     api_keys: tuple[str, ...] = field(default=(), repr=False)
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
     tls_cert: Path | None = None
     tls_key: Path | None = None
     allow_hosts: tuple[str, ...] = ()

@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from luceasync.constraint import Constraint
+from luceasync.engine_look import EngineLook
 from luceasync.engine_status import EngineStatus
 from luceasync.model_card import ModelCard
 from luceasync.pieces import Piece, ReasoningPiece, TextPiece
@@ -71,20 +73,6 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
-class Constraint:
-    """What an answer's text has to be. `source` says it: the JSON of a schema (for "json_object"
-    it is none: any object will do), a regular expression of all of the text, a JSON list of texts,
-    or a grammar in the notation of Lark or GBNF. `param` names the field that has it, in refusals.
-    `strict`: a word of a schema that cannot be enforced is refused; otherwise it says nothing.
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
-    source: str
-    param: str
-    strict: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Request:
     """One request, checked by the server and not yet rendered.
 
@@ -93,6 +81,7 @@ class Request:
     `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
     never seen by another. `client`: who asks; lanes and places are shared between clients.
+    `priority`: of what one client asks, the lowest has its turn first.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
     `pins`: spans of its tokens, or its system message, that stay on the devices. `constraint`: what
     is said after reasoning; beside tools, an answer may be calls of them instead.
@@ -110,6 +99,7 @@ class Request:
     tenant: str = field(default="", repr=False)
     client: str = field(default="", repr=False)
     keep_prefix: bool = False
+    priority: int = 0
     pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
     constraint: Constraint | None = None
     most_reasoning_tokens: int | None = None
@@ -282,6 +272,16 @@ class Engine(Protocol):
 
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """The ids of the request's prompt; nothing is run. Raises as `open` does."""
+        ...
+
+    async def look(self) -> EngineLook:
+        """What is on its lanes and what it keeps, between two steps. Raises Unavailable."""
+        ...
+
+    async def drop_kept(self, keys: Sequence[str] | None) -> int:
+        """Let go of kept nodes, those of these keys or all that nobody needs; how many are gone.
+        Raises Unavailable.
+        """
         ...
 
     def spelled(self, ids: Sequence[int], param: str) -> bytes:

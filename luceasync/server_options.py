@@ -48,6 +48,18 @@ SERVER_OPTIONS: tuple[Option, ...] = (
         "File with one API key a line, added to those of --api-key.",
     ),
     Option(
+        "admin-key",
+        "server",
+        "admin_keys",
+        parsers.words,
+        "keys with commas, none empty",
+        "KEY",
+        "Key that may list and drop what is kept (/admin/cache); may be repeated. Other users of "
+        "this machine see it in `ps`: rather use LUCEASYNC_ADMIN_KEY.",
+        secret=True,
+        repeatable=True,
+    ),
+    Option(
         "tls-cert",
         "server",
         "tls_cert",

@@ -23,9 +23,10 @@ from luceasync.config import (
     ModelConfig,
     PlacementConfig,
 )
+from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import ChatPrompt, Constraint, Request
+from luceasync.request import ChatPrompt, Request
 
 SCHEMA = {
     "type": "object",

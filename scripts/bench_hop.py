@@ -1,11 +1,9 @@
 """What a hop between two processes is made of, in a running decode.
 
-    python -m scripts.bench_hop [--devices cuda:0,cuda:1] [--shapes qwen3-4b] [--lanes 1,4]
-    python -m scripts.bench_hop --devices cpu:0,cpu:1 --shapes small
+    python -m scripts.bench_hop [--devices cpu:0,cpu:1 --shapes small] [--lanes 1,4]
 
-The first device is this process's, the second one another's, and the layers lie half on each. A hop
-there begins when the first device has computed its layers, and ends when the step is queued on the
-second one; a hop back begins when that one's answer is on its host, and ends when it is here.
+Half of the layers are on the second device. A hop there begins when the first has computed, by its
+own clock, and ends when the step is queued on the second; one back, from its host to this one.
 """
 
 from __future__ import annotations
@@ -57,7 +55,20 @@ class Moments:
 
     def __init__(self, device: str) -> None:
         self.steps: list[dict[str, float]] = []
-        self._synchronize = open_platform(device).synchronize
+        self._platform = open_platform(device)
+        self._layers = self._platform.stopwatch()
+
+    def begin_step(self) -> None:
+        """The device has nothing to do now."""
+        self._layers = self._platform.stopwatch()
+        self.steps.append({})
+        self.stamp("begun")
+
+    def end_step(self) -> None:
+        """Its answer is here."""
+        self.stamp("known")
+        step = self.steps[-1]
+        step["ready"] = step["begun"] + self._layers.seconds()
 
     def stamp(self, moment: str) -> None:
         if self.steps:
@@ -69,14 +80,13 @@ class Moments:
         real_put, real_tell, real_answer = link.put, link.Link.tell, link.Link.answer
 
         def put(room: Any, tensors: Any) -> None:
-            self._synchronize()  # the copy would wait for the device
-            self.stamp("ready")
+            self._layers.stop()  # behind the layers; the copy comes after it
             real_put(room, tensors)
             self.stamp("copied")
 
         def tell(there: link.Link, message: Any, tensors: Any = ()) -> int:
             number = real_tell(there, message, tensors)
-            if isinstance(message, wire.Run):
+            if isinstance(message, wire.Run | wire.Given):
                 self.stamp("sent")
             return number
 
@@ -99,11 +109,10 @@ def decode(backend: LayerSplitBackend, moments: Moments, num_lanes: int, options
     lanes, tokens = list(range(num_lanes)), [1] * num_lanes
     first = len(moments.steps) + NUM_WARMUPS
     for step in range(NUM_WARMUPS + options.steps):
-        moments.steps.append({})
-        moments.stamp("begun")
+        moments.begin_step()
         logits = backend.decode(lanes, [options.context + step] * num_lanes, tokens)
         tokens = logits.rank(Wanted()).candidates().best.tolist()
-        moments.stamp("known")
+        moments.end_step()
     return first
 
 
@@ -133,6 +142,8 @@ def measure(report: Report, name: str, shape: Shape, options: Namespace) -> None
         max_ctx_tokens=options.context + NUM_WARMUPS + options.steps + 64,
         dtype=options.dtype,
     )
+    if plan.suits_one_thread:  # as the engine runs it
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there)
         write_model(folder, shape, options.dtype)

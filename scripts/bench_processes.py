@@ -186,6 +186,8 @@ def compare(
         max_ctx_tokens=options.prompt_tokens + 256,
         dtype=dtype,
     )
+    if plan.suits_one_thread:  # as the engine runs it
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as there, ExitStack() as closing:
         folder = Path(there)
         write_model(folder, shape, dtype)
@@ -338,7 +340,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=16384)
     parser.add_argument("--context", type=int, default=512, help="tokens before a decode step")
     parser.add_argument("--steps", type=int, default=16, help="of decoding, in one sample")
-    parser.add_argument("--hops", type=int, default=300)
+    parser.add_argument("--hops", type=int, default=300, help="0: neither hops nor chunks")
     parser.add_argument("--chunks", type=int, default=40)
     options = parser.parse_args()
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
@@ -346,7 +348,8 @@ def main() -> None:
     know_it()
     shapes = {**SHAPES, "small": SMALL["qwen3_5"]}
     with torch.inference_mode():
-        compare_copies(report, options.devices, options)
+        if options.hops:
+            compare_copies(report, options.devices, options)
         for name in options.shapes:
             compare(report, name, shapes[name], options.devices, options)
     return None

@@ -23,10 +23,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
-from luceasync.request import ChatPrompt, Constraint, Request, Sampling
+from luceasync.request import ChatPrompt, Request, Sampling
 from scripts.grammar.schemas import schema_of
 from scripts.grammar.validity import is_valid
 from tests import tiny

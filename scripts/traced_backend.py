@@ -54,8 +54,8 @@ def watch(trace: Trace) -> None:
 
     def following(link: serving.Wire) -> Any:
         got = real_next(link)
-        if got is not None and isinstance(got.message, wire.Run):
-            if got.message.kind == "decode":
+        if got is not None and isinstance(got.message, wire.Run | wire.Given):
+            if isinstance(got.message, wire.Given) or got.message.kind == "decode":
                 trace.begin()
         elif got is not None and isinstance(got.message, wire.Rank):
             trace.stamp("asked")

@@ -32,7 +32,7 @@ TEXTS = {
     "kv-cache-min-tokens": "0", "snapshot-interval": "64", "trust-cache-salt": "on",
     "draft": "none", "draft-device": "cpu", "draft-ctx-max": "4K", "draft-swa-window": "1K",
     "draft-block": "2", "draft-ipc-bin": "/bin/backend",
-    "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two",
+    "ddtree": "true", "ddtree-budget": "1", "port": "0", "api-key": "one,two", "admin-key": "root",
     "max-body": "1M", "keep-alive": "2.5", "graceful-timeout": "0", "log-level": "debug",
     "trust-special-tokens": "on", "tool-format": "glm-xml", "reasoning-format": "none",
     "allow-host": "chat.lan,[fd00::1]", "allow-origin": "http://localhost:3000,null",

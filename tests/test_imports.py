@@ -18,8 +18,15 @@ FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "l
 
 # Open to all but the leaves; they import the standard library and each other.
 OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {"engine_status", "freed_memory", "kvflash_options", "model_card", "model_options"}
-OPEN |= {"node_words", "pieces", "processes"}
+OPEN |= {
+    "engine_look",
+    "engine_status",
+    "freed_memory",
+    "kvflash_options",
+    "model_card",
+    "model_options",
+}
+OPEN |= {"constraint", "engine_look", "node_words", "pieces", "processes"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.

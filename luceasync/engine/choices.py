@@ -54,8 +54,9 @@ def prepare(
             answer_returns=prompt.answer_returns,
             tools_end=prompt.tools_end,
             pins=pins,
-            guide=new_guide(),
             prompt_top_logprobs=request.prompt_top_logprobs,
+            guide=new_guide(),
+            priority=request.priority,
         )
         for index in range(request.num_choices)
     ]

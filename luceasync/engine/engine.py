@@ -1,6 +1,6 @@
 """The engine as the server sees it: requests in, streams out, all work in one thread of its own.
 
-Puts the parts together and owns their life. Rendering is for Prompts, how many there may be for
+Puts the parts together and owns their life. Prompts are for Preparing, how many there may be for
 Admission, streams for Answers, the disk for CacheDirectory, every step for the pump in the thread.
 """
 
@@ -11,22 +11,24 @@ import itertools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Sequence
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Self, TypeVar
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
 from luceasync.engine.answers import Answers
 from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
-from luceasync.engine.choices import prepare
-from luceasync.engine.guidance import Guidance, is_guided
+from luceasync.engine.looking import drop_nodes, look_at
 from luceasync.engine.outbox import Emitted
-from luceasync.engine.prepared import Prepared
-from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
+from luceasync.engine.preparing import Preparing
+from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
+from luceasync.engine_look import EngineLook
 from luceasync.engine_status import CacheStatus, EngineStatus
 from luceasync.errors import QueueFull, Unavailable
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
@@ -39,7 +41,10 @@ from luceasync.text.history import History
 
 log = logging.getLogger(__name__)
 
+Found = TypeVar("Found")
+
 FLUSH_DEADLINE_S = 30.0
+LOOK_DEADLINE_S = 10.0
 SWITCH_INTERVAL_S = 5e-4  # the default of 5 ms lets the thread's Python hold up the event loop
 MAX_AWAY_S = 60  # a process that is away for longer is not waited for by requests that come now
 MODEL, DIRECTORY = "model", "cache directory"  # what has to be there before requests are taken
@@ -61,8 +66,10 @@ class LocalEngine:
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
         processes: Callable[[], Processes] = lambda: NO_PROCESSES,
+        device_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
+        self._device_bytes = device_bytes
         self._language = language
         self._load = load
         self._cabinet = cabinet
@@ -71,8 +78,7 @@ class LocalEngine:
         self._processes = processes
         self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer))
-        self._prompts = Prompts(language, self._tenants)
-        self._guidance = Guidance(language)
+        self._preparing = Preparing(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
         self._answers = Answers(_in_other_thread)
         self._stream_ids = itertools.count()
@@ -107,7 +113,7 @@ class LocalEngine:
         self._disk_task.cancel()
         await asyncio.wait([self._disk_task])
         await self._thread.join()
-        await self._guidance.close()
+        await self._preparing.close()
 
     def _make(self, orders: DiskOrders) -> Loaded:
         """A life of the engine; called in its thread."""
@@ -187,10 +193,7 @@ class LocalEngine:
         """See luceasync.request.Engine."""
         self._check_open(request)
         stream_id = next(self._stream_ids)
-        if is_guided(request):
-            prompt, choices = await self._guided(request, stream_id)
-        else:
-            prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
+        prompt, choices = await self._preparing.choices(request, stream_id)
         self._check_open(request)  # others may have come in between
         stream = self._answers.open(
             stream_id,
@@ -209,27 +212,30 @@ class LocalEngine:
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """See luceasync.request.Engine."""
         self._check_open(request)
-        prompt = await asyncio.to_thread(self._prompts.render, request)
-        return prompt.ids
+        return (await self._preparing.rendered(request)).ids
+
+    async def look(self) -> EngineLook:
+        """See luceasync.request.Engine."""
+        return replace(await self._asked(look_at), device_bytes=self._device_bytes)
+
+    async def drop_kept(self, keys: Sequence[str] | None) -> int:
+        """See luceasync.request.Engine."""
+        return await self._asked(lambda pump: drop_nodes(pump, keys))
+
+    async def _asked(self, ask: Callable[[Pump], Found]) -> Found:
+        """What `ask` finds between two steps. Raises Unavailable."""
+        found: list[Found] = []
+        if self._thread is not None and self._pump is not None:
+            with suppress(TimeoutError):
+                await self._thread.call(lambda pump: found.append(ask(pump)), LOOK_DEADLINE_S)
+        if not found:
+            raise _unavailable(self._availability.detail, self._availability.retry_after_s)
+        return found[0]
 
     def spelled(self, ids: Sequence[int], param: str) -> bytes:
         """See luceasync.request.Engine."""
         check_ids(ids, self._language.vocab_size, param)
         return b"".join(map(self._language.tokenizer.token_bytes, ids))
-
-    def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
-        """What takes long with long prompts and many choices."""
-        prompt = self._prompts.render(request)
-        return prompt, prepare(self._language, request, prompt, stream_id)
-
-    async def _guided(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
-        """The same, and what guides the choices in between."""
-        prompt = await asyncio.to_thread(self._prompts.render, request)
-        new_guide = await self._guidance.of(request, prompt)
-        choices = await asyncio.to_thread(
-            prepare, self._language, request, prompt, stream_id, new_guide
-        )
-        return prompt, choices
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
@@ -284,7 +290,9 @@ class LocalEngine:
 
 
 def _in_other_thread(call: Callable[[], object]) -> None:
-    asyncio.get_running_loop().run_in_executor(None, call)
+    """Do it there, once what the loop has to do now is done."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.run_in_executor, None, call)
 
 
 def _unavailable(detail: str, retry_after_s: int) -> Unavailable:

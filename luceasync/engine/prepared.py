@@ -26,8 +26,8 @@ class Prepared:
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
     that have the same tools and another system message; `pins`: spans of the prompt's tokens that
-    are to stay on the devices; `prompt_top_logprobs`: see Request; `guide`: which tokens may come,
-    None: any.
+    are to stay on the devices; `prompt_top_logprobs`, `priority`: see Request; `guide`: which
+    tokens may come, None: any.
     """
 
     stream_id: int
@@ -49,5 +49,6 @@ class Prepared:
     answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
     tools_end: int | None = None
     pins: tuple[tuple[int, int], ...] = ()
-    guide: Guide | None = None
     prompt_top_logprobs: int | None = None
+    guide: Guide | None = None
+    priority: int = 0

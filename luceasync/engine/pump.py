@@ -22,7 +22,7 @@ from luceasync.engine.outbox import Emitted, Outbox
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.roster import Roster
 from luceasync.engine.sampling.choose import nothing
-from luceasync.engine.scheduling import Balance, Step
+from luceasync.engine.scheduling import Balance, Step, next_prefill
 from luceasync.engine.seating import Seating
 from luceasync.engine.steps import Prefiller, Steps, begin_answer
 from luceasync.errors import GaveWay
@@ -64,10 +64,10 @@ class Pump:
         self.decoding = decoding
         self.prefixes = prefixes
         self._num_lanes = num_lanes
-        self._roster = Roster(num_lanes)
+        self.roster = Roster(num_lanes)
         self._outbox, self.lanes = Outbox(), lanes
-        self._leftovers = Leftovers(prefixes, self._roster, lanes)
-        self._seating = Seating(target, decoding, prefixes, self._roster, self._leftovers, lanes)
+        self._leftovers = Leftovers(prefixes, self.roster, lanes)
+        self._seating = Seating(target, decoding, prefixes, self.roster, self._leftovers, lanes)
         self.steps = Steps(
             target,
             decoding,
@@ -77,18 +77,17 @@ class Pump:
             computes_beside=computes_beside,
             synchronize=synchronize,
         )
-        self._balance = Balance()
+        self._balance, self._num_completed = Balance(), Counter[Step]()
         self._submitted: list[Generation] = []  # while they are: they end with that
-        self._num_completed: Counter[Step] = Counter()
         self.doing: During = "between"  # at this moment, or when the last step has failed
 
     def __repr__(self) -> str:
-        return f"Pump({self._roster})"
+        return f"Pump({self.roster})"
 
     @property
     def pause_s(self) -> float:
         """How long a step would do nothing unless a command comes before."""
-        if self._roster.has_work:
+        if self.roster.has_work:
             return 0.0
         if self._leftovers:
             return LEAVING_PAUSE_S
@@ -101,11 +100,11 @@ class Pump:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._roster.waiting)
+        return len(self.roster.waiting)
 
     @property
     def num_running(self) -> int:
-        return len(self._roster.running)
+        return len(self.roster.running)
 
     def num_completed(self, during: During) -> int:
         """How many passes have been completed that show that a failure `during` has passed: of its
@@ -130,7 +129,7 @@ class Pump:
         self._quiet.clear()
         self._was_idle = False
         self._submitted = [Generation(choice) for choice in prepared]
-        self._roster.queue(self._submitted)  # first: whoever fails is told so
+        self.roster.queue(self._submitted)  # first: whoever fails is told so
         for generation in self._submitted:
             self.prefixes.admit(generation.lease)
         self._submitted = []
@@ -140,7 +139,7 @@ class Pump:
         """The stream's client leaves unread what it is sent, or reads again: meanwhile its choices
         get no more tokens, and their lanes are there for others.
         """
-        self._roster.read(stream_id, is_behind=is_behind)
+        self.roster.read(stream_id, is_behind=is_behind)
 
     def cancel(self, stream_id: int) -> list[Emitted]:
         """End every choice of the stream, wherever it is; its lanes are free when this returns."""
@@ -174,7 +173,7 @@ class Pump:
         """End everything, since this pump does nothing any more: who ran is told of the fault, who
         waited may come back in so many seconds.
         """
-        self._fail(self._roster.running.__contains__, fault.words, fault.kind)
+        self._fail(self.roster.running.__contains__, fault.words, fault.kind)
         self._fail(lambda g: True, fault.words, "unavailable", back_in_s)
         return self._outbox.take()
 
@@ -184,12 +183,12 @@ class Pump:
         before `begin_again`.
         """
         self.doing = "between"
-        ended = {*self._roster.running, *self._submitted}
+        ended = {*self.roster.running, *self._submitted}
         if self._seating.at_hand is not None:
             ended.add(self._seating.at_hand)
         self._submitted, self._seating.at_hand = [], None
         if fault.during == "command":  # it may have been the one that these wait for
-            ended.update(g for g in self._roster.waiting if g.lease.awaited)
+            ended.update(g for g in self.roster.waiting if g.lease.awaited)
         self._fail(ended.__contains__, fault.words, fault.kind)
         return self._outbox.take()
 
@@ -214,13 +213,13 @@ class Pump:
         """
         self._leftovers.clear()
         self.prefixes.hand_over()
-        if self._roster.waiting:
+        if self.roster.waiting:
             self._seating.make_way()
             self._seating.assign_lanes()
-        restoring, prefilling, decoding = self._roster.parted()
+        restoring, prefilling, decoding = self.roster.parted()
         if restoring:
             self._end_restores(restoring)
-            _, prefilling, decoding = self._roster.parted()
+            _, prefilling, decoding = self.roster.parted()
         step = self._balance.next_step(len(prefilling), len(decoding))
         is_told_later = step == "decode" and self._computes_beside and tell is not None
         if self._outbox and not is_told_later:
@@ -230,8 +229,9 @@ class Pump:
             return []
         self.doing, begin = step, time.perf_counter()
         if step == "prefill":
-            has_more = self.steps.prefill(prefilling[0])
-            self._advanced(prefilling[:1] if has_more else [])
+            chosen = prefilling[next_prefill([g.has_spoken for g in prefilling])]
+            has_more = self.steps.prefill(chosen)
+            self._advanced([chosen] if has_more else [])
         else:
             meanwhile = nothing if tell is None else lambda: tell(self._outbox.take())
             self.steps.decode(decoding, alone=not prefilling, meanwhile=meanwhile)
@@ -245,7 +245,7 @@ class Pump:
 
     def _turn_out(self, room: Room) -> list[Emitted]:
         """End the requests that have no place beside the others."""
-        gone, later_s = self._roster.turned_out(room.num_places), room.retry_after_s
+        gone, later_s = self.roster.turned_out(room.num_places), room.retry_after_s
         if not gone:
             return []
         words = str(GaveWay(later_s))
@@ -265,7 +265,7 @@ class Pump:
         """Nothing is to be done now, and nothing was at the last step."""
         if self._was_idle:
             self._quiet.set()
-        self._was_idle = not self._roster.waiting and not self._roster.running
+        self._was_idle = not self.roster.waiting and not self.roster.running
 
     # --- what becomes of generations -----------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Pump:
             assert generation.lane is not None
             told = self.decoding.speculation(generation.lane), self.lanes.told(generation.lane)
             self._outbox.ended(generation, *told)
-            self._roster.let_go(generation)
+            self.roster.let_go(generation)
             self._leftovers.ended(generation)
 
     def _end(
@@ -290,11 +290,11 @@ class Pump:
         retry_after_s: int = 1,
     ) -> None:
         self._outbox.make_out()  # by itself: with an end that is a failure it is not shown
-        for generation in [g for g in self._roster.running if chosen(g)]:
+        for generation in [g for g in self.roster.running if chosen(g)]:
             generation.end(reason, error, kind, retry_after_s)
             self._advanced([generation])
-        for generation in [g for g in self._roster.waiting if chosen(g)]:
-            self._roster.give_up(generation)
+        for generation in [g for g in self.roster.waiting if chosen(g)]:
+            self.roster.give_up(generation)
             generation.end(reason, error, kind, retry_after_s)
             self._outbox.advanced(generation)
             self.prefixes.release(generation.lease)

@@ -108,7 +108,17 @@ def build_engine(
         stopping=stopping,
         release=release,
         processes=processes,
+        device_bytes=_device_bytes(plan),
     )
+
+
+def _device_bytes(plan: Plan) -> dict[str, int]:
+    """Of the target's weights and lanes, by device."""
+    found: dict[str, int] = {}
+    for shard in plan.shards:
+        own = shard.weight_bytes + plan.parallel * plan.lane_bytes(shard)
+        found[shard.device] = found.get(shard.device, 0) + own
+    return found
 
 
 def _berth_of(drafter: Drafter | None, plan: Plan, config: Config, node_bytes: int) -> Berth | None:

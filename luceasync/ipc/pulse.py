@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from luceasync.cyext.pulse import echo, keep_alone
 from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.threads import has_ended
 
 QUESTION = b"?"
 MAX_ANSWER_BYTES = 64
@@ -48,10 +49,10 @@ class Answering:
         """Idempotent."""
         if self._stop >= 0:
             os.eventfd_write(self._stop, 1)
-            self._thread.join()
-            os.close(self._stop)
+            if has_ended(self._thread):
+                os.close(self._stop)
+                self._socket.close()
             self._stop = -1
-            self._socket.close()
 
 
 class Watch:
@@ -62,15 +63,19 @@ class Watch:
     def __init__(
         self,
         sock: socket.socket,
+        channel_fd: int,
         pidfd: int,
         heartbeat: Heartbeat,
         on_hang: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
         """Takes over the socket. The process is silent from its first sign of life on: until then
-        it may not have come to its first line.
+        it may not have come to its first line. `channel_fd`: a socket whose other end is closed
+        with the process's other descriptors. Of these and the one here the system may close either
+        only after all memory has been given back, whichever thread is the last to end.
         """
         self._socket = sock
+        self._channel_fd = channel_fd
         self._pidfd = pidfd
         self._heartbeat = heartbeat
         self._on_hang = on_hang
@@ -92,10 +97,10 @@ class Watch:
         """Stop asking. Idempotent."""
         if self._stop >= 0:
             os.eventfd_write(self._stop, 1)
-            self._thread.join()
-            os.close(self._stop)
+            if has_ended(self._thread):
+                os.close(self._stop)
+                self._socket.close()
             self._stop = -1
-            self._socket.close()
 
     def _run(self) -> None:
         try:
@@ -109,6 +114,7 @@ class Watch:
         waiting = select.poll()
         for fd in (self._pidfd, self._stop, self._socket.fileno()):
             waiting.register(fd, select.POLLIN)
+        waiting.register(self._channel_fd, 0)  # its end alone: what comes is not for us
         interval_s = self._heartbeat.interval_s
         asked_s, is_asking = -interval_s, True
         while True:
@@ -120,7 +126,7 @@ class Watch:
             if self._stop in happened:
                 return False
             is_gone = self._socket.fileno() in happened and not self._hear()
-            if is_gone or self._pidfd in happened:
+            if is_gone or self._pidfd in happened or self._channel_fd in happened:
                 return True
 
     def _ask(self, passed_s: float) -> bool:

@@ -5,7 +5,7 @@ Knows no lanes and no tokens: which nodes a lease is about stands in the lease.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lanes import WHOLE_LANES, Lanes
@@ -77,6 +77,23 @@ class Leases:
         ends = {*self._to_disk.ends, *self._to_memory}
         ends.update(c.match.nodes[-1].key for c in self._leases if c.match and c.match.nodes)
         return ends
+
+    def clear(self, keys: Collection[bytes] | None) -> None:
+        """Let go of these nodes, or of all, but for those that somebody needs, and what these
+        continue.
+        """
+        needed = self._in_use()
+        kept = {above for key in needed.nodes | needed.ends for above in self._index.chain(key)}
+        asked = (node.key for node in self._index if keys is None or node.key in keys)
+        self.forget([key for key in asked if key not in kept])
+        self._index.refresh_status()
+
+    def forget(self, keys: Sequence[NodeKey]) -> None:
+        """Let go of these nodes in every tier, whoever needs them."""
+        for key in keys:
+            self._index.forget(key, "memory")
+            self._index.forget(key, "disk")
+        self._to_disk.forget(keys)
 
     def _in_use(self) -> Needed:
         """What must stay."""

@@ -7,7 +7,7 @@ decided by whoever adds it.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -175,6 +175,11 @@ class MemoryToDisk:
         self._index.hold(
             replace(node, tiers=DISK, state_tiers=state_tiers, logits_tiers=logits_tiers)
         )
+
+    def forget(self, keys: Sequence[NodeKey]) -> None:
+        """The index has let go of these: their files go too, and what was still to be written."""
+        self.forgotten()
+        self._disk.remove(keys)
 
     def forgotten(self) -> None:
         """Nodes were forgotten because what they hold is wrong: so are the files on their way."""

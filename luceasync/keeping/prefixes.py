@@ -60,26 +60,27 @@ class Prefixes:
         self._recurrent = recurrent
         self._chunk_tokens = chunk_tokens
         self._min_fork_tokens = least_tokens(memory.token_size)
-        self._index = NodeIndex(memory, disk, limits, recurrent=recurrent)
-        self.lost = self._index.lost
+        self.index = NodeIndex(memory, disk, limits, recurrent=recurrent)
+        self.lost = self.index.lost
         self._post: Callable[[Call], None] | None = None
-        self._to_memory = DiskToMemory(self._index, memory, disk, recurrent=recurrent)
+        self._to_memory = DiskToMemory(self.index, memory, disk, recurrent=recurrent)
         room = (self._make_file_room, self._let_go)
-        self._to_disk = MemoryToDisk(self._index, memory, disk, limits, self._hear, *room)
-        self._leases = Leases(self._index, self._to_memory, self._to_disk, memory.lanes)
+        self._to_disk = MemoryToDisk(self.index, memory, disk, limits, self._hear, *room)
+        self._leases = Leases(self.index, self._to_memory, self._to_disk, memory.lanes)
+        self.clear = self._leases.clear
         self._decision = RestoreDecision(
-            self._index, self._to_memory, self._leases, recurrent=recurrent
+            self.index, self._to_memory, self._leases, recurrent=recurrent
         )
-        self._from_lanes = LaneToMemory(self._index, memory, self._leases, recurrent=recurrent)
+        self._from_lanes = LaneToMemory(self.index, memory, self._leases, recurrent=recurrent)
         self.has_copied = self._from_lanes.has_copied
 
     def __repr__(self) -> str:
-        return f"Prefixes({self._index}, {self._leases}, {self._to_memory})"
+        return f"Prefixes({self.index}, {self._leases}, {self._to_memory})"
 
     @property
     def status(self) -> CacheStatus:
         """May be read from any thread."""
-        return replace(self._index.status, num_unwritten=len(self._to_disk))
+        return replace(self.index.status, num_unwritten=len(self._to_disk))
 
     def listen(self, post: Callable[[Call], None]) -> None:
         """Hear of copies that arrive; `post`, of any thread, has a call run in the engine's."""
@@ -100,7 +101,7 @@ class Prefixes:
             return False
         match = self._decision.longest(lease)
         lease.found(match)
-        others = list(prefilling)
+        others = list(prefilling) if self._limits.hold_any else []  # what comes of others is kept
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in others)
         if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
             return False
@@ -144,7 +145,7 @@ class Prefixes:
         lease.restores(ticket, logits)
         if not lease.has_arrived:
             self._hear(ticket, lease.arrived)
-        self._index.tree(lease.tenant).touch(keys, time.time())
+        self.index.tree(lease.tenant).touch(keys, time.time())
 
     def is_taken_up(self, lease: Lease) -> bool:
         """Whether what was taken up has arrived in the lane; `lease.restore` then tells of it.
@@ -163,14 +164,14 @@ class Prefixes:
         missed = lease.fault or match.miss_reason or self._decision.lacking(lease, match)
         if match.num_tokens == 0:
             lease.restored(Restore(decision=lease.decision, miss_reason=missed))
-            self._index.missed[missed or MissReason.PREFILL_IS_FASTER] += 1
+            self.index.missed[missed or MissReason.PREFILL_IS_FASTER] += 1
             return True
         tier: Tier = "disk" if lease.used_disk else "memory"
         if not lease.used_disk:
             self.observed("bus_bytes_per_s", match.read_bytes("memory"), elapsed_s)
         lease.restored(Restore(tier, match.num_tokens, elapsed_s, lease.decision, missed))
-        self._index.restored[tier] += 1
-        self._index.restored_tokens[tier] += match.num_tokens
+        self.index.restored[tier] += 1
+        self.index.restored_tokens[tier] += match.num_tokens
         log.debug(
             "adopted node pos=%d local_shards=%d remote_shards=%d tier=%s",
             match.num_tokens, *self._num_shards, tier,
@@ -204,14 +205,14 @@ class Prefixes:
         node = None
         if not self._recurrent or (exact_end == end and not (is_cut and is_generated)):
             if exact_end > lease.num_prompt_tokens:
-                lease.leave_out_opening(self._index.node)
+                lease.leave_out_opening(self.index.node)
             kept = Kept(exact_end, is_turn_end=exact_end == end, is_generated=is_generated)
             node = self._from_lanes.keep(lease, lane, kept)
         is_written = node is not None and (not is_generated or lease.returns)
-        prompt = None if lease.prompt_node is None else self._index.node(lease.prompt_node)
+        prompt = None if lease.prompt_node is None else self.index.node(lease.prompt_node)
         if prompt is not None and not lease.is_opening(prompt):
             self._to_disk.add(prompt, with_end=not is_written)
-        tip = self._index.node(lease.path[-1]) if lease.path else None
+        tip = self.index.node(lease.path[-1]) if lease.path else None
         if node is not None and is_written:
             self._to_disk.add(node, with_end=True)
         elif node is None and tip and file_worth.at_end(lease, tip, recurrent=self._recurrent):
@@ -219,23 +220,17 @@ class Prefixes:
 
     def disown(self, lease: Lease) -> None:
         """What the generation has computed cannot be trusted: nothing that it kept is taken up."""
-        for key in lease.kept:
-            self._index.forget(key, "memory")
-            self._index.forget(key, "disk")
-        self._to_disk.forgotten()
-        self._disk.remove(lease.kept)
+        self._leases.forget(lease.kept)
 
     def release(self, lease: Lease) -> None:
         """The generation is over: its nodes may be evicted."""
         self._leases.remove(lease)
         self._leases.shrink()
-        self._index.refresh_status()
+        self.index.refresh_status()
 
     def observed(self, rate: RateName, amount: int, elapsed_s: float) -> None:
         """How long something took."""
         self._decision.observed(rate, amount, elapsed_s)
-
-    # --- to and from the disk --------------------------------------------------------------------
 
     @property
     def has_due_writes(self) -> bool:
@@ -253,16 +248,16 @@ class Prefixes:
         are no others that could not be looked at.
         """
         gone = list(removed)
-        self._index.found(added, gone, is_whole=is_whole)
+        self.index.found(added, gone, is_whole=is_whole)
         for key in gone:
             self._to_disk.mend(key)
-        self._index.refresh_status()
+        self.index.refresh_status()
 
     def written(self, key: NodeKey, written: Written) -> None:
         """What became of a write."""
         self._to_disk.written(key, written)
         self._leases.shrink()
-        self._index.refresh_status()
+        self.index.refresh_status()
 
     def fetched(self, key: NodeKey, result: Fetched | Miss) -> None:
         """A node has come from the disk, or it cannot."""
@@ -275,7 +270,7 @@ class Prefixes:
                 if result.end_fault is not None:
                     lease.missed(key, result.end_fault)
         if lost is not None and not lost.reason.is_passing:
-            self._index.forget(key, "disk")
+            self.index.forget(key, "disk")
             self._to_disk.mend(key)
         self._leases.shrink()  # who ordered it may have left
 

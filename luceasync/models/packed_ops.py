@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.models.grouped.compiled import CompiledGrouped, best_kernel, can_multiply
 from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchOps, TorchTable
@@ -30,6 +33,8 @@ MAX_PRODUCTS = 128
 ROW_COUNTS = 32
 # oneDNN keeps what it compiled, torch what it described to oneDNN: a thousand each unless told.
 KEEPERS = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+
+T = TypeVar("T")
 
 
 class PackedOps(TorchOps):
@@ -47,7 +52,19 @@ class PackedOps(TorchOps):
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
         """See Ops."""
+        kernel = best_kernel()
+        if kernel and can_multiply(packed.form, packed.shape[1]):
+            return CompiledGrouped(packed, dtype, kernel)
         return TorchGrouped(packed, dtype, product)
+
+    def pick(
+        self,
+        torch_body: Callable[[], T],
+        triton_body: Callable[[], T],
+        compiled_body: Callable[[], T],
+    ) -> T:
+        """See Ops."""
+        return compiled_body()
 
 
 class PackedTable(TorchTable):

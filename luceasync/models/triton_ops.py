@@ -57,7 +57,12 @@ class TritonOps:
     def trees(self, parents: Tensor, reach: int) -> Trees:
         return Trees(*tree_kernels.trees(parents, reach))
 
-    def pick(self, torch_body: Callable[[], T], triton_body: Callable[[], T]) -> T:
+    def pick(
+        self,
+        torch_body: Callable[[], T],
+        triton_body: Callable[[], T],
+        compiled_body: Callable[[], T],
+    ) -> T:
         return triton_body()
 
 

@@ -6,6 +6,7 @@ Owns their layout. Knows no message and no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from torch import Tensor
 from luceasync.cyext.flatten import fill
 from luceasync.ipc.channel import Outgoing, Payload
 from luceasync.pipeline.platform import Event
-from luceasync.pipeline.sizes import Spec, num_bytes, payload_bytes
+from luceasync.pipeline.sizes import Spec, payload_bytes
 from luceasync.pipeline.transfer import queue_copy
 
 HOST = torch.device("cpu")
@@ -27,10 +28,14 @@ def specs_of(tensors: Sequence[Tensor]) -> list[Spec]:
 
 def views(memory: memoryview, specs: Sequence[Spec]) -> list[Tensor]:
     """Tensors over memory of exactly their size; nothing is copied."""
-    whole, found, begin = torch.frombuffer(memory, dtype=torch.uint8), [], 0
+    found, begin = [], 0
     for spec in specs:
         shape, dtype = spec
-        found.append(whole[begin : begin + num_bytes(spec)].view(dtype).view(shape))
+        if count := prod(shape):
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=begin)
+            found.append(flat.view(shape))
+        else:
+            found.append(torch.empty(shape, dtype=dtype))
         begin += payload_bytes([spec])
     return found
 

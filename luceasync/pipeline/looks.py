@@ -58,7 +58,8 @@ class Looks:
         self.mixers = dict(enumerate(mixers, first_layer))
         self._bodies: dict[Recent, LookBody] = {}
         for kind in {mixer.recent for mixer in mixers if mixer.recent is not None}:
-            self._bodies[kind] = platform.ops.pick(kind.torch_body, kind.triton_body)
+            bodies = (kind.torch_body, kind.triton_body, kind.torch_body)
+            self._bodies[kind] = platform.ops.pick(*bodies)
         self._passing: dict[int, PassingLook] = {}  # by lane, of its last pass that was looked at
         self._found: dict[int, _Found] = {}
 

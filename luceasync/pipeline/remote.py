@@ -24,7 +24,7 @@ from luceasync.ipc.supervised import Life
 from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
-from luceasync.pipeline.crossing import views
+from luceasync.pipeline.crossing import HOST, views
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.passes import Batch, Masses, Passes
 from luceasync.pipeline.remote_contents import RemoteContents
@@ -34,8 +34,7 @@ from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
-SILENCE_S = 300.0  # of a process that reads weights
-EVENTS_A_PACKET = 4096
+SILENCE_S, EVENTS_A_PACKET = 300.0, 4096  # of a process that reads weights; of pages
 
 
 class RemoteGroup:
@@ -87,13 +86,14 @@ class RemoteGroup:
         """See Group."""
         self._link.probe()
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """See Group. Nodes in shared memory stay where they are, and are told to the process."""
         if self._link.is_open:
-            return
+            return False
         self._link.go_on_with(self._start_again(self._link.last_words()))
         self._passes.begin_again()
         lost(self._nodes.sift(self._contents.renew))
+        return True
 
     def close(self) -> None:
         self._link.close()
@@ -191,11 +191,14 @@ class RemotePasses:
         )
         if lent is not None:
             number = self._link.forward(order, lent)
-        elif answers or kind != "prefill":  # what a step gives is asked for at once
-            number = self._link.tell(order, [given])
-        else:
+        elif kind == "prefill" and not answers:
             self._link.tell_soon(order, given)
             return None
+        elif kind == "prefill" or given.device == HOST:
+            number = self._link.tell(order, [given])
+        else:  # a device still computes it
+            self._link.tell(wire.Soon(order))
+            number = self._link.tell(wire.Given(), [given])
         call = Call(kind, len(batch.lanes) * batch.num_rows)
         if gives is None:
             if answers:
@@ -237,8 +240,7 @@ class RemotePasses:
         num_kept = sum(len(path) for path in paths)
         if not self._taps or not num_kept:
             return {tap: self._blank(len(paths)) for tap in self._taps}
-        is_chunk = len(paths) == 1 and paths[0] == range(num_kept)
-        if is_chunk:
+        if is_chunk := len(paths) == 1 and paths[0] == range(num_kept):
             number = self._link.tell(wire.Taps(num_first=num_kept))
         else:
             number = self._link.tell(wire.Taps(tuple(map(len, paths))), _flat(paths))
@@ -273,9 +275,8 @@ class RemotePasses:
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         told = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
         for begin in range(0, len(told), EVENTS_A_PACKET):
-            end = begin + EVENTS_A_PACKET
-            order = wire.Place(epoch, tuple(told[begin:end]), has_more=end < len(told))
-            self._link.tell_soon(order)
+            part, has_more = told[begin:][:EVENTS_A_PACKET], begin + EVENTS_A_PACKET < len(told)
+            self._link.tell_soon(wire.Place(epoch, tuple(part), has_more))
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
         for begin in range(0, len(places), EVENTS_A_PACKET):

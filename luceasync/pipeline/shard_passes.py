@@ -17,7 +17,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.passes import Batch, Masses, StepKind
 from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
@@ -42,6 +42,10 @@ class Steps(Protocol):
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """A step of this very batch comes next: do what can be done without its input."""
+        ...
 
     def close(self) -> None: ...
 
@@ -101,6 +105,11 @@ class ShardPasses:
             return output
         self._logits = output
         return None
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """See Steps."""
+        with self._shard.on_device():
+            self._steps.prepare(kind, batch)
 
     def logits(self, num_entries: int) -> Logits:
         assert self._logits is not None, "logits follow decode or verify"

@@ -32,6 +32,7 @@ from luceasync.server.metrics import Metrics
 from luceasync.server.race import race
 from luceasync.server.readiness import require_ready
 from luceasync.server.request_log import RequestNote, note_of
+from luceasync.server.running import Ending, Running
 from luceasync.server.sse import EventStream
 from luceasync.server.tenant import Caller
 
@@ -48,6 +49,7 @@ class House:
     metrics: Metrics
     trust_cache_salt: bool
     bodies: Bodies = field(default_factory=Bodies)
+    running: Running = field(default_factory=Running)
 
 
 class Answering:
@@ -67,10 +69,14 @@ class Answering:
                 note_of(scope).remark = "the client left"
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._house.bodies.hold() as held:
-            await self._serve_body(scope, receive, send, held)
+        running, key = self._house.running, accepted_key(scope)
+        entry = running.enter(key, note_of(scope).request_id)
+        with entry as ending, self._house.bodies.hold() as held:
+            await self._serve_body(scope, receive, send, held, ending)
 
-    async def _serve_body(self, scope: Scope, receive: Receive, send: Send, held: Held) -> None:
+    async def _serve_body(
+        self, scope: Scope, receive: Receive, send: Send, held: Held, ending: Ending
+    ) -> None:
         house, note = self._house, note_of(scope)
         reading = read_body(scope, receive, house.config.max_body_bytes, held)
         body = await race(reading, house.drain.expired())
@@ -79,7 +85,7 @@ class Answering:
         call = await self._parsed(body, Headers(scope=scope), caller)
         del body  # what is left of it is in the call
         # Hypercorn cancels no handler whose client left: receive() is watched beside the work.
-        endings = (client_gone(receive), house.drain.expired())
+        endings = (client_gone(receive), house.drain.expired(), ending.wait())
         if not call.stream:
             response = await race(self._plain(call, note, held), *endings)
             await response(scope, receive, send)

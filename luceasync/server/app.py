@@ -21,10 +21,14 @@ from luceasync.request import Engine
 from luceasync.server.answering import Answering, House
 from luceasync.server.anthropic.routes import Anthropic
 from luceasync.server.auth import RequireApiKey
+from luceasync.server.cache_admin import CacheAdmin
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
+from luceasync.server.giving_back import give_back_what_was_freed
+from luceasync.server.live import Live
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
+from luceasync.server.openapi.pages import OpenApi
 from luceasync.server.origins import guards
 from luceasync.server.refusals import Refusals, TellUnforeseen
 from luceasync.server.request_log import LogRequests
@@ -57,19 +61,30 @@ def create_app(
         Middleware(TellUnforeseen, refusal=refusals.response),
     ]
     if config.api_keys:
-        keys = config.api_keys
+        keys = (*config.api_keys, *config.admin_keys)
         middleware.append(Middleware(RequireApiKey, keys=keys, refusal=refusals.response))
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            lag = tasks.create_task(metrics.watch_lag())
+            beside = [
+                tasks.create_task(metrics.watch_lag()),
+                tasks.create_task(give_back_what_was_freed()),
+            ]
             yield
-            lag.cancel()
+            for task in beside:
+                task.cancel()
 
+    pages = [
+        *StatusPages(engine, drain, metrics).routes,
+        *house.running.routes,
+        *Live(engine, drain).routes,
+        *CacheAdmin(engine, config.admin_keys).routes,
+    ]
     app = Starlette(
         routes=[
-            *StatusPages(engine, drain, metrics).routes,
+            *pages,
+            *OpenApi([family for family, _ in spoken], pages).routes,
             *(route for _, routes in reversed(spoken) for route in routes),
         ],
         middleware=middleware,

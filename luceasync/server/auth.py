@@ -43,7 +43,7 @@ class RequireApiKey:
         if scope["type"] != "http" or _is_open(scope["path"]):
             await self._app(scope, receive, send)
             return
-        key = self._find(_key_in(scope))
+        key = self._find(key_in(scope))
         if key is not None:
             scope[_ACCEPTED_KEY] = key
             await self._app(scope, receive, send)
@@ -65,7 +65,8 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
-def _key_in(scope: Scope) -> bytes:
+def key_in(scope: Scope) -> bytes:
+    """What was sent as a key; nothing where none was."""
     headers: dict[bytes, bytes] = dict(scope["headers"])
     scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":

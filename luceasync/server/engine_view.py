@@ -5,7 +5,13 @@ Owns its fields. Knows nothing of who looks.
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
+
+from luceasync.engine_look import EngineLook
 from luceasync.engine_status import CacheStatus, SpeculationStatus
+from luceasync.processes import ProcessStatus
 from luceasync.request import Engine, Speculation
 from luceasync.server.discretion import without_paths
 
@@ -29,6 +35,23 @@ def told_status(engine: Engine) -> dict[str, object]:
         "restarts_total": status.restarts_total,
         "cache": None if status.cache is None else _cache(status.cache),
         "speculation": None if status.speculation is None else _speculation(status.speculation),
+        "processes": [_process(each) for each in status.processes.all],
+    }
+
+
+def told_look(look: EngineLook) -> Any:
+    """Lanes, queue and nodes, field by field."""
+    return msgspec.to_builtins(look)
+
+
+def _process(process: ProcessStatus) -> dict[str, object]:
+    return {
+        "name": process.name,
+        "devices": list(process.devices),
+        "detail": without_paths(process.detail),
+        "num_starts": process.num_starts,
+        "resident_bytes": process.resident_bytes,
+        "node_bytes": process.node_bytes,
     }
 
 

@@ -7,6 +7,7 @@ nothing of sockets, clients that leave, keys or shutdowns.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from starlette.datastructures import Headers
@@ -52,11 +53,24 @@ class Call(Protocol[Event]):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """The type of a JSON body, for whoever describes the route; `streams`: whether the answer may
+    come as events.
+    """
+
+    body: type
+    streams: bool = False
+
+
 class Endpoint(Protocol):
-    """A route that generates: POST `path`."""
+    """A route that generates: POST `path`. `form` None: bodies are not JSON."""
 
     @property
     def path(self) -> str: ...
+
+    @property
+    def form(self) -> Form | None: ...
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> Call[Any]:
         """Check a body, sent by `caller`. Raises RequestError, which names the field at fault."""

@@ -259,11 +259,11 @@ class Server(RuleBasedStateMachine):
 
     @invariant()
     def a_lane_is_not_given_while_something_is_awaited(self) -> None:
-        assert not any(g.lease.awaited for g in self.pump._roster.running)
+        assert not any(g.lease.awaited for g in self.pump.roster.running)
 
     @invariant()
     def tenants_stay_apart(self) -> None:
-        for generation in [*self.pump._roster.waiting, *self.pump._roster.running]:
+        for generation in [*self.pump.roster.waiting, *self.pump.roster.running]:
             lease = generation.lease
             tree = self.bench.index.tree(lease.tenant)
             assert all(key in tree for key in lease.path if key in self.bench.index)

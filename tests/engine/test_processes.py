@@ -14,6 +14,7 @@ import pytest
 
 from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
+from luceasync.engine.rehearsal import Part, rehearse
 from luceasync.engine.start import build_engine
 from luceasync.errors import Unavailable
 from tests import tiny
@@ -64,6 +65,7 @@ def draft_dir(tmp_path: Path) -> Path:
     return tiny.save_draft(tmp_path / "draft", tiny.draft_config())
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 @pytest.mark.parametrize("arrangement", ["three", "between"])
@@ -85,6 +87,7 @@ async def test_answers_are_those_of_one_process(
         assert engine.status().speculation.rounds_total > 0
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("first", "second"), [("one", "three"), ("three", "one"), ("between", "two")]
 )
@@ -122,11 +125,19 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])
 async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_alone(
-    tiny_dir, tmp_path, is_busy, transport
+    tiny_dir, tmp_path, monkeypatch, is_busy, transport
 ):
+    rehearsed: list[Part] = []
+
+    def counted(target, decoding, tokenizer, part: Part) -> None:
+        rehearsed.append(part)
+        rehearse(target, decoding, tokenizer, part)
+
+    monkeypatch.setattr("luceasync.engine.recipe.rehearse", counted)
     there = running(
         tiny_dir, tmp_path / "several", "three", transport=transport, cache_dir=tmp_path / "cache"
     )
@@ -152,6 +163,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         status = engine.status()
         assert (status.processes.away, status.restarts_total) == (None, 0)
         assert [process.num_starts for process in status.processes.all] == [1, 2]
+        assert len(rehearsed) == 2  # before it is of use again, as before the first request
         assert first in backends() and last not in backends()
     assert after.ids == before.ids
     assert after.num_cached > before.num_prompt_tokens - 64
@@ -159,6 +171,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
     assert backends() == []
 
 
+@pytest.mark.covered(0)
 async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_path):
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
     async with running(tiny_dir, tmp_path / "several", "two") as engine:
@@ -173,6 +186,7 @@ async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_
         assert answer.finish.reason == "error" or answer.ids == told.ids
 
 
+@pytest.mark.covered(0)
 async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back(
     tiny_dir, tmp_path
 ):
@@ -188,6 +202,7 @@ async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back
         assert {(await each).finish.reason for each in waiting} == {"length"}
 
 
+@pytest.mark.covered(0)
 async def test_an_end_while_a_process_is_away_comes_soon(tiny_dir, tmp_path):
     async with running(tiny_dir, tmp_path / "several", "two") as engine:
         [victim] = backends()

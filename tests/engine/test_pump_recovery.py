@@ -114,7 +114,7 @@ def test_after_a_failed_command_nobody_waits_for_what_it_was_to_bring(make_prepa
     pump = make_pump(CountingTarget(), num_lanes=1)
     pump.submit([make_prepared(stream, [0]) for stream in range(3)])
     pump.step()
-    pump._roster.waiting[0].lease.awaited = {b"a node of the disk"}
+    pump.roster.waiting[0].lease.awaited = {b"a node of the disk"}
     told = pump.recover(Fault("broken", "failed", during))
     pump.begin_again()
     assert sorted(s for s, d in told if d.finish) == ended

@@ -307,7 +307,7 @@ class Bench:
 
     @property
     def index(self):
-        return self.prefixes._index
+        return self.prefixes.index
 
     def lease(
         self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False, **fields

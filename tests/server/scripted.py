@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
+from luceasync.engine_look import EngineLook, LaneLook, NodeLook, WaitingLook
 from luceasync.engine_status import (
     CacheStatus,
     EngineStatus,
@@ -82,6 +83,7 @@ class ScriptedEngine:
         self.processes = NO_PROCESSES
         self.requests: list[Request] = []
         self.streams: list[ScriptedStream] = []
+        self.kept = ["ab" * 32, "cd" * 32]
         self.opened = asyncio.Event()
         self.open_cancelled = asyncio.Event()
 
@@ -115,6 +117,16 @@ class ScriptedEngine:
     async def tokens(self, request: Request) -> tuple[int, ...]:
         self.requests.append(request)
         return tuple(range(10))
+
+    async def look(self) -> EngineLook:
+        lanes = (LaneLook(0, "decoding", 10, 10, 4, 3, 100, 0.5, 3.5, 2),)
+        nodes = [NodeLook(key, None, 0, 64, {"memory": 4096}, True, 2, 1.5) for key in self.kept]
+        return EngineLook(lanes, (WaitingLook(7, 0.1),), tuple(nodes), len(nodes), {"cpu": 1 << 20})
+
+    async def drop_kept(self, keys: Sequence[str] | None) -> int:
+        gone = [key for key in self.kept if keys is None or key in keys]
+        self.kept = [key for key in self.kept if key not in gone]
+        return len(gone)
 
     def spelled(self, ids: Sequence[int], param: str) -> bytes:
         return b"".join(b"<%d>" % each for each in ids)

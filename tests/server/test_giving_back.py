@@ -1,10 +1,11 @@
-"""Freed memory goes back to the system after many connections of TLS."""
+"""Freed memory goes back after many connections of TLS, and where its size has changed much."""
 
 from __future__ import annotations
 
 import asyncio
 
 from luceasync.server import connections, giving_back
+from luceasync.server.giving_back import CHANGED_BYTES, Change
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE, H2Client
 
@@ -23,3 +24,24 @@ async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monke
             h2.close()
         async with asyncio.timeout(20):
             await given_back.wait()
+
+
+def test_memory_that_has_changed_much_since_it_was_given_back_may_have_holes():
+    change = Change()
+    assert change.is_large(10 * CHANGED_BYTES)
+    change.gave_back(5 * CHANGED_BYTES)
+    assert not change.is_large(6 * CHANGED_BYTES - 1)
+    assert not change.is_large(4 * CHANGED_BYTES + 1)
+    assert change.is_large(6 * CHANGED_BYTES)
+    assert change.is_large(4 * CHANGED_BYTES)
+
+
+async def test_a_server_that_has_changed_gives_memory_back(on_port, monkeypatch):
+    loop, given_back, changed = asyncio.get_running_loop(), asyncio.Event(), [CHANGED_BYTES]
+    monkeypatch.setattr(giving_back, "LOOK_S", 0.0)
+    monkeypatch.setattr(giving_back, "resident_bytes", lambda: changed.pop(0) if changed else 0)
+    monkeypatch.setattr(
+        giving_back, "give_back_freed_memory", lambda: loop.call_soon_threadsafe(given_back.set)
+    )
+    async with on_port(ScriptedEngine()), asyncio.timeout(20):
+        await given_back.wait()

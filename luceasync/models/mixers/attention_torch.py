@@ -13,7 +13,7 @@ from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
 from luceasync.models.mixers.attention_past import attend_past
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import rms_norm
-from luceasync.models.pass_rows import Paths, Rows, with_padding
+from luceasync.models.pass_rows import Entry, Paths, Rows, with_padding
 from luceasync.models.trees import Trees
 
 BLOCK_ROWS = 2048  # of keys and values in one product of a decode step
@@ -51,12 +51,19 @@ class TorchAttention:
                 newest = ring[0][entry.lane] if ring else None
                 out.append(attend_past(q[i], rows.past, (k[i], v[i]), newest))
                 continue
-            k_seen, v_seen = keys[entry.lane, entry.read], values[entry.lane, entry.read]
-            if q.shape[1] == 1:
-                out.append(attend_one(q[i], k_seen, v_seen, entry.end))
-            else:
-                out.append(attention(q[i], k_seen, v_seen))
+            out.append(self.attend_entry(q[i], keys[entry.lane], values[entry.lane], entry))
         return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+
+    def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
+        """Attention of an entry's rows to its lane's keys and values up to each of them.
+
+        q: [rows, heads, head_dim]; keys, values: [places, kv_heads, head_dim], written already.
+        Returns [rows, heads, head_dim].
+        """
+        k_seen, v_seen = keys[entry.read], values[entry.read]
+        if len(q) == 1:
+            return attend_one(q, k_seen, v_seen, entry.end)
+        return attention(q, k_seen, v_seen)
 
     def attend_tree(
         self,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 from starlette.datastructures import Headers
 
-from luceasync.request import Constraint, Engine, Request, Sampling, Stream
+from luceasync.constraint import Constraint
+from luceasync.request import Engine, Request, Sampling, Stream
 from luceasync.server.anthropic.body import CountBody, MessagesBody
 from luceasync.server.anthropic.conversation import prompt_of
 from luceasync.server.anthropic.errors import error_body, unknown_model
@@ -21,6 +22,7 @@ from luceasync.server.anthropic.shapes import Answer, Event
 from luceasync.server.checks import at_most, cut, decode, in_range, in_range_or, refuse
 from luceasync.server.effort import budget, most_tokens
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.lookup import Lookup
 from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
@@ -38,6 +40,7 @@ class Messages:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/messages"
+    form = Form(MessagesBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -89,6 +92,7 @@ class CountTokens:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/messages/count_tokens"
+    form = Form(CountBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -118,9 +122,9 @@ def _request(body: MessagesBody, caller: Caller) -> Request:
         sampling=_sampling(body),
         max_tokens=in_range("max_tokens", body.max_tokens, 1, 2**31 - 1),
         stop=tuple(stops),
+        pins=pins_of(body.kvflash_pin),
         constraint=_constraint(body),
         most_reasoning_tokens=_most_reasoning(body),
-        pins=pins_of(body.kvflash_pin),
         tenant=caller.tenant(None),
         client=caller.client,
     )

@@ -12,8 +12,9 @@ from starlette.datastructures import Headers
 
 from luceasync.request import Engine, Request, Stream
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.openai.chat_events import AnswerFold, ChatEvents
-from luceasync.server.openai.chat_schema import ChatCall, parse_chat
+from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
 from luceasync.server.openai.chat_shapes import ChatChunk, ChatCompletion
 from luceasync.server.openai.errors import error_body
 from luceasync.server.sse import encode_event
@@ -26,6 +27,7 @@ class ChatCompletions:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/chat/completions"
+    form = Form(ChatBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine

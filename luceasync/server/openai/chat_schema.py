@@ -19,6 +19,7 @@ from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
     num_choices_of,
+    priority_of,
     sampling_of,
     stops_of,
 )
@@ -82,6 +83,7 @@ class ChatBody(SamplingBody, kw_only=True):
     cache_salt: str | None = None
     keep_prefix: bool | None = None
     kvflash_pin: AskedPins | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +131,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             pins=pins_of(chat.kvflash_pin),
             constraint=constraint_of(chat),
             most_reasoning_tokens=_most_reasoning(chat),
+            priority=priority_of(chat.priority),
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),

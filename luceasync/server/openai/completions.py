@@ -27,13 +27,20 @@ from luceasync.request import (
 )
 from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
 from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
 from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import error_body, unknown_model
-from luceasync.server.openai.sampling import SamplingBody, num_choices_of, sampling_of, stops_of
+from luceasync.server.openai.sampling import (
+    SamplingBody,
+    num_choices_of,
+    priority_of,
+    sampling_of,
+    stops_of,
+)
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.openai.usage import usage_of_all
 from luceasync.server.pins import AskedPins, pins_of
@@ -65,6 +72,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     best_of: int | None = None
     cache_salt: str | None = None
     kvflash_pin: AskedPins | None = None
+    priority: int | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -74,6 +82,7 @@ class Completions:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/completions"
+    form = Form(CompletionBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -208,6 +217,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
         constraint=constraint_of(body),
+        priority=priority_of(body.priority),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )

@@ -15,6 +15,7 @@ MAX_CHOICES = 16
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
 MAX_BIASES = 1024
+MAX_PRIORITY = 1000
 
 
 class SamplingBody(ConstraintBody):
@@ -61,6 +62,11 @@ def stops_of(body: SamplingBody) -> tuple[str, ...]:
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             refuse("stop", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)
+
+
+def priority_of(priority: int | None) -> int:
+    """Which of one client's requests comes first: the lowest."""
+    return in_range_or(0, "priority", priority, -MAX_PRIORITY, MAX_PRIORITY)
 
 
 def num_choices_of(body: SamplingBody) -> int:

@@ -18,6 +18,7 @@ from starlette.routing import Route
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Engine, Request, TextPrompt
 from luceasync.server.checks import at_most, decode
+from luceasync.server.family import Form
 from luceasync.server.lookup import Lookup
 from luceasync.server.openai.chat_schema import Message, messages_of
 from luceasync.server.readiness import require_ready
@@ -41,6 +42,12 @@ class DetokenizeBody(msgspec.Struct):
     tokens: list[int]
 
 
+class Text(msgspec.Struct):
+    """What tokens say; part of a character is U+FFFD."""
+
+    prompt: str
+
+
 class Tokens(msgspec.Struct, omit_defaults=True):
     """`token_strs` where they were asked for; part of a character is U+FFFD."""
 
@@ -58,6 +65,7 @@ class Tokenize:
     """See luceasync.server.family.Endpoint."""
 
     path = "/tokenize"
+    form = Form(TokenizeBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -80,6 +88,7 @@ class Detokenize:
     """See luceasync.server.family.Endpoint."""
 
     path = "/detokenize"
+    form = Form(DetokenizeBody)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -88,9 +97,9 @@ class Detokenize:
         asked = decode(_detokenize, body)
         at_most("tokens", asked.tokens, MAX_IDS, "tokens")
 
-        async def look() -> dict[str, str]:
+        async def look() -> Text:
             spelled = await asyncio.to_thread(self._engine.spelled, asked.tokens, "tokens")
-            return {"prompt": spelled.decode(errors="replace")}
+            return Text(spelled.decode(errors="replace"))
 
         return Lookup(look)
 

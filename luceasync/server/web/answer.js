@@ -10,7 +10,7 @@ export async function ask(body, key, signal, take) {
   const headers = { "content-type": "application/json", ...(key ? { authorization: `Bearer ${key}` } : {}) };
   const wanted = { ...body, stream: true, stream_options: { include_usage: true } };
   const response = await fetch("v1/chat/completions", { method: "POST", headers, body: JSON.stringify(wanted), signal });
-  if (!response.ok) throw new Refused(response.status, await refusal(response));
+  if (!response.ok) throw await refused(response);
   const message = { role: "assistant", content: "" };
   for await (const data of events(response.body)) {
     if (data === "[DONE]") return message;
@@ -24,7 +24,7 @@ export async function ask(body, key, signal, take) {
 
 export async function get(path, key) {
   const response = await fetch(path, { headers: key ? { authorization: `Bearer ${key}` } : {} });
-  if (!response.ok) throw new Refused(response.status, await refusal(response));
+  if (!response.ok) throw await refused(response);
   return response.json();
 }
 
@@ -38,6 +38,10 @@ function add(message, delta) {
   }
 }
 
+export async function refused(response) {
+  return new Refused(response.status, await refusal(response));
+}
+
 async function refusal(response) {
   try {
     return (await response.json()).error.message;
@@ -47,7 +51,7 @@ async function refusal(response) {
 }
 
 // The data of server-sent events; comments are left out.
-async function* events(body) {
+export async function* events(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let held = "";
   for (;;) {

@@ -1,6 +1,8 @@
 // The page: what is typed, what is shown. Answers are in answer.js, what is kept in store.js.
 
 import { ask, get } from "./answer.js";
+import { button, make } from "./dom.js";
+import { Live } from "./live.js";
 import { render } from "./markdown.js";
 import { Store } from "./store.js";
 
@@ -8,6 +10,7 @@ const MAX_FILE_BYTES = 1 << 20;
 const POLL_MS = 2000;
 const at = (id) => document.getElementById(id);
 const store = new Store();
+const live = new Live(at("live"), () => store.key);
 let current = store.begin();
 let attached = []; // { name, text }
 let asking = null; // the AbortController of the answer under way
@@ -25,7 +28,7 @@ function show() {
 
 function showConversations() {
   at("conversations").replaceChildren(...store.conversations.map((conversation) => {
-    const open = button(conversation.title || "New conversation", () => { current = conversation; closeMenu(); show(); });
+    const open = button(conversation.title || "New conversation", () => { current = conversation; watchLive(false); closeMenu(); show(); });
     if (conversation === current) open.setAttribute("aria-current", "true");
     return make("li", {}, open);
   }));
@@ -223,7 +226,17 @@ function busy(is) {
   at("stop").hidden = !is;
 }
 
+// The live view stands where messages do; what is typed stays.
+function watchLive(is) {
+  at("live").hidden = !is;
+  at("messages").hidden = is;
+  at("watch").setAttribute("aria-pressed", String(is));
+  if (is) live.open();
+  else live.close();
+}
+
 function begin() {
+  watchLive(false);
   current = store.begin();
   closeMenu();
   show();
@@ -260,18 +273,6 @@ function showServer(status) {
 
 // --- small things -------------------------------------------------------------------------------
 
-function make(name, fields, ...children) {
-  const node = Object.assign(document.createElement(name), fields);
-  node.append(...children);
-  return node;
-}
-
-function button(text, act) {
-  const node = make("button", { type: "button", textContent: text });
-  node.addEventListener("click", act);
-  return node;
-}
-
 // Draws at most once a frame, however many tokens come.
 function throttled(draw) {
   let isDue = false;
@@ -302,6 +303,7 @@ bind("max-tokens", "maxTokens", (node) => node.value);
 bind("thinking", "thinking", (node) => node.checked);
 at("key").value = store.key;
 at("key").addEventListener("input", () => { store.key = at("key").value; store.save(); });
+at("watch").addEventListener("click", () => watchLive(at("live").hidden));
 at("new").addEventListener("click", begin);
 at("stop").addEventListener("click", () => asking?.abort());
 at("delete").addEventListener("click", () => { asking?.abort(); store.remove(current); begin(); });
@@ -315,6 +317,7 @@ at("question").addEventListener("keydown", (event) => {
   if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); send(at("question").value.trim()); }
 });
 document.addEventListener("keydown", (event) => {
+  if (event.altKey && event.key === "l") { event.preventDefault(); watchLive(at("live").hidden); }
   if (event.altKey && event.key === "n") { event.preventDefault(); begin(); }
   if (event.key === "Escape") { asking?.abort(); closeMenu(); }
 });

@@ -71,6 +71,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
+    priority: int | None = None
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None

@@ -13,18 +13,21 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import msgspec
 from starlette.datastructures import Headers
 
+from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
 from luceasync.model_card import ModelCard
-from luceasync.request import Constraint, Engine, Request, Sampling, Stream
+from luceasync.request import Engine, Request, Sampling, Stream
 from luceasync.server.checks import decode, in_range, in_range_or, refuse
 from luceasync.server.effort import most_tokens
 from luceasync.server.failures import Failure
+from luceasync.server.family import Form
 from luceasync.server.openai.constraints import TYPES, schema_constraint
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.responses.body import ResponsesBody, effort_of
 from luceasync.server.openai.responses.conversation import prompt_of
 from luceasync.server.openai.responses.events import ResponseEvents
 from luceasync.server.openai.responses.shapes import Event, Response
+from luceasync.server.openai.sampling import priority_of
 from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
@@ -36,6 +39,7 @@ class Responses:
     """See luceasync.server.family.Endpoint."""
 
     path = "/v1/responses"
+    form = Form(ResponsesBody, streams=True)
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -48,9 +52,10 @@ class Responses:
             prompt_of(asked),
             sampling=_sampling(asked),
             max_tokens=_max_tokens(asked),
+            pins=pins_of(asked.kvflash_pin),
             constraint=_constraint(asked),
             most_reasoning_tokens=most_tokens("reasoning.effort", effort_of(asked)),
-            pins=pins_of(asked.kvflash_pin),
+            priority=priority_of(asked.priority),
             tenant=caller.tenant(None),
             client=caller.client,
         )

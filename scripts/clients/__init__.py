@@ -1,0 +1,1 @@
+"""Real client programs, driven against this checkout's server with nothing else to reach."""

@@ -1,0 +1,78 @@
+"""The document names every route with its methods, and says of bodies what the server reads."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from luceasync.config import ServerConfig
+from luceasync.server.app import create_app
+from luceasync.server.openapi.limits import LIMITS
+from tests.server.scripted import ScriptedEngine
+
+# Two APIs share it: the other one's form is told by a header.
+UNTOLD = {"/openapi.json", "/docs"}
+
+
+async def document(in_memory) -> dict:
+    async with in_memory(ScriptedEngine()) as client:
+        return (await client.get("/openapi.json")).json()
+
+
+async def test_every_route_is_there_with_its_methods(in_memory):
+    told = await document(in_memory)
+    app = create_app(ScriptedEngine(), ServerConfig())
+    for route in app.routes:
+        path = re.sub(r"{(\w+):path}", r"{\1}", route.path)
+        if path not in UNTOLD:
+            methods = {method.lower() for method in route.methods - {"HEAD"}}
+            assert methods == told["paths"][path].keys(), path
+
+
+async def test_a_body_says_its_fields_what_must_be_there_and_in_which_range(in_memory):
+    told = await document(in_memory)
+    post = told["paths"]["/v1/chat/completions"]["post"]
+    reference = post["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+    body = told["components"]["schemas"][reference.rpartition("/")[2]]
+    assert body["required"] == ["messages"]
+    assert body["properties"]["temperature"]["maximum"] == 2
+    assert "grammar" not in body["properties"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (name, limit[bound] + step)
+        for name, limit in LIMITS.items()
+        for bound, step in (("minimum", -1), ("maximum", 1))
+        if bound in limit and name != "max_output_tokens"
+    ],
+)
+async def test_what_is_beyond_a_range_is_refused(in_memory, field, value):
+    async with in_memory(ScriptedEngine()) as client:
+        body = {"messages": [{"role": "user", "content": "hi"}], field: value}
+        answer = await client.post("/v1/chat/completions", json=body)
+    assert answer.status_code == 400, answer.text
+
+
+async def test_the_page_shows_it_and_asks_nobody_else(in_memory):
+    async with in_memory(ScriptedEngine()) as client:
+        shown = await client.get("/docs")
+    assert "POST /v1/chat/completions" in shown.text and "<script" not in shown.text
+    assert "default-src 'none'" in shown.headers["content-security-policy"]
+    assert not re.search(r'(src|href)="(https?:)?//', shown.text)
+
+
+async def test_other_methods_are_refused_and_head_works_everywhere(in_memory):
+    app = create_app(ScriptedEngine(), ServerConfig())
+    async with in_memory(ScriptedEngine()) as client:
+        for route in app.routes:
+            if "{" in route.path or route.path == "/status/events":
+                continue
+            wrong = "PUT" if "PUT" not in route.methods else "PATCH"
+            refused = await client.request(wrong, route.path)
+            assert refused.status_code == 405, route.path
+            assert set(refused.headers["allow"].split(", ")) == route.methods
+            if "GET" in route.methods and route.path != "/admin/cache":
+                assert (await client.head(route.path)).status_code == 200, route.path

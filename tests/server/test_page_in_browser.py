@@ -1,0 +1,26 @@
+"""The page as somebody uses it, in a real browser: where one is installed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from scripts.check_clients import server
+from scripts.check_page import BROWSER, drive
+
+VARIABLE = "LUCEASYNC_TEST_BROWSER"
+FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not (FOLDER / BROWSER.folder_name / "installed").exists() or shutil.which("node") is None,
+    reason=f"no Chromium: {VARIABLE} names no folder in which scripts/check_page.py has put one",
+)
+def test_every_case_of_the_page_passes(tmp_path):
+    with server(tmp_path / "run", "qwen3.5") as url:
+        told = drive(FOLDER, "drive.mjs", url)
+    assert told and [line for line in told if line["error"]] == []
