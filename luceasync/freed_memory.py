@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system after something large.
+"""Memory that was freed goes back to the system: large blocks at once, the rest when asked for.
 
 Knows no allocation of ours: the C library keeps what was freed, and is asked to let go of it.
 """
@@ -6,6 +6,25 @@ Knows no allocation of ours: the C library keeps what was freed, and is asked to
 from __future__ import annotations
 
 import ctypes
+import os
+from contextlib import suppress
+from pathlib import Path
+
+MMAP_THRESHOLD, TRIM_THRESHOLD = -3, -1  # of mallopt(3)
+LARGE_BLOCK_BYTES = 1 << 20
+KEPT_AT_THE_TOP_BYTES = 8 << 20
+
+
+def keep_large_blocks_apart() -> None:
+    """From now on a block of LARGE_BLOCK_BYTES or more has pages of its own, which go back with it.
+
+    Else the C library puts all below 32 MiB between small ones as soon as one as large was freed,
+    and what a body of 15 MB leaves is a hole that some small block keeps open.
+    """
+    with suppress(AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(MMAP_THRESHOLD, LARGE_BLOCK_BYTES)
+        mallopt(TRIM_THRESHOLD, KEPT_AT_THE_TOP_BYTES)
 
 
 def give_back_freed_memory() -> None:
@@ -16,3 +35,12 @@ def give_back_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def resident_bytes() -> int:
+    """What the process has of the machine's memory; 0 where the system does not tell."""
+    try:
+        num_pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except OSError:
+        return 0
+    return num_pages * os.sysconf("SC_PAGE_SIZE")

@@ -40,7 +40,8 @@ class Sampling:
 @dataclass(frozen=True, slots=True)
 class ChatPrompt:
     """What the chat template is given; `param` names a prompt of this kind in refusals. An answer
-    has `max_calls` calls of tools at most; None: any number.
+    has `max_calls` calls of tools at most; None: any number. `must_call`: it is nothing but calls
+    of tools with these names; none: the model chooses.
     """
 
     param: ClassVar[str] = "messages"
@@ -48,6 +49,7 @@ class ChatPrompt:
     tools: list[dict[str, Any]] | None = None
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_calls: int | None = None
+    must_call: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,20 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer's text has to be. `source` says it: the JSON of a schema (for "json_object"
+    it is none: any object will do), a regular expression of all of the text, a JSON list of texts,
+    or a grammar in the notation of Lark or GBNF. `param` names the field that has it, in refusals.
+    `strict`: a word of a schema that cannot be enforced is refused; otherwise it says nothing.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    source: str
+    param: str
+    strict: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One request, checked by the server and not yet rendered.
 
@@ -80,7 +96,9 @@ class Request:
     never seen by another. `client`: who asks; lanes and places are shared between clients.
     `priority`: of what one client asks, the lowest has its turn first.
     `keep_prefix`: somebody asked for the prompt to be kept, whether or not an answer follows.
-    `pins`: spans of its tokens, or its system message, that stay on the devices.
+    `pins`: spans of its tokens, or its system message, that stay on the devices. `constraint`: what
+    is said after reasoning; beside tools, an answer may be calls of them instead.
+    `most_reasoning_tokens`: after so many it is closed; None: it ends by itself.
     """
 
     prompt: Prompt
@@ -96,6 +114,8 @@ class Request:
     keep_prefix: bool = False
     priority: int = 0
     pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
+    constraint: Constraint | None = None
+    most_reasoning_tokens: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from train_recall import FORMS, export, network_of
+from recall.network import Network
+from train_recall import FORMS, export
 
 from luceasync.config import CacheConfig, Config, EngineConfig, KvFlashConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
@@ -29,11 +30,12 @@ def main() -> None:
     parser.add_argument("--pool", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
-    form = replace(FORMS["small"], max_positions=2 * args.context)
+    form = FORMS["small"]
+    sizes = replace(form.sizes, max_positions=2 * args.context)
     print("| pages for | turn | prompt | restored | restore, ms | first token, s | absent |")
     print("|---|---|---|---|---|---|---|")
     with tempfile.TemporaryDirectory() as folder:
-        export(network_of(form), form, Path(folder))
+        export(Network(sizes), form, Path(folder))
         for pool in (args.pool, None):
             asyncio.run(_talk(Path(folder), args, pool))
 

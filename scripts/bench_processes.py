@@ -14,10 +14,12 @@ import os
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -31,6 +33,7 @@ from luceasync.bench.rounds import interleave
 from luceasync.bench.shapes import SHAPES, Shape
 from luceasync.bench.small import SMALL
 from luceasync.errors import ChannelClosed
+from luceasync.ipc.channel import Channel, Outgoing, Received
 from luceasync.ipc.handshake import Statement, be_greeted, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
 from luceasync.ipc.local import LocalChannel
@@ -39,11 +42,11 @@ from luceasync.ipc.wiring import come_home, open_rings
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Dtype
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.crossing import lend, put
+from luceasync.pipeline.crossing import lend, put, put_soon
 from luceasync.pipeline.devices import pinned_by
 from luceasync.pipeline.fleet import Fleet
-from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.platform import open_platform
+from luceasync.pipeline.plan import Plan, group_shards
+from luceasync.pipeline.platform import Event, open_platform
 from luceasync.ranking.logits import Wanted
 
 ROOT = Path(__file__).parents[1]
@@ -83,31 +86,47 @@ def serve(device: str) -> None:
 
 
 def answer_all(channel: LocalChannel[Hop | Chunk], place: torch.device) -> None:
-    """Until the other end is gone."""
+    """Until the other end is gone. A chunk is answered when it is on the device; the next one is
+    looked for meanwhile, as by a backend.
+    """
+    platform = open_platform(str(place) if place.index is not None else f"{place}:0")
+    coming: deque[tuple[Event, Received[Any]]] = deque()
+
+    def arrive() -> None:
+        event, got = coming.popleft()
+        event.synchronize()
+        got.payload.free()
+        channel.send(Done(), answers=got.number, deadline_s=DEADLINE_S)
+
     while True:
+        while coming and not channel.poll(0.0):
+            arrive()
         got = channel.receive(DEADLINE_S)
         assert got.payload is not None
         is_hop = isinstance(got.message, Hop)
         here = lend(got.payload, [HOP if is_hop else CHUNK])[0].to(place, non_blocking=True)
-        room = None
         if is_hop:
             room = channel.reserve(here.nbytes, DEADLINE_S)
             put(room, [here])
-        synchronize_on(place)
-        got.payload.free()
-        channel.send(Done(), room, answers=got.number, deadline_s=DEADLINE_S)
+            got.payload.free()
+            channel.send(Done(), room, answers=got.number, deadline_s=DEADLINE_S)
+            continue
+        with platform.on_device():
+            coming.append((platform.record_event(), got))
+        if len(coming) > 1:
+            arrive()
 
 
 def synchronize_on(place: torch.device) -> None:
     open_platform(str(place) if place.index is not None else f"{place}:0").synchronize()
 
 
-def random_program(folder: Path) -> Path:
+def random_program(folder: Path, script: str) -> Path:
     """A luceasync-backend that draws its weights."""
     path = folder / "random-backend"
     path.write_text(
         f"#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {sys.executable} -P "
-        f'{ROOT / "scripts" / "random_backend.py"} "$@"\n',
+        f'{ROOT / "scripts" / script} "$@"\n',
         encoding="utf-8",
     )
     path.chmod(0o755)
@@ -117,14 +136,17 @@ def random_program(folder: Path) -> Path:
 def in_two(plan: Plan) -> Plan:
     """The plan with each device but the first in a process of its own."""
     devices = tuple(replace(each, process=i) for i, each in enumerate(plan.devices))
-    return replace(plan, devices=devices)
+    groups = group_shards([device.process for device in devices])
+    return replace(plan, devices=devices, groups=groups)
 
 
 @contextmanager
-def opened(folder: Path, plan: Plan) -> Iterator[LayerSplitBackend]:
-    """The model over the processes of the plan."""
+def opened(
+    folder: Path, plan: Plan, script: str = "random_backend.py"
+) -> Iterator[LayerSplitBackend]:
+    """The model over the processes of the plan, others of which run `script`."""
     spec = read_spec(folder)
-    program = random_program(folder)
+    program = random_program(folder, script)
     programs = {each.process: program for each in plan.devices if not each.is_here}
     with ExitStack() as closing:
         fleet = Fleet(folder, spec, plan, programs, "shared", NODE_BYTES)
@@ -236,19 +258,30 @@ def hop_of(started: LocalStarted, place: torch.device) -> Callable[[], float]:
 
 
 def chunks_rate(started: LocalStarted, place: torch.device, count: int) -> float:
-    """Bytes a second, from a device to a device; one is written while one before it is read."""
+    """Bytes a second, from a device to a device, as chunks of a prompt go: one is written while
+    one before it is sent and read.
+    """
     channel = started.channel
     source = torch.randn(CHUNK[0], dtype=torch.float32).to(place, CHUNK[1])
     synchronize_on(place)
     numbers = []
     begun = time.perf_counter()
+    unsent: list[tuple[Outgoing, Event | None]] = []
     for _ in range(count):
         room = channel.reserve(CHUNK_BYTES, DEADLINE_S)
-        put(room, [source])
-        numbers.append(channel.send(Chunk(), room, deadline_s=DEADLINE_S))
+        unsent.append((room, put_soon(room, source)))
+        if len(unsent) > 1:
+            numbers.append(send_chunk(channel, *unsent.pop(0)))
+    numbers.append(send_chunk(channel, *unsent.pop(0)))
     for number in numbers:
         channel.answer(number, Done, DEADLINE_S)
     return count * CHUNK_BYTES / (time.perf_counter() - begun)
+
+
+def send_chunk(channel: Channel[Any], room: Outgoing, is_there: Event | None) -> int:
+    if is_there is not None:
+        is_there.synchronize()
+    return channel.send(Chunk(), room, deadline_s=DEADLINE_S)
 
 
 def pinned_rate(place: torch.device, count: int) -> float:
@@ -305,7 +338,7 @@ def main() -> None:
     parser.add_argument("--prompt-tokens", type=int, default=16384)
     parser.add_argument("--context", type=int, default=512, help="tokens before a decode step")
     parser.add_argument("--steps", type=int, default=16, help="of decoding, in one sample")
-    parser.add_argument("--hops", type=int, default=300)
+    parser.add_argument("--hops", type=int, default=300, help="0: neither hops nor chunks")
     parser.add_argument("--chunks", type=int, default=40)
     options = parser.parse_args()
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
@@ -313,7 +346,8 @@ def main() -> None:
     know_it()
     shapes = {**SHAPES, "small": SMALL["qwen3_5"]}
     with torch.inference_mode():
-        compare_copies(report, options.devices, options)
+        if options.hops:
+            compare_copies(report, options.devices, options)
         for name in options.shapes:
             compare(report, name, shapes[name], options.devices, options)
     return None

@@ -9,6 +9,7 @@ rightly. In the end nothing may be left: no process, descriptor, thread or mappi
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -30,7 +31,7 @@ QUESTIONS = (
     "How do I read a file line by line?",
     "What is a dictionary?",
 )
-MAX_TOKENS = 40
+MAX_TOKENS = 16
 TRANSPORTS = ("shared", "stream")
 DEEDS = {
     "kill": ("load", "prefill", "decode", "save", "adopt"),
@@ -43,6 +44,7 @@ DEEDS = {
 }
 AT_A_START = ("greeting", "import", "load")
 NUMBERS = {"decode": 7}  # in the middle of an answer
+NUM_ENDS = 2  # of a turn's rounds that end the server: the next one takes long to start
 
 
 @dataclass
@@ -154,13 +156,21 @@ def _whole(client: Client) -> str:
 
 
 def schedule(only: Sequence[str], num_rounds: int) -> list[tuple[str, str, str]]:
-    """Deeds and moments in turns, where the server dies last, since another one follows; all of
-    them over one transport, then over the other.
+    """Turns of all deeds at all their moments over one transport, then over the other. Of those in
+    which the server dies each turn has the next NUM_ENDS, last, since another server follows.
     """
     pairs = [(deed, moment) for deed, moments in DEEDS.items() for moment in moments]
     chosen = [pair for pair in pairs if not only or ":".join(pair) in only]
-    turns = [divmod(number, len(chosen)) for number in range(num_rounds)]
-    return [(*chosen[place], TRANSPORTS[turn % len(TRANSPORTS)]) for turn, place in turns]
+    ends = itertools.cycle([pair for pair in chosen if pair[0] == "parent"])
+    others = [pair for pair in chosen if pair[0] != "parent"]
+    num_ends = min(NUM_ENDS, len(chosen) - len(others))
+    found: list[tuple[str, str, str]] = []
+    for transport in itertools.cycle(TRANSPORTS):
+        if len(found) >= num_rounds:
+            return found[:num_rounds]
+        turn = [*others, *itertools.islice(ends, num_ends)]
+        found += [(*pair, transport) for pair in turn]
+    raise AssertionError("a cycle has no end")
 
 
 def run(report: Report, only: Sequence[str], num_rounds: int, limit_s: float) -> None:

@@ -7,8 +7,10 @@ is slow and has no state to get wrong.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from draft.target import FrozenTarget
@@ -34,10 +36,13 @@ def main() -> None:
     device = torch.device(args.device)
     dtype = {"fp32": torch.float32, "bf16": torch.bfloat16}[args.dtype]
     target = FrozenTarget(args.target, dtype, device)
-    spec = adjusted(read_draft_spec(args.draft, target.spec), block=args.block)
-    lines = read_lines(args.questions)[: args.limit]
+    spec = adjusted(
+        read_draft_spec(args.draft, target.spec), block=args.block, ctx_max_tokens=args.ctx_max
+    )
+    lines = read_lines(args.questions)[: args.limit + args.earlier]
     layout = Layout(args.target, target.spec.eos_ids, 2**20)
-    prompts = [layout.prompt(line) for line in lines]
+    numbers = range(args.earlier, len(lines))
+    prompts = [layout.prompt(behind(lines[n - args.earlier : n], lines[n])) for n in numbers]
     drafter = open_network(
         args.draft,
         spec,
@@ -49,7 +54,19 @@ def main() -> None:
         device=device,
     )
     rounds = [speculate(target, drafter, prompt, args.max_tokens) for prompt in prompts]
+    lengths = sorted(map(len, prompts))
+    print(f"prompts of {lengths[0]} to {lengths[-1]} tokens")
     report(rounds, spec.block)
+
+
+def behind(earlier: Sequence[Mapping[str, Any]], line: Mapping[str, Any]) -> dict[str, Any]:
+    """The line's question in a conversation in which the earlier ones were asked and answered."""
+    said = [
+        message
+        for each in earlier
+        for message in (*each["messages"], {"role": "assistant", "content": each["answer"]})
+    ]
+    return {"messages": [*said, *line["messages"]]}
 
 
 @torch.inference_mode()
@@ -104,6 +121,8 @@ def _arguments() -> argparse.Namespace:
     add("--draft", type=Path, default=BUNDLED_MODEL_DIR.with_name("stdlib-15m-dflash"))
     add("--questions", type=Path, default=BUNDLED_MODEL_DIR / "eval.jsonl")
     add("--limit", type=int, default=100, help="ask only the first questions")
+    add("--earlier", type=int, default=0, help="questions asked and answered before each")
+    add("--ctx-max", type=int, help="tokens that the drafter looks back on; default: its own limit")
     add("--block", type=int, help="rows of a proposal; default: the trained block")
     add("--max-tokens", type=int, default=256, help="most tokens of an answer")
     add("--dtype", choices=("fp32", "bf16"), default="fp32")

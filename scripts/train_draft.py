@@ -71,6 +71,7 @@ def draft_spec(args: argparse.Namespace, target: ModelSpec, tokenizer: Tokenizer
         mask_token=mask,
         block=args.block,
         trained_block=args.block,
+        ctx_max_tokens=args.row_tokens if args.window is None else None,
     )
 
 

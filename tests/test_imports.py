@@ -33,6 +33,7 @@ LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 MAY_IMPORT = {
     "server": set(),
     "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory", "kv.pages"}
+    | {"grammar"}
     | {"models.config", "models.directory", "models.spec"}
     | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
     "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
@@ -51,6 +52,7 @@ MAY_IMPORT = {
     "kv": LEAVES,
     "ranking": {"models.trees"},
     "text": {"cyext", "gguf"},
+    "grammar": {"text"},
     "gguf": set(),
     "ipc": {"cyext"},
 }

@@ -89,6 +89,7 @@ class MeanSpec:
         return MeanBody()
 
     triton_body = torch_body
+    compiled_body = torch_body
 
 
 class MeanBody:

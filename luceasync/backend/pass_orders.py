@@ -14,10 +14,10 @@ from luceasync.ipc.packets import Message
 from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline import wire
-from luceasync.pipeline.passes import Batch, Passes
+from luceasync.pipeline.passes import Batch, Passes, StepKind
 from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Sizes, Spec
-from luceasync.ranking.logits import Edits, Ranking, Wanted
+from luceasync.ranking.logits import Edits, Masks, Ranking, Wanted
 
 Table = dict[type[Message], Callable[[Any, Received[Any]], None]]
 
@@ -49,11 +49,15 @@ class PassOrders:
         taps: Sequence[int],
         limits: tuple[int, int, int],
         taken: Callable[[], Event],
+        prepare: Callable[[StepKind, Batch], None],
     ) -> None:
         """`taps`: those of this group, in order; `limits`: lanes, and tokens and pages of each;
-        `taken`: when the last pass that was queued has read what it was given.
+        `taken`: when the last pass that was queued has read what it was given; `prepare`: see
+        luceasync.pipeline.shard_passes.Steps.
         """
         self._taken = taken
+        self._prepare = prepare
+        self._announced: tuple[wire.Run, Batch, Spec] | None = None
         self._link = link
         self._passes = passes
         self._sizes = sizes
@@ -66,6 +70,8 @@ class PassOrders:
         self.table: Table = {
             wire.Parents: self._take_parents,
             wire.Run: self._run,
+            wire.Soon: self._announce,
+            wire.Given: self._run_announced,
             wire.Rank: self._rank,
             wire.Whole: self._whole,
             wire.Logprob: self._logprob,
@@ -87,7 +93,27 @@ class PassOrders:
     def _run(self, order: wire.Run, got: Received[Any]) -> None:
         batch = order.batch
         self._check(batch, order.kind)
-        given = self._link.lent(got, self._sizes.given(batch))
+        self._pass(order, batch, self._sizes.given(batch), got)
+
+    def _announce(self, order: wire.Soon, got: Received[Any]) -> None:
+        run = order.run
+        batch = run.batch
+        self._check(batch, run.kind)
+        if run.kind == "prefill":
+            self._link.refuse("a chunk of a prompt was announced")
+        else:
+            self._prepare(run.kind, batch)
+        self._announced = run, batch, self._sizes.given(batch)
+
+    def _run_announced(self, order: wire.Given, got: Received[Any]) -> None:
+        announced, self._announced = self._announced, None
+        if announced is None:
+            self._link.refuse("what a pass is given came before the pass")
+        assert announced is not None
+        self._pass(*announced, got)
+
+    def _pass(self, order: wire.Run, batch: Batch, spec: Spec, got: Received[Any]) -> None:
+        given = self._link.lent(got, spec)
         self._batch, self._ranking = batch, None
         output: Tensor | None
         if order.kind == "prefill":
@@ -131,15 +157,25 @@ class PassOrders:
         real = torch.float64
         specs: list[Spec] = [((order.num_masses,), real)] if order.num_masses else []
         specs += [((5, num_edits), real) for _, num_edits in order.edits if num_edits]
+        specs += self._sizes.masks(order.num_masked)
         given = iter(self._link.given(got, specs))
         mass_at = tuple(next(given).tolist()) if order.num_masses else ()
         edits = [
             Edits(rows, (next(given) if num_edits else torch.empty(5, 0, dtype=real)).numpy())
             for rows, num_edits in order.edits
         ]
-        wanted = Wanted(tuple(edits), order.num_ranked, mass_at, order.num_top)
+        masks = None
+        if order.num_masked:
+            rows, words = (tensor.numpy() for tensor in given)
+            if not 0 <= rows.min() <= rows.max() < order.num_entries * self._batch.num_rows:
+                self._link.refuse(f"masks of rows {rows.min()} to {rows.max()}")
+            masks = Masks(rows, words)
+        wanted = Wanted(tuple(edits), order.num_ranked, mass_at, order.num_top, masks)
         self._ranking = self._passes.logits(order.num_entries).rank(wanted)
         found = self._ranking.candidates()
+        if not order.num_ranked:
+            self._link.answer(got, wire.Best(tuple(found.best.tolist())))
+            return
         arrays = [found.best]
         if (block := found.block) is not None:
             arrays += [block.values, block.ids, block.masses]

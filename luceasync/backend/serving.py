@@ -61,7 +61,8 @@ class Wire:
             put(room, tensors)
         while self._lent:  # who hears an answer may let others write where that lay
             event, payload = self._lent.popleft()
-            event.synchronize()
+            if not event.query():
+                event.synchronize()
             payload.free()
         self._channel.send(message, room, answers=got.number, deadline_s=CALL_S)
 
@@ -170,7 +171,7 @@ class Serving:
         limits = plan.parallel, plan.max_ctx_tokens
         pages = plan.num_pages
         self._orders |= PassOrders(
-            self._wire, group.passes, sizes, taps, (*limits, pages), group.taken
+            self._wire, group.passes, sizes, taps, (*limits, pages), group.taken, group.prepare
         ).table
         self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits).table
         self._orders[wire.Synchronize] = self._synchronize

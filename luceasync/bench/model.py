@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import torch
 
 from luceasync.bench.device import synchronize
+from luceasync.bench.mixes import FormOf
 from luceasync.bench.shapes import Shape
 from luceasync.hoststore.memory import HostMemory
 from luceasync.models.config import parse_spec
+from luceasync.models.forms import Dense
 from luceasync.models.loader import RandomSource
 from luceasync.models.precision import Dtype, Precision, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -32,8 +34,9 @@ def plan_for(
     verify_rows: Sequence[int] = (),
     guest: Guest | None = None,
     pool: AskedPool | None = None,
+    form_of: FormOf = lambda name: Dense(),
 ) -> Plan:
-    """Layers in even shares on the devices."""
+    """Layers in even shares on the devices. `form_of`: how each tensor would be stored."""
     return make_plan(
         parse_spec(dict(shape)),
         find_devices(devices),
@@ -45,6 +48,7 @@ def plan_for(
         verify_rows=verify_rows,
         guest=guest,
         pool=pool,
+        form_of=form_of,
     )
 
 
@@ -54,10 +58,11 @@ def load_random(
     *,
     taps: Sequence[int] = (),
     memory: HostMemory | None = None,
+    form_of: FormOf = lambda name: Dense(),
 ) -> LayerSplitBackend:
     """A backend with random weights of the shape, as planned."""
     place = open_platform(plan.shards[0].device).device
-    source = RandomSource(torch_dtype(plan.precision.weights), place)
+    source = RandomSource(torch_dtype(plan.precision.weights), place, form_of=form_of)
     return LayerSplitBackend.load(parse_spec(dict(shape)), plan, source, taps=taps, memory=memory)
 
 

@@ -22,6 +22,7 @@ from luceasync.cli.log import BesideHandler
 from luceasync.config import Config
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.freed_memory import keep_large_blocks_apart
 from luceasync.model_card import ModelCard
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
@@ -29,6 +30,7 @@ from luceasync.server.serve import serve
 
 def run_server(config: Config) -> None:
     """Serve until a signal. Raises ConfigError."""
+    keep_large_blocks_apart()
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=config.server.log_level.upper(), handlers=[BesideHandler(sys.stderr)])
     logging.getLogger("luceasync.hypercorn").setLevel(logging.WARNING)  # it tells the URL again

@@ -96,6 +96,12 @@ class Accept(Protocol):
         """When the verified rows were on the host, by time.perf_counter."""
         ...
 
+    def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
+        """The proposal as it is to be verified, of the same shape: whoever knows tokens that must
+        come may put them in the place of others. No path gets more than `most_rows` rows.
+        """
+        ...
+
     def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
         """For each entry the rows to commit, row 0 first. logits: of [entries, rows]."""
         ...
@@ -225,6 +231,7 @@ class Speculator:
         started_at, num_unsettled = time.perf_counter(), self.passes.num_unsettled
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
         proposal = self.passes.propose([a.token for a in anchors], lanes, begins, shape)
+        proposal = accept.fit(proposal, shape.block)
         proposed_at = time.perf_counter()
         logits = self._target.verify(lanes, begins, proposal.tokens, proposal.parents)
         paths = accept(proposal, logits)

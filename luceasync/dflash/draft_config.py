@@ -60,7 +60,8 @@ def refuse_without_drafter(asked: DraftConfig) -> None:
 def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
     """The spec that a parsed config.json describes, checked against `target`. Raises ModelError.
 
-    `block_size`, `mask_token_id`, `target_layer_ids` stand at the top or inside `dflash_config`.
+    `block_size`, `mask_token_id`, `target_layer_ids` stand at the top or inside `dflash_config`; so
+    does `ctx_max_tokens` (ours): of a drafter that has never seen longer texts.
     """
     inner = config.get("dflash_config") or {}
     if not isinstance(inner, Mapping):
@@ -83,6 +84,7 @@ def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
         mask_token=_mask_token(config, target),
         block=block,
         trained_block=block,
+        ctx_max_tokens=_limit(config, "ctx_max_tokens"),
     )
     _check_sizes(config, spec, target)
     return spec
@@ -186,6 +188,10 @@ def _positive(config: Mapping[str, Any], name: str, default: int | None = None) 
     if type(value) is not int or value < 1:
         raise ModelError(f"{name} = {value!r}: a positive integer is expected")
     return value
+
+
+def _limit(config: Mapping[str, Any], name: str) -> int | None:
+    return None if config.get(name) is None else _positive(config, name)
 
 
 def _number(config: Mapping[str, Any], name: str, default: float) -> float:

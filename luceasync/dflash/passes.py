@@ -196,7 +196,7 @@ class LocalDraft(Generic[P_co]):
         num_tokens = len(rows)
         index = self._here(on_host([[lane], [begin], [num_tokens]], np.int64))
         sizes = (n for n in self._short_rows if n >= num_tokens)
-        num_rows = next(sizes, filled_up(num_tokens))
+        num_rows = next(sizes, filled_up(num_tokens, per_octave=4))
         if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
             rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
         self._draft.write_context(rows[None], *index)

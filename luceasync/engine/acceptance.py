@@ -10,17 +10,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
-from torch import Tensor
 
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import Ranked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
+from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
 
-NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
+Rows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
 
 
 class Acceptance:
@@ -41,36 +42,50 @@ class Acceptance:
         self._generations = generations
         self._decide = decide
         self._meanwhile = meanwhile
+        self._known: list[Rows] | None = None  # the proposal, where the host knows it already
+
+    def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
+        """See luceasync.dflash.decode.Accept. The host waits for the draft where an answer is
+        guided: what may come below a row is found out while the target runs.
+        """
+        guides = [generation.guide for generation in self._generations]
+        if not any(guides):
+            return proposal
+        given = _rows_of(proposal)
+        self._known = [
+            rows if guide is None else guide.fit(*rows, most_rows)
+            for guide, rows in zip(guides, given, strict=True)
+        ]
+        return proposal if self._known == given else _proposal_of(self._known, proposal)
 
     def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
         """The path that stands for each entry. logits: of [entries, rows].
 
         The host waits for the device once; twice where a choice has penalties, since the edits of a
-        row then depend on the proposed tokens above it.
+        row then depend on the proposed tokens above it, and `fit` has not waited.
         """
-        num_rows = proposal.tokens.shape[1]
         carry = proposal.tokens[..., None].long()  # [entries, rows, 1 or 2]
         if proposal.parents is not None:
             carry = torch.cat([carry, proposal.parents[..., None].long()], -1)
-        rows = self._rows(carry, num_rows)
+        rows = self._rows(proposal)
         ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._meanwhile)
         self.arrived_at = time.perf_counter()
         carried = ranked.carried.reshape(*carry.shape).tolist()
         return [self._walk(i, ranked, entry) for i, entry in enumerate(carried)]
 
-    def _rows(self, carry: Tensor, num_rows: int) -> list[RowSampling]:
+    def _rows(self, proposal: Proposal) -> list[RowSampling]:
         """How each row's token is chosen; its position is told when it is visited."""
+        num_rows = proposal.tokens.shape[1]
         wanted = [g.next_row for g in self._generations]
-        if not any(has_penalties(row.sampling) for row in wanted):
+        if self._known is None and not any(has_penalties(row.sampling) for row in wanted):
             return [row for row in wanted for _ in range(num_rows)]
         rows = []
-        for row, entry in zip(wanted, carry.tolist(), strict=True):
-            if row.counts is None:
-                rows += [row] * num_rows
-                continue
-            tokens, parents = _columns(entry)
-            for line in lines(parents, num_rows):
-                rows.append(replace(row, following=tuple(tokens[above] for above in line)))
+        known = self._known or _rows_of(proposal)
+        for g, row, (tokens, parents) in zip(self._generations, wanted, known, strict=True):
+            masks = {} if g.guide is None else g.guide.masks(tokens, parents)
+            for i, line in enumerate(lines(parents, num_rows)):
+                following = () if row.counts is None else tuple(tokens[above] for above in line)
+                rows.append(replace(row, following=following, mask=masks.get(i)))
         return rows
 
     def _walk(self, index: int, ranked: Ranked, entry: list[list[int]]) -> list[int]:
@@ -82,14 +97,31 @@ class Acceptance:
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
             if token == NO_TOKEN:
-                generation.end("error", NO_NUMBERS)
+                generation.end_without_token()
                 return None
             return token if generation.append(token, logprobs) else None
 
         return walk(tokens, parents, follow, self._decide)
 
 
-def _columns(entry: Sequence[Sequence[int]]) -> tuple[list[int], list[int] | None]:
-    """Tokens and parents of an entry's rows [rows, 1 or 2]."""
+def _columns(entry: Sequence[Sequence[int]]) -> Rows:
+    """Those of an entry's rows [rows, 1 or 2]."""
     tokens = [row[0] for row in entry]
     return tokens, [row[1] for row in entry] if len(entry[0]) == 2 else None
+
+
+def _rows_of(proposal: Proposal) -> list[Rows]:
+    """Those of every entry; waits for the draft."""
+    tokens = proposal.tokens.tolist()
+    parents = [None] * len(tokens) if proposal.parents is None else proposal.parents.tolist()
+    return list(zip(tokens, parents, strict=True))
+
+
+def _proposal_of(rows: Sequence[Rows], like: Proposal) -> Proposal:
+    """Those, where another one lies."""
+    tokens = on_host([tokens for tokens, _ in rows], np.int64)
+    parents = like.parents
+    if parents is not None:
+        held = on_host([above for _, above in rows if above is not None], np.int32)
+        parents = held.to(parents.device, parents.dtype, non_blocking=True)
+    return Proposal(tokens.to(like.tokens.device, like.tokens.dtype, non_blocking=True), parents)

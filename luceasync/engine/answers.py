@@ -28,7 +28,9 @@ class _Answer:
 class Answers:
     """All answers that have not ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Callable[[Callable[[], object]], object]) -> None:
+        """`beside` has something done in another thread, and does not wait for it."""
+        self._beside = beside
         self._answers: dict[int, _Answer] = {}
 
     def __repr__(self) -> str:
@@ -56,6 +58,8 @@ class Answers:
         for stream_id, delta in deltas:
             answer = self._answers[stream_id]
             answer.stream.push(delta)
+            if not answer.said:  # its first token is on its way, and its end is not there yet
+                self._beside(answer.prompt.answer_returns.learn)
             said = answer.said.setdefault(delta.index, array("i"))
             said.extend(delta.token_ids)
             if delta.finish is None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 
+from luceasync.engine.guidance import NewGuide, unguided
 from luceasync.engine.pins import pins_of
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Rendered
@@ -17,10 +18,15 @@ from luceasync.text.detokenizer import Detokenizer
 
 
 def prepare(
-    language: Language, request: Request, prompt: Rendered, stream_id: int
+    language: Language,
+    request: Request,
+    prompt: Rendered,
+    stream_id: int,
+    new_guide: NewGuide = unguided,
 ) -> list[Prepared]:
     """The request's choices, in order of their index. Raises RequestError for a bias that names no
-    token, for a stop string that is empty and for pins that do not fit.
+    token, for a stop string that is empty and for pins that do not fit. `new_guide`: what guides
+    each of them.
     """
     sampling = request.sampling
     check_logit_bias(sampling, language.vocab_size)
@@ -50,6 +56,7 @@ def prepare(
             pins=pins,
             prompt_top_logprobs=request.prompt_top_logprobs,
             priority=request.priority,
+            guide=new_guide(),
         )
         for index in range(request.num_choices)
     ]

@@ -12,7 +12,7 @@ from typing import Protocol
 from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
-from luceasync.engine.acceptance import NO_NUMBERS, Acceptance
+from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, nothing
 from luceasync.engine_status import SpeculationStatus
@@ -187,10 +187,10 @@ def choose_next(
     """Sample a token for each generation, a row of logits each, and append it; `meanwhile`: see
     luceasync.engine.sampling.choose.rank.
     """
-    choice = choose(logits, [g.next_row for g in generations], meanwhile=meanwhile)
+    choice = choose(logits, [g.masked_row for g in generations], meanwhile=meanwhile)
     for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):
         if token == NO_TOKEN:
-            g.end("error", NO_NUMBERS)
+            g.end_without_token()
         else:
             g.append(token, logprobs)
 

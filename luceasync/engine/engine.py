@@ -1,6 +1,6 @@
 """The engine as the server sees it: requests in, streams out, all work in one thread of its own.
 
-Puts the parts together and owns their life. Rendering is for Prompts, how many there may be for
+Puts the parts together and owns their life. Prompts are for Preparing, how many there may be for
 Admission, streams for Answers, the disk for CacheDirectory, every step for the pump in the thread.
 """
 
@@ -21,11 +21,10 @@ from luceasync.engine.admission import Admission
 from luceasync.engine.answers import Answers
 from luceasync.engine.availability import Availability
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
-from luceasync.engine.choices import prepare
 from luceasync.engine.looking import drop_nodes, look_at
 from luceasync.engine.outbox import Emitted
-from luceasync.engine.prepared import Prepared
-from luceasync.engine.prompts import Language, Prompts, Rendered, check_ids
+from luceasync.engine.preparing import Preparing
+from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
@@ -81,9 +80,9 @@ class LocalEngine:
         self._processes = processes
         self._num_restarts = 0
         self._tenants = Tenants(lambda: History(language.tokenizer))
-        self._prompts = Prompts(language, self._tenants)
+        self._preparing = Preparing(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
-        self._answers = Answers()
+        self._answers = Answers(_in_other_thread)
         self._stream_ids = itertools.count()
         self._availability = Availability((MODEL, DIRECTORY))
         self._pump: Pump | None = None
@@ -116,6 +115,7 @@ class LocalEngine:
         self._disk_task.cancel()
         await asyncio.wait([self._disk_task])
         await self._thread.join()
+        await self._preparing.close()
 
     def _make(self, orders: DiskOrders) -> Loaded:
         """A life of the engine; called in its thread."""
@@ -195,7 +195,7 @@ class LocalEngine:
         """See luceasync.request.Engine."""
         self._check_open(request)
         stream_id = next(self._stream_ids)
-        prompt, choices = await asyncio.to_thread(self._prepare, request, stream_id)
+        prompt, choices = await self._preparing.choices(request, stream_id)
         self._check_open(request)  # others may have come in between
         stream = self._answers.open(
             stream_id,
@@ -214,7 +214,7 @@ class LocalEngine:
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """See luceasync.request.Engine."""
         self._check_open(request)
-        return (await asyncio.to_thread(self._prompts.render, request)).ids
+        return (await self._preparing.rendered(request)).ids
 
     async def look(self) -> EngineLook:
         """See luceasync.request.Engine."""
@@ -238,11 +238,6 @@ class LocalEngine:
         """See luceasync.request.Engine."""
         check_ids(ids, self._language.vocab_size, param)
         return b"".join(map(self._language.tokenizer.token_bytes, ids))
-
-    def _prepare(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
-        """What takes long with long prompts and many choices."""
-        prompt = self._prompts.render(request)
-        return prompt, prepare(self._language, request, prompt, stream_id)
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
@@ -294,6 +289,10 @@ class LocalEngine:
         """The engine has failed; it is made anew."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)
+
+
+def _in_other_thread(call: Callable[[], object]) -> None:
+    asyncio.get_running_loop().run_in_executor(None, call)
 
 
 def _unavailable(detail: str, retry_after_s: int) -> Unavailable:

@@ -14,24 +14,30 @@ from heapq import heapify, heappop, heappush
 MIN_TURN_TOKENS = 64  # that an answer gets before its lane goes to another client
 MAX_STANDING_S = 1.0  # that an answer stands still before another of its client makes room
 ROWS_PER_TURN_TOKEN = 8  # that were computed for its turn: of them too it has to make something
+MIN_TURN_S = 0.5  # or so long, where tokens are slow: who stands waits for time, not for tokens
+TURN_PER_BEGINNING = 2.0  # times what the computing of its rows took
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
     """One that decodes on a lane: whose it is, whether its client leaves it unread, how many tokens
-    it has got since it had the lane, and how many rows were computed for it to begin there.
+    it has got since it had the lane and for how long it has got them, and how many rows were
+    computed for it to begin there, which took `prefill_s`.
     """
 
     client: str
     is_unread: bool
     num_tokens: int
     num_prefilled: int = 0
+    turn_s: float = 0.0
+    prefill_s: float = 0.0
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Whether its turn was worth what it took to begin it."""
-        least = self.num_prefilled // ROWS_PER_TURN_TOKEN
-        return self.num_tokens >= max(MIN_TURN_TOKENS, least)
+        """Whether its turn was worth what it took to begin it, by tokens or by time."""
+        least = max(MIN_TURN_TOKENS, self.num_prefilled // ROWS_PER_TURN_TOKEN)
+        least_s = max(MIN_TURN_S, TURN_PER_BEGINNING * self.prefill_s)
+        return self.num_tokens >= least or self.turn_s >= least_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """One choice of one request, from the queue to its last token. Lives in the engine thread.
 
-Owns the choice's tokens, text and clock; here ids become text, by luceasync.text.detokenizer. Knows
-neither the other lanes nor how logits are made.
+Owns the choice's tokens and clock; what of them nobody was sent yet is Unsent's. Knows neither the
+other lanes nor how logits are made.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling
+from luceasync.engine.unsent import Unsent
+from luceasync.grammar.guide import Guide
 from luceasync.keeping.lease import Lease
-from luceasync.pieces import Piece
 from luceasync.request import (
     Delta,
     ErrorKind,
@@ -28,6 +29,8 @@ from luceasync.request import (
     Usage,
 )
 from luceasync.text.pieces import PlainText
+
+NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
 
 @dataclass(slots=True, eq=False)
@@ -54,20 +57,18 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     left_at: float | None = None  # when it left the last of its lanes
+    turn_at: float | None = None  # when it had its first token on the lane that it has
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
     _error: str | None = None
     _error_kind: ErrorKind = "failed"
     _retry_after_s: int = 1
-    _unspelled: list[int] = field(default_factory=list)  # of the held ids
-    _held_text: str = ""
-    _held_ids: list[int] = field(default_factory=list)
-    _held_logprobs: list[TokenLogprob] = field(default_factory=list)
-    _held_scores: list[TokenLogprob] = field(default_factory=list)  # of the prompt's tokens
+    _unsent: Unsent = field(init=False)
 
     def __post_init__(self) -> None:
         prepared = self.prepared
+        self._unsent = Unsent(prepared.detokenizer)
         self.lease = Lease(
             tenant=prepared.tenant,
             sequence=array("i", prepared.prompt_ids),
@@ -98,6 +99,11 @@ class Generation:
         return self.prepared.prompt_ids if self._earlier is None else self.lease.prompt
 
     @property
+    def has_spoken(self) -> bool:
+        """Whether somebody reads what it says: it has said something, on this lane or before."""
+        return self.num_generated > 0
+
+    @property
     def num_in_turn(self) -> int:
         """How many tokens it has got since it had its lane."""
         return self.num_generated - self._num_before
@@ -113,8 +119,19 @@ class Generation:
         return len(self.prepared.prompt_ids) + self.num_generated - 1
 
     @property
+    def guide(self) -> Guide | None:
+        """Which tokens may come; None: any."""
+        return self.prepared.guide
+
+    @property
+    def masked_row(self) -> RowSampling:
+        """How the next token is to be chosen, of those that may come."""
+        row, guide = self.next_row, self.prepared.guide
+        return row if guide is None else replace(row, mask=guide.mask())
+
+    @property
     def next_row(self) -> RowSampling:
-        """How the next token is to be chosen."""
+        """The same, without a mask."""
         prepared = self.prepared
         return RowSampling(
             sampling=prepared.sampling,
@@ -130,7 +147,13 @@ class Generation:
         self.is_restoring = True
         self.num_cached = self.num_prefilled = num_cached
         self._num_before = self.num_generated
+        self.turn_at = None
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
+
+    def end_without_token(self) -> None:
+        """No token could be chosen."""
+        guide = self.prepared.guide
+        self.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
 
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
@@ -156,31 +179,36 @@ class Generation:
         shown, unless a stop string may be in it.
         """
         prepared = self.prepared
-        if self.first_token_at is None:
-            self.first_token_at = time.monotonic()
+        if self.turn_at is None:
+            self.turn_at = time.monotonic()
+            self.first_token_at = self.first_token_at or self.turn_at
         self.last_token = token
         self.num_generated += 1
-        self._held_ids.append(token)
+        self._unsent.ids.append(token)
         self.lease.sequence.append(token)
         if prepared.counts is not None:
             prepared.counts.add(token)
         if logprobs is not None:
-            self._held_logprobs.append(self.named(token, logprobs))
+            self._unsent.logprobs.append(self.named(token, logprobs))
+        if prepared.guide is not None:
+            prepared.guide.consume(token)
         if token in prepared.stop_ids:
             self.end("stop")
             return False
-        self._unspelled.append(token)
-        if prepared.detokenizer.has_stops and self._spell():
+        self._unsent.unspelled.append(token)
+        if prepared.detokenizer.has_stops and self._unsent.spell():
             self._reason = "stop"
         elif self.num_generated >= prepared.max_tokens:
             self.end("length")
             if prepared.detokenizer.stopped:  # what was held back has completed a stop string
                 self._reason = "stop"
+        elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
+            self.end("stop")  # nothing may follow, and no token says so
         return self._reason is None
 
     def scored(self, logprob: TokenLogprob) -> None:
         """That of the prompt's next token; the prompt's end comes after all of them."""
-        self._held_scores.append(logprob)
+        self._unsent.scores.append(logprob)
 
     def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
         """Log-probabilities with the tokens' texts."""
@@ -208,13 +236,14 @@ class Generation:
         """What has come since the last time; None while all of it is held back. A last delta tells
         of `speculation` and `residence` too.
         """
-        self._spell()
-        text, self._held_text = self._held_text, ""
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
-        pieces = maker.make(text, is_last=is_last)
-        has_more = pieces or self._held_logprobs or self._held_scores or is_last
-        return self._delta(pieces, self._finish(speculation, residence)) if has_more else None
+        pieces = maker.make(self._unsent.take_text(), is_last=is_last)
+        if not (pieces or self._unsent.has_logprobs or is_last):
+            return None
+        ids, logprobs, scores = self._unsent.take()
+        finish = self._finish(speculation, residence)
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish, scores)
 
     def end(
         self,
@@ -226,27 +255,9 @@ class Generation:
         """No token follows, and nothing is held back any more. What an error leaves unspelled stays
         so: it may be what has failed.
         """
-        if reason == "error":
-            self._unspelled.clear()
-        self._spell()
-        self._held_text += self.prepared.detokenizer.flush()
+        self._unsent.end(is_sound=reason != "error")
         self._reason, self._error, self._error_kind = reason, error, error_kind
         self._retry_after_s = retry_after_s
-
-    def _spell(self) -> bool:
-        """Make out the text of the tokens that have come; whether a stop string has ended it."""
-        detokenizer = self.prepared.detokenizer
-        for token in self._unspelled:
-            self._held_text += detokenizer.push(token).text
-        self._unspelled.clear()
-        return detokenizer.stopped
-
-    def _delta(self, pieces: tuple[Piece, ...], finish: Finish | None) -> Delta:
-        ids, logprobs = tuple(self._held_ids), tuple(self._held_logprobs)
-        self._held_ids.clear()
-        self._held_logprobs.clear()
-        scores, self._held_scores = tuple(self._held_scores), []
-        return Delta(self.prepared.index, pieces, ids, logprobs, finish, scores)
 
     def _finish(
         self, speculation: Speculation | None, residence: Residence | None

@@ -5,14 +5,15 @@ Values only. Knows no lanes, no queue and nobody who listens.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from luceasync.engine.sampling.row import TokenCounts
+from luceasync.grammar.guide import Guide
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.pieces import PieceMaker, PlainText
-from luceasync.text.returns import UNKNOWN, Returns
 from luceasync.text.tokenizer import Tokenizer
 
 
@@ -25,7 +26,8 @@ class Prepared:
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
     that have the same tools and another system message; `pins`: spans of the prompt's tokens that
-    are to stay on the devices; `prompt_top_logprobs`, `priority`: see Request.
+    are to stay on the devices; `prompt_top_logprobs`, `priority`: see Request; `guide`: which
+    tokens may come, None: any.
     """
 
     stream_id: int
@@ -44,8 +46,9 @@ class Prepared:
     client: str = field(default="", repr=False)
     boundaries: tuple[int, ...] = ()
     keep_prompt: bool = False
-    answer_returns: Returns = UNKNOWN
+    answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
     tools_end: int | None = None
     pins: tuple[tuple[int, int], ...] = ()
     prompt_top_logprobs: int | None = None
     priority: int = 0
+    guide: Guide | None = None

@@ -15,11 +15,11 @@ from luceasync.errors import ContextLengthError, RequestError
 from luceasync.keeping.tenants import Tenant, Tenants
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
-from luceasync.text.answer.form import AnswerForm
+from luceasync.text.answer.form import AnswerForm, Before
 from luceasync.text.call_memory import NotedCalls
 from luceasync.text.length import refuse_too_long
 from luceasync.text.pieces import PieceMaker, PlainText
-from luceasync.text.returns import UNKNOWN, Returns
+from luceasync.text.returns import UNKNOWN, Probe, Returns
 from luceasync.text.roles import Roles
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
@@ -49,16 +49,18 @@ class Rendered:
     """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
     none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
     begin with all of it and them. `tools_end`: where prompts part from it that have the same tools
-    and another system message. `new_pieces`: what parts an answer to it.
+    and another system message. `new_pieces`: what parts an answer to it; `before`: what
+    comes before the text of that.
     """
 
     tenant: Tenant
     text: str | None
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
-    answer_returns: Returns = UNKNOWN
+    answer_returns: Probe = field(default_factory=lambda: Probe(lambda: UNKNOWN))
     tools_end: int | None = None
     new_pieces: Callable[[], PieceMaker] = PlainText
+    before: Before = "nothing"
 
 
 class Prompts:
@@ -107,9 +109,10 @@ class Prompts:
         said = chat.messages, chat.tools, chat.template_kwargs
         return replace(
             prompt,
-            answer_returns=Returns.of(template, tokenizer, text, *said),
+            answer_returns=Probe(lambda: Returns.of(template, tokenizer, text, *said)),
             tools_end=self._tools_block.end(text, prompt.ids, *said),
             new_pieces=new_pieces,
+            before=self._language.answers.before(text),
         )
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:

@@ -22,7 +22,7 @@ from luceasync.engine.outbox import Emitted, Outbox
 from luceasync.engine.prepared import Prepared
 from luceasync.engine.roster import Roster
 from luceasync.engine.sampling.choose import nothing
-from luceasync.engine.scheduling import Balance, Step
+from luceasync.engine.scheduling import Balance, Step, next_prefill
 from luceasync.engine.seating import Seating
 from luceasync.engine.steps import Prefiller, Steps, begin_answer
 from luceasync.errors import GaveWay
@@ -230,8 +230,9 @@ class Pump:
             return []
         self.doing, begin = step, time.perf_counter()
         if step == "prefill":
-            has_more = self.steps.prefill(prefilling[0])
-            self._advanced(prefilling[:1] if has_more else [])
+            chosen = prefilling[next_prefill([g.has_spoken for g in prefilling])]
+            has_more = self.steps.prefill(chosen)
+            self._advanced([chosen] if has_more else [])
         else:
             meanwhile = nothing if tell is None else lambda: tell(self._outbox.take())
             self.steps.decode(decoding, alone=not prefilling, meanwhile=meanwhile)

@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from luceasync.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.dflash.placement import Drafter
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding
 from luceasync.engine.pump import Pump
-from luceasync.engine.rehearsal import in_turns, part_for, rehearse
+from luceasync.engine.rehearsal import NUM_TURNS, in_turns, part_for, rehearse
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.thread import Loaded
 from luceasync.errors import PlacementError
@@ -112,7 +111,12 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
             ways.probe()
 
         pump = _pump(recipe, backend, ways, orders)
-        mend = partial(backend.mend, pump.prefixes.lost)
+
+        def mend() -> None:
+            if backend.mend(pump.prefixes.lost):
+                pump.begin_again()
+                _rehearse(recipe, backend, ways, num_turns=1)
+
         return Loaded(pump, closing.pop_all().close, notice, probe, mend)
 
 
@@ -155,8 +159,10 @@ def _ways(
     )
 
 
-def _rehearse(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways) -> None:
-    """Run a step of each kind before anybody waits for one."""
+def _rehearse(
+    recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, num_turns: int = NUM_TURNS
+) -> None:
+    """Run steps of each kind before anybody waits for one."""
     plan = recipe.plan
     part = part_for(
         plan.prefill_chunk_tokens,
@@ -164,6 +170,7 @@ def _rehearse(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways) -> None:
         recipe.spec.vocab_size,
         ways.shapes,
         computes_beside=recipe.computes_beside,
+        num_turns=num_turns,
     )
     rehearse(backend, ways.rehearsed, recipe.tokenizer, part)
 

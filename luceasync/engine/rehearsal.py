@@ -44,15 +44,16 @@ def part_for(
     shapes: Sequence[Shape],
     *,
     computes_beside: bool,
+    num_turns: int = NUM_TURNS,
 ) -> Part:
-    """Where rounds have `shapes` some turns of all kinds of steps, where there are none one plain
+    """Where rounds have `shapes` `num_turns` of all kinds of steps, where there are none one plain
     step. Where there are kernels to compile (`computes_beside`: see luceasync.engine.pump) the
     prompt is a whole chunk, elsewhere something to start from; half the context is left to decode.
     """
     num_tokens = chunk_tokens if computes_beside else 16
     num_tokens = max(1, min(num_tokens, max_ctx_tokens // 2))
     prompt_ids = tuple(i % vocab_size for i in range(num_tokens))
-    num_steps = NUM_TURNS * (len(shapes) + 1) if shapes else 1
+    num_steps = num_turns * (len(shapes) + 1) if shapes else 1
     return Part(prompt_ids, chunk_tokens, max_ctx_tokens - num_tokens, num_steps)
 
 

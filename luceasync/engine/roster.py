@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from itertools import islice
 
 from luceasync.engine.fairness import (
     MAX_STANDING_S,
@@ -21,6 +22,8 @@ from luceasync.engine.fairness import (
     turned_out,
 )
 from luceasync.engine.generation import Generation
+
+MAX_ASKED = 8  # of those that wait, whether they could begin: each looks through the prefix tree
 
 
 class Roster:
@@ -132,22 +135,31 @@ class Roster:
         order = [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
         return sorted(order, key=lambda g: g is not self._heir)
 
-    def gives_way(self) -> Generation | None:
-        """Who leaves its lane to somebody who waits, while none is free."""
+    def gives_way(self, can_begin: Callable[[Generation], bool]) -> Generation | None:
+        """Who leaves its lane to somebody who waits and `can_begin`, while none is free."""
         if self._free_lanes or not (eligible := self._eligible()):
             return None
-        decoding = [g for g in self.running if g.is_decoding]
-        seats = [
-            Seat(g.prepared.client, g.is_unread, g.num_in_turn, g.num_prefilled - g.num_cached)
-            for g in decoding
-        ]
+        decoding, now = [g for g in self.running if g.is_decoding], time.monotonic()
+        seats = [_seat(g, now) for g in decoding]
         waiting = {g.prepared.client for g in eligible}
         chosen = gives_way(seats, self._num_lanes_of(), waiting)
+        if chosen is not None:
+            ready = self._first_ready(can_begin)
+            chosen = gives_way(seats, self._num_lanes_of(), ready)
         if chosen is None:
             standing = self._standing(eligible)
             chosen = goes_round(seats, standing)
-            self._heir = None if chosen is None else standing[seats[chosen].client]
+            heir = None if chosen is None else standing[seats[chosen].client]
+            self._heir = heir if heir is not None and can_begin(heir) else None
+            chosen = None if self._heir is None else chosen
         return None if chosen is None else decoding[chosen]
+
+    def _first_ready(self, can_begin: Callable[[Generation], bool]) -> set[str]:
+        """The client of the first of those that wait who would begin on a lane at once, of as many
+        as are worth asking now.
+        """
+        asked = self.in_turn()[:MAX_ASKED]
+        return {g.prepared.client for g in [*islice(filter(can_begin, asked), 1)]}
 
     def _standing(self, waiting: Iterable[Generation]) -> dict[str, Generation]:
         """By client, who left a lane long ago: who came last waits first."""
@@ -186,3 +198,11 @@ class Roster:
 
     def _num_lanes_of(self) -> Counter[str]:
         return Counter(g.prepared.client for g in self.running)
+
+
+def _seat(generation: Generation, now: float) -> Seat:
+    """What its lane is to one that decodes."""
+    g = generation
+    turn_s = 0.0 if g.turn_at is None else now - g.turn_at
+    num_run = g.num_prefilled - g.num_cached
+    return Seat(g.prepared.client, g.is_unread, g.num_in_turn, num_run, turn_s, g.prefill_s)

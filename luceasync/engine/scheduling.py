@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,6 +31,13 @@ def next_step(load: Load) -> Step:
     if load.num_decoding == 0:
         return "prefill"
     return "prefill" if load.decode_s >= load.prefill_s else "decode"
+
+
+def next_prefill(have_spoken: Sequence[bool]) -> int:
+    """The index of the prompt that gets a chunk, of those in the order in which they got lanes:
+    first who has spoken and lost its lane meanwhile, for somebody reads it; else who came first.
+    """
+    return have_spoken.index(True) if True in have_spoken else 0
 
 
 class Balance:

@@ -36,7 +36,7 @@ class Seating:
 
     def make_way(self) -> None:
         """Who has had more than others, or is not read, leaves its lane to one that waits."""
-        generation = self._roster.gives_way()
+        generation = self._roster.gives_way(self._can_begin)
         if generation is not None:
             assert generation.lane is not None
             self._leftovers.gave_way(generation, self._decoding.speculation(generation.lane))
@@ -51,12 +51,20 @@ class Seating:
         self._roster.pass_over()
 
     def _assign(self, generation: Generation, lane: int) -> None:
+        if not self._can_begin(generation):
+            return
+        self.at_hand = generation
+        self._target.reset(lane)
+        self._lanes.pin(lane, generation.prepared.pins)
+        self._decoding.start(lane)
+        generation.start(lane, self._prefixes.take_up(generation.lease, lane))
+        self._roster.seat(generation, lane)
+        self.at_hand = None
+
+    def _can_begin(self, generation: Generation) -> bool:
+        """Whether a lane would be of use to it now; what it lacks is ordered."""
         self.at_hand = generation
         prefilling = (g.lease for g in self._roster.running if not g.is_decoding)
-        if self._prefixes.prepare(generation.lease, prefilling):
-            self._target.reset(lane)
-            self._lanes.pin(lane, generation.prepared.pins)
-            self._decoding.start(lane)
-            generation.start(lane, self._prefixes.take_up(generation.lease, lane))
-            self._roster.seat(generation, lane)
+        is_ready = self._prefixes.prepare(generation.lease, prefilling)
         self.at_hand = None
+        return is_ready

@@ -6,6 +6,7 @@ shard and no stream; a tensor is named by its absolute layer, so that any split 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,21 +26,27 @@ from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
 
 class _Flat:
-    """Tensors one after the other in a region of memory; views of them are made when asked for."""
+    """Tensors one after the other in a region of memory; views of them are made when asked for, by
+    their types or as uint8 [bytes].
+    """
 
     def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
         self._region = region
         self._shapes = shapes
 
     def tensors(self) -> dict[TensorKey, Tensor]:
+        shapes = self._shapes
+        return {
+            key: part.view(shapes[key][1]).view(shapes[key][0])
+            for key, part in self.bytes().items()
+        }
+
+    def bytes(self) -> dict[TensorKey, Tensor]:
         if self._region is None:
             return {}
-        sizes = [total_bytes([shape]) for shape in self._shapes.values()]
-        parts = torch.frombuffer(self._region, dtype=torch.uint8).split(sizes)
-        return {
-            key: part.view(dtype).view(shape)
-            for (key, (shape, dtype)), part in zip(self._shapes.items(), parts, strict=True)
-        }
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes.values()]
+        parts = torch.frombuffer(self._region, dtype=torch.uint8).split_with_sizes(sizes)
+        return dict(zip(self._shapes, parts, strict=True))
 
 
 class _Given:
@@ -50,6 +57,9 @@ class _Given:
 
     def tensors(self) -> dict[TensorKey, Tensor]:
         return self._tensors
+
+    def bytes(self) -> dict[TensorKey, Tensor]:
+        return {key: tensor.view(-1).view(torch.uint8) for key, tensor in self._tensors.items()}
 
 
 NOTHING = _Given({})
@@ -80,6 +90,7 @@ class ShardContents:
         self._shard = shard
         self._memory = memory
         self._copies = copies
+        self._row_bytes = {k: total_bytes([shape]) for k, shape in cache.row_shapes(1).items()}
         self.sizes = NodeSizes(
             token_bytes=total_bytes(cache.row_shapes(1).values()),
             state_bytes=total_bytes(cache.state_shapes().values()),
@@ -135,7 +146,8 @@ class ShardContents:
         saves = [kept.arrival for _, kept in chain]
         arrivals = [arrival for arrival in saves if arrival is not None and not arrival.is_done]
         memory = [state, *[rows for rows, _ in parts]]
-        ticket = self._copies.put_in(lane, _pairs(targets, parts, state), memory, arrivals)
+        pairs = _pairs(targets, parts, state, self._row_bytes)
+        ticket = self._copies.put_in(lane, pairs, memory, arrivals)
         return together([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
 
     def named(self, span: Span, content: Kept) -> dict[str, Tensor]:
@@ -180,21 +192,17 @@ def _pairs(
     targets: Mapping[TensorKey, Tensor],
     parts: Sequence[tuple[_Flat | _Given, Sequence[range]]],
     state: _Flat | _Given,
+    row_bytes: Mapping[TensorKey, int],
 ) -> Iterator[Pair]:
     """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
     go to the places of `runs` as far as these reach.
     """
-    for key, tensor in state.tensors().items():
-        yield targets[key], _bytes_of(tensor)
+    for key, source in state.bytes().items():
+        yield targets[key], source
     for rows, runs in parts:
-        for key, tensor in rows.tensors().items():
-            source, at = _bytes_of(tensor), 0
-            row_bytes = source.numel() // len(tensor)
+        for key, source in rows.bytes().items():
+            size, at = row_bytes[key], 0
             for run in runs:
-                target = targets[key][run.start * row_bytes : run.stop * row_bytes]
-                yield target, source[at : at + target.numel()]
-                at += target.numel()
-
-
-def _bytes_of(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)
+                end = at + len(run) * size
+                yield targets[key][run.start * size : run.stop * size], source[at:end]
+                at = end

@@ -53,11 +53,18 @@ class Child:
         """Whether end() has been done: nothing of it is left."""
         return self._ended is not None
 
-    def watch(self, sock: socket.socket, heartbeat: Heartbeat, on_end: Callable[[], None]) -> None:
+    def watch(
+        self,
+        sock: socket.socket,
+        channel_fd: int,
+        heartbeat: Heartbeat,
+        on_end: Callable[[], None],
+    ) -> None:
         """Ask it for signs of life through `sock`, which is this object's from now on, and end it
-        when it gives none. `on_end` is called in another thread when it ends, or is ended here.
+        when it gives none. `on_end` is called in another thread when it ends, or is ended here, or
+        has closed its end of `channel_fd`, which is used until then.
         """
-        self._watch = Watch(sock, self.pidfd, heartbeat, self._condemn, on_end)
+        self._watch = Watch(sock, channel_fd, self.pidfd, heartbeat, self._condemn, on_end)
 
     @property
     def age_s(self) -> float | None:

@@ -167,7 +167,7 @@ class LocalLauncher:
             child = Child(process, self._on_line)
             # What waits at the channel sees an end before the system has closed the other side.
             wake = control.dup()
-            child.watch(pulse, program.heartbeat, partial(_shut, wake))
+            child.watch(pulse, wake.fileno(), program.heartbeat, partial(_shut, wake))
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now

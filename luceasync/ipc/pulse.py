@@ -62,15 +62,19 @@ class Watch:
     def __init__(
         self,
         sock: socket.socket,
+        channel_fd: int,
         pidfd: int,
         heartbeat: Heartbeat,
         on_hang: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
         """Takes over the socket. The process is silent from its first sign of life on: until then
-        it may not have come to its first line.
+        it may not have come to its first line. `channel_fd`: a socket whose other end is closed
+        with the process's other descriptors. Of these and the one here the system may close either
+        only after all memory has been given back, whichever thread is the last to end.
         """
         self._socket = sock
+        self._channel_fd = channel_fd
         self._pidfd = pidfd
         self._heartbeat = heartbeat
         self._on_hang = on_hang
@@ -109,6 +113,7 @@ class Watch:
         waiting = select.poll()
         for fd in (self._pidfd, self._stop, self._socket.fileno()):
             waiting.register(fd, select.POLLIN)
+        waiting.register(self._channel_fd, 0)  # its end alone: what comes is not for us
         interval_s = self._heartbeat.interval_s
         asked_s, is_asking = -interval_s, True
         while True:
@@ -120,7 +125,7 @@ class Watch:
             if self._stop in happened:
                 return False
             is_gone = self._socket.fileno() in happened and not self._hear()
-            if is_gone or self._pidfd in happened:
+            if is_gone or self._pidfd in happened or self._channel_fd in happened:
                 return True
 
     def _ask(self, passed_s: float) -> bool:

@@ -24,6 +24,11 @@ class Limits:
     min_disk_tokens: int = 1
     interval_tokens: int = 2048
 
+    @property
+    def hold_any(self) -> bool:
+        """Whether there is memory for nodes at all."""
+        return self.memory_bytes + self.transit_bytes > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Needed:

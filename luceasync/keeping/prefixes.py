@@ -101,7 +101,7 @@ class Prefixes:
             return False
         match = self._decision.longest(lease)
         lease.found(match)
-        others = list(prefilling)
+        others = list(prefilling) if self._limits.hold_any else []  # what comes of others is kept
         coming = (tokens_to_come(lease, r, recurrent=self._recurrent) for r in others)
         if lease.is_worth_waiting(max(coming, default=0), match.num_tokens):
             return False

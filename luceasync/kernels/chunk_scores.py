@@ -9,8 +9,9 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision, shared_bytes
 
-CHUNKS = 16  # of a program, one after the other: its queries are loaded once
+CHUNKS = 16  # that a program writes at a time
 QUERY_BYTES = 32 << 10  # of a program: two of them share a multiprocessor
+MOST_PROGRAMS = 1 << 16  # each goes through chunks in turns, its queries loaded once
 
 
 def add_scores(
@@ -37,8 +38,9 @@ def add_scores(
     room = shared_bytes(keys) // (parts * row_bytes) - 3 * chunk_tokens
     while block_rows > max(16, room):
         block_rows //= 2
-    num_blocks = triton.cdiv(num_rows, block_rows)
-    _chunk_scores_kernel[(triton.cdiv(num_chunks, CHUNKS), num_kv_heads * num_blocks)](
+    num_columns = num_kv_heads * triton.cdiv(num_rows, block_rows)
+    num_turns = triton.cdiv(num_chunks, CHUNKS)
+    _chunk_scores_kernel[(min(num_turns, max(1, MOST_PROGRAMS // num_columns)), num_columns)](
         recent,
         keys,
         scores,
@@ -47,6 +49,7 @@ def add_scores(
         num_tokens,
         num_recent,
         scores.shape[2],
+        num_turns,
         head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
         NUM_KV_HEADS=num_kv_heads,
         GROUP=num_heads // num_kv_heads,
@@ -67,7 +70,7 @@ def log2_of(best, total):
     return tl.where(total > 0, best + tl.log2(tl.where(total > 0, total, 1.0)), float("-inf"))
 
 
-@kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks"])
+@kernel(do_not_specialize=["begin", "end", "num_tokens", "num_chunks", "num_turns"])
 def _chunk_scores_kernel(
     recent,
     keys,
@@ -77,6 +80,7 @@ def _chunk_scores_kernel(
     num_tokens,
     num_recent,
     num_chunks,
+    num_turns,
     scale,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
@@ -99,25 +103,44 @@ def _chunk_scores_kernel(
     d_ok = d[None, :] < HEAD_DIM
     at_query = (r * NUM_KV_HEADS * GROUP + head)[:, None] * HEAD_DIM + d[None, :]
     q = tl.load(recent + at_query, mask=m_ok[:, None] & d_ok, other=0.0)
-    first = begin // CHUNK + tl.program_id(0) * CHUNKS
     c = tl.arange(0, CHUNKS)
-    found = tl.full([BLOCK_ROWS, CHUNKS], float("-inf"), tl.float32)
-    for i in range(CHUNKS):
-        t = (first + i) * CHUNK + tl.arange(0, CHUNK)
-        t_ok = (t >= begin) & (t < end)
-        at = ((t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
-        k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
-        products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
-        seen = t_ok[None, :] & (t[None, :] <= position[:, None])
-        products = tl.where(seen, products, float("-inf"))
-        best = tl.max(products, 1)
+    row = (head * num_recent + r).to(tl.int64)[:, None] * num_chunks
+    for turn in range(tl.program_id(0), num_turns, tl.num_programs(0)):
+        first = begin // CHUNK + turn * CHUNKS
+        last = (first + CHUNKS) * CHUNK
+        # Most chunks are here whole, and behind no query.
+        is_plain = (first * CHUNK >= begin) & (last <= end) & (last <= num_tokens - num_recent + 1)
+        found = tl.full([BLOCK_ROWS, CHUNKS], float("-inf"), tl.float32)
+        if is_plain:
+            for i in range(CHUNKS):
+                t = (first + i) * CHUNK + tl.arange(0, CHUNK) - begin
+                at = (t.to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
+                if HEAD_DIM == BLOCK_DIM:
+                    k = tl.load(keys + at)
+                else:
+                    k = tl.load(keys + at, mask=d_ok, other=0.0)
+                products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
+                best = tl.max(products, 1) * scale
+                total = tl.sum(tl.exp2(products * scale - best[:, None]), 1)
+                found = tl.where(c[None, :] == i, (best + tl.log2(total))[:, None], found)
+        else:
+            for i in range(CHUNKS):
+                t = (first + i) * CHUNK + tl.arange(0, CHUNK)
+                t_ok = (t >= begin) & (t < end)
+                at = (t - begin).to(tl.int64) * NUM_KV_HEADS + kv_head
+                at = at[:, None] * HEAD_DIM + d[None, :]
+                k = tl.load(keys + at, mask=t_ok[:, None] & d_ok, other=0.0)
+                products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION) * scale
+                seen = t_ok[None, :] & (t[None, :] <= position[:, None])
+                products = tl.where(seen, products, float("-inf"))
+                best = tl.max(products, 1)
+                best = tl.where(best == float("-inf"), 0.0, best)
+                total = tl.sum(tl.exp2(products - best[:, None]), 1)
+                found = tl.where(c[None, :] == i, log2_of(best, total)[:, None], found)
+        ok = m_ok[:, None] & ((first + c) * CHUNK < end)[None, :]
+        before = tl.load(scores + row + first + c, mask=ok, other=float("-inf"))
+        before *= 1.4426950408889634
+        best = tl.maximum(found, before)
         best = tl.where(best == float("-inf"), 0.0, best)
-        total = tl.sum(tl.exp2(products - best[:, None]), 1)
-        found = tl.where(c[None, :] == i, log2_of(best, total)[:, None], found)
-    at_score = scores + (head * num_recent + r).to(tl.int64)[:, None] * num_chunks + first + c
-    ok = m_ok[:, None] & ((first + c) * CHUNK < end)[None, :]
-    before = tl.load(at_score, mask=ok, other=float("-inf")) * 1.4426950408889634
-    best = tl.maximum(found, before)
-    best = tl.where(best == float("-inf"), 0.0, best)
-    both = log2_of(best, tl.exp2(found - best) + tl.exp2(before - best))
-    tl.store(at_score, both * 0.6931471805599453, mask=ok)
+        both = log2_of(best, tl.exp2(found - best) + tl.exp2(before - best))
+        tl.store(scores + row + first + c, both * 0.6931471805599453, mask=ok)

@@ -77,6 +77,10 @@ class LaneCache:
         self._row_shapes = self._shapes(self._rows_of, 3)
         self._state_shapes = self._shapes(self._ends_of, 2)
         self._bytes: dict[tuple[bool, int], dict[TensorKey, Tensor]] = {}
+        # Rows [layers, lanes, places, ...], in the order of `row_shapes`, and what belongs to ends
+        # [layers, lanes + 1, ...], in that of `state_shapes`.
+        self.row_stacks = [stack for _, _, stack in self._rows_of()]
+        self.state_stacks = [stack for _, _, stack in self._ends_of()]
 
     @property
     def num_bytes(self) -> int:
@@ -173,16 +177,6 @@ class LaneCache:
         names = [tensor.name for tensor in kind.rows]
         return self.layers[layer - self._first_layer][names.index(name)]
 
-    @property
-    def row_stacks(self) -> list[Tensor]:
-        """Rows [layers, lanes, places, ...], in the order of `row_shapes`."""
-        return [stack for _, _, stack in self._rows_of()]
-
-    @property
-    def state_stacks(self) -> list[Tensor]:
-        """What belongs to ends [layers, lanes + 1, ...], in the order of `state_shapes`."""
-        return [stack for _, _, stack in self._ends_of()]
-
     def leave_aside(self, lane: int) -> None:
         """Copy what belongs to the lane's end to where padding entries write."""
         for stack in self.state_stacks:
@@ -219,6 +213,8 @@ class LaneCache:
         """Let the tensors go. May be called twice."""
         self.layers.clear()
         self.stacked.clear()
+        self.row_stacks.clear()
+        self.state_stacks.clear()
         self._bytes.clear()
 
     def _list(self, lane: int) -> None:

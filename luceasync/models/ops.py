@@ -45,8 +45,13 @@ class Ops(Protocol):
         """What rows see that form trees; see luceasync.models.trees.torch_trees."""
         ...
 
-    def pick(self, torch_body: Callable[[], T], triton_body: Callable[[], T]) -> T:
-        """Of two bodies with one meaning the one for this device."""
+    def pick(
+        self,
+        torch_body: Callable[[], T],
+        triton_body: Callable[[], T],
+        compiled_body: Callable[[], T],
+    ) -> T:
+        """Of bodies with one meaning the one for this device."""
         ...
 
 
@@ -73,7 +78,12 @@ class TorchOps:
         """See Ops."""
         return torch_trees(parents, reach)
 
-    def pick(self, torch_body: Callable[[], T], triton_body: Callable[[], T]) -> T:
+    def pick(
+        self,
+        torch_body: Callable[[], T],
+        triton_body: Callable[[], T],
+        compiled_body: Callable[[], T],
+    ) -> T:
         """See Ops."""
         return torch_body()
 

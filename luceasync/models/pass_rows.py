@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch.nn.functional as F
 from torch import Tensor
 
 NO_LANE = -1  # an entry that only fills the batch up to its fixed shape
@@ -72,6 +73,17 @@ class Rows:
     prepared: Mapping[Any, Any]
     mark: int | None = None
     past: Past | None = None
+
+    @property
+    def num_lanes(self) -> int:
+        """How many of the entries, the first ones, are lanes; the others are padding."""
+        return sum(entry.lane != NO_LANE for entry in self.entries)
+
+
+def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:
+    """[entries, ...]: what was made for the entries that are lanes, then zeros."""
+    missing = num_entries - len(of_lanes)
+    return F.pad(of_lanes, (0, 0) * (of_lanes.ndim - 1) + (0, missing)) if missing else of_lanes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,8 @@ from luceasync.kernels import linear as decode_rows
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import trees as tree_kernels
 from luceasync.models.grouped.packed import Packed
+from luceasync.models.grouped.tiled_weight import TiledGrouped
+from luceasync.models.grouped.tiles import can_tile, tile
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchTable
 from luceasync.models.trees import Trees
@@ -43,7 +45,11 @@ class TritonOps:
         return TritonTable(rows)
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
-        return TorchGrouped(packed, dtype, slice_numbers=SLICE_NUMBERS)
+        # Kernels multiply codes in bfloat16: they would not be float32's equal.
+        if dtype != torch.bfloat16 or not can_tile(packed.form, *packed.shape):
+            return TorchGrouped(packed, dtype, slice_numbers=SLICE_NUMBERS)
+        num_bytes = packed.num_bytes
+        return TiledGrouped(tile(packed), num_bytes, dtype)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
@@ -51,7 +57,12 @@ class TritonOps:
     def trees(self, parents: Tensor, reach: int) -> Trees:
         return Trees(*tree_kernels.trees(parents, reach))
 
-    def pick(self, torch_body: Callable[[], T], triton_body: Callable[[], T]) -> T:
+    def pick(
+        self,
+        torch_body: Callable[[], T],
+        triton_body: Callable[[], T],
+        compiled_body: Callable[[], T],
+    ) -> T:
         return triton_body()
 
 

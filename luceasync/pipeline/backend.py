@@ -282,10 +282,12 @@ class LayerSplitBackend:
         for group in self._groups:
             group.probe()
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
-        """Bring back every group that is gone; see Group. Reset all lanes afterwards."""
-        for group in self._groups:
-            group.mend(lost)
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
+        """Bring back every group that is gone, and say whether there was one; see Group. Reset all
+        lanes afterwards.
+        """
+        were_gone = [group.mend(lost) for group in self._groups]
+        return any(were_gone)
 
     def close(self) -> None:
         """Free everything. May be called twice."""

@@ -13,6 +13,8 @@ from typing import Generic, TypeVar
 
 import torch
 
+from luceasync.pipeline.compile_ahead import compiled_ahead
+
 T = TypeVar("T")
 
 
@@ -43,8 +45,6 @@ class Capture:
         """Compile what `runs` launch, each of which is run once for it, beside each other: see
         luceasync.kernels.kernel.
         """
-        from luceasync.kernels.kernel import compiled_ahead
-
         with torch.cuda.device(self.device), compiled_ahead(self.device):
             for run in runs:
                 run()

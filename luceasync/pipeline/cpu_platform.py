@@ -77,7 +77,7 @@ class CpuPlatform:
         """See Platform."""
         return DirectStaging(cache)
 
-    def beside(self) -> AbstractContextManager[object]:
+    def beside(self, *used: Tensor) -> AbstractContextManager[object]:
         """All is done at once."""
         return nullcontext()
 

@@ -6,13 +6,16 @@ Owns their layout. Knows no message and no model.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 import torch
 from torch import Tensor
 
 from luceasync.cyext.flatten import fill
 from luceasync.ipc.channel import Outgoing, Payload
-from luceasync.pipeline.sizes import Spec, num_bytes, payload_bytes
+from luceasync.pipeline.platform import Event
+from luceasync.pipeline.sizes import Spec, payload_bytes
+from luceasync.pipeline.transfer import queue_copy
 
 HOST = torch.device("cpu")
 LARGE_BYTES = 256 << 10
@@ -25,10 +28,14 @@ def specs_of(tensors: Sequence[Tensor]) -> list[Spec]:
 
 def views(memory: memoryview, specs: Sequence[Spec]) -> list[Tensor]:
     """Tensors over memory of exactly their size; nothing is copied."""
-    whole, found, begin = torch.frombuffer(memory, dtype=torch.uint8), [], 0
+    found, begin = [], 0
     for spec in specs:
         shape, dtype = spec
-        found.append(whole[begin : begin + num_bytes(spec)].view(dtype).view(shape))
+        if count := prod(shape):
+            flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=begin)
+            found.append(flat.view(shape))
+        else:
+            found.append(torch.empty(shape, dtype=dtype))
         begin += payload_bytes([spec])
     return found
 
@@ -41,6 +48,14 @@ def put(room: Outgoing, tensors: Sequence[Tensor]) -> None:
         else:  # past the caches: nearly twice as fast
             source, place = (t.view(-1).view(torch.uint8).numpy() for t in (tensor, target))
             fill(place, [0], [source])
+
+
+def put_soon(room: Outgoing, tensor: Tensor) -> Event | None:
+    """As `put`, of one tensor, while others compute: what comes when it is there, None: now. The
+    tensor's device has the room registered.
+    """
+    [target] = views(room.view, specs_of([tensor]))
+    return queue_copy(tensor, target)
 
 
 def lend(payload: Payload, specs: Sequence[Spec]) -> list[Tensor]:

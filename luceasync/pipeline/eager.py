@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
+from luceasync.models.pass_rows import Entry
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, StepKind
 from luceasync.pipeline.shard import Shard
 
 
@@ -30,6 +32,18 @@ class EagerSteps:
             return shard.ends.project(x)
         return shard.ends.project(x[:, -1:]) if project else None
 
+    def rehearse_past(self, batch: Batch, given: Tensor) -> None:
+        """A chunk of no lane's prompt, before which something is not here, for kernels that are to
+        be compiled: what it would write lies in the first pages.
+        """
+        shard = self._shard
+        assert shard.past is not None, "no pool is planned"
+        x = shard.ends.embed(given) if shard.plan.is_first else given
+        places = slice(0, batch.num_rows)
+        entry = Entry(0, 0, batch.num_rows, places, places)
+        rows = replace(shard.rows(batch), entries=(entry,))
+        shard.forward(x, rows, shard.past.rehearsal(batch.num_rows))
+
     def decode(self, batch: Batch, given: Tensor) -> Tensor:
         shard = self._shard
         x = shard.ends.embed(given) if shard.plan.is_first else given
@@ -48,6 +62,9 @@ class EagerSteps:
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         assert self._verified is not None, "commit follows verify"
         self._shard.commit(self._shard.paths(self._verified, paths))
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """Nothing can."""
 
     def close(self) -> None:
         """Nothing is held."""

@@ -26,6 +26,7 @@ from luceasync.hoststore.stream_staging import StreamStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.compile_ahead import compiled_ahead
 from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
 T = TypeVar("T")
@@ -76,8 +77,6 @@ class CudaPlatform:
 
     def warm_up(self, work: Callable[[], None], num_times: int) -> None:
         """See Platform."""
-        from luceasync.kernels.kernel import compiled_ahead
-
         with self.on_device(), compiled_ahead(self.device):
             work()
         for _ in range(num_times):
@@ -94,8 +93,10 @@ class CudaPlatform:
         return StreamStaging(cache)
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def beside(self, *used: Tensor) -> Iterator[None]:
         """See Platform."""
+        for tensor in used:
+            tensor.record_stream(self._beside)
         self._beside.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(self._beside):
             yield

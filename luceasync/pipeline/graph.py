@@ -19,7 +19,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture, Captured
 from luceasync.pipeline.eager import EagerSteps
-from luceasync.pipeline.passes import Batch
+from luceasync.pipeline.passes import Batch, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import on_host
@@ -72,6 +72,7 @@ class GraphedShard:
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
         self._verified: _Step | None = None
+        self._prepared: Batch | None = None  # whose place is on the device
         self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
@@ -163,13 +164,24 @@ class GraphedShard:
         self._verified = None
         self._logits = torch.empty(0)
 
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """A step of this very batch comes next: its place goes to the device now."""
+        num_rows = batch.num_rows if kind == "verify" else 0
+        self._place(self._steps[len(batch.lanes), num_rows], batch)
+        self._prepared = batch
+
     def _run(self, step: _Step, batch: Batch, given: Tensor) -> Tensor:
         step.inputs.given.copy_(given, non_blocking=True)
         return self._replay(step, batch)
 
-    def _replay(self, step: _Step, batch: Batch) -> Tensor:
+    def _place(self, step: _Step, batch: Batch) -> None:
         place = on_host([batch.lanes, batch.begins], np.int32)
         step.inputs.place.copy_(place, non_blocking=True)
+
+    def _replay(self, step: _Step, batch: Batch) -> Tensor:
+        if self._prepared is not batch:
+            self._place(step, batch)
+        self._prepared = None
         step.captured.replay()
         self._shard.taps = step.taps
         return step.captured.output
@@ -195,6 +207,8 @@ class GraphedShard:
         chunk = Batch((NO_LANE,), (0,), chunk_tokens)
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
+        if self._shard.past is not None:
+            runs.append(lambda: self._long.rehearse_past(chunk, rows))
         runs += [each.run for each in passes]
         runs += [each.commit for each in passes if each.commit is not None]
         self._capture.compile_ahead(runs)

@@ -56,10 +56,10 @@ class Group(Protocol):
         """Raise GroupFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
         ...
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """Bring it back if it is gone, with all its nodes but those that are told to `lost`; what
-        was in its lanes is gone. Waits as long as it takes. Raises GroupFailed, ModelError, and
-        Unavailable where nobody waits any more.
+        was in its lanes is gone. Whether that was so. Waits as long as it takes. Raises
+        GroupFailed, ModelError, and Unavailable where nobody waits any more.
         """
         ...
 
@@ -103,6 +103,7 @@ class LocalGroup:
             raise
         pairs = zip(self._shards, self._steps, strict=True)
         links = [ShardPasses(shard, steps, transfer) for shard, steps in pairs]
+        self.prepare = links[0].prepare
         self._passes = _Overlapping(links, self._shards[-1].platform, len(plan.shards))
 
     @property
@@ -132,8 +133,9 @@ class LocalGroup:
     def probe(self) -> None:
         """It lives as long as this process."""
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """Nothing is to be done."""
+        return False
 
     def close(self) -> None:
         if self._shards and self._steps:

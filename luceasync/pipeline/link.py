@@ -7,18 +7,21 @@ may be another one after a failure. Knows no verb of a group.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import NoReturn, TypeVar
 
 from torch import Tensor
 
 from luceasync.errors import ChannelClosed, GroupFailed, LuceasyncError
-from luceasync.ipc.channel import Payload, Received, Traffic
+from luceasync.ipc.channel import Outgoing, Payload, Received, Traffic
 from luceasync.ipc.pace import Call
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import Life
-from luceasync.pipeline.crossing import put, specs_of, take
+from luceasync.pipeline.crossing import put, put_soon, specs_of, take
+from luceasync.pipeline.platform import Event
 from luceasync.pipeline.sizes import Spec, payload_bytes
 from luceasync.pipeline.wire import Done
 
@@ -30,18 +33,29 @@ END_S = 10.0
 OTHER = Call("other")
 
 
+@dataclass(frozen=True, slots=True)
+class _Unsent:
+    """A message, and what a device still copies to its room until `is_there`."""
+
+    message: Message
+    room: Outgoing | None = None
+    is_there: Event | None = None
+
+
 class Link:
     """One process that was started, and is owned from now on. All methods raise GroupFailed."""
 
     def __init__(self, life: Life, number: int) -> None:
         """`number`: of the group in the chain."""
         self._number = number
+        self._unsent: deque[_Unsent] = deque()
         self.go_on_with(life)
 
     def go_on_with(self, life: Life) -> None:
         """Another process takes the place of the one before, which has ended. It knows nothing of
         what was said so far.
         """
+        self._forget_unsent()
         self._life, self._pace = life, life.pace
         self._started, self._channel = life.started, life.started.channel
 
@@ -58,22 +72,40 @@ class Link:
     def tell(self, message: Message, tensors: Sequence[Tensor] = ()) -> int:
         """Send it; the number that answers to it name."""
         with self._door():
+            self._send_unsent()
             if not tensors:
                 return self._channel.send(message, deadline_s=CALL_S)
             room = self._channel.reserve(payload_bytes(specs_of(tensors)), CALL_S)
             put(room, tensors)
             return self._channel.send(message, room, deadline_s=CALL_S)
 
+    def tell_soon(self, message: Message, tensor: Tensor | None = None) -> None:
+        """Send what nobody answers, in its turn, once the tensor has come to the host: that may
+        still be computed, and nobody waits for it. At the latest it is sent with the next tensor,
+        or before anything that is answered.
+        """
+        with self._door():
+            if tensor is not None:
+                self._send_unsent()
+                room = self._channel.reserve(payload_bytes(specs_of([tensor])), CALL_S)
+                self._unsent.append(_Unsent(message, room, put_soon(room, tensor)))
+            else:
+                self._unsent.append(_Unsent(message))
+            first = self._unsent[0].is_there
+            if first is None or first.query():
+                self._send_unsent()
+
     def forward(self, message: Message, payload: Payload) -> int:
         """Send it with what another process has given."""
         with self._door():
+            self._send_unsent()
             return self._channel.forward(message, payload, deadline_s=CALL_S)
 
     def mention(self, message: Message) -> None:
         """Tell what a process that is gone need not hear."""
         if self.is_open:
-            with suppress(ChannelClosed):  # the next call says so
-                self._channel.send(message, deadline_s=CALL_S)
+            with suppress(GroupFailed):  # the next call says so
+                self.tell_soon(message)
 
     def answer(self, number: int, kind: type[A], call: Call = OTHER) -> Received[A]:
         """The answer to a message. `call`: what is waited for, whose like has taken its time."""
@@ -136,6 +168,7 @@ class Link:
     def probe(self) -> None:
         """Raise if the process, which has nothing to do, has ended or gives no sign of life."""
         with self._door():
+            self._send_unsent()
             self._channel.ping(PING_S)
 
     def fail(self, words: str) -> NoReturn:
@@ -154,7 +187,22 @@ class Link:
 
     def close(self) -> None:
         """End the process, which is given no time: it holds nothing that is missed. Idempotent."""
+        self._forget_unsent()
         self._started.end(0.0, END_S)
+
+    def _send_unsent(self) -> None:
+        """All of it, waited for."""
+        while self._unsent:
+            each = self._unsent.popleft()
+            if each.is_there is not None:
+                each.is_there.synchronize()
+            self._channel.send(each.message, each.room, deadline_s=CALL_S)
+
+    def _forget_unsent(self) -> None:
+        """Nobody is to hear it; a device no longer writes to its room."""
+        while self._unsent:
+            if (is_there := self._unsent.popleft().is_there) is not None:
+                is_there.synchronize()
 
     @contextmanager
     def _door(self) -> Iterator[None]:

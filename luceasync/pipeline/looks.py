@@ -58,7 +58,8 @@ class Looks:
         self.mixers = dict(enumerate(mixers, first_layer))
         self._bodies: dict[Recent, LookBody] = {}
         for kind in {mixer.recent for mixer in mixers if mixer.recent is not None}:
-            self._bodies[kind] = platform.ops.pick(kind.torch_body, kind.triton_body)
+            bodies = (kind.torch_body, kind.triton_body, kind.torch_body)
+            self._bodies[kind] = platform.ops.pick(*bodies)
         self._passing: dict[int, PassingLook] = {}  # by lane, of its last pass that was looked at
         self._found: dict[int, _Found] = {}
 
@@ -173,11 +174,12 @@ class _LookBeside:
         for layer, mixer in looks.mixers.items():
             if (kind := mixer.recent) is None:
                 continue
-            if kind not in told:
-                row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
-                told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
-            with looks.platform.beside():
-                self._add(layer, next(rings[mixer]), kind.looks_at, told[kind])
+            ring = next(rings[mixer])
+            with looks.platform.beside(ring, self._masses):
+                if kind not in told:  # with what tells where rows lie, which belongs there too
+                    row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
+                    told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
+                self._add(layer, ring, kind.looks_at, told[kind])
             yield layer
 
     def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[Block]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -16,6 +16,8 @@ from torch import Tensor
 from luceasync.kv.pages import PageEvent
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
+
+StepKind = Literal["decode", "verify"]
 
 
 @dataclass(frozen=True, slots=True)

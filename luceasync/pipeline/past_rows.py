@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from torch import Tensor
 
 from luceasync.hoststore.host_rows import HostRows
-from luceasync.hoststore.staging import Block, Staging, blocks_of
+from luceasync.hoststore.staging import Block, Names, blocks_of
 from luceasync.kv.cache import LaneCache
+from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.kv.state import Keeps
 from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.pass_rows import NO_LANE
@@ -22,6 +24,15 @@ from luceasync.models.recent import RecentRows
 from luceasync.pipeline.looks import Looks, PassingLook
 from luceasync.pipeline.passes import Batch, Masses
 from luceasync.pipeline.platform import Platform
+
+
+class _Blocks(Protocol):
+    """See luceasync.hoststore.staging.Staging."""
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]: ...
+
 
 # Where the absent ones of a lane's tokens [begin, end) lie.
 Absent = Callable[[int, int, int], Sequence[HostRows]]
@@ -59,6 +70,15 @@ class PastOfLanes:
             passing = self._looks.pass_by(lane, begin + batch.num_rows)
         blocks = self._blocks(lane, begin, self._staging.block_tokens)
         return PastRows(self._staging, blocks, passing)
+
+    def rehearsal(self, num_rows: int) -> PastRows:
+        """What a chunk of a prompt might see before it, for kernels that are to be compiled: two
+        blocks of nothing.
+        """
+        blocks = [Block(0, begin, begin + CHUNK_TOKENS, ()) for begin in (0, CHUNK_TOKENS)]
+        num_tokens = blocks[-1].end + num_rows
+        passing = None if self._looks is None else PassingLook(self._looks, 0, num_tokens)
+        return PastRows(_Anything(self._cache), blocks, passing)
 
     def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
         """So many rows of each lane, from `begins` on, are queued, and belong to it. Looks go on
@@ -100,11 +120,25 @@ class PastOfLanes:
         return blocks_of(self._cache, lane, num_tokens, block_tokens, absent)
 
 
+class _Anything:
+    """Blocks of whatever lies in the first page."""
+
+    def __init__(self, cache: LaneCache) -> None:
+        self._cache = cache
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """See luceasync.hoststore.staging.Staging."""
+        page = [self._cache.rows_of(name, layer)[0, :CHUNK_TOKENS] for name in names]
+        return ((block.begin, tuple(page)) for block in blocks)
+
+
 @dataclass(frozen=True, slots=True)
 class PastRows:
     """What a pass sees, of all layers; `passing`: who takes up what comes by."""
 
-    staging: Staging
+    staging: _Blocks
     blocks: Sequence[Block]
     passing: PassingLook | None
 

@@ -109,9 +109,10 @@ class Platform(Protocol):
         """Blocks of rows that are not all on the device."""
         ...
 
-    def beside(self) -> AbstractContextManager[object]:
+    def beside(self, *used: Tensor) -> AbstractContextManager[object]:
         """Inside it work is queued behind all that was queued so far, and what is queued outside
-        goes on beside it.
+        goes on beside it. Tensors from outside that it has `used` keep their memory until that is
+        over, whoever lets them go before.
         """
         ...
 

@@ -24,7 +24,7 @@ from luceasync.ipc.supervised import Life
 from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
-from luceasync.pipeline.crossing import views
+from luceasync.pipeline.crossing import HOST, views
 from luceasync.pipeline.link import Link
 from luceasync.pipeline.passes import Batch, Masses, Passes
 from luceasync.pipeline.remote_contents import RemoteContents
@@ -87,13 +87,14 @@ class RemoteGroup:
         """See Group."""
         self._link.probe()
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """See Group. Nodes in shared memory stay where they are, and are told to the process."""
         if self._link.is_open:
-            return
+            return False
         self._link.go_on_with(self._start_again(self._link.last_words()))
         self._passes.begin_again()
         lost(self._nodes.sift(self._contents.renew))
+        return True
 
     def close(self) -> None:
         self._link.close()
@@ -189,10 +190,16 @@ class RemotePasses:
             answers,
             batch.scores,
         )
-        if lent is None:
-            number = self._link.tell(order, [given])
-        else:
+        if lent is not None:
             number = self._link.forward(order, lent)
+        elif kind == "prefill" and not answers:
+            self._link.tell_soon(order, given)
+            return None
+        elif kind == "prefill" or given.device == HOST:
+            number = self._link.tell(order, [given])
+        else:  # a device still computes it
+            self._link.tell(wire.Soon(order))
+            number = self._link.tell(wire.Given(), [given])
         call = Call(kind, len(batch.lanes) * batch.num_rows)
         if gives is None:
             if answers:
@@ -234,8 +241,7 @@ class RemotePasses:
         num_kept = sum(len(path) for path in paths)
         if not self._taps or not num_kept:
             return {tap: self._blank(len(paths)) for tap in self._taps}
-        is_chunk = len(paths) == 1 and paths[0] == range(num_kept)
-        if is_chunk:
+        if is_chunk := len(paths) == 1 and paths[0] == range(num_kept):
             number = self._link.tell(wire.Taps(num_first=num_kept))
         else:
             number = self._link.tell(wire.Taps(tuple(map(len, paths))), _flat(paths))
@@ -270,8 +276,8 @@ class RemotePasses:
     def place(self, epoch: int, events: Sequence[PageEvent]) -> None:
         told = [(e.lane, e.chunk, -1 if e.page is None else e.page) for e in events]
         for begin in range(0, len(told), EVENTS_A_PACKET):
-            end = begin + EVENTS_A_PACKET
-            self._link.tell(wire.Place(epoch, tuple(told[begin:end]), has_more=end < len(told)))
+            part, has_more = told[begin:][:EVENTS_A_PACKET], begin + EVENTS_A_PACKET < len(told)
+            self._link.tell_soon(wire.Place(epoch, tuple(part), has_more))
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
         for begin in range(0, len(places), EVENTS_A_PACKET):
@@ -287,7 +293,7 @@ class RemotePasses:
         return Masses(of_chunks, float(seconds))
 
     def reset(self, lane: int) -> None:
-        self._link.tell(wire.Reset(lane))
+        self._link.tell_soon(wire.Reset(lane))
 
 
 def _flat(paths: Sequence[Sequence[int]]) -> list[Tensor]:

@@ -125,7 +125,7 @@ class RemoteContents:
     def hold(self, lane: int, span: Span, content: Held, end: int) -> None:
         """See Nodes. Memory that we gave stays ours as long as the other process reads it."""
         self._of_lanes[lane] += content.regions
-        self._link.tell(wire.Hold(lane, content.number, end))
+        self._link.tell_soon(wire.Hold(lane, content.number, end))
 
     def release(self, lane: int) -> None:
         """See Nodes. The process has been told that the lane begins anew."""

@@ -6,7 +6,7 @@ Knows what crosses; how rows are ranked is for luceasync.ranking.local, there as
 from __future__ import annotations
 
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -40,9 +40,12 @@ class RemoteLogits:
             num_top=wanted.num_top,
             num_masses=len(wanted.mass_at),
             edits=tuple((edits.num_rows, edits.table.shape[1]) for edits in wanted.edits),
+            num_masked=0 if wanted.masks is None else len(wanted.masks.rows),
         )
         numbers = [np.array(wanted.mass_at, np.float64), *(edits.table for edits in wanted.edits)]
         given = [torch.from_numpy(n.astype(np.float64, copy=False)) for n in numbers if n.size]
+        if (masks := wanted.masks) is not None:
+            given += [torch.from_numpy(masks.rows), torch.from_numpy(masks.words)]
         number = self._link.tell(order, given)
         return _RemoteRanking(self._link, self._sizes, prod(self._shape), wanted, carry, number)
 
@@ -77,17 +80,25 @@ class _RemoteRanking:
 
     def candidates(self) -> Candidates:
         wanted = self._wanted
-        specs = self._sizes.ranked(self._num_rows, wanted.num_ranked, wanted.num_top)
         call = Call("rank", self._num_rows)  # it ends with the pass
+        if not wanted.num_ranked:
+            return Candidates(self._carried(), self._best(call), None)
+        specs = self._sizes.ranked(self._num_rows, wanted.num_ranked, wanted.num_top)
         best, *rest = (tensor.numpy() for tensor in self._link.tensors(self._number, specs, call))
-        carried = np.empty((self._num_rows, 0), np.int64)
-        if self._carry is not None:
-            carried = self._carry.cpu().numpy().astype(np.int64)
-        if not rest:
-            return Candidates(carried, best, None)
         values, ids, masses, *logprobs = rest
         known = Logprobs(*logprobs) if logprobs else None
-        return Candidates(carried, best, Block(values, ids, masses, known))
+        return Candidates(self._carried(), best, Block(values, ids, masses, known))
+
+    def _best(self, call: Call) -> np.ndarray[Any, np.dtype[np.int64]]:
+        tokens = self._link.answer(self._number, wire.Best, call).message.tokens
+        if len(tokens) != self._num_rows or max(tokens) >= self._sizes.num_vocab:
+            self._link.fail(f"it said that the best tokens of {self._num_rows} rows are {tokens}")
+        return np.array(tokens, np.int64)
+
+    def _carried(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        if self._carry is None:
+            return np.empty((self._num_rows, 0), np.int64)
+        return self._carry.cpu().numpy().astype(np.int64)
 
     def whole_row(self, index: int) -> WholeRow:
         return self._whole("edited", index)

@@ -66,7 +66,8 @@ class Shard:
         self.ends = family.read_ends(reader, is_first=shard.is_first, is_last=shard.is_last)
         mixers = self._mixers = spec.mixers[shard.begin : shard.end]
         self._bodies: dict[Mixer, MixerBody] = {
-            mixer: self._ops.pick(mixer.torch_body, mixer.triton_body) for mixer in mixers
+            mixer: self._ops.pick(mixer.torch_body, mixer.triton_body, mixer.compiled_body)
+            for mixer in mixers
         }
         self.cache = LaneCache(
             mixers,

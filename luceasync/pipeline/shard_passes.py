@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from luceasync.errors import EventsOutOfTurn
@@ -16,7 +17,7 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.passes import Batch, Masses, StepKind
 from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
@@ -25,11 +26,13 @@ from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
+HOST = torch.device("cpu")
+
 
 class Steps(Protocol):
-    """How a device runs one shard's passes; what it is given is there already. Decode and verify
-    give the activation or, from the last layer, logits float32 [entries, rows, vocab]; so does a
-    prefill that scores. See Passes.
+    """How a device runs one shard's passes; what it is given is there already, what decode and
+    verify are given may be on the host. These give the activation or, from the last layer, logits
+    float32 [entries, rows, vocab]; so does a prefill that scores. See Passes.
     """
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
@@ -39,6 +42,10 @@ class Steps(Protocol):
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """A step of this very batch comes next: do what can be done without its input."""
+        ...
 
     def close(self) -> None: ...
 
@@ -81,7 +88,7 @@ class ShardPasses:
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
-            output = self._steps.decode(batch, self._here(given))
+            output = self._steps.decode(batch, self._near(given))
         self._ran(batch, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
             return output
@@ -92,12 +99,17 @@ class ShardPasses:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             above = None if parents is None else self._here(parents)
-            output = self._steps.verify(batch, self._here(given), above)
+            output = self._steps.verify(batch, self._near(given), above)
         self._verified = batch
         if not self._shard.plan.is_last:
             return output
         self._logits = output
         return None
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """See Steps."""
+        with self._shard.on_device():
+            self._steps.prepare(kind, batch)
 
     def logits(self, num_entries: int) -> Logits:
         assert self._logits is not None, "logits follow decode or verify"
@@ -154,6 +166,10 @@ class ShardPasses:
         """So many rows of each entry are queued, and belong to its lane."""
         if self._shard.past is not None:
             self._shard.past.ran(batch.lanes, batch.begins, counts)
+
+    def _near(self, x: Tensor) -> Tensor:
+        """Here, or on the host: a step copies it to where it reads it."""
+        return x if x.device == HOST else self._here(x)
 
     def _here(self, x: Tensor) -> Tensor:
         return self._transfer(x, self._shard.device)

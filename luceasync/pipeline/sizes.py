@@ -59,6 +59,13 @@ class Sizes:
         """Hidden rows."""
         return (*shape, self.hidden), self.dtype
 
+    def masks(self, num_masked: int) -> list[Spec]:
+        """Rows, and a bit for each token of each."""
+        if not num_masked:
+            return []
+        num_words = (self.num_vocab + 31) // 32
+        return [((num_masked,), torch.int64), ((num_masked, num_words), torch.int32)]
+
     def ranked(self, num_rows: int, num_ranked: int, num_top: int | None) -> list[Spec]:
         """Best tokens; where any are ranked, values, ids and masses of them, and where they are
         wanted, what is known of log-probabilities, and the highest ones with their ids.
@@ -91,5 +98,6 @@ class Sizes:
         if self.is_last:
             # An edit of each token a lane may have, and as many that were asked for; whole rows.
             to += plan.parallel * 2 * self.num_vocab * 5 * 8
+            to += payload_bytes(self.masks(most_rows))
             back += 4 * self.num_vocab * 8 + most_rows * RANKED_BYTES
         return to + (1 << 20), back + (1 << 20)

@@ -28,6 +28,17 @@ def staged(x: Tensor, device: torch.device) -> Tensor:
     return direct(x.cpu() if crosses else x, device)
 
 
+def queue_copy(source: Tensor, target: Tensor) -> torch.cuda.Event | None:
+    """Copy to `target` on the host, in the order of the source's stream; nobody waits where a GPU
+    does it. What comes when it is there, None: now.
+    """
+    target.copy_(source, non_blocking=True)
+    if source.device.type == "cpu":
+        return None
+    event: torch.cuda.Event = torch.cuda.current_stream(source.device).record_event()
+    return event
+
+
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:
     """A few integers, by way of NumPy, which reads lists three times as fast. A copy of them to a
     GPU need not be waited for: so few bytes are staged before the call returns.

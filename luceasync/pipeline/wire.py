@@ -64,10 +64,23 @@ class Run(Message, frozen=True):
         return Batch(self.lanes, self.begins, self.num_rows, self.mark, self.scores)
 
 
+class Soon(Message, frozen=True):
+    """This decode or verify comes next, once what it is given has been computed: do what can be
+    done before. `Given` begins it.
+    """
+
+    run: Run
+
+
+class Given(Message, frozen=True):
+    """Run the pass that was announced, with what the first of your layers is given."""
+
+
 class Rank(Message, frozen=True):
     """What is wanted of the logits of the last pass that left any, of its first entries; see
-    luceasync.ranking.logits.Wanted. With float64: `num_masses` temperatures, then each table of
-    `edits`, (rows, edits).
+    luceasync.ranking.logits.Wanted. Where none is ranked, `Best` answers. With float64:
+    `num_masses` temperatures, then each table of `edits`, (rows, edits). Then, where there are
+    masks, int64 rows and int32 words of `num_masked`.
     """
 
     num_entries: Positive
@@ -75,6 +88,7 @@ class Rank(Message, frozen=True):
     num_top: Natural | None
     num_masses: Natural
     edits: tuple[tuple[Natural, Natural], ...]
+    num_masked: Natural = 0
 
 
 class Whole(Message, frozen=True):
@@ -227,8 +241,9 @@ class Synchronize(Message, frozen=True):
 
 
 ORDERS: tuple[type[Message], ...] = (
-    *(Ask, Load, Parents, Run, Rank, Whole, Logprob, Commit, Taps, Embed, Propose, Place, Reset),
-    *(Recall, Look, Masses, Save, Restore, Hold, Drop, Export, Adopt, Fill, Synchronize),
+    *(Ask, Load, Parents, Run, Soon, Given, Rank, Whole, Logprob, Commit, Taps, Embed, Propose),
+    *(Place, Reset, Recall, Look, Masses, Save, Restore, Hold, Drop, Export, Adopt, Fill),
+    Synchronize,
 )
 
 
@@ -257,6 +272,12 @@ class Done(Message, frozen=True):
     """It is done; with what it gives, if it gives anything."""
 
 
+class Best(Message, frozen=True):
+    """The best token of each row that was to be ranked."""
+
+    tokens: tuple[Natural, ...]
+
+
 class Told(Message, frozen=True):
     """A number that was asked for."""
 
@@ -269,4 +290,4 @@ class Room(Message, frozen=True):
     is_there: bool
 
 
-ANSWERS: tuple[type[Message], ...] = (Offered, Failed, Read, Done, Told, Room)
+ANSWERS: tuple[type[Message], ...] = (Offered, Failed, Read, Done, Best, Told, Room)

@@ -19,6 +19,7 @@ from luceasync.ranking.logits import (
     Wanted,
     WholeRow,
 )
+from luceasync.ranking.masks import apply_masks
 
 
 class LocalLogits:
@@ -44,6 +45,8 @@ class LocalLogits:
         if carry is None:
             carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
         edited = apply_edits(raw.float(), wanted.edits) if wanted.edits else raw
+        if wanted.masks is not None:
+            edited = apply_masks(edited.float(), wanted.masks)
         if wanted.num_ranked:
             return _ranked(raw, edited.float(), wanted, carry)
         peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is

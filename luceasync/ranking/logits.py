@@ -26,10 +26,22 @@ class Edits:
 
 
 @dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens rows may get, told for some rows: int64 `rows` `[masked]`, rising, and int32
+    `words` `[masked, (vocab + 31) // 32]`, in which bit `t % 32` of word `t // 32` is set where
+    token t may come.
+    """
+
+    rows: np.ndarray
+    words: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
 class Wanted:
     """What is wanted of rows of logits.
 
-    `edits`: a later one replaces what an earlier one has done to the same logit. `num_ranked`: how
+    `edits`: a later one replaces what an earlier one has done to the same logit. `masks`, None:
+    every token may come; after the edits, what may not come is nothing. `num_ranked`: how
     many of the highest logits, 0 where no more is wanted than which is the highest. `mass_at`: of
     each row the temperature at which its whole mass is wanted, 0 where it is not; empty where it is
     of none. `num_top`: how many of the highest log-probabilities, None where none are wanted.
@@ -39,6 +51,7 @@ class Wanted:
     num_ranked: int = 0
     mass_at: tuple[float, ...] = ()
     num_top: int | None = None
+    masks: Masks | None = None
 
 
 @dataclass(frozen=True, slots=True)

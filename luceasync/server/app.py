@@ -24,6 +24,7 @@ from luceasync.server.auth import RequireApiKey
 from luceasync.server.cache_admin import CacheAdmin
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
+from luceasync.server.giving_back import give_back_what_grows
 from luceasync.server.live import Live
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
@@ -66,9 +67,13 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         async with asyncio.TaskGroup() as tasks:
-            lag = tasks.create_task(metrics.watch_lag())
+            beside = [
+                tasks.create_task(metrics.watch_lag()),
+                tasks.create_task(give_back_what_grows()),
+            ]
             yield
-            lag.cancel()
+            for task in beside:
+                task.cancel()
 
     pages = [
         *StatusPages(engine, drain, metrics).routes,

@@ -29,6 +29,7 @@ from hypercorn.typing import (
 from hypercorn.utils import parse_socket_addr
 
 from luceasync.server.http2 import Http2
+from luceasync.server.request_target import in_origin_form
 from luceasync.server.turns import Turns
 
 Address = tuple[str, int] | None
@@ -77,6 +78,9 @@ class Http11(H11Protocol):
         if event.http_version != b"1.1" and event.http_version != b"1.0":
             await self._send_error_response(505)
             await self.send(Closed())
+
+    async def _create_stream(self, request: h11.Request) -> None:
+        await super()._create_stream(in_origin_form(request))
 
 
 class Connection(TCPServer):

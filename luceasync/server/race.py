@@ -19,14 +19,22 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
     cleanup is awaited, and what the watcher raised is raised here, plain. The watchers are
     cancelled when `work` ends.
     """
+    error: BaseException
     try:
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(watcher) for watcher in watchers]
             result = await work
             for task in running:
                 task.cancel()
+        return result
     except BaseExceptionGroup as group:
         if len(group.exceptions) > 1:
             raise  # the cleanup of `work` failed too: both must be seen
-        raise group.exceptions[0] from None
-    return result
+        error = group.exceptions[0]
+        group.__traceback__ = None
+    # Out of reach of the group, and of this frame: what failed holds what it worked on, a body of
+    # 15 MB for example, and would stay with it until the collector comes.
+    try:
+        raise error
+    finally:
+        del error

@@ -6,7 +6,8 @@ a new one. Owns how they are tried. Knows no cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +66,29 @@ class Returns:
 
 
 UNKNOWN = Returns()
+
+
+class Probe:
+    """Returns that are tried once, when somebody first wants them: to render a long chat again
+    takes a while. Any thread may ask; others wait meanwhile.
+    """
+
+    def __init__(self, of: Callable[[], Returns]) -> None:
+        self._of = of
+        self._lock = threading.Lock()
+        self._found: Returns | None = None
+
+    def learn(self) -> Returns:
+        """What was found, or is now."""
+        with self._lock:
+            if self._found is None:
+                self._found = self._of()
+                self._of = lambda: UNKNOWN  # what it was made of is let go
+            return self._found
+
+    def __call__(self, generated_ids: Sequence[int]) -> bool:
+        """See Returns."""
+        return self.learn()(generated_ids)
 
 
 def _returns(

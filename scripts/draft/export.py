@@ -30,6 +30,7 @@ def draft_config(spec: DraftSpec, target: ModelSpec) -> dict[str, Any]:
         "model_type": "qwen3",
         "block_size": spec.trained_block,
         "dflash_config": {
+            "ctx_max_tokens": spec.ctx_max_tokens,
             "mask_token_id": spec.mask_token,
             "target_layer_ids": list(spec.taps),
         },

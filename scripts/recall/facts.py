@@ -1,6 +1,7 @@
 """Texts that hide facts among filler and ask for them: the recall model's whole language.
 
-A slot is 16 words. Owns the words and what a row is made of; knows no network and no file.
+A slot is 16 words, and a line begins anywhere in its slot: where it stands says nothing of what it
+says. Owns the words and what a row is made of; knows no network and no file.
 """
 
 from __future__ import annotations
@@ -12,9 +13,19 @@ import numpy as np
 
 SLOT_WORDS = 16
 NUM_VALUES = 6  # of a fact
-SPECIAL = ("<pad>", "<eos>", "FACT", "ASK", "END")
-PAD, EOS, FACT, ASK, END = range(len(SPECIAL))
-BEFORE_VALUES = 3  # FACT or ASK, and two names
+NUM_NAMES = 2
+BEFORE_VALUES = 1 + NUM_NAMES  # FACT or ASK, and two names
+LINE_WORDS = BEFORE_VALUES + NUM_VALUES + 1  # END behind the values
+NUM_BEGINS = SLOT_WORDS - LINE_WORDS + 1  # places in a slot
+NUM_REHEARSALS = 20  # of the second names of a hop: about as many tokens as a look takes
+KINDS = ("<pad>", "<eos>", "<|mask|>", "FACT", "ASK", "HOP", "END")
+SPECIAL = (*KINDS, *(f"r{i}" for i in range(NUM_REHEARSALS)))
+PAD, EOS, MASK, FACT, ASK, HOP, END = range(len(KINDS))
+REHEARSALS = tuple(range(len(KINDS), len(SPECIAL)))
+HOP_SLOTS = -(
+    -(BEFORE_VALUES + (NUM_NAMES + 1) * NUM_REHEARSALS + NUM_NAMES + NUM_VALUES + 1) // SLOT_WORDS
+)
+LINK_EVERY = 8  # of so many facts one is a link: its first values are another one's names
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class Language:
     num_first: int = 64
     num_second: int = 1024
     num_value_words: int = 256
-    num_filler_words: int = 699
+    num_filler_words: int = 677
     num_phrases: int = 4096
 
     @property
@@ -53,7 +64,7 @@ class Language:
 LANGUAGES = {
     "full": Language(),
     "small": Language(
-        num_first=8, num_second=16, num_value_words=16, num_filler_words=19, num_phrases=64
+        num_first=16, num_second=32, num_value_words=64, num_filler_words=32, num_phrases=64
     ),
 }
 
@@ -74,6 +85,31 @@ class Fact:
         """What is to be gone on with the values."""
         return [ASK, *self.names]
 
+    def linked_to(self, other: Fact) -> Fact:
+        """The same fact, whose first values are the other one's names."""
+        return Fact(self.names, (*other.names, *self.values[NUM_NAMES:]))
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """A question for the values of a fact that another one names. Between the names, which are to
+    be found first, and the values they are rehearsed: time for somebody to fetch what is asked for.
+    """
+
+    link: Fact
+    fact: Fact
+
+    @property
+    def question(self) -> list[int]:
+        """What is to be gone on with `answer`."""
+        return [HOP, *self.link.names]
+
+    @property
+    def answer(self) -> list[int]:
+        """The second names, rehearsed, and the values; END follows."""
+        rehearsed = [token for i in REHEARSALS for token in (*self.fact.names, i)]
+        return [*rehearsed, *self.fact.names, *self.fact.values]
+
 
 class Writer:
     """Writes rows of one language; what it writes follows from the seed."""
@@ -86,67 +122,123 @@ class Writer:
         shape = (language.num_phrases, SLOT_WORDS)
         self._phrases = phrases.integers(begin, begin + language.num_filler_words, shape)
         weights = 1 / (np.arange(language.num_phrases) + 10)  # some are met often, most are rare
-        self._weights = weights / weights.sum()
+        self._reached = np.cumsum(weights / weights.sum())
 
     def facts(self, count: int) -> list[Fact]:
         """Facts of different names."""
-        language, (first, second, values, _) = self._language, self._language.begins
-        pairs = language.num_first * language.num_second
-        names = self._random.choice(pairs, count, replace=False)
-        said = self._random.integers(0, language.num_value_words, (count, NUM_VALUES)) + values
+        names, values = self._facts(1, count)
         return [
-            Fact(
-                (
-                    first + int(pair) // language.num_second,
-                    second + int(pair) % language.num_second,
-                ),
-                tuple(row),
-            )
-            for pair, row in zip(names, said.tolist(), strict=True)
+            Fact((int(first), int(second)), tuple(said))
+            for (first, second), said in zip(names[0], values[0].tolist(), strict=True)
         ]
 
-    def row(self, num_tokens: int, num_facts: int, num_questions: int) -> np.ndarray:
-        """A row of slots, int64 [num_tokens]: facts, and questions after them that ask for one of
-        those that stand before.
+    def rows(
+        self, num_rows: int, num_tokens: int, num_facts: int, num_questions: int, num_hops: int = 0
+    ) -> np.ndarray:
+        """Rows of slots, int64 [num_rows, num_tokens]: facts, and questions after them that ask for
+        one of those that stand before; hops end a row, and then some facts are links.
         """
         num_slots = num_tokens // SLOT_WORDS
-        slots = self._filler(num_slots)
-        used = np.sort(self._random.choice(num_slots, num_facts + num_questions, replace=False))
-        # The first is a fact; the others as they come.
-        kinds = self._random.permutation(num_facts - 1 + num_questions) < num_questions
-        facts, told = self.facts(num_facts), 0
-        for slot, is_question in zip(used, [False, *kinds.tolist()], strict=True):
-            if is_question:
-                line = facts[self._random.integers(told)].told(ASK)
-            else:
-                line, told = facts[told].told(FACT), told + 1
-            slots[slot, : len(line)] = line
-        return slots.reshape(-1)
+        slots = self._filler((num_rows, num_slots))
+        names, values = self._facts(num_rows, num_facts)
+        links = np.arange(LINK_EVERY - 1, num_facts, LINK_EVERY) if num_hops else np.arange(0)
+        linked = self._below(links, num_rows) // LINK_EVERY * LINK_EVERY  # never a link
+        every = np.arange(num_rows)[:, None]
+        values[:, links, :NUM_NAMES] = names[every, linked]
+        # --- facts and questions, in slots as they come
+        num_lines, num_free = num_facts + num_questions, num_slots - num_hops * HOP_SLOTS
+        drawn = self._random.random((num_rows, num_free))
+        used = np.sort(np.argpartition(drawn, num_lines - 1)[:, :num_lines])
+        asks = np.arange(num_lines - 1) < num_questions
+        asks = self._random.permuted(np.tile(asks, (num_rows, 1)), axis=1)
+        asks = np.concatenate([np.zeros((num_rows, 1), bool), asks], 1)  # the first is a fact
+        told = np.cumsum(~asks, 1)
+        about = np.where(asks, self._below(told), told - 1)
+        kinds = np.where(asks, ASK, FACT)[..., None]
+        ends = np.full_like(kinds, END)
+        lines = np.concatenate([kinds, names[every, about], values[every, about], ends], 2)
+        rows = slots.reshape(num_rows, num_tokens)
+        begins = used * SLOT_WORDS + self._random.integers(0, NUM_BEGINS, used.shape)
+        rows[every[..., None], begins[..., None] + np.arange(LINE_WORDS)] = lines
+        # --- hops
+        if num_hops:
+            chosen = self._random.integers(0, len(links), (num_rows, num_hops))
+            lines = _hop_lines(
+                names[every, links[chosen]],
+                names[every, linked[every, chosen]],
+                values[every, linked[every, chosen]],
+            )
+            tail = slots[:, num_free:].reshape(num_rows, num_hops, HOP_SLOTS * SLOT_WORDS)
+            tail[:, :, : lines.shape[2]] = lines
+            rows[:, num_free * SLOT_WORDS :] = tail.reshape(num_rows, -1)
+        return rows
 
     def context(self, num_tokens: int, facts: Sequence[Fact], depths: Sequence[float]) -> list[int]:
         """Filler of so many tokens with each fact at its depth, 0 for the first slot and 1 for the
         last; facts whose slots are taken move to the next that is free.
         """
-        slots = self._filler(num_tokens // SLOT_WORDS)
+        slots = self._filler((num_tokens // SLOT_WORDS,))
         free = [True] * len(slots)
         for fact, depth in zip(facts, depths, strict=True):
             slot = round(depth * (len(slots) - 1))
             order = [*range(slot, len(slots)), *range(slot - 1, -1, -1)]
             slot = next(s for s in order if free[s])
             free[slot] = False
-            line = fact.told(FACT)
-            slots[slot, : len(line)] = line
+            begin = int(self._random.integers(NUM_BEGINS))
+            slots[slot, begin : begin + LINE_WORDS] = fact.told(FACT)
         return [int(token) for token in slots.reshape(-1)]
 
-    def _filler(self, num_slots: int) -> np.ndarray:
-        chosen = self._random.choice(len(self._phrases), num_slots, p=self._weights)
-        return self._phrases[chosen].copy()
+    def _facts(self, num_rows: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Names [rows, count, 2], which differ within a row, and values [rows, count, 6]."""
+        language, (first, second, values, _) = self._language, self._language.begins
+        pairs = self._different(num_rows, count, language.num_first * language.num_second)
+        parted = np.divmod(pairs, language.num_second)
+        names = np.stack(parted, 2) + np.array([first, second])
+        said = self._random.integers(0, language.num_value_words, (num_rows, count, NUM_VALUES))
+        return names, said + values
+
+    def _different(self, num_rows: int, count: int, limit: int) -> np.ndarray:
+        """Numbers below `limit` [rows, count], different within a row."""
+        found = self._random.integers(0, limit, (num_rows, count))
+        order = np.sort(found)
+        for row in np.flatnonzero((order[:, 1:] == order[:, :-1]).any(1)):
+            found[row] = self._random.choice(limit, count, replace=False)
+        return found
+
+    def _below(self, limits: np.ndarray, num_rows: int | None = None) -> np.ndarray:
+        """A number below each limit, in so many rows if they are not given row by row."""
+        shape = limits.shape if num_rows is None else (num_rows, *limits.shape)
+        return (self._random.random(shape) * limits).astype(np.int64)
+
+    def _filler(self, shape: tuple[int, ...]) -> np.ndarray:
+        chosen = np.searchsorted(self._reached, self._random.random(shape))
+        return self._phrases[np.minimum(chosen, len(self._phrases) - 1)]
+
+
+def _hop_lines(links: np.ndarray, names: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """HOP, the link's names, the other's, rehearsed, its values, END: [rows, hops, tokens]."""
+    one = (*names.shape[:2], 1)
+    rehearsed = [part for i in REHEARSALS for part in (names, np.full(one, i))]
+    return np.concatenate(
+        [np.full(one, HOP), links, *rehearsed, names, values, np.full(one, END)], 2
+    )
 
 
 def value_places(rows: np.ndarray) -> np.ndarray:
-    """Which tokens [rows, tokens] are values that a question was gone on with: bool."""
-    slots = rows.reshape(len(rows), -1, SLOT_WORDS)
-    asked = slots[:, :, 0] == ASK
-    places = np.zeros(slots.shape, bool)
-    places[:, :, BEFORE_VALUES : BEFORE_VALUES + NUM_VALUES] = asked[:, :, None]
-    return places.reshape(rows.shape)
+    """Which tokens [rows, tokens] are values that an ASK was gone on with: bool."""
+    return _after(rows, ASK, [*range(BEFORE_VALUES, BEFORE_VALUES + NUM_VALUES)])
+
+
+def hop_places(rows: np.ndarray) -> np.ndarray:
+    """Which tokens [rows, tokens] have to be found for a HOP, rehearsals left out: bool."""
+    names = [*range(BEFORE_VALUES, BEFORE_VALUES + NUM_NAMES)]
+    begin = BEFORE_VALUES + (NUM_NAMES + 1) * NUM_REHEARSALS + NUM_NAMES
+    return _after(rows, HOP, [*names, *range(begin, begin + NUM_VALUES)])
+
+
+def _after(rows: np.ndarray, kind: int, offsets: Sequence[int]) -> np.ndarray:
+    places = np.zeros(rows.shape, bool)
+    row, begin = np.nonzero(rows == kind)
+    for offset in offsets:
+        places[row, begin + offset] = True
+    return places

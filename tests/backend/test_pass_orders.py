@@ -64,7 +64,8 @@ class Rows:
 
 def order(message: Message, *tensors: Tensor) -> None:
     limits = NUM_LANES, MAX_TOKENS, NUM_PAGES
-    orders = PassOrders(Line(*tensors), Untouched(), Rows(), [], limits, Past)
+    untouched = Untouched()
+    orders = PassOrders(Line(*tensors), untouched, Rows(), [], limits, Past, untouched.prepare)
     orders.table[type(message)](message, Received(message, None, 1, 0))
 
 
@@ -81,6 +82,9 @@ def run(lanes: tuple[int, ...], begins: tuple[int, ...]) -> wire.Run:
         (run((-2,), (0,)), "lane -2 of 2"),
         (run((0,), (128,)), "129 tokens in a lane of 128"),
         (run((0,), (0,)), "another size"),
+        (wire.Soon(run((2,), (0,))), "lane 2 of 2"),
+        (wire.Soon(wire.Run("prefill", (0,), (0,), 8)), "a chunk of a prompt was announced"),
+        (wire.Given(), "what a pass is given came before the pass"),
         (wire.Reset(2), "lane 2 of 2"),
         (wire.Place(1, ((2, 0, 0),)), "lane 2 of 2"),
         (wire.Place(1, ((0, 2, 0),)), "chunk 2, page 0 of a lane of 2 chunks"),

@@ -25,12 +25,17 @@ def prompt(history: Remembering, text: str | None = "hello") -> Rendered:
     return Rendered(SimpleNamespace(history=history), text, (1, 2), ())
 
 
+def beside(call) -> None:
+    """In place of another thread."""
+    call()
+
+
 def delta(index: int, *ids: int, finish: Finish | None = None) -> Delta:
     return Delta(index, (), ids, (), finish)
 
 
 async def test_each_delta_goes_to_its_stream_and_the_ends_are_told():
-    answers = Answers()
+    answers = Answers(beside)
     first = answers.open(0, prompt(Remembering()), 1, lambda: None)
     second = answers.open(1, prompt(Remembering()), 1, lambda: None)
     told = [(1, delta(0, 5)), (0, delta(0, 6, finish=FINISH)), (1, delta(0, finish=FINISH))]
@@ -41,21 +46,30 @@ async def test_each_delta_goes_to_its_stream_and_the_ends_are_told():
 
 
 def test_an_answer_is_open_until_its_last_choice_has_ended():
-    answers = Answers()
+    answers = Answers(beside)
     answers.open(0, prompt(Remembering()), 2, lambda: None)
     answers.deliver([(0, delta(1, finish=FINISH))])
     assert repr(answers) == "Answers(1 open)"
 
 
 def test_what_a_choice_said_is_remembered_with_the_prompt_that_it_followed():
-    answers, history = Answers(), Remembering()
+    answers, history = Answers(beside), Remembering()
     answers.open(0, prompt(history), 2, lambda: None)
     answers.deliver([(0, delta(0, 5)), (0, delta(1, 7)), (0, delta(0, 6, finish=FINISH))])
     assert history.told == [("hello", (1, 2), [5, 6])]
 
 
+def test_whether_it_can_come_back_is_tried_once_it_has_begun_and_once():
+    tried = []
+    answers, asked = Answers(tried.append), prompt(Remembering())
+    answers.open(0, asked, 2, lambda: None)
+    assert not tried
+    answers.deliver([(0, delta(0, 5)), (0, delta(1, 7)), (0, delta(0, 6, finish=FINISH))])
+    assert tried == [asked.answer_returns.learn]
+
+
 def test_nothing_is_remembered_after_a_prompt_that_was_no_text():
-    answers, history = Answers(), Remembering()
+    answers, history = Answers(beside), Remembering()
     answers.open(0, prompt(history, text=None), 1, lambda: None)
     assert answers.deliver([(0, delta(0, 5, finish=FINISH))]) == [("", FINISH)]
     assert history.told == []

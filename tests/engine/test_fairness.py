@@ -7,8 +7,10 @@ from collections import Counter
 import pytest
 
 from luceasync.engine.fairness import (
+    MIN_TURN_S,
     MIN_TURN_TOKENS,
     ROWS_PER_TURN_TOKEN,
+    TURN_PER_BEGINNING,
     Held,
     Seat,
     gives_way,
@@ -88,6 +90,16 @@ def test_a_turn_is_worth_what_it_took_to_begin_it():
     num_rows = 1000 * ROWS_PER_TURN_TOKEN
     assert goes_round([Seat("a", False, 999, num_rows)], {"a"}) is None
     assert goes_round([Seat("a", False, 1000, num_rows)], {"a"}) == 0
+
+
+def test_where_tokens_are_slow_a_turn_is_over_after_a_time_that_was_worth_its_beginning():
+    def turn(turn_s: float, prefill_s: float = 0.0) -> Seat:
+        return Seat("a", False, 1, 10**6, turn_s, prefill_s)
+
+    assert goes_round([turn(0.9 * MIN_TURN_S)], {"a"}) is None
+    assert goes_round([turn(MIN_TURN_S)], {"a"}) == 0
+    assert goes_round([turn(1.9, 1.0)], {"a"}) is None
+    assert goes_round([turn(TURN_PER_BEGINNING, 1.0)], {"a"}) == 0
 
 
 def held(clients: str, running: str = "") -> list[Held]:

@@ -14,6 +14,7 @@ import pytest
 
 from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
+from luceasync.engine.rehearsal import Part, rehearse
 from luceasync.engine.start import build_engine
 from luceasync.errors import Unavailable
 from tests import tiny
@@ -125,8 +126,15 @@ async def until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])
 async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_alone(
-    tiny_dir, tmp_path, is_busy, transport
+    tiny_dir, tmp_path, monkeypatch, is_busy, transport
 ):
+    rehearsed: list[Part] = []
+
+    def counted(target, decoding, tokenizer, part: Part) -> None:
+        rehearsed.append(part)
+        rehearse(target, decoding, tokenizer, part)
+
+    monkeypatch.setattr("luceasync.engine.recipe.rehearse", counted)
     there = running(
         tiny_dir, tmp_path / "several", "three", transport=transport, cache_dir=tmp_path / "cache"
     )
@@ -152,6 +160,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         status = engine.status()
         assert (status.processes.away, status.restarts_total) == (None, 0)
         assert [process.num_starts for process in status.processes.all] == [1, 2]
+        assert len(rehearsed) == 2  # before it is of use again, as before the first request
         assert first in backends() and last not in backends()
     assert after.ids == before.ids
     assert after.num_cached > before.num_prompt_tokens - 64

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from luceasync.engine.roster import Roster
+from luceasync.engine.roster import MAX_ASKED, Roster
 
 
 class Choice:
@@ -14,7 +14,9 @@ class Choice:
     is_unread = False
     num_in_turn = 1000
     num_prefilled = num_cached = 0
+    prefill_s = 0.0
     left_at: float | None = None
+    turn_at: float | None = None
 
     def __init__(
         self,
@@ -31,6 +33,11 @@ class Choice:
     is_prefilling = property(lambda self: self.state == "prefilling")
     is_decoding = property(lambda self: self.state == "decoding")
     last_token = property(lambda self: 7 if self.is_decoding else None)
+
+
+def ready(choice: Choice) -> bool:
+    """Whoever waits could begin."""
+    return True
 
 
 def seated(roster: Roster, state: str, client: str = "a") -> Choice:
@@ -131,14 +138,14 @@ def test_who_is_not_read_gives_its_lane_to_whoever_waits_and_waits_first_of_its_
     roster = Roster(1)
     unread = seated(roster, "decoding")
     roster.read(id(unread), is_behind=True)
-    assert roster.gives_way() is None  # nobody waits
+    assert roster.gives_way(ready) is None  # nobody waits
     other = Choice()
     roster.queue([other])
     roster.pass_over()
     assert roster.has_work is False
     roster.read(id(unread), is_behind=True)  # since somebody may have a chance now
     assert roster.has_work
-    assert roster.gives_way() is unread
+    assert roster.gives_way(ready) is unread
     roster.wait_again(unread)
     assert roster.waiting == [unread, other]
     roster.free(0)
@@ -149,14 +156,14 @@ def test_nobody_gives_way_while_a_lane_is_free_or_to_its_own_client():
     roster = Roster(2)
     seated(roster, "decoding")
     roster.queue([Choice(client="b")])
-    assert roster.gives_way() is None
+    assert roster.gives_way(ready) is None
     full = Roster(2)
     for _ in range(2):
         last = seated(full, "decoding")
     full.queue([Choice()])
-    assert full.gives_way() is None
+    assert full.gives_way(ready) is None
     full.queue([Choice(client="b")])
-    assert full.gives_way() is last
+    assert full.gives_way(ready) is last
 
 
 def test_a_lane_goes_round_among_the_answers_that_a_client_has_begun():
@@ -164,18 +171,18 @@ def test_a_lane_goes_round_among_the_answers_that_a_client_has_begun():
     first = seated(roster, "decoding")
     stands, young = Choice(), Choice()
     roster.queue([Choice(client="b"), young, stands])
-    assert roster.gives_way() is None  # neither has been on a lane
+    assert roster.gives_way(ready) is None  # neither has been on a lane
     stands.left_at = -1e9
-    assert roster.gives_way() is first
+    assert roster.gives_way(ready) is first
     roster.wait_again(first)
     first.left_at = time.monotonic()
     roster.free(0)
     assert roster.in_turn()[0] is stands  # whoever else has none
     roster.seat(stands, 0)
     stands.state = "decoding"
-    assert roster.gives_way() is None  # the first has only begun to stand
+    assert roster.gives_way(ready) is None  # the first has only begun to stand
     first.left_at = -1e9
-    assert roster.gives_way() is stands
+    assert roster.gives_way(ready) is stands
     roster.give_up(first)
     assert roster.in_turn()[0] is not first
 
@@ -190,3 +197,41 @@ def test_of_its_own_requests_a_client_says_which_comes_first_and_nothing_of_othe
     )
     roster.queue([late, other, soon, soonest])
     assert roster.in_turn() == [soonest, other, soon, late]
+
+
+def test_nobody_leaves_a_lane_to_one_that_cannot_begin_yet():
+    roster = Roster(1)
+    unread = seated(roster, "decoding")
+    roster.read(id(unread), is_behind=True)
+    others = [Choice(client="b"), Choice(client="c")]
+    roster.queue(others)
+    assert roster.gives_way(lambda choice: False) is None
+    assert roster.gives_way(lambda choice: choice is others[1]) is unread
+
+
+def test_a_lane_goes_to_no_other_answer_of_its_client_that_cannot_begin_yet():
+    roster, stands = Roster(1), Choice()
+    first = seated(roster, "decoding")
+    stands.left_at = -1e9
+    roster.queue([stands])
+    assert roster.gives_way(lambda choice: False) is None
+    assert roster.gives_way(ready) is first
+
+
+def test_few_are_asked_at_a_step_whether_they_could_begin():
+    roster, asked = Roster(1), []
+    roster.read(id(seated(roster, "decoding")), is_behind=True)
+    roster.queue([Choice(client=f"{n}") for n in range(1000)])
+    assert roster.gives_way(lambda choice: asked.append(choice) is not None) is None
+    assert 0 < len(asked) <= MAX_ASKED
+
+
+def test_on_a_slow_machine_a_turn_ends_by_time():
+    roster, stands = Roster(1), Choice()
+    first = seated(roster, "decoding")
+    first.num_in_turn, first.turn_at, first.prefill_s = 1, time.monotonic(), 0.1
+    stands.left_at = -1e9
+    roster.queue([stands])
+    assert roster.gives_way(ready) is None
+    first.turn_at = -1e9
+    assert roster.gives_way(ready) is first

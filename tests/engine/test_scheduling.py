@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.engine.scheduling import Balance, Load, next_step
+from luceasync.engine.scheduling import Balance, Load, next_prefill, next_step
 
 
 @pytest.mark.parametrize(
@@ -45,3 +45,8 @@ def test_while_both_wait_each_has_its_share_and_a_time_alone_counts_for_nothing(
         assert balance.next_step(1, 1) == "decode"
         balance.account("decode", 1.0, both=True)
     assert balance.next_step(1, 1) == "prefill"
+
+
+def test_of_prompts_that_one_comes_first_which_somebody_reads_already():
+    assert next_prefill([False, False, True, True]) == 2
+    assert next_prefill([False, False]) == 0

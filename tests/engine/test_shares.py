@@ -183,3 +183,34 @@ def test_the_room_is_looked_at_when_a_request_comes(make_prepared):
     assert pump.submit([replace(make_prepared(1, [0]), client="a")], room) == []
     [(stream, delta)] = pump.submit([replace(make_prepared(2, [0]), client="b")], room)
     assert (stream, delta.finish.error_kind, delta.finish.retry_after_s) == (1, "gave_way", 7)
+
+
+def test_an_answer_that_lost_its_lane_goes_on_before_prompts_that_nobody_reads_yet(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=2)
+    pump.submit([replace(make_prepared(0, [0], max_tokens=400), client="a")])
+    for _ in range(100):
+        pump.step()
+    pump.submit([replace(make_prepared(1, [0] * 640), client="long")])
+    pump.step()
+    pump.read(0, is_behind=True)
+    pump.submit([replace(make_prepared(2, [0] * 640), client="b")])
+    pump.step()
+    pump.cancel(2)
+    pump.read(0, is_behind=False)
+    del target.calls[:]
+    for _ in range(3):
+        pump.step()
+    prefills = [call[1:] for call in target.calls if call[0] == "prefill"]
+    assert [lane for lane, _, _ in prefills[:2]] == [0, 0]
+    assert 64 < sum(num for _, _, num in prefills[:2]) <= 128
+
+
+def test_where_nothing_is_kept_nobody_waits_for_a_prompt_like_its_own(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target, num_lanes=2, memory_bytes=0)
+    prompt = [0, 1] * 200
+    for stream in range(2):
+        pump.submit([replace(make_prepared(stream, prompt), client=f"{stream}")])
+    pump.step()
+    assert pump.num_running == 2

@@ -33,21 +33,29 @@ class Watched:
 
     def __init__(self, code: str, heartbeat: Heartbeat = SOON) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, channel_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begin = (
             "import socket, sys, time; from luceasync.ipc.pulse import Answering; "
             f"answering = Answering(socket.socket(fileno={there.fileno()})); "
+            f"channel = socket.socket(fileno={channel_there.fileno()}); "
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + code],
-            pass_fds=[there.fileno()],
+            pass_fds=[there.fileno(), channel_there.fileno()],
             env={"PYTHONPATH": str(ROOT)},
         )
         there.close()
+        channel_there.close()
         self.pidfd = os.pidfd_open(self.process.pid)
         self.hung: list[str] = []
         self.ended: list[float] = []
         self.watch = Watch(
-            here, self.pidfd, heartbeat, self.hung.append, lambda: self.ended.append(time.time())
+            here,
+            self.channel.fileno(),
+            self.pidfd,
+            heartbeat,
+            self.hung.append,
+            lambda: self.ended.append(time.time()),
         )
 
     def close(self) -> None:
@@ -56,6 +64,7 @@ class Watched:
         self.watch.close()
         self.process.wait()
         os.close(self.pidfd)
+        self.channel.close()
 
 
 @pytest.mark.slow
@@ -86,6 +95,16 @@ def test_one_that_is_stopped_is_hung_and_its_end_is_told():
 
 
 @pytest.mark.slow
+def test_the_end_of_the_channel_is_the_end_whoever_still_answers():
+    # Of the threads that end the last one closes its sockets only after all memory is given back.
+    watched = Watched("channel.close(); time.sleep(600)")
+    until(watched.watch.has_ended.is_set)
+    until(lambda: len(watched.ended) == 1)
+    assert watched.process.poll() is None
+    watched.close()
+
+
+@pytest.mark.slow
 def test_before_its_first_sign_it_has_time():
     watched = Watched("", Heartbeat(interval_s=0.001, deadline_s=0.002))
     until(watched.watch.has_ended.is_set)
@@ -102,7 +121,7 @@ def test_the_thread_that_answers_alone_has_its_socket():
     counts = sorted(len(list((task / "fd").iterdir())) for task in tasks.iterdir())
     assert counts[0] == 2  # the socket, and what ends the thread
     links = [os.readlink(link) for link in Path(f"/proc/{watched.process.pid}/fd").iterdir()]
-    assert not [link for link in links if link.startswith("socket:")]
+    assert len([link for link in links if link.startswith("socket:")]) == 1  # its channel
     watched.close()
 
 

@@ -23,6 +23,7 @@ from luceasync.kernels.kernel import compiled_ahead, kernel
 from luceasync.kernels.rows import rms_norm, swiglu
 
 GPU = torch.device("cuda", 0)
+DEADLINE_S = 300.0
 
 
 @kernel()
@@ -68,7 +69,7 @@ def tell() -> dict[str, object]:
     knobs.compilation.listener = listen
     norms(64)
     first = compiled.copy()
-    with compiled_ahead(GPU):
+    with compiled_ahead(GPU, DEADLINE_S):
         norms(64)  # is loaded already, and is not launched all the same
         for width in (128, 256, 256, 512):
             norms(width)
@@ -87,7 +88,7 @@ def tell() -> dict[str, object]:
         error = None
     except triton.CompilationError as caught:
         error = type(caught).__name__
-    with compiled_ahead(GPU):
+    with compiled_ahead(GPU, DEADLINE_S):
         norms(1024)
     return {
         "first": first,

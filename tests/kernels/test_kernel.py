@@ -33,14 +33,14 @@ def filled(value: int) -> int:
 
 def test_a_kernel_is_launched_but_where_it_is_compiled_ahead():
     assert filled(7) == 7
-    with compiled_ahead(DEVICE):
+    with compiled_ahead(DEVICE, DEADLINE_S):
         assert filled(8) == 0
     assert filled(9) == 9
 
 
 def test_other_threads_launch_all_the_while():
     found = []
-    with compiled_ahead(DEVICE):
+    with compiled_ahead(DEVICE, DEADLINE_S):
         other = threading.Thread(target=lambda: found.append(filled(5)))
         other.start()
         other.join()
@@ -48,7 +48,7 @@ def test_other_threads_launch_all_the_while():
 
 
 def test_a_pass_that_raises_is_seen_no_more():
-    with pytest.raises(ZeroDivisionError), compiled_ahead(DEVICE):
+    with pytest.raises(ZeroDivisionError), compiled_ahead(DEVICE, DEADLINE_S):
         raise ZeroDivisionError
     assert filled(3) == 3
 

@@ -7,14 +7,18 @@ import pytest
 from luceasync.models.row_counts import filled_up
 
 
-def test_prompts_of_any_length_up_to_4096_make_44_numbers():
-    assert len({filled_up(num_rows) for num_rows in range(1, 4097)}) == 44
+@pytest.mark.parametrize(("per_octave", "num_numbers"), [(4, 44), (32, 256)])
+def test_prompts_of_any_length_up_to_4096_make_few_numbers(per_octave: int, num_numbers: int):
+    numbers = {filled_up(num_rows, per_octave=per_octave) for num_rows in range(1, 4097)}
+    assert len(numbers) == num_numbers
 
 
-def test_less_than_a_quarter_is_added():
-    assert all(num <= filled_up(num) < 1.25 * num for num in range(1, 4097))
+@pytest.mark.parametrize("per_octave", [1, 4, 32])
+def test_less_than_the_numbers_part_is_added(per_octave: int):
+    for num in range(1, 4097):
+        assert num <= filled_up(num, per_octave=per_octave) < num * (1 + 1 / per_octave)
 
 
 @pytest.mark.parametrize("num_rows", [*range(9), 16, 24, 32, 64, 128, 256, 512])
 def test_what_steps_of_decode_and_whole_chunks_have_stays(num_rows: int):
-    assert filled_up(num_rows) == num_rows
+    assert filled_up(num_rows, per_octave=4) == num_rows

@@ -55,8 +55,9 @@ class FakeGroup:
     def probe(self) -> None:
         self._told.append((self.number, "probe", None))
 
-    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> None:
+    def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         self._told.append((self.number, "mend", None))
+        return False
 
     def close(self) -> None:
         self.is_closed = True

@@ -12,14 +12,17 @@ import pytest
 import torch
 
 from luceasync.hoststore.nodes import Span
-from luceasync.kernels.kernel import compiled_ahead
+from luceasync.kernels import kernel
+from luceasync.kernels.kernel import Kernel
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.triton_ops import TritonOps
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.compile_ahead import compiled_ahead
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.pool import AskedPool, Pool
 
 pytestmark = [
     pytest.mark.slow,
@@ -58,7 +61,9 @@ def unwritten_is_nan() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-def opened(model_dir: Path) -> LayerSplitBackend:
+def opened(
+    model_dir: Path, *, max_ctx_tokens: int = 128, pool: AskedPool | None = None
+) -> LayerSplitBackend:
     """Over two shards."""
     spec = read_spec(model_dir)
     plan = make_plan(
@@ -67,8 +72,9 @@ def opened(model_dir: Path) -> LayerSplitBackend:
         precision=Precision.of("fp32"),
         weights=[1.0, 1.0],
         parallel=1,
-        max_ctx_tokens=128,
+        max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=64,
+        pool=pool,
     )
     return LayerSplitBackend.open(model_dir, spec, plan)
 
@@ -96,6 +102,23 @@ def test_what_fills_up_a_short_chunk_is_no_trace_of_it(tiny_dir, unwritten_is_na
     monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
     monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
     assert torch.allclose(logits(tiny_dir), expected, atol=1e-4)
+
+
+def test_what_sees_an_absent_past_is_compiled_ahead_too(tiny_dir, monkeypatch):
+    ahead: set[str] = set()
+    launched = Kernel.__getitem__
+
+    def told(self: Kernel, grid: tuple[int, ...]):
+        if kernel._ahead.get():
+            ahead.add(self._jit.fn.__name__)
+        return launched(self, grid)
+
+    monkeypatch.setattr(Kernel, "__getitem__", told)
+    monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
+    monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
+    pool = AskedPool(448, Pool("qk", 64), 2**30)
+    with closing(opened(tiny_dir, max_ctx_tokens=1024, pool=pool)):
+        assert {"_merge_kernel", "_chunk_scores_kernel"} <= ahead
 
 
 def test_the_state_within_a_short_chunk_is_taken_between_two_passes(tiny_dir, monkeypatch):

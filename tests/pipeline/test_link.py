@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import GroupFailed
-from luceasync.ipc.channel import Vitals
+from luceasync.ipc.channel import Outgoing, Vitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.pace import Pace
 from luceasync.ipc.packets import Message
@@ -112,3 +112,72 @@ def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
         link.mention(wire.Reset(0))  # nobody need hear
     finally:
         ends.close()
+
+
+class Later:
+    """See Event: a copy that has arrived when it is waited for, or when somebody says so."""
+
+    def __init__(self) -> None:
+        self.is_there = False
+
+    def query(self) -> bool:
+        return self.is_there
+
+    def synchronize(self) -> None:
+        self.is_there = True
+
+
+def heard(ends: Ends) -> list[Message]:
+    """What has come to the other end so far."""
+    found = []
+    while ends.there.poll(0.0):
+        found.append(ends.there.receive(DEADLINE_S).message)
+    return found
+
+
+@pytest.fixture
+def copies(monkeypatch: pytest.MonkeyPatch) -> list[Later]:
+    """Of tensors that a device would still compute, in order."""
+    begun: list[Later] = []
+
+    def put_soon(room: Outgoing, tensor: torch.Tensor) -> Later:
+        begun.append(Later())
+        return begun[-1]
+
+    monkeypatch.setattr("luceasync.pipeline.link.put_soon", put_soon)
+    return begun
+
+
+CHUNKS = [wire.Propose(1, number, None) for number in (1, 2)]
+
+
+def test_a_chunk_is_sent_when_it_is_there_and_what_follows_waits_for_its_turn(copies):
+    link, ends = linked("shared")
+    link.tell_soon(CHUNKS[0], torch.zeros(4))
+    link.tell_soon(wire.Reset(0))
+    assert heard(ends) == []
+    copies[0].is_there = True
+    link.tell_soon(wire.Reset(1))
+    assert heard(ends) == [CHUNKS[0], wire.Reset(0), wire.Reset(1)]
+    link.tell_soon(wire.Reset(2))
+    assert heard(ends) == [wire.Reset(2)]
+    ends.close()
+
+
+def test_a_chunk_is_sent_before_another_one_and_before_a_call(copies):
+    link, ends = linked("shared")
+    link.tell_soon(CHUNKS[0], torch.zeros(4))
+    link.tell_soon(CHUNKS[1], torch.zeros(4))
+    assert [each.is_there for each in copies] == [True, False]
+    assert heard(ends) == [CHUNKS[0]]
+    link.tell(wire.Synchronize())
+    assert heard(ends) == [CHUNKS[1], wire.Synchronize()]
+    ends.close()
+
+
+def test_of_a_process_that_is_gone_no_copy_is_left_under_way(copies):
+    link, ends = linked("shared")
+    link.tell_soon(CHUNKS[0], torch.zeros(4))
+    link.close()
+    assert copies[0].is_there
+    ends.close()

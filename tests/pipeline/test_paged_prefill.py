@@ -143,3 +143,28 @@ def test_a_gpu_sees_what_the_cpu_sees(make_backend, tiny_dir: Path):
     assert (found[0] - found[1]).abs().max() < 1e-3
     assert (masses[0] - masses[1]).abs().max() < 1e-3
     assert (masses[0] > 0).all()
+
+
+@pytest.mark.gpu
+def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, tiny_dir: Path):
+    """Whoever lets it go, while its stream is held up and others ask for memory."""
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
+    backend = make_backend(
+        tiny_dir, **sizes, devices=["cuda:0"], page_order=[5, 2, 0, 7, 1, 6, 3, 4]
+    )
+    prefilled(backend, prompt(1300))
+    looked(backend, 1300)  # what came by in the last pass
+    expected = looked(backend, 1300)
+    [group] = backend._groups
+    [shard] = group._shards
+    with shard.platform.beside():
+        torch.cuda._sleep(10**9)
+    group.passes.look(1, 1300)
+    look = shard.past._looks._found[1]
+    while look.go_on():
+        pass
+    shard.past._staging._held.clear()
+    others = [torch.full((num,), 2**40, device="cuda") for num in [*range(64, 1400, 32)] * 8]
+    torch.cuda.current_stream().synchronize()
+    assert group.passes.masses(1).of_chunks.equal(expected)
+    del others

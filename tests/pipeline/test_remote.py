@@ -157,9 +157,9 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     backend.decode([0], [7], [5]).rank(Wanted()).candidates()
     before = traffic.payload_bytes_received
     backend.decode([0], [8], [5]).rank(Wanted()).candidates()
-    assert traffic.payload_bytes_received - before == 8
+    assert traffic.payload_bytes_received == before  # the token stands in the packet
     backend.decode([0], [9], [5]).rank(Wanted(num_ranked=4)).candidates()
-    assert traffic.payload_bytes_received - before == 8 + 8 * (1 + 4 + 4 + 1)
+    assert traffic.payload_bytes_received - before == 8 * (1 + 4 + 4 + 1)
 
 
 @pytest.mark.parametrize("num_kept", [40, 64])
@@ -199,6 +199,18 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend.prefill(0, 0, range(3, 67), project=False)
     assert traffic.packets_received == before
     assert torch.equal(life(backend), life(open_in("one")))
+
+
+@pytest.mark.parametrize("transport", ["shared", "stream"])
+def test_a_step_is_announced_while_its_activation_is_computed(open_in, monkeypatch, transport: str):
+    monkeypatch.setattr("luceasync.pipeline.remote.HOST", torch.device("meta"))
+    backend = open_in("two", transport)
+    traffic = remote_group(backend).traffic
+    assert torch.equal(life(backend), life(open_in("one")))
+    backend.prefill(1, 0, range(3, 10), project=False)
+    before = traffic.packets_sent
+    backend.decode([1], [7], [5])
+    assert traffic.packets_sent == before + 2
 
 
 @pytest.mark.parametrize("transport", ["shared", "stream"])
@@ -257,13 +269,13 @@ def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, 
         backend.prefill(0, 0, [3, 4, 5], project=True)
     backend.nodes.drop("never was")  # what the process need not hear
     lost: list = []
-    backend.mend(lost.extend)
+    assert backend.mend(lost.extend)
     assert first._link._started.child.pid == other
     assert lost == ([] if transport == "shared" else ["n"])
     if transport == "shared":
         assert torch.equal(life(backend, "n"), restored)
     assert torch.equal(life(backend), told)
-    backend.mend(lost.extend)
+    assert not backend.mend(lost.extend)
     assert len(lost) == (transport == "stream")
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -68,3 +70,34 @@ async def test_cancelling_the_race_cancels_everything_in_it():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert log == ["cleaned up", "cleaned up"]
+
+
+@pytest.mark.parametrize("watcher", [lambda: forever([]), fail], ids=["the work", "a watcher"])
+async def test_what_a_failed_race_worked_on_waits_for_no_collector(watcher):
+    class Body:
+        pass
+
+    def work_on(body: Body) -> None:
+        raise KeyError("stop")
+
+    async def work(seen: list[weakref.ref[Body]]) -> None:
+        body = Body()
+        seen.append(weakref.ref(body))
+        await asyncio.sleep(0.01)
+        await asyncio.to_thread(work_on, body)
+
+    async def outcome(seen: list[weakref.ref[Body]]) -> str:
+        try:
+            await race(work(seen), watcher())
+        except KeyError as error:
+            return str(error)
+        return "none"
+
+    seen: list[weakref.ref[Body]] = []
+    gc.disable()
+    try:
+        assert await outcome(seen) == "'stop'"
+        await asyncio.sleep(0)
+        assert seen and seen[0]() is None
+    finally:
+        gc.enable()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.text.returns import Returns
+from luceasync.text.returns import Probe, Returns
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[2] / "scripts/turns"
@@ -69,6 +69,15 @@ def test_which_the_result_of_a_tool_leaves_as_it_was(returns, said, thought):
 
 def test_told_not_to_think_no_answer_comes_back(returns, said):
     assert not returns(QWEN3, enable_thinking=False)(said)
+
+
+def test_a_probe_is_made_once_by_who_asks_first():
+    made = []
+    probe = Probe(lambda: made.append(1) or Returns(others=False))
+    assert not made
+    assert not probe([5])
+    assert not probe.learn().others
+    assert made == [1]
 
 
 def test_an_answer_without_tokens_is_no_reasoning(returns):

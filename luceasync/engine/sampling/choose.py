@@ -20,6 +20,7 @@ from luceasync.ranking.logits import (
     Candidates,
     Logits,
     Logprobs,
+    Masks,
     Ranking,
     Wanted,
     WholeRow,
@@ -75,8 +76,9 @@ def rank(
     host would wait for the device.
 
     Order: logit_bias, then repetition (over prompt and generated tokens, Keskar et al. 2019, CTRL),
-    frequency and presence penalties (over generated tokens, as OpenAI defines them); temperature;
-    top_k, top_p, min_p; inverse-CDF draw over the tokens sorted by probability, equal ones by id.
+    frequency and presence penalties (over generated tokens, as OpenAI defines them); mask;
+    temperature; top_k, top_p, min_p; inverse-CDF draw over the tokens sorted by probability, equal
+    ones by id.
     This is the order of transformers; vLLM differs in that it applies min_p before top_k.
     A temperature of nothing takes the highest logit after the penalties, the lowest id among
     equals. A row whose highest logit, so edited, is not a finite number has no token.
@@ -94,8 +96,9 @@ def rank(
 def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) -> Wanted:
     """What these rows want of their logits."""
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
+    masks = _masks(rows)
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
-        return Wanted(edits) if edits else _BEST
+        return Wanted(edits, masks=masks) if edits or masks else _BEST
     return Wanted(
         edits,
         num_ranked=max(_num_ranked(row.sampling, num_candidates) for row in rows),
@@ -103,7 +106,17 @@ def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) 
         num_top=max(row.top_logprobs or 0 for row in rows) + TIE_MARGIN
         if any(row.top_logprobs is not None for row in rows)
         else None,
+        masks=masks,
     )
+
+
+def _masks(rows: Sequence[RowSampling]) -> Masks | None:
+    """Those of the rows that have one."""
+    found = [(i, row.mask) for i, row in enumerate(rows) if row.mask is not None]
+    if not found:
+        return None
+    numbers, words = zip(*found, strict=True)
+    return Masks(np.array(numbers, np.int64), np.stack(words))
 
 
 def _num_ranked(sampling: Sampling, num_candidates: int) -> int:
@@ -161,13 +174,12 @@ class Ranked:
         return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
     def _draw(self, block: Block, index: int, row: RowSampling) -> int:
-        num_vocab = self._num_vocab
         u, mass = uniform(row.seed, row.position), block.masses[index]
-        order = _certain(block.values[index], block.ids[index], num_vocab)
-        rank = draw(order.values, order.ids, num_vocab, mass, row.sampling, u)
+        order = _certain(block.values[index], block.ids[index], self._num_vocab)
+        rank = draw(order.values, order.ids, order.num_all, mass, row.sampling, u)
         if rank is None:
             order = _whole(self._ranking.whole_row(index))
-            rank = draw(order.values, order.ids, num_vocab, mass, row.sampling, u)
+            rank = draw(order.values, order.ids, order.num_all, mass, row.sampling, u)
             assert rank is not None, "a whole ranking decides every draw"
         return int(order.ids[rank])
 
@@ -190,10 +202,13 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A row's most probable tokens by logit, then by lowest id: float64 and int64 `[ranked]`."""
+    """A row's most probable tokens by logit, then by lowest id: float64 and int64 `[ranked]`, of
+    `num_all` that may come at all.
+    """
 
     values: np.ndarray
     ids: np.ndarray
+    num_all: int
 
 
 def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Order:
@@ -202,11 +217,19 @@ def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Order:
     """
     order = np.lexsort((ids, -values))
     values, ids = values[order], ids[order]
+    if values[-1] == -np.inf:  # behind a mask: whatever may come is before it
+        return _possible(values, ids)
     if len(values) < num_vocab:
         num_certain = np.searchsorted(-values, -values[-1])
         values, ids = values[:num_certain], ids[:num_certain]
-    return _Order(values, ids.astype(np.int64))
+    return _Order(values, ids.astype(np.int64), num_vocab)
 
 
 def _whole(row: WholeRow) -> _Order:
-    return _Order(row.values, row.ids.astype(np.int64))
+    return _possible(row.values, row.ids)
+
+
+def _possible(values: np.ndarray, ids: np.ndarray) -> _Order:
+    """Of a ranking without an end that is not known, what may come."""
+    num_all = int(np.searchsorted(-values, np.inf))
+    return _Order(values[:num_all], ids[:num_all].astype(np.int64), num_all)

@@ -99,6 +99,8 @@ class RowSampling:
     `seed` is already drawn. `position` is the index of the wanted token in its sequence: each has
     its own draw. `counts` may be None when `has_penalties` says no; `following`: tokens of a
     proposal that stand above the row, which `counts` has not counted. `top_logprobs` as in Request.
+    `mask`: the tokens that may come, int32 `[words]` as in luceasync.ranking.logits.Masks; None:
+    all.
     """
 
     sampling: Sampling
@@ -107,6 +109,7 @@ class RowSampling:
     counts: TokenCounts | None = None
     top_logprobs: int | None = None
     following: tuple[int, ...] = ()
+    mask: np.ndarray | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,10 @@ class Packed:
             lambda t: t.view(torch.uint8)[ids].view(t.dtype) if t.itemsize == 1 else t[ids]
         )
 
+    def contiguous(self) -> Packed:
+        """The same, copied only where tensors are views of others."""
+        return self._each(lambda tensor: tensor.contiguous())
+
     def _each(self, change: Callable[[Tensor], Tensor]) -> Packed:
         return Packed(self.form, **{name: change(t) for name, t in self.tensors.items()})
 

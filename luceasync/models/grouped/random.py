@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luceasync.models.forms import Select, Shape
 from luceasync.models.grouped.form import Component, Grouped
-from luceasync.models.grouped.packed import DTYPES, Packed
+from luceasync.models.grouped.packed import DTYPES, Packed, empty
 
 SLICE_ROWS = 4096
 MEAN_SMALL = 32  # of s and m, which are from 16 to 48
@@ -68,3 +68,15 @@ class RandomModule:
         small = MEAN_SMALL if form.small else 1.0
         scale = self.shape[1] ** -0.5 / (float(spread) * small)
         return (1 / scale if form.divides else scale), float(codes.mean())
+
+
+def random_packed(form: Grouped, shape: Shape, generator: torch.Generator) -> Packed:
+    """A whole matrix, on the generator's device."""
+    room = empty(form, shape[0], shape[1], generator.device)
+    begin = 0
+    for part in RandomModule(form.name, form, shape, generator).packed(lambda rows: rows):
+        end = begin + part.shape[0]
+        for name, tensor in room.rows(begin, end).tensors.items():
+            tensor.copy_(part.tensors[name])
+        begin = end
+    return room

@@ -94,7 +94,7 @@ class AttentionSpec:
             query = Part(query.name, self._of_each_head(0), divisor=2)
         keys_values = [Part(f"self_attn.{name}_proj.weight") for name in "kv"]
         return AttentionLayer(
-            body=reader.ops.pick(self.torch_body, self.triton_body),
+            body=reader.ops.pick(self.torch_body, self.triton_body, self.compiled_body),
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.stacked([query, *keys_values, *gates]),
             head_norms=self._head_norms(reader),
@@ -120,6 +120,12 @@ class AttentionSpec:
         from luceasync.models.mixers.attention_triton import TritonAttention
 
         return TritonAttention(self)
+
+    def compiled_body(self) -> AttentionBody:
+        """See Mixer."""
+        from luceasync.models.mixers.attention_compiled import CompiledAttention, can_attend
+
+        return CompiledAttention(self) if can_attend(self) else self.torch_body()
 
     def _of_each_head(self, which: int) -> Callable[[Tensor], Tensor]:
         """Selects the query (0) or the gate (1) rows of every head."""

@@ -13,7 +13,7 @@ from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
 from luceasync.models.mixers.attention_past import attend_past
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import rms_norm
-from luceasync.models.pass_rows import NO_LANE, Paths, Rows
+from luceasync.models.pass_rows import Entry, Paths, Rows, with_padding
 from luceasync.models.trees import Trees
 
 BLOCK_ROWS = 2048  # of keys and values in one product of a decode step
@@ -41,24 +41,29 @@ class TorchAttention:
         """
         keys, values, *ring = state
         q, k, v, gates = heads_of(projected, self._spec, norms, rows.prepared[self._spec])
-        out = torch.zeros_like(q)  # [entries, rows, heads, head_dim]
-        for i, entry in enumerate(rows.entries):
-            if entry.lane == NO_LANE:
-                continue
+        out = []  # of each entry [rows, heads, head_dim]
+        for i, entry in enumerate(rows.entries[: rows.num_lanes]):
             keys[entry.lane, entry.write] = k[i]
             values[entry.lane, entry.write] = v[i]
             for recent in ring:
                 keep_recent(recent[entry.lane], q[i], entry.begin)
             if rows.past is not None:
                 newest = ring[0][entry.lane] if ring else None
-                out[i] = attend_past(q[i], rows.past, (k[i], v[i]), newest)
+                out.append(attend_past(q[i], rows.past, (k[i], v[i]), newest))
                 continue
-            k_seen, v_seen = keys[entry.lane, entry.read], values[entry.lane, entry.read]
-            if q.shape[1] == 1:
-                out[i] = attend_one(q[i], k_seen, v_seen, entry.end)
-            else:
-                out[i] = attention(q[i], k_seen, v_seen)
-        return gated(out.flatten(2), gates)
+            out.append(self.attend_entry(q[i], keys[entry.lane], values[entry.lane], entry))
+        return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+
+    def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
+        """Attention of an entry's rows to its lane's keys and values up to each of them.
+
+        q: [rows, heads, head_dim]; keys, values: [places, kv_heads, head_dim], written already.
+        Returns [rows, heads, head_dim].
+        """
+        k_seen, v_seen = keys[entry.read], values[entry.read]
+        if len(q) == 1:
+            return attend_one(q, k_seen, v_seen, entry.end)
+        return attention(q, k_seen, v_seen)
 
     def attend_tree(
         self,
@@ -79,13 +84,12 @@ class TorchAttention:
             queries.copy_(q)
         new_keys.copy_(k)
         new_values.copy_(v)
-        out = torch.zeros_like(q)
-        for i, entry in enumerate(rows.entries):
-            if entry.lane != NO_LANE:
-                committed = keys[entry.lane, entry.read], values[entry.lane, entry.read]
-                new = new_keys[i], new_values[i]
-                out[i] = attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i])
-        return gated(out.flatten(2), gates)
+        out = []
+        for i, entry in enumerate(rows.entries[: rows.num_lanes]):
+            committed = keys[entry.lane, entry.read], values[entry.lane, entry.read]
+            new = new_keys[i], new_values[i]
+            out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
+        return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of every layer to their places: [layers, lanes, places, ...]."""
@@ -96,6 +100,11 @@ class TorchAttention:
             for stack, rows in zip(ring, queries, strict=True):
                 chosen = rows[:, kept.entry, kept.rows].transpose(0, 1)
                 keep_recent(stack[:, kept.lane].transpose(0, 1), chosen, kept.begin)
+
+
+def _stacked(of_entries: list[Tensor]) -> Tensor:
+    """[entries, ...]; a single one is not copied."""
+    return of_entries[0][None] if len(of_entries) == 1 else torch.stack(of_entries)
 
 
 def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:
@@ -114,7 +123,7 @@ def heads_of(
     """Query, key and value heads [entries, rows, heads, head_dim], normed and rotated, and the
     gates [entries, rows, query_dim] where the family has them.
     """
-    q, k, v, *gates = projected.split(attention_widths(spec), -1)
+    q, k, v, *gates = projected.split_with_sizes(attention_widths(spec), -1)
     q = rotate(heads_norm(q, spec.head_dim, norms.query, norms.eps), spec, turn)
     k = rotate(heads_norm(k, spec.head_dim, norms.key, norms.eps), spec, turn)
     return q, k, v.unflatten(-1, (-1, spec.head_dim)), gates[0] if gates else None
@@ -236,7 +245,7 @@ def heads_norm(x: Tensor, head_dim: int, weight: Tensor | None, eps: float) -> T
 def rotate(x: Tensor, spec: AttentionSpec, turn: Rotation) -> Tensor:
     """Rotary position embedding, halves paired (neox). x: [entries, rows, heads, head_dim]."""
     half = spec.rotary_dim // 2
-    first, second, rest = x.split([half, half, spec.head_dim - 2 * half], -1)
+    first, second, rest = x.split_with_sizes((half, half, spec.head_dim - 2 * half), -1)
     first, second = first.float(), second.float()
     cos, sin = (angle[:, :, None] for angle in turn)
     rotated = torch.cat([first * cos - second * sin, second * cos + first * sin], -1)

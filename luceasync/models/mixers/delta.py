@@ -102,7 +102,7 @@ class DeltaSpec:
         stacked = [f"linear_attn.in_proj_{part}.weight" for part in ("qkv", "z", "b", "a")]
         decay = reader.vector("linear_attn.A_log")
         return DeltaLayer(
-            body=reader.ops.pick(self.torch_body, self.triton_body),
+            body=reader.ops.pick(self.torch_body, self.triton_body, self.compiled_body),
             norm=reader.norm("input_layernorm.weight"),
             projection=reader.matrix(*stacked),
             parameters=DeltaParameters(
@@ -126,6 +126,10 @@ class DeltaSpec:
         from luceasync.models.mixers.delta_triton import TritonDelta
 
         return TritonDelta(self)
+
+    def compiled_body(self) -> DeltaBody:
+        """See Mixer."""
+        return self.torch_body()
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
 from luceasync.models.mixers.gated_delta import delta_chunks, delta_path, delta_step, delta_tree
 from luceasync.models.mixers.mixer import State
-from luceasync.models.pass_rows import NO_LANE, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, Paths, Rows, with_padding
 from luceasync.models.trees import Trees
 
 
@@ -21,6 +21,9 @@ class TorchDelta:
 
     def __init__(self, spec: DeltaSpec) -> None:
         self._spec = spec
+        # Of query|key|value, z, b and a in the projection.
+        heads = spec.num_value_heads
+        self._widths = (spec.conv_channels, spec.output_dim, heads, heads)
 
     def prepare(self, positions: Tensor) -> None:
         """Nothing depends on where rows stand."""
@@ -38,26 +41,25 @@ class TorchDelta:
         projected: [entries, rows, conv_channels + output_dim (z) + 2 value_heads (b, a)];
         conv_state: [lanes + 1, kernel - 1, channels], the newest inputs, oldest first;
         delta_state: float32 [lanes + 1, value_heads, key_dim, value_dim]; the extra lane at the
-        end, which index NO_LANE means, takes what padding entries write, and both states as they
-        are after `rows.mark` rows. Returns [entries, rows,
-        output_dim].
+        end, which index NO_LANE means, takes what padding entries write elsewhere, and both states
+        as they are after `rows.mark` rows. Returns [entries, rows, output_dim]; zeros for padding.
         """
-        spec = self._spec
-        mixed, z, b, a = projected.split(delta_widths(spec), -1)
-        lanes = rows.lanes.long()
+        mixed, z, b, a = projected[: rows.num_lanes].split_with_sizes(self._widths, -1)
+        lanes = _ends_of(rows)
         convolved_rows = convolve(mixed, parameters.conv, conv_state, lanes, rows.mark)
-        q, k, v = delta_heads(convolved_rows, spec)
+        q, k, v = delta_heads(convolved_rows, self._spec)
         g, beta = delta_gates(a, b, parameters)
-        state = delta_state[lanes]
+        state = delta_state[lanes]  # a view where lanes follow one another
         if q.shape[1] == 1:
-            out, state = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)
-            out = out[:, None]
+            out = delta_step(q[:, 0], k[:, 0], v[:, 0], g[:, 0], beta[:, 0], state)[:, None]
+            if isinstance(lanes, Tensor):
+                delta_state[lanes] = state
         else:
             out, state, at_mark = delta_chunks(q, k, v, g, beta, state, rows.mark)
             if rows.mark is not None:
                 delta_state[NO_LANE] = at_mark[0]
-        delta_state[lanes] = state
-        return gated_norm(out, z, parameters)
+            delta_state[lanes] = state
+        return with_padding(gated_norm(out, z, parameters), len(projected))
 
     def delta_tree(
         self,
@@ -71,7 +73,7 @@ class TorchDelta:
     ) -> Tensor:
         """As `delta`, but the states stay as they are and each row follows its parent."""
         spec = self._spec
-        mixed, z, b, a = projected.split(delta_widths(spec), -1)
+        mixed, z, b, a = projected.split_with_sizes(self._widths, -1)
         lanes = rows.lanes.long()
         window = torch.cat([conv_state[lanes], mixed], 1)  # [entries, kernel - 1 + rows, channels]
         entry = torch.arange(window.shape[0], device=window.device)[:, None, None]
@@ -102,8 +104,17 @@ class TorchDelta:
             )
 
 
+def _ends_of(rows: Rows) -> slice | Tensor:
+    """Of which lanes the entries are: a slice where they follow one another, else int64."""
+    num_lanes = rows.num_lanes
+    lanes = [entry.lane for entry in rows.entries[:num_lanes]]
+    if lanes == [*range(lanes[0], lanes[0] + num_lanes)]:
+        return slice(lanes[0], lanes[0] + num_lanes)
+    return rows.lanes[:num_lanes].long()
+
+
 def convolve(
-    x: Tensor, weight: Tensor, state: Tensor, lanes: Tensor, mark: int | None = None
+    x: Tensor, weight: Tensor, state: Tensor, lanes: slice | Tensor, mark: int | None = None
 ) -> Tensor:
     """Depthwise causal convolution and SiLU, float32. x: [entries, rows, channels]. Of a single
     entry the window after its first `mark` rows is left with NO_LANE.
@@ -127,19 +138,16 @@ def convolved(window: Tensor, weight: Tensor, num_rows: int) -> Tensor:
     return total
 
 
-def delta_widths(spec: DeltaSpec) -> list[int]:
-    """Widths of query|key|value, z, b and a in the projection of Gated DeltaNet."""
-    return [spec.conv_channels, spec.output_dim, spec.num_value_heads, spec.num_value_heads]
-
-
 def delta_heads(mixed: Tensor, spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value heads, float32 [entries, rows, value_heads, dim] each, of what the
     convolution gave; query and key L2-normalised and shared by groups of value heads.
     """
-    width = spec.num_key_heads * spec.key_dim
-    q, k, v = mixed.split([width, width, spec.output_dim], -1)
-    q, k = _key_heads(q, spec) * spec.key_dim**-0.5, _key_heads(k, spec)
-    return q, k, v.unflatten(-1, (spec.num_value_heads, spec.value_dim))
+    both = 2 * spec.num_key_heads
+    keys, values = mixed.split_with_sizes((both * spec.key_dim, spec.output_dim), -1)
+    keys = keys.unflatten(-1, (both, spec.key_dim))
+    keys = keys * torch.rsqrt(keys.square().sum(-1, keepdim=True) + 1e-6)
+    q, k = keys.repeat_interleave(spec.num_value_heads // spec.num_key_heads, 2).chunk(2, 2)
+    return q * spec.key_dim**-0.5, k, values.unflatten(-1, (spec.num_value_heads, spec.value_dim))
 
 
 def delta_gates(a: Tensor, b: Tensor, parameters: DeltaParameters) -> tuple[Tensor, Tensor]:
@@ -152,10 +160,3 @@ def gated_norm(out: Tensor, z: Tensor, parameters: DeltaParameters) -> Tensor:
     """RMS norm of each head, times silu(z); [entries, rows, output_dim] in z's dtype."""
     out = F.rms_norm(out, parameters.norm.shape, parameters.norm, parameters.eps)
     return (out * F.silu(z.float().view_as(out))).flatten(2).to(z.dtype)
-
-
-def _key_heads(x: Tensor, spec: DeltaSpec) -> Tensor:
-    """L2-normalised key heads, repeated for the value heads that share them."""
-    x = x.unflatten(-1, (spec.num_key_heads, spec.key_dim))
-    x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
-    return x.repeat_interleave(spec.num_value_heads // spec.num_key_heads, 2)

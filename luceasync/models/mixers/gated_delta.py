@@ -13,19 +13,17 @@ from torch import Tensor
 CHUNK_ROWS = 64
 
 
-def delta_step(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
-) -> tuple[Tensor, Tensor]:
-    """One token for each of several sequences.
+def delta_step(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One token for each of several sequences; `state` moves on in place.
 
     q, k: [batch, heads, key_dim]; v: [batch, heads, value_dim]; g, beta: [batch, heads];
     state: [batch, heads, key_dim, value_dim]; all float32, q and k normalised by the caller.
-    Returns the output [batch, heads, value_dim] and the new state.
+    Returns the output [batch, heads, value_dim].
     """
-    state = state * g.exp()[..., None, None]
+    state.mul_(g.exp()[..., None, None])
     u = beta[..., None] * (v - (k[..., None, :] @ state).squeeze(-2))
-    state = torch.addcmul(state, k[..., :, None], u[..., None, :])
-    return (q[..., None, :] @ state).squeeze(-2), state
+    state.addcmul_(k[..., :, None], u[..., None, :])
+    return (q[..., None, :] @ state).squeeze(-2)
 
 
 def delta_chunks(

@@ -73,6 +73,10 @@ class Mixer(Hashable, Protocol):
         """What runs it on GPUs; the same as `torch_body` where there is nothing faster."""
         ...
 
+    def compiled_body(self) -> MixerBody:
+        """What runs it on CPUs; the same as `torch_body` where there is nothing faster."""
+        ...
+
 
 class Recent(Protocol):
     """The newest rows of a lane, by `position % number of rows`. They follow the layer's state, and

@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from luceasync.server.pins import AskedPins
+
 
 class Block(msgspec.Struct):
     """One part of a message's content, or of a tool's result; `type` says which fields it has."""
@@ -40,6 +42,7 @@ class Tool(msgspec.Struct):
     name: str | None = None
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
     type: str | None = None
 
 
@@ -52,6 +55,18 @@ class ToolChoice(msgspec.Struct):
 class Thinking(msgspec.Struct):
     type: str
     budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """`schema` as it was sent."""
+
+    type: str
+    schema: msgspec.Raw = msgspec.Raw()
+
+
+class OutputConfig(msgspec.Struct):
+    effort: str | None = None
+    format: OutputFormat | None = None
 
 
 class CountBody(msgspec.Struct, kw_only=True):
@@ -69,8 +84,11 @@ class MessagesBody(CountBody, kw_only=True):
     """The fields of `POST /v1/messages` that are read."""
 
     max_tokens: int
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    kvflash_pin: AskedPins | None = None

@@ -7,12 +7,12 @@ not. Text as a block or as a string is the same text.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.anthropic.body import Block, Content, CountBody, Message, Tool
+from luceasync.server.anthropic.body import Block, Content, CountBody, Message, Tool, ToolChoice
 from luceasync.server.checks import at_most, refuse
 
 MAX_MESSAGES = 8192
@@ -34,13 +34,37 @@ def prompt_of(body: CountBody) -> ChatPrompt:
         refuse("messages[-1].role", "assistant", "'user' (answers are not continued here)")
     names: dict[str, str] = {}
     said = [one for i, m in enumerate(body.messages) for one in _turn(f"messages[{i}]", m, names)]
-    system = _system("system", body.system)
+    system, tools = _system("system", body.system), _tools(body)
     return ChatPrompt(
         messages=[*([{"role": "system", "content": system}] if system else []), *said],
-        tools=_tools(body) or None,
+        tools=tools or None,
         template_kwargs={"enable_thinking": _thinks(body)},
-        max_calls=1 if body.tool_choice and body.tool_choice.disable_parallel_tool_use else None,
+        max_calls=_max_calls(body.tool_choice),
+        must_call=_must_call(body.tool_choice, [tool["function"]["name"] for tool in tools]),
     )
+
+
+def _max_calls(choice: ToolChoice | None) -> int | None:
+    is_one = choice is not None and (choice.type == "tool" or choice.disable_parallel_tool_use)
+    return 1 if is_one else None
+
+
+def _must_call(choice: ToolChoice | None, names: Sequence[str]) -> tuple[str, ...]:
+    """The tools of which calls must come; none where none must."""
+    match None if choice is None else choice.type:
+        case None | "auto" | "none":
+            return ()
+        case "any" if names:
+            return tuple(names)
+        case "any":
+            refuse("tool_choice.type", "any", "'tools' beside it")
+        case "tool":
+            assert choice is not None
+            if choice.name not in names:
+                refuse("tool_choice.name", choice.name, "the name of one of 'tools'")
+            return (str(choice.name),)
+        case other:
+            refuse("tool_choice.type", other, "'auto', 'any', 'tool' or 'none'")
 
 
 def _thinks(body: CountBody) -> bool:
@@ -67,7 +91,8 @@ def _tool(where: str, tool: Tool) -> Said:
     if tool.input_schema is None:
         refuse(f"{where}.input_schema", None, "a JSON schema")
     described = {} if tool.description is None else {"description": tool.description}
-    function = {"name": tool.name, **described, "parameters": tool.input_schema}
+    strict = {"strict": True} if tool.strict else {}
+    function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}
     return {"type": "function", "function": function}
 
 

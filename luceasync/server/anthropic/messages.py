@@ -12,22 +12,24 @@ from dataclasses import dataclass
 import msgspec
 from starlette.datastructures import Headers
 
-from luceasync.request import Engine, Request, Sampling, Stream
+from luceasync.request import Constraint, Engine, Request, Sampling, Stream
 from luceasync.server.anthropic.body import CountBody, MessagesBody
 from luceasync.server.anthropic.conversation import prompt_of
 from luceasync.server.anthropic.errors import error_body, unknown_model
 from luceasync.server.anthropic.events import AnswerEvents, AnswerFold
 from luceasync.server.anthropic.shapes import Answer, Event
-from luceasync.server.checks import at_most, decode, in_range, in_range_or, refuse
+from luceasync.server.checks import at_most, cut, decode, in_range, in_range_or, refuse
+from luceasync.server.effort import budget, most_tokens
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
 from luceasync.server.lookup import Lookup
+from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256
-CHOICES_SERVED = ("auto", "none")
+MAX_SCHEMA_BYTES = 256 << 10
 
 _messages = msgspec.json.Decoder(MessagesBody)
 _counted = msgspec.json.Decoder(CountBody)
@@ -99,7 +101,6 @@ class CountTokens:
         asked = decode(_counted, body)
         if not card.serves(asked.model):
             raise unknown_model(asked.model, card)
-        _check_choice(asked)
         request = Request(prompt_of(asked), tenant=caller.tenant(None))
 
         async def count() -> TokenCount:
@@ -110,7 +111,6 @@ class CountTokens:
 
 def _request(body: MessagesBody, caller: Caller) -> Request:
     """What the engine is asked. Raises RequestError, which names the field at fault."""
-    _check_choice(body)
     stops = body.stop_sequences or []
     at_most("stop_sequences", stops, MAX_STOPS, "strings")
     for i, stop in enumerate(stops):
@@ -121,6 +121,9 @@ def _request(body: MessagesBody, caller: Caller) -> Request:
         sampling=_sampling(body),
         max_tokens=in_range("max_tokens", body.max_tokens, 1, 2**31 - 1),
         stop=tuple(stops),
+        pins=pins_of(body.kvflash_pin),
+        constraint=_constraint(body),
+        most_reasoning_tokens=_most_reasoning(body),
         tenant=caller.tenant(None),
         client=caller.client,
     )
@@ -137,7 +140,26 @@ def _sampling(body: MessagesBody) -> Sampling:
     )
 
 
-def _check_choice(body: CountBody) -> None:
-    choice = body.tool_choice
-    if choice is not None and choice.type not in CHOICES_SERVED:
-        refuse("tool_choice.type", choice.type, "'auto' or 'none' (no other choice is served)")
+def _constraint(body: MessagesBody) -> Constraint | None:
+    """By `output_config.format`, or as it was named before."""
+    config = body.output_config
+    form, where = body.output_format, "output_format"
+    if config is not None and config.format is not None:
+        form, where = config.format, "output_config.format"
+    if form is None:
+        return None
+    if form.type != "json_schema":
+        refuse(f"{where}.type", form.type, "'json_schema'")
+    schema = bytes(form.schema)
+    if not schema.startswith(b"{") or len(schema) > MAX_SCHEMA_BYTES:
+        words = f"a JSON schema of at most {MAX_SCHEMA_BYTES} bytes"
+        refuse(f"{where}.schema", cut(schema.decode(errors="replace")), words)
+    return Constraint("json_schema", schema.decode(), f"{where}.schema")
+
+
+def _most_reasoning(body: MessagesBody) -> int | None:
+    """By a budget, or by the effort where there is none."""
+    effort = None if body.output_config is None else body.output_config.effort
+    most = most_tokens("output_config.effort", effort)
+    tokens = None if body.thinking is None else body.thinking.budget_tokens
+    return budget("thinking.budget_tokens", tokens, most)

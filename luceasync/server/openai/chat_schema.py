@@ -13,6 +13,8 @@ import msgspec
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
 from luceasync.server.checks import at_most, decode, in_range, refuse
+from luceasync.server.effort import budget, most_tokens, template_words
+from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -21,19 +23,18 @@ from luceasync.server.openai.sampling import (
     sampling_of,
     stops_of,
 )
+from luceasync.server.openai.tool_choice import max_calls, must_call
 from luceasync.server.openai.tools import check_tools
 from luceasync.server.openai.unserved import refuse_unserved
+from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.tenant import Caller
 
 MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
-MAX_PINS = 64
-PINS = "'system', or spans [begin, end] of the prompt's tokens, the end not included"
 MAX_TOOL_CALLS = 1024  # of one message
 
-Pins = tuple[tuple[int, int], ...] | Literal["system"]
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
@@ -60,10 +61,6 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
-class ResponseFormat(msgspec.Struct):
-    type: str
-
-
 class ChatBody(SamplingBody, kw_only=True):
     """The fields of `POST /v1/chat/completions` that are read; null is the same as absent."""
 
@@ -79,12 +76,14 @@ class ChatBody(SamplingBody, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    response_format: ResponseFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
+    thinking_token_budget: int | None = None
     cache_salt: str | None = None
     keep_prefix: bool | None = None
     priority: int | None = None
-    kvflash_pin: str | list[tuple[int, int]] | None = None
+    kvflash_pin: AskedPins | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +115,9 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             ChatPrompt(
                 messages=messages_of(_messages(chat)),
                 tools=None if chat.tool_choice == "none" else chat.tools or None,
-                template_kwargs=chat.chat_template_kwargs or {},
-                max_calls=1 if chat.parallel_tool_calls is False else None,
+                template_kwargs=template_words(chat.reasoning_effort, chat.chat_template_kwargs),
+                max_calls=max_calls(chat.tool_choice, chat.parallel_tool_calls),
+                must_call=must_call(chat.tool_choice, chat.tools or ()),
             ),
             sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),
@@ -129,7 +129,9 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
             priority=priority_of(chat.priority),
-            pins=_pins(chat.kvflash_pin),
+            pins=pins_of(chat.kvflash_pin),
+            constraint=constraint_of(chat),
+            most_reasoning_tokens=_most_reasoning(chat),
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),
@@ -137,15 +139,18 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
     )
 
 
+def _most_reasoning(chat: ChatBody) -> int | None:
+    """By the effort, or a budget of tokens as Qwen's servers or vLLM name it."""
+    most = most_tokens("reasoning_effort", chat.reasoning_effort)
+    most = budget("thinking_budget", chat.thinking_budget, most)
+    return budget("thinking_token_budget", chat.thinking_token_budget, most)
+
+
 def _refuse_unserved(chat: ChatBody) -> None:
     """Options that change the answer are refused rather than dropped when nobody honours them."""
     refuse_unserved(chat)
     at_most("tools", chat.tools or (), MAX_TOOLS, "tools")
     check_tools(chat.tools or ())
-    if chat.tool_choice not in (None, "none", "auto"):
-        refuse("tool_choice", chat.tool_choice, "'auto' or 'none' (no other choice is served)")
-    if chat.response_format is not None and chat.response_format.type != "text":
-        refuse("response_format.type", chat.response_format.type, "'text' (no other is served)")
 
 
 def _messages(chat: ChatBody) -> list[Message]:
@@ -204,19 +209,6 @@ def _max_tokens(chat: ChatBody) -> int | None:
         if value is not None:
             return in_range(param, value, least, 2**31 - 1)
     return None
-
-
-def _pins(asked: str | list[tuple[int, int]] | None) -> Pins:
-    """Spans of the prompt's tokens, the end not included; or the system message."""
-    if asked is None:
-        return ()
-    if isinstance(asked, str):
-        return "system" if asked == "system" else refuse("kvflash_pin", asked, PINS)
-    at_most("kvflash_pin", asked, MAX_PINS, "spans")
-    for i, span in enumerate(asked):
-        if not 0 <= span[0] < span[1]:
-            refuse(f"kvflash_pin[{i}]", list(span), PINS)
-    return tuple(asked)
 
 
 def _top_logprobs(chat: ChatBody) -> int | None:

@@ -32,6 +32,7 @@ from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
 from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
+from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
@@ -42,6 +43,7 @@ from luceasync.server.openai.sampling import (
 )
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.openai.usage import usage_of_all
+from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
 from luceasync.server.work import luceasync_of, timings_of
@@ -70,6 +72,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     best_of: int | None = None
     cache_salt: str | None = None
     priority: int | None = None
+    kvflash_pin: AskedPins | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -210,9 +213,11 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         stop=stops_of(body),
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
+        pins=pins_of(body.kvflash_pin),
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
         priority=priority_of(body.priority),
+        constraint=constraint_of(body),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )

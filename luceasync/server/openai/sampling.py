@@ -9,7 +9,7 @@ import re
 
 from luceasync.request import Sampling
 from luceasync.server.checks import at_most, in_range, in_range_or, refuse
-from luceasync.server.openai.unserved import UnservedBody
+from luceasync.server.openai.constraints import ConstraintBody
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
@@ -18,7 +18,7 @@ MAX_BIASES = 1024
 MAX_PRIORITY = 1000
 
 
-class SamplingBody(UnservedBody):
+class SamplingBody(ConstraintBody):
     """The fields that are read; null is the same as absent."""
 
     temperature: float | None = None

@@ -28,6 +28,8 @@ def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
             _refuse(f"{where}.function.description", "text")
         if not isinstance(function.get("parameters"), Mapping | None):
             _refuse(f"{where}.function.parameters", "an object, which is a JSON schema")
+        if not isinstance(function.get("strict", False), bool | None):
+            _refuse(f"{where}.function.strict", "true or false")
 
 
 def _refuse(param: str, expected: str) -> NoReturn:

@@ -19,16 +19,6 @@ OFF = frozenset(
 class UnservedBody(msgspec.Struct):
     """The fields as they were sent, not parsed: empty for one that is absent."""
 
-    # Answers of a given form.
-    guided_json: msgspec.Raw = msgspec.Raw()
-    guided_regex: msgspec.Raw = msgspec.Raw()
-    guided_choice: msgspec.Raw = msgspec.Raw()
-    guided_grammar: msgspec.Raw = msgspec.Raw()
-    structured_outputs: msgspec.Raw = msgspec.Raw()
-    grammar: msgspec.Raw = msgspec.Raw()
-    json_schema: msgspec.Raw = msgspec.Raw()
-    regex: msgspec.Raw = msgspec.Raw()
-    ebnf: msgspec.Raw = msgspec.Raw()
     # Tools as they were given before there was `tools`.
     functions: msgspec.Raw = msgspec.Raw()
     function_call: msgspec.Raw = msgspec.Raw()

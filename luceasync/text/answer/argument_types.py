@@ -35,7 +35,7 @@ class ToolSchemas:
         root = self.by_name.get(tool, {})
         properties = root.get("properties")
         own = properties.get(argument) if isinstance(properties, Mapping) else None
-        return _value(text, _types(own, root))
+        return _value(text, types_of(own, root))
 
 
 def _value(text: str, types: frozenset[str]) -> Any:
@@ -68,7 +68,7 @@ def _types_of(value: Any) -> frozenset[str]:
             return frozenset()  # a string in quotes stays as it was written
 
 
-def _types(schema: Any, root: Schema) -> frozenset[str]:
+def types_of(schema: Any, root: Schema) -> frozenset[str]:
     """The types that `schema`, a part of `root`, allows; none where it does not say. Each part is
     looked at once, however often parts name each other.
     """

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from luceasync.errors import RequestError
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.formats import FORMATS, CallFormat, format_of
-from luceasync.text.answer.pieces import THINK, AnswerPieces, new_call_id
+from luceasync.text.answer.pieces import THINK, THINK_END, AnswerPieces, new_call_id
 from luceasync.text.pieces import PieceMaker
 from luceasync.text.template import Template
 from luceasync.text.tokenizer import Tokenizer
+
+# What an answer says before it answers: nothing, reasoning that the prompt has opened, or perhaps
+# some that it opens itself.
+Before = Literal["nothing", "open", "perhaps"]
 
 AUTO, NONE = "auto", "none"
 TOOL = {
@@ -37,11 +41,13 @@ PROBE = (
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """`reasons`: what stands between <think> and </think> at an answer's beginning is reasoning.
-    `calls`: how calls of tools are written; None: not at all, or nobody knows.
+    `opens`: an answer opens it itself, where the prompt has not. `calls`: how calls of tools are
+    written; None: not at all, or nobody knows.
     """
 
     reasons: bool = False
     calls: CallFormat | None = None
+    opens: bool = False
 
     @classmethod
     def of(
@@ -55,7 +61,15 @@ class AnswerForm:
         shown = _shown(template)
         knows = tokenizer.token_id(THINK) is not None or THINK in shown
         calls = format_of(shown) if tool_format == AUTO else FORMATS.get(tool_format)
-        return cls(knows and reasoning_format == AUTO, calls)
+        reasons = knows and reasoning_format == AUTO
+        return cls(reasons, calls, reasons and _can_be_told_not_to_think(template))
+
+    def before(self, prompt: str) -> Before:
+        """What comes before the answer to the rendered `prompt`."""
+        end = prompt.rstrip()
+        if not self.reasons or end.endswith(THINK_END):
+            return "nothing"
+        return "open" if end.endswith(THINK) else "perhaps"
 
     def maker(
         self,
@@ -77,7 +91,23 @@ class AnswerForm:
 
 def _shown(template: Template) -> str:
     """A chat with a tool and a call of it, as the template writes it; "" if it refuses that."""
+    return _rendered(template, PROBE, [TOOL])
+
+
+def _can_be_told_not_to_think(template: Template) -> bool:
+    """Whether a prompt shows reasoning that is over where none is wanted: elsewhere there is some,
+    and an answer opens it.
+    """
+    return THINK_END in _rendered(template, PROBE[:1], None, enable_thinking=False)
+
+
+def _rendered(
+    template: Template,
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    **kwargs: Any,
+) -> str:
     try:
-        return template.render(PROBE, [TOOL])
+        return template.render(messages, tools, **kwargs)
     except RequestError:
         return ""

@@ -5,11 +5,13 @@ Owns the names of formats. Knows no model by name: a template shows by example w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from luceasync.text.answer import json_call, tagged_call
+from luceasync.text.answer import call_grammar, json_call, tagged_call
 from luceasync.text.answer.argument_types import ToolSchemas
+from luceasync.text.answer.call_grammar import CallGrammar, Function, WriteCall
 from luceasync.text.answer.growing import Growing, Reading
 
 TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
@@ -19,13 +21,37 @@ TOOL_CALL, TOOL_CALL_END = "<tool_call>", "</tool_call>"
 class CallFormat:
     """One way to write calls. `openings`: what a call begins with, none of which begins another;
     `only_first`: a call is the whole answer, or follows another one. `read` is given the text from
-    the opening on.
+    the opening on; `write` says how a call is to be written, and `between` what parts two of them.
     """
 
     name: str
     openings: tuple[str, ...]
     read: Callable[[Growing, ToolSchemas], Reading[None]]
+    write: WriteCall
+    between: str = "\n"
     only_first: bool = False
+
+    def must_call(
+        self, tools: Sequence[Mapping[str, Any]], names: Sequence[str], max_calls: int | None
+    ) -> CallGrammar:
+        """An answer that calls tools with these names, and does nothing else."""
+        called = [f for f in _functions(tools) if f.name in names]
+        return call_grammar.must_call(self.write, self.between, called, max_calls)
+
+    def may_call(
+        self, tools: Sequence[Mapping[str, Any]], max_calls: int | None
+    ) -> CallGrammar | None:
+        """An answer whose calls are right, where a tool wants that; None where none does, or a
+        call looks like other text at its beginning.
+        """
+        functions = _functions(tools)
+        if self.only_first or not any(function.strict for function in functions):
+            return None
+        return call_grammar.may_call(self.write, self.openings[0], functions, max_calls)
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
+    return [Function.of(i, tool) for i, tool in enumerate(tools)]
 
 
 def _read_json(text: Growing, schemas: ToolSchemas) -> Reading[None]:
@@ -66,10 +92,15 @@ def _end(text: Growing) -> Reading[None]:
 FORMATS = {
     form.name: form
     for form in (
-        CallFormat("qwen-json", (TOOL_CALL,), _read_json),
-        CallFormat("qwen-xml", (TOOL_CALL, tagged_call.FUNCTION), _read_functions),
-        CallFormat("glm-xml", (TOOL_CALL,), _read_keyed),
-        CallFormat("llama-json", ("{",), _read_bare, only_first=True),
+        CallFormat("qwen-json", (TOOL_CALL,), _read_json, call_grammar.json_in_tags),
+        CallFormat(
+            "qwen-xml",
+            (TOOL_CALL, tagged_call.FUNCTION),
+            _read_functions,
+            call_grammar.parameters_in_tags,
+        ),
+        CallFormat("glm-xml", (TOOL_CALL,), _read_keyed, call_grammar.keys_and_values),
+        CallFormat("llama-json", ("{",), _read_bare, call_grammar.bare_json, "; ", only_first=True),
     )
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
 from luceasync.models.mixers.delta_torch import TorchDelta
-from luceasync.models.pass_rows import NO_LANE, Rows
+from luceasync.models.pass_rows import NO_LANE, Entry, Rows
 
 EPS = 1e-6
 
@@ -37,7 +37,8 @@ def make_delta_state() -> tuple[Tensor, Tensor]:
 
 def run_delta(projected: Tensor, state: tuple[Tensor, Tensor], lanes: list[int]) -> Tensor:
     positions = torch.arange(projected.shape[1], dtype=torch.int32).repeat(len(lanes), 1)
-    rows = Rows((), torch.tensor(lanes, dtype=torch.int32), positions, torch.empty(0), {})
+    entries = tuple(Entry(lane, 0, 0, slice(0, 0), slice(0, 0)) for lane in lanes)
+    rows = Rows(entries, torch.tensor(lanes, dtype=torch.int32), positions, torch.empty(0), {})
     return TorchDelta(DELTA).delta(projected, make_parameters(), *state, rows)
 
 
@@ -62,6 +63,15 @@ def test_delta_moves_only_the_lanes_of_its_entries(rows: int):
     for now, then in zip(state, before, strict=True):
         moved = [not torch.equal(a, b) for a, b in zip(now, then, strict=True)]
         assert moved == [True, False, True, False]
+
+
+def test_in_which_order_lanes_take_a_step_changes_no_bit():
+    rising, falling, projected = make_delta_state(), make_delta_state(), delta_projected(2, 1)
+    out = run_delta(projected, rising, [1, 2])  # neighbours are moved on where they lie
+    assert torch.equal(run_delta(projected.flip(0), falling, [2, 1]).flip(0), out)
+    for a, b, before in zip(rising, falling, make_delta_state(), strict=True):
+        assert torch.equal(a, b)
+        assert [torch.equal(*pair) for pair in zip(a, before, strict=True)] == [1, 0, 0, 1]
 
 
 def test_delta_padding_changes_no_lane():

@@ -31,10 +31,8 @@ def make_state(batch: int = 2, heads: int = 2) -> Tensor:
 
 
 def step_by_step(inputs: Inputs, state: Tensor) -> tuple[Tensor, Tensor]:
-    outputs = []
-    for t in range(inputs[0].shape[1]):
-        out, state = delta_step(*(x[:, t] for x in inputs), state)
-        outputs.append(out)
+    state = state.clone()
+    outputs = [delta_step(*(x[:, t] for x in inputs), state) for t in range(inputs[0].shape[1])]
     return torch.stack(outputs, 1), state
 
 
@@ -84,11 +82,11 @@ def test_the_entries_of_a_batch_do_not_mix():
         assert_close((together[0][b], together[1][b]), (alone[0][0].double(), alone[1][0].double()))
 
 
-def test_inputs_and_the_state_given_are_left_as_they_are():
+def test_inputs_are_left_as_they_are_and_by_chunks_the_state_too():
     given_, state = make_inputs(65), make_state()
     copies = [x.clone() for x in (*given_, state)]
     delta_chunks(*given_, state)
-    delta_step(*(x[:, 0] for x in given_), state)
+    delta_step(*(x[:, 0] for x in given_), state.clone())
     assert all(torch.equal(a, b) for a, b in zip((*given_, state), copies, strict=True))
 
 

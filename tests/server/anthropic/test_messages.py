@@ -136,6 +136,12 @@ async def test_a_failure_on_the_way_is_the_last_event(in_memory):
         ({"stop_sequences": [""]}, "stop_sequences[0]"),
         ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
         ({"tool_choice": {"type": "any"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type"),
+        ({"tool_choice": {"type": "tool", "name": "gone"}}, "tool_choice.name"),
+        ({"output_format": {"type": "json"}}, "output_format.type"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
+        ({"output_config": {"effort": "much"}}, "output_config.effort"),
+        ({"thinking": {"type": "enabled", "budget_tokens": -1}}, "thinking.budget_tokens"),
         ({"messages": "Hi"}, "messages"),
     ],
 )

@@ -150,8 +150,8 @@ def test_tool_choice_none_takes_the_tools_away():
         ("stream", ["yes", 1]),
         ("stream_options.include_usage", [3]),
         ("logit_bias", [[]]),
-        ("tool_choice", ["required", {"type": "function"}]),
-        ("response_format.type", ["json_object"]),
+        ("tool_choice", ["required", "any", {"type": "function"}]),
+        ("response_format.type", ["json", "xml"]),
         ("messages", [[], None, "Hi", {}]),
         ("cache_salt", ["", "x" * 257, 7]),
         ("keep_prefix", ["yes", 1]),
@@ -306,25 +306,3 @@ LONG = "x" * 100_000
 def test_a_refusal_repeats_no_more_than_the_beginning_of_a_wrong_value(fields):
     failure = describe(refusal(**fields))
     assert len(failure.message) + len(failure.param or "") < 1000
-
-
-def test_pins_are_spans_or_the_system_message():
-    assert parse().request.pins == ()
-    assert parse(kvflash_pin=None).request.pins == ()
-    assert parse(kvflash_pin=[[0, 64], [100, 228]]).request.pins == ((0, 64), (100, 228))
-    assert parse(kvflash_pin="system").request.pins == "system"
-
-
-@pytest.mark.parametrize(
-    ("asked", "param"),
-    [
-        ("all", "kvflash_pin"),
-        ([[5, 5]], "kvflash_pin[0]"),
-        ([[0, 4], [-1, 4]], "kvflash_pin[1]"),
-        ([[0, 1, 2]], "kvflash_pin[0]"),
-        (7, "kvflash_pin"),
-        ([[0, 1]] * 65, "kvflash_pin"),
-    ],
-)
-def test_pins_that_are_none_are_refused(asked, param: str):
-    assert refusal(kvflash_pin=asked).param == param

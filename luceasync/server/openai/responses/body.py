@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from luceasync.server.pins import AskedPins
+
 
 class Part(msgspec.Struct):
     """One part of an item's content."""
@@ -43,7 +45,16 @@ class Tool(msgspec.Struct):
 
 
 class TextFormat(msgspec.Struct):
+    """`schema` as it was sent."""
+
     type: str
+    name: str | None = None
+    schema: msgspec.Raw = msgspec.Raw()
+    strict: bool | None = None
+
+
+class Reasoning(msgspec.Struct):
+    effort: str | None = None
 
 
 class TextOptions(msgspec.Struct):
@@ -60,6 +71,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     metadata: dict[str, str] | None = None
     parallel_tool_calls: bool | None = None
     priority: int | None = None
+    reasoning: Reasoning | None = None
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None
@@ -69,3 +81,9 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     tools: list[Tool] | None = None
     top_p: float | None = None
+    kvflash_pin: AskedPins | None = None
+
+
+def effort_of(body: ResponsesBody) -> str | None:
+    """How much the model is to think, in the client's word."""
+    return None if body.reasoning is None else body.reasoning.effort

@@ -13,7 +13,9 @@ from typing import Any, NoReturn
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
 from luceasync.server.checks import at_most, cut, refuse
-from luceasync.server.openai.responses.body import Item, Part, ResponsesBody, Tool
+from luceasync.server.effort import template_words
+from luceasync.server.openai.responses.body import Item, Part, ResponsesBody, Tool, effort_of
+from luceasync.server.openai.tool_choice import max_calls, must_call
 
 MAX_ITEMS = 16384
 MAX_PARTS = 8192  # of one content
@@ -29,10 +31,13 @@ def prompt_of(body: ResponsesBody) -> ChatPrompt:
     said = list(_said(body.input))
     if not said:
         refuse("input", body.input, "at least one item")
+    tools = _tools(body)
     return ChatPrompt(
         messages=[*system, *said],
-        tools=_tools(body) or None,
-        max_calls=1 if body.parallel_tool_calls is False else None,
+        tools=tools or None,
+        template_kwargs=template_words(effort_of(body), None),
+        max_calls=max_calls(body.tool_choice, body.parallel_tool_calls),
+        must_call=must_call(body.tool_choice, tools),
     )
 
 
@@ -146,5 +151,6 @@ def _function(where: str, tool: Tool) -> Said:
     if not tool.name:
         refuse(f"{where}.name", tool.name, "a name")
     described = {} if tool.description is None else {"description": tool.description}
-    function = {"name": tool.name, **described, "parameters": tool.parameters or {}}
+    strict = {"strict": True} if tool.strict else {}
+    function = {"name": tool.name, **described, "parameters": tool.parameters or {}, **strict}
     return {"type": "function", "function": function}

@@ -15,20 +15,21 @@ from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
 from luceasync.model_card import ModelCard
-from luceasync.request import Engine, Request, Sampling, Stream
+from luceasync.request import Constraint, Engine, Request, Sampling, Stream
 from luceasync.server.checks import decode, in_range, in_range_or, refuse
+from luceasync.server.effort import most_tokens
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
+from luceasync.server.openai.constraints import TYPES, schema_constraint
 from luceasync.server.openai.errors import unknown_model
-from luceasync.server.openai.responses.body import ResponsesBody
+from luceasync.server.openai.responses.body import ResponsesBody, effort_of
 from luceasync.server.openai.responses.conversation import prompt_of
 from luceasync.server.openai.responses.events import ResponseEvents
 from luceasync.server.openai.responses.shapes import Event, Response
 from luceasync.server.openai.sampling import priority_of
+from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
 from luceasync.server.tenant import Caller
-
-CHOICES_SERVED = (None, "auto", "none")
 
 _decoder = msgspec.json.Decoder(ResponsesBody)
 
@@ -51,6 +52,9 @@ class Responses:
             sampling=_sampling(asked),
             max_tokens=_max_tokens(asked),
             priority=priority_of(asked.priority),
+            pins=pins_of(asked.kvflash_pin),
+            constraint=_constraint(asked),
+            most_reasoning_tokens=most_tokens("reasoning.effort", effort_of(asked)),
             tenant=caller.tenant(None),
             client=caller.client,
         )
@@ -96,11 +100,6 @@ def _refuse_unserved(body: ResponsesBody, card: ModelCard) -> None:
         raise RequestError("'conversation' is not served: leave it out.", param="conversation")
     if body.background:
         refuse("background", True, "false (nothing runs in the background here)")
-    if body.tool_choice not in CHOICES_SERVED:
-        refuse("tool_choice", body.tool_choice, "'auto' or 'none' (no other choice is served)")
-    form = body.text.format if body.text is not None else None
-    if form is not None and form.type != "text":
-        refuse("text.format.type", form.type, "'text' (no other is served)")
 
 
 def _sampling(body: ResponsesBody) -> Sampling:
@@ -114,6 +113,21 @@ def _sampling(body: ResponsesBody) -> Sampling:
 def _max_tokens(body: ResponsesBody) -> int | None:
     most = body.max_output_tokens
     return None if most is None else in_range("max_output_tokens", most, 1, 2**31 - 1)
+
+
+def _constraint(body: ResponsesBody) -> Constraint | None:
+    form = body.text.format if body.text is not None else None
+    match None if form is None else form.type:
+        case None | "text":
+            return None
+        case "json_object":
+            return Constraint("json_object", "", "text.format")
+        case "json_schema":
+            assert form is not None
+            where = "text.format.schema"
+            return schema_constraint(form.schema, where, strict=form.strict is True)
+        case other:
+            refuse("text.format.type", other, TYPES)
 
 
 def _response(body: ResponsesBody, request: Request, card: ModelCard) -> Response:

@@ -121,7 +121,10 @@ async def test_a_failure_on_the_way_is_an_event(in_memory):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"tool_choice": {"type": "function", "name": "gone"}}, "tool_choice"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"input": 5}, "input"),
     ],
 )

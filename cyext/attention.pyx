@@ -1,0 +1,53 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Attention on CPUs: rows of one sequence to its keys and values, where they lie.
+
+Addresses are the caller's, who keeps them valid. What is computed is in attention.h.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uintptr_t
+
+cdef extern from "attention.h" nogil:
+    ctypedef struct Attention:
+        const uint8_t* q
+        const uint8_t* keys
+        const uint8_t* values
+        const int64_t* places
+        uint8_t* out
+        int64_t first, place_bytes, num_rows, begin, num_heads, num_kv_heads, head_dim
+        int is_bf16, has_failed
+    int can_attend()
+    int attend_c "attend"(Attention* a)
+
+HAS_KERNEL = bool(can_attend())  # for this machine's instructions
+
+
+def attend(
+    uintptr_t q,
+    uintptr_t keys,
+    uintptr_t values,
+    uintptr_t out,
+    tuple shape not None,
+    int64_t num_kv_heads,
+    int64_t place_bytes,
+    uintptr_t places,
+    int64_t first,
+    int64_t begin,
+    bint is_bf16
+) -> None:
+    """q, out: contiguous [rows, heads, head_dim] = `shape`; keys, values: [places, num_kv_heads,
+    head_dim], `place_bytes` from place to place. Row r sees begin + r + 1 keys: of the int64
+    `places`, or, where that is 0, from the place `first` on. head_dim is a multiple of 32.
+    """
+    cdef Attention given
+    cdef int is_done
+    given.q, given.keys, given.values = <uint8_t*>q, <uint8_t*>keys, <uint8_t*>values
+    given.out, given.places, given.first = <uint8_t*>out, <int64_t*>places, first
+    given.num_rows, given.num_heads, given.head_dim = shape
+    given.num_kv_heads, given.place_bytes, given.begin = num_kv_heads, place_bytes, begin
+    given.is_bf16, given.has_failed = is_bf16, 0
+    if not HAS_KERNEL or given.head_dim % 32 or begin < 0:
+        raise ValueError(f"no attention for rows {shape} from {begin} on, or on this machine")
+    with nogil:
+        is_done = attend_c(&given)
+    if not is_done:
+        raise MemoryError(f"attention of rows {shape}: no memory for a block of them")

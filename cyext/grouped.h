@@ -1,0 +1,140 @@
+#pragma once
+/* Products with quantised matrices: rows of x laid out for the kernels, tiles among threads, and what
+   is done with the sums. Which instructions are used is chosen at run time. */
+#if defined(__x86_64__) && defined(__GNUC__)
+#define HAS_KERNELS 1
+#include <immintrin.h>
+#else
+#define HAS_KERNELS 0
+#endif
+#include "floats.h"
+#include "grouped_form.h"
+#include "threads.h"
+
+enum { NO_KERNEL, AVX2, AVX512, AVX512_BF16 };
+enum { MAX_ROWS = 128 }; /* of x that meet a tile while it is unpacked */
+
+typedef struct {
+    const Matrix *w;
+    const uint8_t *x, *residual; /* [rows][columns], [rows][out] or NULL */
+    uint8_t *out, *panels;       /* [rows][out]; x by steps of 32 columns, each [rows][32] */
+    float *sums;                 /* of 16 columns of x */
+    int64_t num_rows, num_out;
+    int is_bf16, kernel, is_swiglu;
+} Product;
+
+/* The sum of 16 numbers, in an order that vectors have too. */
+INLINE float sum_of_16(const float *x) {
+    float some[8];
+    for (int i = 0; i < 8; i++) some[i] = x[i] + x[i + 8];
+    for (int i = 0; i < 4; i++) some[i] += some[i + 4];
+    return (some[0] + some[2]) + (some[1] + some[3]);
+}
+
+/* Steps [begin, end) of x to where a kernel reads them: by blocks of MAX_ROWS rows. */
+INLINE void lay_out(const Product *p, int64_t begin, int64_t end) {
+    const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
+    for (int64_t first = 0; first < p->num_rows; first += MAX_ROWS) {
+        int64_t rows = p->num_rows - first < MAX_ROWS ? p->num_rows - first : MAX_ROWS;
+        for (int64_t step = begin; step < end; step++)
+            for (int64_t m = 0; m < rows; m++) {
+                int64_t from = (first + m) * columns + step * STEP, to = first * columns + (step * rows + m) * STEP;
+                float numbers[STEP];
+                if (p->is_bf16)
+                    for (int i = 0; i < STEP; i++) numbers[i] = of_bf16(((const uint16_t *)p->x)[from + i]);
+                else
+                    memcpy(numbers, p->x + from * 4, sizeof numbers);
+                memcpy(p->panels + to * item, item == 2 ? (const void *)(p->x + from * 2) : numbers, (size_t)(STEP * item));
+                if (!p->w->minimum) continue;
+                for (int h = 0; h < 2; h++) p->sums[to / 16 + h] = sum_of_16(numbers + 16 * h);
+            }
+    }
+}
+
+/* 16 numbers of each row, or gates and what they let through, to where they belong. */
+INLINE void put_out(const Product *p, int64_t row, int64_t rows, int64_t first, const float *sums, const float *ups,
+                    const int is_whole) {
+    const int64_t left = p->num_out - first, lanes = is_whole || left > TILE ? TILE : left;
+    for (int64_t m = 0; m < rows; m++, sums += TILE, ups += TILE) {
+        int64_t place = (row + m) * p->num_out + first;
+        float found[TILE];
+        memcpy(found, sums, sizeof found);
+        if (p->is_swiglu)
+            for (int i = 0; i < TILE; i++) found[i] = silu_of(found[i]) * ups[i];
+        if (p->is_bf16) {
+            uint16_t *out = (uint16_t *)p->out + place;
+            const uint16_t *residual = (const uint16_t *)p->residual + place;
+            if (p->residual)
+                for (int64_t i = 0; i < lanes; i++) found[i] += of_bf16(residual[i]);
+            for (int64_t i = 0; i < lanes; i++) out[i] = to_bf16(found[i]);
+        } else {
+            float *out = (float *)p->out + place;
+            const float *residual = (const float *)p->residual + place;
+            if (p->residual)
+                for (int64_t i = 0; i < lanes; i++) found[i] += residual[i];
+            for (int64_t i = 0; i < lanes; i++) out[i] = found[i];
+        }
+    }
+}
+
+#if HAS_KERNELS
+#include "grouped_scales.h"
+#include "grouped_bf16.h"
+#include "grouped_isa.h"
+
+typedef void (*Multiply)(const Matrix *, int64_t, const void *, const float *, int64_t, float *);
+static const Multiply MULTIPLY[] = {NULL, avx2_multiply, avx512_multiply, bf16_multiply};
+
+INLINE void product_tiles(const Product *p, int64_t begin, int64_t end) {
+    float sums[MAX_ROWS * TILE] __attribute__((aligned(64))), ups[MAX_ROWS * TILE] __attribute__((aligned(64)));
+    const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
+    for (int64_t first = begin * TILE; first < end * TILE && first < p->num_out; first += TILE)
+        for (int64_t row = 0; row < p->num_rows; row += MAX_ROWS) {
+            int64_t rows = p->num_rows - row < MAX_ROWS ? p->num_rows - row : MAX_ROWS;
+            const uint8_t *panels = p->panels + row * columns * item;
+            const float *parts = p->sums + row * columns / 16;
+            memset(sums, 0, (size_t)(rows * TILE) * 4);
+            MULTIPLY[p->kernel](p->w, first, panels, parts, rows, sums);
+            if (p->is_swiglu) {
+                memset(ups, 0, (size_t)(rows * TILE) * 4);
+                MULTIPLY[p->kernel](p->w, first + p->num_out, panels, parts, rows, ups);
+            }
+            if (p->num_out - first >= TILE) put_out(p, row, rows, first, sums, ups, 1);
+            else put_out(p, row, rows, first, sums, ups, 0);
+        }
+}
+
+#define TARGET_AVX2 __attribute__((target("avx2,fma,f16c")))
+#define TARGET_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,f16c,fma,prefer-vector-width=512")))
+TARGET_AVX2 static void avx2_tiles(void *p, int64_t begin, int64_t end) { product_tiles((Product *)p, begin, end); }
+TARGET_AVX512 static void avx512_tiles(void *p, int64_t begin, int64_t end) { product_tiles((Product *)p, begin, end); }
+TARGET_AVX2 static void lay_out_steps(void *p, int64_t begin, int64_t end) { lay_out((Product *)p, begin, end); }
+
+static int best_kernel(void) {
+    __builtin_cpu_init();
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c"))
+        return NO_KERNEL;
+    if (!__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl"))
+        return AVX2;
+    return __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vbmi") ? AVX512_BF16 : AVX512;
+}
+
+/* x @ w^T (+ residual), or silu(gate) * up of both halves of it. 0: there was no memory. */
+static int product(Product *p) {
+    const int64_t columns = p->w->num_columns, steps = columns / STEP;
+    size_t num_bytes = (size_t)(p->num_rows * columns * 4), sum_bytes = (size_t)(p->num_rows * columns / 4);
+    uint8_t *room = (uint8_t *)aligned_alloc(64, (num_bytes + sum_bytes + 127) / 64 * 64);
+    if (!room) return 0;
+    p->panels = room;
+    p->sums = (float *)(room + (num_bytes + 63) / 64 * 64);
+    p->num_out = p->is_swiglu ? p->w->num_rows / 2 : p->w->num_rows;
+    parallel_for(lay_out_steps, p, steps, p->num_rows * columns > 1 << 16 ? 1 + steps / 16 : steps);
+    int64_t tiles = (p->num_out + TILE - 1) / TILE;
+    parallel_for(p->kernel == AVX2 ? avx2_tiles : avx512_tiles, p, tiles, 1 + tiles / 32);
+    free(room);
+    return 1;
+}
+#else
+static int best_kernel(void) { return NO_KERNEL; }
+static int product(Product *p) { (void)p; return 0; }
+#endif

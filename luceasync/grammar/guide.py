@@ -1,0 +1,154 @@
+"""What tokens may come next in one answer, also below the rows of a proposal.
+
+Owns where the answer stands: in its grammar, in its reasoning, or in both. What is walked of a
+proposal is taken back. Knows no logits; lives in the engine thread.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from luceasync.grammar.matcher import Matcher
+from luceasync.grammar.thought import Thought
+from luceasync.grammar.vocabulary import WORD_BITS
+
+Tokens = list[int]
+Parents = list[int] | None
+
+
+class Guide:
+    """One choice's."""
+
+    def __init__(self, matcher: Matcher | None, thought: Thought | None, num_words: int) -> None:
+        """`matcher` None: any text; `thought` None: as long as it takes. `num_words`: of a mask."""
+        self._matcher = matcher
+        self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
+        self._num_words = num_words
+
+    @property
+    def failure(self) -> str | None:
+        """Why masks allow nothing any more; None: they do."""
+        failure = None if self._matcher is None else self._matcher.failure
+        return failure and f"the grammar of the answer cannot be followed further: {failure}"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow but an end, or that has come."""
+        return self._matcher is not None and self._matcher.is_over
+
+    def consume(self, token: int) -> None:
+        """`token` has come, which the last mask allowed."""
+        if self._matcher is not None and self._matcher.end(token):
+            return
+        is_allowed = self._enter(token)
+        assert is_allowed or self.failure, "a token that its mask did not allow"
+        del self._thoughts[:-1]
+
+    def mask(self) -> np.ndarray | None:
+        """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
+        None: any.
+        """
+        mask = None if self._matcher is None else self._matcher.mask()
+        forced = self._thoughts[-1].forced if self._thoughts else ()
+        # A character that is not whole is finished first, where the grammar wants whole ones.
+        if not forced or (mask is not None and not _allows(mask, forced[0])):
+            return mask
+        alone = np.zeros(self._num_words, np.uint32)
+        alone[forced[0] // WORD_BITS] = 1 << (forced[0] % WORD_BITS)
+        return alone.view(np.int32)
+
+    # --- proposals -------------------------------------------------------------------------------
+
+    def masks(self, tokens: Tokens, parents: Parents) -> dict[int, np.ndarray]:
+        """By row of a proposal, the mask of the token after it; see luceasync.ranking.proposals.
+        Rows to which no answer comes have none, nor those after which any token may come.
+        """
+        below: list[list[int]] = [[] for _ in tokens]
+        for row in range(1, len(tokens)):
+            below[row - 1 if parents is None else parents[row]].append(row)
+        found: dict[int, np.ndarray] = {}
+
+        def walk(row: int) -> None:
+            mask = self.mask()
+            if mask is not None:
+                found[row] = mask
+            for child in below[row]:
+                is_open = mask is None or _allows(mask, tokens[child])
+                if is_open and self._enter(tokens[child]):
+                    walk(child)
+                    self._leave(1)
+
+        walk(0)
+        return found
+
+    def fit(self, tokens: Tokens, parents: Parents, most_rows: int) -> tuple[Tokens, Parents]:
+        """The proposal with what must come at any rate: where its most probable path meets a place
+        at which nothing else may be written, those tokens take the place of others. A path has at
+        most `most_rows` rows, the first included.
+        """
+        if parents is None:
+            return self._fit_chain(tokens[:]), None
+        return self._fit_tree(tokens[:], parents[:], most_rows)
+
+    def _fit_chain(self, tokens: Tokens) -> Tokens:
+        num_entered = 0
+        while num_entered + 1 < len(tokens):
+            forced = self._forced()[: len(tokens) - 1 - num_entered]
+            tokens[num_entered + 1 : num_entered + 1 + len(forced)] = forced
+            num_new = self._enter_all(forced or tokens[num_entered + 1 : num_entered + 2])
+            num_entered += num_new
+            if not num_new:
+                break
+        self._leave(num_entered)
+        return tokens
+
+    def _fit_tree(
+        self, tokens: Tokens, parents: list[int], most_rows: int
+    ) -> tuple[Tokens, Parents]:
+        """The least probable rows, which come last, give their places."""
+        row, depth = 0, 0
+        while depth + 1 < most_rows:
+            children = [r for r in range(row + 1, len(tokens)) if parents[r] == row]
+            forced = self._forced()[: min(most_rows - 1 - depth, len(tokens) - 1 - row)]
+            if forced and forced[0] not in [tokens[r] for r in children]:
+                first = len(tokens) - len(forced)
+                tokens[first:] = forced
+                parents[first:] = [row, *range(first, len(tokens) - 1)]
+                break
+            row = next((r for r in children if self._enter(tokens[r])), 0)
+            if row == 0:
+                break
+            depth += 1
+        self._leave(depth)
+        return tokens, parents
+
+    def _forced(self) -> Tokens:
+        """What comes next at any rate, as the tokenizer writes it."""
+        if self._thoughts and (closing := self._thoughts[-1].forced):
+            return list(closing)
+        return [] if self._matcher is None else self._matcher.forced()
+
+    def _enter_all(self, tokens: Tokens) -> int:
+        for number, token in enumerate(tokens):
+            if not self._enter(token):
+                return number
+        return len(tokens)
+
+    def _enter(self, token: int) -> bool:
+        """Go on as if `token` had come; whether it may."""
+        if self._matcher is not None and not self._matcher.advance(token):
+            return False
+        if self._thoughts:
+            self._thoughts.append(self._thoughts[-1].after(token))
+        return True
+
+    def _leave(self, num_tokens: int) -> None:
+        """The last so many have not come."""
+        if self._matcher is not None:
+            self._matcher.take_back(num_tokens)
+        if self._thoughts and num_tokens:
+            del self._thoughts[-num_tokens:]
+
+
+def _allows(mask: np.ndarray, token: int) -> bool:
+    return bool(mask[token // WORD_BITS] >> (token % WORD_BITS) & 1)

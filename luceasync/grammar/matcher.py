@@ -1,0 +1,74 @@
+"""Where one answer stands in a compiled program: what may come next, and what has come.
+
+Owns the matcher of llguidance, which it advances and takes back. One thread at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from llguidance import LLMatcher
+
+from luceasync.grammar.vocabulary import WORD_BITS
+
+
+class Matcher:
+    """One answer's. What llguidance cannot go on with shows as masks that allow nothing; `failure`
+    then says why.
+    """
+
+    def __init__(self, matcher: LLMatcher, num_words: int, end_ids: Sequence[int]) -> None:
+        """`num_words`: of a mask, of as many tokens as there are logits."""
+        self._matcher = matcher
+        self._num_words = num_words
+        self._end_ids = tuple(end_ids)
+        self._has_ended = False
+        most_words = max(num_words, -(-(max(end_ids) + 1) // WORD_BITS))
+        self._words = np.zeros(most_words, np.int32)
+        self._at, self._num_bytes = self._words.ctypes.data, self._words.nbytes
+
+    def another(self) -> Matcher:
+        """One that stands where this one does."""
+        return Matcher(self._matcher.deep_copy(), self._num_words, self._end_ids)
+
+    @property
+    def failure(self) -> str | None:
+        """Why there is nothing more to be had from it; None: there is."""
+        return self._matcher.get_error() if self._matcher.is_error() else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing may follow but the end, or that has come."""
+        return self._has_ended or self._matcher.is_stopped()
+
+    def mask(self) -> np.ndarray:
+        """The tokens that may come, int32 `[num_words]`; a copy."""
+        if self._matcher.is_error():
+            return np.zeros(self._num_words, np.int32)
+        self._matcher.unsafe_compute_mask_ptr(self._at, self._num_bytes)
+        if self._matcher.is_error():
+            self._words.fill(0)
+        return self._words[: self._num_words].copy()
+
+    def forced(self) -> list[int]:
+        """The tokens that would be written next if a model wrote as its tokenizer does, because no
+        other text may come; few or none.
+        """
+        if self._matcher.is_stopped():
+            return list(self._end_ids[:1])
+        return self._matcher.compute_ff_tokens()
+
+    def end(self, token: int) -> bool:
+        """Whether `token`, which has come, is an end."""
+        self._has_ended |= token in self._end_ids
+        return self._has_ended
+
+    def advance(self, token: int) -> bool:
+        """`token` has come; False, and nothing has changed, where it may not, or is an end."""
+        return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
+
+    def take_back(self, num_tokens: int) -> None:
+        """The last so many have not come."""
+        if num_tokens:
+            assert self._matcher.rollback(num_tokens), self._matcher.get_error()

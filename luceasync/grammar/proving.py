@@ -1,0 +1,134 @@
+"""The process that tries programs first, so that one which never ends holds up nobody.
+
+Owns that process: started when it is first needed, killed where it takes too long, and started
+again. See luceasync.grammar.trial for what it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from luceasync.errors import RequestError, Unavailable
+from luceasync.grammar import trial
+from luceasync.grammar.program import Program
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 5.0  # of one program
+WAIT_S = 30.0  # for one's turn
+END_S = 2.0
+MAX_WORDS_CHARS = 200
+MOST_LINE_BYTES = 1 << 20
+# Of llguidance: its own, but for what an engine waits for at each token (some milliseconds), and
+# for how much memory a matcher may take.
+LIMITS: dict[str, Any] = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 30_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+}
+
+
+class Proving:
+    """One program after the other. Used from one event loop."""
+
+    def __init__(self, limit_s: float = LIMIT_S, wait_s: float = WAIT_S) -> None:
+        self._limit_s = limit_s
+        self._wait_s = wait_s
+        self._turn = asyncio.Lock()
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def prove(self, program: Program) -> None:
+        """Return where the program compiles. Raises RequestError, which names the field and the
+        place in its schema, where it does not, or not in time; Unavailable where others take long.
+        """
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await self._turn.acquire()
+        except TimeoutError:
+            raise Unavailable("Other schemas and grammars take long to compile.") from None
+        try:
+            answer = await self._asked(program)
+        finally:
+            self._turn.release()
+        if answer["error"]:
+            place = "".join(_step(key) for key in answer["place"])
+            param = cut(program.params.get(answer["schema"], program.param) + place)
+            words = f"'{param}' does not compile: {cut(answer['error'])}"
+            raise RequestError(words, param=param)
+
+    async def close(self) -> None:
+        """End the process."""
+        async with self._turn:
+            await self._kill()
+
+    async def _asked(self, program: Program) -> dict[str, Any]:
+        process = await self._started()
+        assert process.stdin is not None and process.stdout is not None
+        answer = b""
+        is_in_time = False
+        try:
+            async with asyncio.timeout(self._limit_s):
+                order = json.dumps({"program": program.text, "limits": LIMITS})
+                process.stdin.write(order.encode() + b"\n")
+                with suppress(ConnectionError):  # then there is no answer either
+                    await process.stdin.drain()
+                answer = await process.stdout.readline()
+            is_in_time = True
+        except TimeoutError:
+            words = f"'{program.param}' takes more than {self._limit_s:g} s to compile."
+            raise RequestError(words, param=program.param) from None
+        finally:
+            if not (is_in_time and answer):
+                await self._kill()
+        if not answer:
+            why = "it takes too much memory, or is nested too deep"
+            raise RequestError(f"'{program.param}' does not compile: {why}.", param=program.param)
+        told: dict[str, Any] = json.loads(answer)
+        return told
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        if self._process is not None and self._process.returncode is not None:
+            self._process = None  # it has died of itself, or somebody has ended it
+        if self._process is None:
+            pipe, nothing = asyncio.subprocess.PIPE, asyncio.subprocess.DEVNULL
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-I",
+                str(Path(trial.__file__)),
+                stdin=pipe,
+                stdout=pipe,
+                stderr=nothing,
+                limit=MOST_LINE_BYTES,
+            )
+        return self._process
+
+    async def _kill(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        with suppress(ProcessLookupError):
+            process.kill()
+        if process.stdin is not None:
+            process.stdin.close()
+        try:
+            async with asyncio.timeout(END_S):
+                await process.wait()
+        except TimeoutError:
+            log.error("process %d, which tries grammars, does not end", process.pid)
+
+
+def cut(words: str) -> str:
+    """No more of them than a client is told of what it sent."""
+    return words if len(words) <= MAX_WORDS_CHARS else f"{words[:MAX_WORDS_CHARS]}..."
+
+
+def _step(key: str | int) -> str:
+    return f"[{key}]" if isinstance(key, int) else f".{key}"

@@ -1,0 +1,122 @@
+"""Products with quantised matrices on CPUs, by the kernels of luceasync.cyext.grouped.
+
+Knows which forms these take. TorchGrouped is their truth, and multiplies elsewhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.grouped import KERNELS, TILE, Matrix
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.packed import DTYPES, Packed
+from luceasync.models.weights import StackedWeight
+
+STEP = 32  # columns that a kernel takes at once
+GROUP_STEP = 16  # columns that share a scale there
+
+
+def best_kernel() -> str:
+    """The fastest instructions of this machine that there are kernels for; "": none."""
+    return ("", *KERNELS)[-1]
+
+
+def can_multiply(form: Grouped, num_columns: int) -> bool:
+    """Whether the kernels take rows of that form and width."""
+    return num_columns % STEP == 0 and (form.group or num_columns) % GROUP_STEP == 0
+
+
+class CompiledGrouped:
+    """A Table of quantised rows, in tiles where they lay. Sums are float32, rounded once to the
+    dtype of the rows that are multiplied; a row's bits are the same whatever rows are beside it.
+    """
+
+    def __init__(self, packed: Packed, dtype: torch.dtype, kernel: str) -> None:
+        """The memory of `packed` is given away. `kernel`: one of luceasync.cyext.grouped."""
+        self._packed = packed.contiguous()
+        self._dtype = dtype
+        self._kernel = kernel
+        self._matrix = _matrix(self._packed)
+        self._matrix.interleave()
+
+    @property
+    def num_bytes(self) -> int:
+        return self._packed.num_bytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See Weight."""
+        return self._dtype
+
+    def linear(self, x: Tensor) -> Tensor:
+        """See Weight."""
+        flat, out = self._rows(x, self._packed.shape[0])
+        self._matrix.multiply(*_given(flat), out.data_ptr(), 0, self._kernel)
+        return out.view(*x.shape[:-1], -1)
+
+    def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See Weight; rounded once, after both are added."""
+        flat, out = self._rows(x, self._packed.shape[0])
+        added = residual.to(out.dtype).contiguous()
+        address = added.data_ptr()
+        self._matrix.multiply(*_given(flat), out.data_ptr(), address, self._kernel)
+        return out.view(residual.shape)
+
+    def swiglu(self, x: Tensor) -> Tensor:
+        """See Weight; rounded once."""
+        half, rest = divmod(self._packed.shape[0], 2)
+        if rest or half % TILE:  # a tile would have rows of both
+            return StackedWeight([self]).swiglu(x)
+        flat, out = self._rows(x, half)
+        self._matrix.swiglu(*_given(flat), out.data_ptr(), self._kernel)
+        return out.view(*x.shape[:-1], half)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """See Table."""
+        flat = ids.reshape(-1).to(torch.int64).contiguous()
+        out = torch.empty(len(flat), self._packed.shape[1])
+        self._matrix.numbers(flat.data_ptr(), len(flat), out.data_ptr())
+        return out.to(self._dtype).view(*ids.shape, -1)
+
+    def _rows(self, x: Tensor, num_out: int) -> tuple[Tensor, Tensor]:
+        """x as rows, and room for so many numbers of each."""
+        assert x.shape[-1] == self._packed.shape[1], (x.shape, self._packed.shape)
+        assert x.dtype in (torch.float32, torch.bfloat16), x.dtype
+        flat = x.reshape(-1, x.shape[-1]).contiguous()
+        return flat, torch.empty((len(flat), num_out), dtype=x.dtype)
+
+
+def _given(flat: Tensor) -> tuple[int, int, bool]:
+    return flat.data_ptr(), len(flat), flat.dtype == torch.bfloat16
+
+
+def _matrix(packed: Packed) -> Matrix:
+    form, (num_rows, num_columns) = packed.form, packed.shape
+    return Matrix(
+        (num_rows, num_columns),
+        (form.group or num_columns, form.supergroup or num_columns),
+        form.bits,
+        (form.scale, form.small or "", form.minimum, _codes(form)),
+        _numbers(form),
+        bool(form.table),
+        form.divides,
+        {name: tensor.data_ptr() for name, tensor in packed.tensors.items()},
+    )
+
+
+def _codes(form: Grouped) -> str:
+    if form.bits < 8:
+        return ""
+    return "uint8" if form.codes == "uint" else form.codes
+
+
+def _numbers(form: Grouped) -> list[float]:
+    """What each code stands for, in float32 and in bfloat16 alike."""
+    if form.table:
+        return [float(number) for number in form.table]
+    if form.bits < 8:
+        return [float(code - form.zero) for code in range(1 << form.bits)]
+    dtype = DTYPES[_codes(form)]
+    numbers: list[float] = torch.arange(256, dtype=torch.uint8).view(dtype).float().tolist()
+    return numbers

@@ -1,0 +1,166 @@
+"""Decode and prefill of Qwen3-0.6B's shape in quantised weights, beside bf16 and llama.cpp.
+
+    python -m scripts.bench_quantised_cpu [--mixes Q4_K_M,Q8_0] [--context 512] [--rounds 5]
+        [--peer PYTHON]
+
+Random weights, one lane, all variants in turns. `--peer`: an interpreter that has llama-cpp-python.
+The limit of a step is its bytes / this machine's read bandwidth.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does, before torch
+
+import subprocess
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from luceasync.bench import command
+from luceasync.bench.figures import medians, paired_ratio
+from luceasync.bench.model import Decoding, load_random, plan_for, prefill
+from luceasync.bench.report import NOTHING, figure, share
+from luceasync.bench.rounds import interleave, wall
+from luceasync.bench.shapes import SHAPES, state_bytes
+from luceasync.models.config import read_spec
+from luceasync.models.formats import format_of
+from luceasync.models.precision import Precision
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.devices import find_devices
+from luceasync.pipeline.plan import make_plan
+from scripts.quantised.files import MIXES, write_random
+
+NUM_TOKENS = 16  # decoded in each measurement
+PROGRAM = Path(__file__).parent / "quantised" / "peer.py"
+
+
+class Peer:
+    """llama.cpp with a file."""
+
+    def __init__(self, python: str, path: Path, context: int) -> None:
+        threads = str(torch.get_num_threads())
+        self._process = subprocess.Popen(
+            [python, str(PROGRAM), str(path), str(context), threads],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._answer()
+
+    def run(self, line: str) -> float:
+        """Seconds that it took."""
+        assert self._process.stdin is not None
+        print(line, file=self._process.stdin, flush=True)
+        return float(self._answer())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _answer(self) -> str:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise SystemExit(f"llama.cpp ended with {self._process.wait(60)}")
+        return line
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = command.parser(__doc__, rounds=5)
+    parser.add_argument("--mixes", type=command.names, default=list(MIXES), help=",".join(MIXES))
+    parser.add_argument("--context", type=int, default=512, help="tokens before those decoded")
+    parser.add_argument("--peer", help="an interpreter that has llama-cpp-python")
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=["qwen3-0.6b", "qwen3-4b"])
+    options = parser.parse_args()
+    report = command.begin(options)
+    with tempfile.TemporaryDirectory() as folder:
+        measure(report, options, Path(folder))
+
+
+def measure(report, options, folder: Path) -> None:  # type: ignore[no-untyped-def]
+    """All variants in turns."""
+    shape, context = SHAPES[options.shape], options.context
+    plan = plan_for(shape, ["cpu:0"], parallel=1, max_ctx_tokens=context + 256)
+    backends = {"bf16": load_random(shape, plan)}
+    peers: dict[str, Peer] = {}
+    for mix in options.mixes:
+        path = write_random(folder / f"{mix}.gguf", shape, mix)
+        backends[mix] = open_file(path, context + 256)
+        if options.peer:
+            peers[f"{mix}, llama.cpp"] = Peer(options.peer, path, context)
+    prompt = [(7 * i) % 400 + 3 for i in range(context)]
+    runs: dict[str, Callable[[], float]] = {}
+    for name, backend in backends.items():
+        runs[f"prefill, {name}"] = lambda own=backend: (
+            context / wall(lambda: prefill(own, 0, prompt))
+        )
+        runs[f"decode, {name}"] = lambda own=backend: decode_rate(own, context)
+    for name, peer in peers.items():
+        runs[f"prefill, {name}"] = lambda own=peer: context / own.run("prefill")
+        runs[f"decode, {name}"] = lambda own=peer: NUM_TOKENS / own.run(f"decode {NUM_TOKENS}")
+    samples = interleave(runs, options.rounds, num_warmups=1)
+    bandwidth = read_bandwidth()
+    title = f"{options.shape}, context {context}, read bandwidth {bandwidth / 1e9:.1f} GB/s"
+    columns = ("what", "tokens/s", "best", "limit", "of it", "to bf16", "to llama.cpp")
+    table = report.table(columns, title)
+    rates = medians(samples)
+    for name, rate in rates.items():
+        what, _, variant = name.partition(", ")
+        row = [name, figure(rate, digits=1), figure(max(samples[name]), digits=1)]
+        row += [NOTHING] * 4
+        if what == "decode" and variant in backends:
+            limit = bandwidth / step_bytes(backends[variant])
+            row[3:5] = figure(limit, digits=1), share(rate / limit)
+        if f"{what}, bf16" != name:
+            row[5] = figure(paired_ratio(samples[name], samples[f"{what}, bf16"]))
+        if f"{name}, llama.cpp" in samples:
+            row[6] = figure(paired_ratio(samples[name], samples[f"{name}, llama.cpp"]))
+        table.add(*row)
+    for peer in peers.values():
+        peer.close()
+
+
+def open_file(path: Path, max_ctx_tokens: int) -> LayerSplitBackend:
+    """A backend of one lane."""
+    spec = read_spec(path)
+    plan = make_plan(
+        spec,
+        find_devices(["cpu:0"]),
+        precision=Precision.of("bf16"),
+        weights=None,
+        parallel=1,
+        max_ctx_tokens=max_ctx_tokens,
+        prefill_chunk_tokens=None,
+        form_of=format_of(path).forms(path),
+    )
+    return LayerSplitBackend.open(path, spec, plan)
+
+
+def decode_rate(backend: LayerSplitBackend, context: int) -> float:
+    """Tokens per second from `context` tokens on, greedy."""
+    decoding = Decoding(backend, 1, context)
+    decoding.steps(2)  # what ran before left the caches to others
+    return NUM_TOKENS / wall(lambda: decoding.steps(NUM_TOKENS))
+
+
+def step_bytes(backend: LayerSplitBackend) -> int:
+    """What a step reads: the weights, of which a tied embedding is the head."""
+    plan = backend.plan
+    return sum(shard.weight_bytes for shard in plan.shards) + state_bytes(plan, 1)
+
+
+def read_bandwidth() -> float:
+    """Bytes per second."""
+    big = torch.ones(1 << 26)
+    return big.nbytes / min(wall(big.sum) for _ in range(10))
+
+
+if __name__ == "__main__":
+    main()

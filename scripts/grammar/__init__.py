@@ -1,0 +1,1 @@
+"""Schemas of the kinds that JSONSchemaBench has, and a plain reading of what they say."""

@@ -1,0 +1,1 @@
+"""Files and programs that bench_quantised_cpu measures with."""

@@ -1,0 +1,39 @@
+"""Matchers over a tokenizer that has every byte, some words and three control tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from luceasync.grammar.compiler import Compiler
+from luceasync.grammar.matcher import Matcher
+from luceasync.grammar.program import program
+from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.request import Constraint
+from luceasync.text.tokenizer import Tokenizer
+from tests import tiny
+
+NewMatcher = Callable[..., Matcher]
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder = tmp_path_factory.mktemp("grammar")
+    return Tokenizer.load(tiny.save(tiny.build("qwen3", 1), folder))
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    return Vocabulary(tokenizer, tiny.VOCAB_SIZE)
+
+
+@pytest.fixture
+def new_matcher(vocabulary: Vocabulary) -> NewMatcher:
+    """`new_matcher("regex", "a+")`: compiled here, without a trial."""
+
+    def make(kind: str, source: str, before: str = "nothing") -> Matcher:
+        made = program(Constraint(kind, source, "param"), before=before)
+        return Compiler(vocabulary)._compile(made)
+
+    return make

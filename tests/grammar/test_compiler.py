@@ -1,0 +1,119 @@
+"""What is compiled is bounded, and what is not says where and why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from luceasync.errors import RequestError, Unavailable
+from luceasync.grammar.compiler import MAX_WAITING, Compiler
+from luceasync.grammar.program import program
+from luceasync.grammar.proving import Proving
+from luceasync.request import Constraint
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+async def compiler(vocabulary):
+    compiler = Compiler(vocabulary)
+    yield compiler
+    await compiler.close()
+
+
+async def compiled(compiler: Compiler, kind: str, source: Any, *, strict: bool = True):
+    source = source if isinstance(source, str) else json.dumps(source)
+    return await compiler.matcher(lambda: program(Constraint(kind, source, "field", strict)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "source", "param", "words"),
+    [
+        ("json_schema", {"type": "thing"}, "field", "Invalid type: thing"),
+        (
+            "json_schema",
+            {"type": "object", "properties": {"a": {"type": "array", "items": {"type": "x"}}}},
+            "field.properties.a.items",
+            "Invalid type: x",
+        ),
+        (
+            "json_schema",
+            {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/d"}], "$defs": {"d": {"not": {}}}},
+            "field.$defs.d",
+            "not",
+        ),
+        ("json_schema", {"$ref": "#/gone"}, "field", "gone"),
+        ("json_schema", {"type": "string", "pattern": "(?=a)b"}, "field", "look-around"),
+        ("json_schema", False, "field", "nsatisfiable"),
+        ("regex", "(", "field", "regex"),
+        ("grammar", "start: other", "field", "other"),
+        ("grammar", 'root ::= "a', "field", "grammar"),
+        ("json_schema", "[" * 100_000, "field", "nested"),
+    ],
+)
+async def test_a_refusal_says_where(compiler, kind, source, param, words):
+    with pytest.raises(RequestError) as caught:
+        await compiled(compiler, kind, source)
+    assert caught.value.param == param
+    assert words in str(caught.value) and len(str(caught.value)) < 500
+
+
+async def test_what_cannot_be_enforced_says_nothing_unless_it_must(compiler):
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "not": {"const": 5}}}}
+    with pytest.raises(RequestError, match="not"):
+        await compiled(compiler, "json_schema", schema)
+    assert (await compiled(compiler, "json_schema", schema, strict=False)).failure is None
+
+
+async def test_what_never_ends_is_killed_and_others_go_on(vocabulary):
+    compiler = Compiler(vocabulary, Proving(limit_s=1.0))
+    with pytest.raises(RequestError, match="takes more than 1 s"):
+        await compiled(compiler, "json_schema", {"type": "integer", "multipleOf": 99999989})
+    matcher = await compiled(compiler, "regex", "a")
+    assert not matcher.is_over
+    await compiler.close()
+
+
+async def test_a_process_that_dies_is_started_again(compiler):
+    await compiled(compiler, "regex", "a")
+    compiler._proving._process.kill()
+    await compiler._proving._process.wait()
+    await compiled(compiler, "regex", "b")
+
+
+async def test_one_that_a_program_kills_is_an_answer(compiler):
+    await compiled(compiler, "regex", "a")
+    process = compiler._proving._process
+    os.kill(process.pid, signal.SIGSTOP)  # it has not read the next one when it dies
+    asked = asyncio.create_task(compiled(compiler, "regex", "b"))
+    await asyncio.sleep(0.1)
+    process.kill()
+    with pytest.raises(RequestError, match="memory"):
+        await asked
+    await compiled(compiler, "regex", "b")
+
+
+async def test_the_same_is_compiled_once(compiler, monkeypatch):
+    first = await compiled(compiler, "regex", "a+")
+    monkeypatch.setattr(compiler, "_compile", None)
+    assert await compiled(compiler, "regex", "a+") is first
+
+
+async def test_no_more_wait_than_may(compiler):
+    asked = [compiled(compiler, "regex", f"a{{{i}}}") for i in range(1, MAX_WAITING + 5)]
+    ends = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [end for end in ends if isinstance(end, Exception)]
+    assert all(isinstance(end, Unavailable) for end in refused) and len(refused) == 4
+
+
+async def test_the_least_lately_used_goes_first(compiler):
+    await compiled(compiler, "regex", "a")
+    kept = compiler._kept
+    kept._most_bytes = kept._num_bytes + 10
+    await compiled(compiler, "regex", "b")
+    assert len(kept._matchers) == 1

@@ -1,0 +1,156 @@
+"""What a guide says of every row of a proposal is what it says once the row's tokens have come."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from luceasync.grammar.guide import Guide
+from luceasync.grammar.thought import Limit, Thought
+from tests import tiny
+
+NUM_WORDS = tiny.VOCAB_SIZE // 32
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"question": {"enum": ["to be", "not"]}, "n": {"type": "integer"}},
+        "required": ["question", "n"],
+        "additionalProperties": False,
+    }
+)
+
+
+def allowed(mask: np.ndarray) -> list[int]:
+    return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
+
+
+def said(tokenizer, ids: list[int]) -> str:
+    return b"".join(map(tokenizer.token_bytes, ids)).decode()
+
+
+@pytest.fixture
+def guide(new_matcher) -> Guide:
+    return Guide(new_matcher("json_schema", SCHEMA), None, NUM_WORDS)
+
+
+def random_tree(num_rows: int, rng: random.Random) -> list[int]:
+    return [-1, *(rng.randrange(row) for row in range(1, num_rows))]
+
+
+def after(new_matcher, tokens: list[int]) -> Guide:
+    guide = Guide(new_matcher("json_schema", SCHEMA), None, NUM_WORDS)
+    for token in tokens:
+        guide.consume(token)
+    return guide
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_masks_of_a_tree_are_those_of_its_paths(guide, new_matcher, tokenizer, seed):
+    rng = random.Random(seed)
+    come = tokenizer.encode('{"question": "')
+    for token in come:
+        guide.consume(token)
+    words = tokenizer.encode('to be", "n": 12}') + tokenizer.encode('not", "n": 7')
+    tokens = [come[-1], *(rng.choice(words) for _ in range(15))]
+    parents = random_tree(16, rng)
+    found = guide.masks(tokens, parents)
+    for row in range(16):
+        line, above = [], row
+        while above:
+            line.insert(0, tokens[above])
+            above = parents[above]
+        reached = after(new_matcher, come)
+        for token in line:
+            if token not in allowed(reached.mask()):
+                assert row not in found  # nobody comes here
+                break
+            reached.consume(token)
+        else:
+            assert np.array_equal(found[row], reached.mask())
+    assert np.array_equal(guide.mask(), found[0])  # nothing has come of it
+
+
+def test_what_must_come_takes_the_place_of_what_a_drafter_thought(guide, tokenizer):
+    forced = tokenizer.encode('{"question": "')
+    tokens, _ = guide.fit([0] + [3] * 20, None, 21)
+    assert said(tokenizer, tokens[1:]).startswith('{"question":')
+    right = tokenizer.encode('{"question": "to')
+    tokens, _ = guide.fit([0, *right, *[3] * 12], None, 40)
+    assert said(tokenizer, tokens[1:]).startswith('{"question": "to be", "n":')
+    assert len(tokens) == 13 + len(right) and forced[0] in allowed(guide.mask())
+
+
+def test_in_a_tree_the_least_probable_rows_make_room(guide, tokenizer):
+    num_rows = 24
+    tokens, parents = guide.fit([0] + [3] * 23, [-1] + [0] * 23, 16)
+    line, row = [], num_rows - 1
+    while row > 0:
+        line.insert(0, tokens[row])
+        assert parents[row] < row
+        row = parents[row]
+    assert len(line) <= 15
+    assert '{"question": "'.startswith(said(tokenizer, line)) and line
+    assert tokens[1 : num_rows - len(line)] == [3] * (num_rows - 1 - len(line))
+
+
+def test_no_path_gets_longer_than_may_be(guide):
+    for most in (2, 3, 5):
+        tokens, parents = guide.fit([0] + [3] * 9, [-1] + [0] * 9, most)
+        depths = [0]
+        for row in range(1, len(tokens)):
+            depths.append(depths[parents[row]] + 1)
+        assert max(depths) < most
+
+
+def test_a_guide_ends_where_nothing_may_follow(guide, tokenizer):
+    text = '{"question": "not", "n": 5}'
+    for token in tokenizer.encode(text):
+        assert token in allowed(guide.mask()) and not guide.is_over
+        guide.consume(token)
+    assert guide.is_over and allowed(guide.mask()) == sorted(tokenizer.eos_ids)
+    guide.consume(min(tokenizer.eos_ids))
+    assert guide.is_over and guide.failure is None
+
+
+def thinking(tokenizer, most: int, matcher=None) -> Guide:
+    close = tuple(tokenizer.encode("\n</think>"))
+    thought = Thought(Limit(most, close, tokenizer.token_bytes), "open")
+    return Guide(matcher, thought, NUM_WORDS)
+
+
+def test_reasoning_is_closed_at_its_limit(tokenizer):
+    guide = thinking(tokenizer, 3)
+    for token in tokenizer.encode("abc"):
+        assert guide.mask() is None
+        guide.consume(token)
+    for token in tokenizer.encode("\n</think>"):
+        assert allowed(guide.mask()) == [token]
+        guide.consume(token)
+    assert guide.mask() is None
+
+
+def test_a_close_is_proposed_and_each_of_its_rows_has_one_candidate(tokenizer):
+    guide, close = thinking(tokenizer, 2), tokenizer.encode("\n</think>")
+    guide.consume(tokenizer.encode("a")[0])
+    drafted = tokenizer.encode("b") + [3] * (len(close) + 2)
+    tokens, _ = guide.fit([0, *drafted], None, 40)
+    assert tokens[2 : 2 + len(close)] == close
+    masks = guide.masks(tokens, None)
+    assert [allowed(masks[1 + i]) for i in range(len(close))] == [[token] for token in close]
+    assert set(masks) == set(range(1, 1 + len(close)))  # before and after it anything may come
+
+
+def test_a_character_is_finished_before_reasoning_is_closed(new_matcher, tokenizer):
+    guide = thinking(tokenizer, 1, new_matcher("regex", "[0-9]", before="open"))
+    first, second = tokenizer.encode("é")
+    guide.consume(first)
+    assert second in allowed(guide.mask())
+    guide.consume(second)
+    assert len(allowed(guide.mask())) == 1
+    for token in tokenizer.encode("\n</think>\n\n7"):
+        assert token in allowed(guide.mask())
+        guide.consume(token)
+    assert guide.is_over

@@ -1,0 +1,126 @@
+"""Products with quantised matrices on GPUs: those of their float32 numbers, in whatever tile."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.kernels import grouped_numbers, grouped_rows
+from luceasync.kernels.grouped_rows import Tile, Tiled
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.ggml import FORMS
+from luceasync.models.grouped.packed import dequantise
+from luceasync.models.grouped.random import random_packed
+from luceasync.models.grouped.tiles import can_tile, tile
+from luceasync.models.quantisation.floats4 import DIVIDED, NVFP4
+
+OTHERS = {
+    "FP8": Grouped("FP8", 8, 128, 128, "bf16", codes="e4m3"),
+    "FP8 by rows": Grouped("FP8", 8, None, None, "fp32", codes="e4m3"),
+    "int8": Grouped("int8", 8, None, None, "fp32", codes="int8"),
+    "AWQ": Grouped("AWQ", 4, 128, 128, "fp16", minimum="scale", has_small_minimums=True),
+    "AWQ, groups of 64": Grouped(
+        "AWQ", 4, 64, 64, "fp16", minimum="scale", has_small_minimums=True
+    ),
+    "bytes": Grouped("bytes", 8, 64, 64, "fp16", minimum="scale", has_small_minimums=True),
+    "Q4_K, heads of 128": FORMS["Q4_K"].with_supergroups_within(128),
+    "NVFP4": NVFP4,
+    "NVFP4, divided": DIVIDED,
+}
+ALL = FORMS | OTHERS
+FEW = ("Q4_K", "Q6_K", "Q8_0")
+TILES = (Tile(1, 2, 2, 1, 2, 2), Tile(1, 4, 1, 2, 4, 3, True), Tile(2, 1, 2, 3, 2, 2))
+
+
+def matrix(
+    form: Grouped, num_rows: int, num_columns: int, device: torch.device
+) -> tuple[Tiled, Tensor]:
+    """It, and its numbers in float32."""
+    packed = random_packed(form, (num_rows, num_columns), torch.Generator(device).manual_seed(1))
+    for name, tensor in packed.tensors.items():  # scales of rows and groups differ
+        if tensor.dtype.is_floating_point and name in ("scales", "minimums"):
+            tensor.mul_((0.5 + torch.rand(tensor.shape, device=device)).to(tensor.dtype))
+    numbers = dequantise(packed)
+    return tile(packed), numbers
+
+
+def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
+    """The interpreter multiplies float32 exactly, a GPU bfloat16."""
+    x = torch.randn(num_rows, num_columns, device=device)
+    return x.bfloat16() if device.type == "cuda" else x
+
+
+def error(found: Tensor, x: Tensor, numbers: Tensor) -> float:
+    exact = x.double() @ numbers.double().t()
+    return float((found.double() - exact).norm() / exact.norm())
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_numbers_and_rows_are_those_of_the_slow_truth_bit_by_bit(name: str, device) -> None:
+    tiled, numbers = matrix(ALL[name], 48, 384, device)
+    out = torch.empty(40, 384, device=device)
+    grouped_numbers.numbers(tiled, 5, 45, out)
+    assert torch.equal(out, numbers[5:45])
+    ids = torch.tensor([47, 0, 9, 9, 16], device=device)
+    assert torch.equal(grouped_numbers.lookup(tiled, ids, torch.float32), numbers[ids])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_products_are_those_of_float64(name: str, device) -> None:
+    tiled, numbers = matrix(ALL[name], 48, 384, device)
+    x = rows(3, 384, device)
+    assert error(grouped_rows.linear(x, tiled, dtype=torch.float32), x, numbers) < 1e-5
+    for chosen in TILES:
+        found = grouped_rows.linear(x, tiled, dtype=torch.float32, chosen=chosen)
+        assert error(found, x, numbers) < 1e-5, chosen
+
+
+@pytest.mark.parametrize("num_rows", [1, 8, 9, 17, 64])
+@pytest.mark.parametrize("name", FEW)
+def test_any_number_of_rows(name: str, num_rows: int, device) -> None:
+    tiled, numbers = matrix(ALL[name], 80, 320, device)
+    x = rows(num_rows, 320, device)
+    assert error(grouped_rows.linear(x, tiled, dtype=torch.float32), x, numbers) < 1e-5
+
+
+@pytest.mark.parametrize("num_splits", [1, 2])
+@pytest.mark.parametrize("name", FEW)
+def test_residual_and_swiglu(name: str, num_splits: int, device) -> None:
+    tiled, numbers = matrix(ALL[name], 96, 256, device)
+    x = rows(2, 256, device)
+    chosen = Tile(1, 2, 2, num_splits, 2, 2)
+    product = F.linear(x.double(), numbers.double())
+    residual = torch.randn(2, 96, device=device).to(x.dtype)
+    found = grouped_rows.linear(x, tiled, residual, dtype=torch.float32, chosen=chosen)
+    torch.testing.assert_close(found.double(), residual + product, rtol=1e-4, atol=1e-4)
+    gate, up = product.chunk(2, -1)
+    loose = (
+        {"rtol": 1e-2, "atol": 1e-2} if x.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+    )
+    found = grouped_rows.swiglu(x, tiled, chosen=chosen)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, **loose)
+
+
+def test_a_row_is_the_same_bits_in_any_company(device) -> None:
+    tiled, _ = matrix(ALL["Q4_K"], 64, 512, device)
+    x = rows(8, 512, device)
+    together = grouped_rows.linear(x, tiled)
+    for row in range(8):
+        assert torch.equal(grouped_rows.linear(x[row : row + 1], tiled)[0], together[row])
+
+
+def test_what_is_no_whole_block_is_told() -> None:
+    assert can_tile(FORMS["Q4_K"], 48, 512)
+    assert not can_tile(FORMS["Q4_K"], 40, 512)
+    assert not can_tile(FORMS["Q8_0"], 48, 96)
+    assert not can_tile(Grouped("odd", 8, 24, 24, "fp16", codes="int8"), 48, 384)
+
+
+def test_not_a_byte_is_added(device) -> None:
+    packed = random_packed(FORMS["Q6_K"], (32, 256), torch.Generator(device))
+    places = {tensor.data_ptr() for tensor in packed.tensors.values()}
+    tiled = tile(packed)
+    found = (tiled.codes, tiled.planes, tiled.scales, tiled.small_scales)
+    assert {tensor.data_ptr() for tensor in found} == places
