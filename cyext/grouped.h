@@ -45,7 +45,7 @@ INLINE void lay_out(const Product *p, int64_t begin, int64_t end) {
                 else
                     memcpy(numbers, p->x + from * 4, sizeof numbers);
                 memcpy(p->panels + to * item, item == 2 ? (const void *)(p->x + from * 2) : numbers, (size_t)(STEP * item));
-                if (!p->w->minimum) continue;
+                if (!p->w->minimum || item == 4) continue;
                 for (int h = 0; h < 2; h++) p->sums[to / 16 + h] = sum_of_16(numbers + 16 * h);
             }
     }
