@@ -66,13 +66,13 @@ INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, int64_t n
 
 #define FLOAT_KIND(bits, has_table, has_minimum)                                                  \
     case (bits) * 4 + (has_table) * 2 + (has_minimum):                                           \
-        NAME(tile)(w, first, (const float *)x, num_rows, out, bits, has_table, has_minimum); \
+        NAME(tile)(w, first[t], (const float *)x, num_rows, out[t], bits, has_table, has_minimum); \
         break;
 
-static void NAME(multiply)(const Matrix *w, int64_t first, const void *x, const float *sums, int64_t num_rows,
-                           float *out) {
+static void NAME(multiply)(const Matrix *w, const int64_t *first, int count, const void *x, const float *sums,
+                           int64_t num_rows, float *const *out) {
     (void)sums; /* of columns: for those who take minimums from sums */
-    switch (w->bits * 4 + (w->has_table != 0) * 2 + (w->minimum != NO_MINIMUM)) {
+    for (int t = 0; t < count; t++) switch (w->bits * 4 + (w->has_table != 0) * 2 + (w->minimum != NO_MINIMUM)) {
         FLOAT_KIND(4, 0, 0) FLOAT_KIND(4, 0, 1) FLOAT_KIND(4, 1, 0) FLOAT_KIND(4, 1, 1)
         FLOAT_KIND(5, 0, 0) FLOAT_KIND(5, 0, 1) FLOAT_KIND(6, 0, 0) FLOAT_KIND(6, 0, 1)
         FLOAT_KIND(8, 0, 0) FLOAT_KIND(8, 0, 1)
