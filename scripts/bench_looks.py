@@ -130,7 +130,7 @@ def seconds_of_scores(options: argparse.Namespace, shape: Any) -> float:
     """All layers' scores of a context whose keys are on the device."""
     mixer, kind, num_layers = _looking(shape)
     platform = open_platform(options.device)
-    body = platform.ops.pick(kind.torch_body, kind.triton_body)
+    body = platform.ops.pick(kind.torch_body, kind.triton_body, kind.torch_body)
     dtype = torch.float32 if options.small else torch.bfloat16
     rows = next(tensor for tensor in mixer.rows if tensor.name == kind.looks_at)
     block = min(BLOCK_TOKENS, options.context)
