@@ -29,7 +29,6 @@ from luceasync.models.mixers.delta_torch import (
     convolved,
     delta_gates,
     delta_heads,
-    delta_widths,
     gated_norm,
 )
 from luceasync.models.mixers.gated_delta import delta_chunks
@@ -76,7 +75,7 @@ class _SequenceDelta(TorchDelta):
         rows: _Rows,
     ) -> Tensor:
         spec = self.spec
-        mixed, z, b, a = projected.split(delta_widths(spec), -1)
+        mixed, z, b, a = projected.split_with_sizes(self._widths, -1)
         window = F.pad(mixed, (0, 0, parameters.conv.shape[1] - 1, 0))
         q, k, v = delta_heads(F.silu(convolved(window, parameters.conv, mixed.shape[1])), spec)
         g, beta = delta_gates(a, b, parameters)
