@@ -96,8 +96,13 @@ FORMS = {
             head_dim=16,
             max_positions=8192,
         ),
-        stages=(Stage(128, 32, 2, 5, 0, 0.97, 400), Stage(1024, 4, 8, 24, 0, 1.1, 60)),
-        seconds=120,
+        # Few questions for many facts: most ask for the first time, and from afar.
+        stages=(
+            Stage(128, 32, 2, 5, 0, 0.97, 200),
+            Stage(512, 8, 18, 9, 0, 0.97, 40),
+            Stage(1024, 4, 36, 18, 0, 1.1, 70),
+        ),
+        seconds=400,
     ),
 }
 

@@ -1,5 +1,5 @@
-"""The first chunks of a lane as one piece of bytes: keys and values in logical order, and the
-ledger, whatever of it is on devices.
+"""The first chunks of a lane as one piece of bytes: keys and values in logical order, the recurrent
+state of exactly their end where the family has one, and the ledger, whatever of it is on devices.
 
 Magic, 4 bytes; lengths of the header and of the rest, little-endian; the header's xxh3_128; the
 header as JSON; the tensors, one after the other. All is checked before anything is touched.
@@ -30,7 +30,9 @@ NODE = NodeKey(b"blob")  # its name while it is made or taken up
 
 
 class TensorHeader(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A layer's keys or values, [tokens, heads, head_dim]; `layer` is the model's own number."""
+    """A layer's keys or values, [tokens, heads, head_dim], or a state of the end; `layer` is the
+    model's own number.
+    """
 
     kind: str
     layer: int
@@ -52,14 +54,22 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 @torch.inference_mode()
 def serialize(lanes: Paging, lane: int, num_tokens: int, max_chunks: int | None = None) -> bytes:
     """The first whole chunks of the lane's `num_tokens` tokens, as far as full attention has made
-    them; at most `max_chunks`. Raises MemoryError, and ValueError where there is none.
+    them; at most `max_chunks`. Raises MemoryError, ValueError where there is none, and Unsupported
+    where they end before the lane does and the family has a recurrent state: of that place there
+    is none.
     """
     num_chunks = lanes.exact_end(lane, num_tokens) // CHUNK_TOKENS
     num_chunks = num_chunks if max_chunks is None else min(num_chunks, max_chunks)
     if num_chunks <= 0:
         raise ValueError(f"{num_tokens} tokens, at most {max_chunks} chunks: none is whole")
     end = num_chunks * CHUNK_TOKENS
-    lanes.nodes.save(lane, NODE, Span(0, end, with_state=False))
+    has_state = bool(lanes.nodes.sizes.state_bytes)
+    if has_state and end != num_tokens:
+        raise Unsupported(
+            f"a blob of {end} tokens needs the recurrent state after them, and the lane has that "
+            f"after its {num_tokens}"
+        )
+    lanes.nodes.save(lane, NODE, Span(0, end, has_state))
     tensors = _by_layer(lanes.nodes.export(NODE))
     lanes.nodes.drop(NODE)
     parts = [_bytes_of(tensor) for tensor in tensors.values()]
@@ -83,18 +93,16 @@ def serialize(lanes: Paging, lane: int, num_tokens: int, max_chunks: int | None 
 
 @torch.inference_mode()
 def deserialize(lanes: Paging, lane: int, blob: bytes, max_ctx_tokens: int) -> int:
-    """Make the lane stand after the blob's tokens; how many these are. Raises SnapshotMismatch,
-    Unsupported and MemoryError; nothing has changed then.
+    """Make the lane stand after the blob's tokens; how many these are. Raises SnapshotMismatch and
+    MemoryError; nothing has changed then.
     """
-    if lanes.nodes.sizes.state_bytes:
-        raise Unsupported("a blob holds keys and values, and this family's lanes more than these")
     header, body = _parts_of(blob)
     end = header.num_chunks * CHUNK_TOKENS
     if not 0 < end <= max_ctx_tokens:
         raise SnapshotMismatch(f"{header.num_chunks} chunks, for lanes of {max_ctx_tokens} tokens")
     if len(header.ledger) != header.num_chunks:
         raise SnapshotMismatch(f"a ledger of {len(header.ledger)}, {header.num_chunks} chunks")
-    span = Span(0, end, with_state=False)
+    span = Span(0, end, bool(lanes.nodes.sizes.state_bytes))
     shapes = lanes.nodes.shapes(span)
     tensors = _tensors_of(header, body, shapes)
     lanes.nodes.adopt(NODE, span, tensors)

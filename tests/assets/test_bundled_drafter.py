@@ -38,6 +38,10 @@ def test_the_weights_are_those_of_the_config(spec):
     assert all(tensor.isfinite().all() for tensor in tensors.values())
 
 
+def test_it_looks_back_as_far_as_it_was_trained_to(spec):
+    assert spec.ctx_max_tokens == 512
+
+
 def test_the_mask_token_is_the_models_own(spec):
     tokenizer = json.loads((BUNDLED_MODEL_DIR / "tokenizer.json").read_text())
     names = {token["id"]: token["content"] for token in tokenizer["added_tokens"]}

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+    PlacementConfig,
+)
 from luceasync.dflash.adapt import Shape
 from luceasync.dflash.draft import open_network
 from luceasync.dflash.draft_config import read_draft_spec
@@ -159,3 +168,34 @@ def test_planned_bytes_are_those_that_are_allocated(tiny_dir, tmp_path, fields, 
     allocated = network.num_bytes + ring.num_bytes
     assert allocated == pytest.approx(guest.weight_bytes + lanes_bytes, rel=0.25)
     assert allocated <= 1.02 * (guest.weight_bytes + lanes_bytes)
+
+
+def test_a_paged_lane_takes_up_the_same_at_8k_and_at_131k(config):
+    """Its drafter's context and features included."""
+    path = config.model.model_dir / "config.json"
+    of_model = json.loads(path.read_text()) | {"max_position_embeddings": 131072}
+    path.write_text(json.dumps(of_model))
+    found, whole = set(), set()
+    for max_ctx in (8192, 131072):
+        asked = replace(
+            config,
+            engine=EngineConfig(parallel=1, max_ctx_tokens=max_ctx),
+            cache=CacheConfig(memory_bytes=1 << 30),
+        )
+        plan = plan_with_drafter(asked)[0].plan
+        whole.add(sum(map(plan.device_bytes, plan.shards)))
+        report, drafter = plan_with_drafter(replace(asked, kvflash=KvFlashConfig(1024)))
+        network = open_network(
+            drafter.draft_dir,
+            drafter.spec,
+            TorchOps(),
+            lambda tokens: tokens,
+            num_lanes=1,
+            max_ctx_tokens=max_ctx,
+            dtype=torch.float32,
+            device=torch.device("cpu"),
+        )
+        plan = report.plan
+        num_bytes = sum(map(plan.device_bytes, plan.shards))
+        found.add((num_bytes, network.num_bytes, ring_capacity(drafter.spec, max_ctx)))
+    assert len(found) == 1 and len(whole) == 2

@@ -7,7 +7,7 @@ from luceasync.dflash.spec import (
     adjusted,
     default_taps,
 )
-from luceasync.errors import ConfigError
+from luceasync.errors import ConfigError, ModelError
 from tests import tiny
 from tests.dflash.test_draft_config import SLIDING, TARGET
 
@@ -55,3 +55,13 @@ def test_flags_adjust_what_they_name_only():
     spec = adjusted(parse(**SLIDING), block=4, swa_window_tokens=12, ctx_max_tokens=512)
     assert (spec.block, spec.trained_block, spec.ctx_max_tokens) == (4, 8, 512)
     assert [layer.window for layer in spec.layers] == [12, None]
+
+
+def test_a_drafter_says_how_far_it_has_learned_to_look_back():
+    told = tiny.draft_config()["dflash_config"] | {"ctx_max_tokens": 512}
+    spec = parse(dflash_config=told)
+    assert (parse().ctx_max_tokens, spec.ctx_max_tokens) == (None, 512)
+    assert spec.capacity(0, 4000) == 512
+    assert adjusted(spec, ctx_max_tokens=1024).ctx_max_tokens == 1024
+    with pytest.raises(ModelError, match="ctx_max_tokens = 0"):
+        parse(dflash_config=told | {"ctx_max_tokens": 0})

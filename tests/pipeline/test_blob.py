@@ -122,7 +122,15 @@ def test_no_damaged_byte_is_taken_up(paged: LayerSplitBackend):
     assert deserialize(paged.lanes, 1, bytes(blob), 2048) == 128
 
 
-def test_a_family_whose_lanes_are_more_than_that_takes_none(make_backend, tmp_path: Path):
-    backend = make_backend(tiny.save(tiny.build("qwen3_5"), tmp_path), **SIZES)
-    with pytest.raises(Unsupported, match="keys and values"):
-        deserialize(backend.lanes, 1, b"", 2048)
+def test_a_recurrent_state_goes_with_it_where_it_is_of_that_place(make_backend, tmp_path: Path):
+    hybrid = tiny.save(tiny.build("qwen3_5"), tmp_path)
+    backend, other = make_backend(hybrid, **SIZES), make_backend(hybrid, **SIZES, num_shards=2)
+    prefilled(backend, 1, prompt()[:960])
+    blob = serialize(backend.lanes, 1, 960)
+    assert deserialize(other.lanes, 0, blob, 2048) == 960
+    warm = other.prefill(0, 960, prompt()[960:], project=True)
+    assert (backend.prefill(1, 960, prompt()[960:], project=True) - warm).abs().max() < 1e-4
+    with pytest.raises(Unsupported, match="the recurrent state after them"):
+        serialize(backend.lanes, 1, NUM_TOKENS)
+    with pytest.raises(SnapshotMismatch, match="missing"):
+        deserialize(other.lanes, 0, other_header(blob, tensors=[]), 2048)
