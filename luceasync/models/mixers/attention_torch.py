@@ -56,7 +56,7 @@ class TorchAttention:
                 out.append(attend_one(q[i], k_seen, v_seen, entry.end))
             else:
                 out.append(attention(q[i], k_seen, v_seen))
-        return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+        return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
 
     def attend_tree(
         self,
@@ -82,7 +82,7 @@ class TorchAttention:
             committed = keys[entry.lane, entry.read], values[entry.lane, entry.read]
             new = new_keys[i], new_values[i]
             out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
-        return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+        return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of every layer to their places: [layers, lanes, places, ...]."""
