@@ -7,7 +7,7 @@ The same rows are told twice: for the host (entries) and for the device (tensors
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch.nn.functional as F
@@ -73,16 +73,16 @@ class Rows:
     prepared: Mapping[Any, Any]
     mark: int | None = None
     past: Past | None = None
+    num_lanes: int = field(init=False)  # of the entries, the first ones: the others are padding
 
-    @property
-    def num_lanes(self) -> int:
-        """How many of the entries, the first ones, are lanes; the others are padding."""
-        return sum(entry.lane != NO_LANE for entry in self.entries)
+    def __post_init__(self) -> None:
+        num_lanes = sum(entry.lane != NO_LANE for entry in self.entries)
+        object.__setattr__(self, "num_lanes", num_lanes)
 
 
 def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:
     """[entries, ...]: what was made for the entries that are lanes, then zeros."""
-    missing = num_entries - len(of_lanes)
+    missing = num_entries - of_lanes.shape[0]
     return F.pad(of_lanes, (0, 0) * (of_lanes.ndim - 1) + (0, missing)) if missing else of_lanes
 
 

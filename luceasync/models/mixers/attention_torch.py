@@ -52,7 +52,7 @@ class TorchAttention:
                 out.append(attend_past(q[i], rows.past, (k[i], v[i]), newest))
                 continue
             out.append(self.attend_entry(q[i], keys[entry.lane], values[entry.lane], entry))
-        return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+        return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
 
     def heads(
         self, projected: Tensor, norms: HeadNorms, turn: Rotation
@@ -95,7 +95,7 @@ class TorchAttention:
             committed = keys[entry.lane, entry.read], values[entry.lane, entry.read]
             new = new_keys[i], new_values[i]
             out.append(attend_tree(q[i], committed, entry.begin, new, trees.ancestors[i]))
-        return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+        return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
 
     def commit(self, scratch: State, state: State, paths: Paths) -> None:
         """Write the accepted rows of every layer to their places: [layers, lanes, places, ...]."""

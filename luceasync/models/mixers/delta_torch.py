@@ -59,7 +59,7 @@ class TorchDelta:
             if rows.mark is not None:
                 delta_state[NO_LANE] = at_mark[0]
             delta_state[lanes] = state
-        return with_padding(gated_norm(out, z, parameters), len(projected))
+        return with_padding(gated_norm(out, z, parameters), projected.shape[0])
 
     def delta_tree(
         self,
