@@ -8,8 +8,8 @@ from setuptools import Extension, find_packages, setup
 FOLDERS = {"luceasync.cyext": "cyext", "luceasync.cuda": "cuda"}
 HEADERS = [str(path) for path in sorted(Path("cyext").glob("*.h"))]
 # Sums are rounded as they are written, whichever instructions a machine has.
-FAST = ["-O3", "-ffp-contract=off"]
-COMPILER_FLAGS = {"grouped": FAST, "attention": FAST}
+EXACT = ["-O3", "-ffp-contract=off"]
+COMPILER_FLAGS = {"attention": EXACT, "grouped": EXACT, "rows": EXACT}
 
 setup(
     packages=[*find_packages(include=["luceasync", "luceasync.*"]), *FOLDERS],

@@ -45,7 +45,7 @@ INLINE void lay_out(const Product *p, int64_t begin, int64_t end) {
                 else
                     memcpy(numbers, p->x + from * 4, sizeof numbers);
                 memcpy(p->panels + to * item, item == 2 ? (const void *)(p->x + from * 2) : numbers, (size_t)(STEP * item));
-                if (!p->w->minimum) continue;
+                if (!p->w->minimum || item == 4) continue;
                 for (int h = 0; h < 2; h++) p->sums[to / 16 + h] = sum_of_16(numbers + 16 * h);
             }
     }
@@ -82,25 +82,27 @@ INLINE void put_out(const Product *p, int64_t row, int64_t rows, int64_t first, 
 #include "grouped_bf16.h"
 #include "grouped_isa.h"
 
-typedef void (*Multiply)(const Matrix *, int64_t, const void *, const float *, int64_t, float *);
+typedef void (*Multiply)(const Matrix *, const int64_t *, int, const void *, const float *, int64_t, float *const *);
 static const Multiply MULTIPLY[] = {NULL, avx2_multiply, avx512_multiply, bf16_multiply};
 
+/* Tiles by twos: side by side, or a gate and what it lets through. */
 INLINE void product_tiles(const Product *p, int64_t begin, int64_t end) {
-    float sums[MAX_ROWS * TILE] __attribute__((aligned(64))), ups[MAX_ROWS * TILE] __attribute__((aligned(64)));
+    float sums[2][MAX_ROWS * TILE] __attribute__((aligned(64)));
+    float *const out[2] = {sums[0], sums[1]};
     const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
-    for (int64_t first = begin * TILE; first < end * TILE && first < p->num_out; first += TILE)
+    const int64_t last = end * TILE < p->num_out ? end * TILE : p->num_out, step = p->is_swiglu ? TILE : 2 * TILE;
+    for (int64_t first = begin * TILE; first < last; first += step)
         for (int64_t row = 0; row < p->num_rows; row += MAX_ROWS) {
-            int64_t rows = p->num_rows - row < MAX_ROWS ? p->num_rows - row : MAX_ROWS;
-            const uint8_t *panels = p->panels + row * columns * item;
-            const float *parts = p->sums + row * columns / 16;
-            memset(sums, 0, (size_t)(rows * TILE) * 4);
-            MULTIPLY[p->kernel](p->w, first, panels, parts, rows, sums);
-            if (p->is_swiglu) {
-                memset(ups, 0, (size_t)(rows * TILE) * 4);
-                MULTIPLY[p->kernel](p->w, first + p->num_out, panels, parts, rows, ups);
+            const int64_t rows = p->num_rows - row < MAX_ROWS ? p->num_rows - row : MAX_ROWS;
+            const int64_t both[2] = {first, first + (p->is_swiglu ? p->num_out : TILE)};
+            const int count = p->is_swiglu || both[1] < last ? 2 : 1;
+            for (int t = 0; t < count; t++) memset(sums[t], 0, (size_t)(rows * TILE) * 4);
+            MULTIPLY[p->kernel](p->w, both, count, p->panels + row * columns * item, p->sums + row * columns / 16, rows, out);
+            for (int t = 0; t < (p->is_swiglu ? 1 : count); t++) {
+                const int is_whole = p->num_out - both[t] >= TILE;
+                if (is_whole) put_out(p, row, rows, both[t], sums[t], sums[1], 1);
+                else put_out(p, row, rows, both[t], sums[t], sums[1], 0);
             }
-            if (p->num_out - first >= TILE) put_out(p, row, rows, first, sums, ups, 1);
-            else put_out(p, row, rows, first, sums, ups, 0);
         }
 }
 
@@ -130,7 +132,7 @@ static int product(Product *p) {
     p->num_out = p->is_swiglu ? p->w->num_rows / 2 : p->w->num_rows;
     parallel_for(lay_out_steps, p, steps, p->num_rows * columns > 1 << 16 ? 1 + steps / 16 : steps);
     int64_t tiles = (p->num_out + TILE - 1) / TILE;
-    parallel_for(p->kernel == AVX2 ? avx2_tiles : avx512_tiles, p, tiles, 1 + tiles / 32);
+    parallel_for(p->kernel == AVX2 ? avx2_tiles : avx512_tiles, p, tiles, 2 + tiles / 64 * 2);
     free(room);
     return 1;
 }

@@ -34,9 +34,8 @@ INLINE void NAME(columns)(V *columns, const Matrix *w, const uint8_t *codes, con
     }
 }
 
-/* x: of each step [rows][32] float32; sums: of each step [rows][2], of 16 columns each. Adds to out,
-   float32 [rows][16]. */
-INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, const float *sums, int64_t num_rows, float *out,
+/* x: of each step [rows][32] float32. Adds to out, float32 [rows][16]. */
+INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, int64_t num_rows, float *out,
                        const int bits, const int has_table, const int has_minimum) {
     const int64_t lanes = lanes_of(w, first), stride = w->num_columns;
     const uint8_t *codes = w->codes + first * stride * (bits == 8 ? 8 : 4) / 8;
@@ -47,17 +46,18 @@ INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, const flo
         for (int64_t unit = 0; unit < stride / 16; unit++, scales_next(&at, 16)) {
             NAME(columns)(columns, w, codes, planes, unit, lanes, lane, bits, has_table);
             V minimum, scale = NAME(scale)(&at, lane, &minimum, has_minimum);
+            if (has_minimum) /* two large sums would be taken from each other, else */
+                for (int i = 0; i < 16; i++) columns[i] = NAME(sub)(NAME(mul)(columns[i], scale), minimum);
             const float *row = x + unit / 2 * num_rows * 32 + unit % 2 * 16;
-            const float *sum = sums + unit / 2 * num_rows * 2 + unit % 2;
-            for (int64_t m = 0; m < num_rows; m++, row += 32, sum += 2) {
+            for (int64_t m = 0; m < num_rows; m++, row += 32) {
                 V even = NAME(mul)(columns[0], NAME(all)(row[0])), odd = NAME(mul)(columns[1], NAME(all)(row[1]));
                 for (int i = 2; i < 16; i += 2) {
                     even = NAME(fma)(columns[i], NAME(all)(row[i]), even);
                     odd = NAME(fma)(columns[i + 1], NAME(all)(row[i + 1]), odd);
                 }
                 V total = NAME(load)(out + 16 * m + lane);
-                total = NAME(fma)(scale, NAME(add)(even, odd), total);
-                if (has_minimum) total = NAME(fnma)(minimum, NAME(all)(*sum), total);
+                total = has_minimum ? NAME(add)(NAME(add)(even, odd), total)
+                                    : NAME(fma)(scale, NAME(add)(even, odd), total);
                 NAME(store)(out + 16 * m + lane, total);
             }
         }
@@ -66,12 +66,13 @@ INLINE void NAME(tile)(const Matrix *w, int64_t first, const float *x, const flo
 
 #define FLOAT_KIND(bits, has_table, has_minimum)                                                  \
     case (bits) * 4 + (has_table) * 2 + (has_minimum):                                           \
-        NAME(tile)(w, first, (const float *)x, sums, num_rows, out, bits, has_table, has_minimum); \
+        NAME(tile)(w, first[t], (const float *)x, num_rows, out[t], bits, has_table, has_minimum); \
         break;
 
-static void NAME(multiply)(const Matrix *w, int64_t first, const void *x, const float *sums, int64_t num_rows,
-                           float *out) {
-    switch (w->bits * 4 + (w->has_table != 0) * 2 + (w->minimum != NO_MINIMUM)) {
+static void NAME(multiply)(const Matrix *w, const int64_t *first, int count, const void *x, const float *sums,
+                           int64_t num_rows, float *const *out) {
+    (void)sums; /* of columns: for those who take minimums from sums */
+    for (int t = 0; t < count; t++) switch (w->bits * 4 + (w->has_table != 0) * 2 + (w->minimum != NO_MINIMUM)) {
         FLOAT_KIND(4, 0, 0) FLOAT_KIND(4, 0, 1) FLOAT_KIND(4, 1, 0) FLOAT_KIND(4, 1, 1)
         FLOAT_KIND(5, 0, 0) FLOAT_KIND(5, 0, 1) FLOAT_KIND(6, 0, 0) FLOAT_KIND(6, 0, 1)
         FLOAT_KIND(8, 0, 0) FLOAT_KIND(8, 0, 1)

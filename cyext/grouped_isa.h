@@ -17,7 +17,7 @@ INLINE V avx512_all(float value) { return _mm512_set1_ps(value); }
 INLINE V avx512_add(V a, V b) { return _mm512_add_ps(a, b); }
 INLINE V avx512_mul(V a, V b) { return _mm512_mul_ps(a, b); }
 INLINE V avx512_fma(V a, V b, V c) { return _mm512_fmadd_ps(a, b, c); }
-INLINE V avx512_fnma(V a, V b, V c) { return _mm512_fnmadd_ps(a, b, c); }
+INLINE V avx512_sub(V a, V b) { return _mm512_sub_ps(a, b); }
 INLINE V avx512_load(const float *from) { return _mm512_load_ps(from); }
 INLINE void avx512_store(float *to, V value) { _mm512_store_ps(to, value); }
 INLINE V avx512_of_table(const Matrix *w, VI code) {
@@ -65,7 +65,7 @@ INLINE V avx2_all(float value) { return _mm256_set1_ps(value); }
 INLINE V avx2_add(V a, V b) { return _mm256_add_ps(a, b); }
 INLINE V avx2_mul(V a, V b) { return _mm256_mul_ps(a, b); }
 INLINE V avx2_fma(V a, V b, V c) { return _mm256_fmadd_ps(a, b, c); }
-INLINE V avx2_fnma(V a, V b, V c) { return _mm256_fnmadd_ps(a, b, c); }
+INLINE V avx2_sub(V a, V b) { return _mm256_sub_ps(a, b); }
 INLINE V avx2_load(const float *from) { return _mm256_load_ps(from); }
 INLINE void avx2_store(float *to, V value) { _mm256_store_ps(to, value); }
 INLINE V avx2_of_table(const Matrix *w, VI code) {

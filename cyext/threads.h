@@ -1,8 +1,9 @@
 #pragma once
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE /* of dl_iterate_phdr */
+#endif
 /* Work among the threads that torch has already started. Which OpenMP runtime that is is asked of
    the process, not of the linker: a second runtime would spin against the first. */
-#include <dlfcn.h>
-#include <link.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -20,6 +21,10 @@ typedef struct {
     int (*in_parallel)(void);
 } Threads;
 
+#if defined(__linux__)
+#include <dlfcn.h>
+#include <link.h>
+
 static int threads_found(struct dl_phdr_info *info, size_t size, void *to) {
     (void)size;
     const char *path = info->dlpi_name, *name = strrchr(path, '/');
@@ -36,6 +41,15 @@ static int threads_found(struct dl_phdr_info *info, size_t size, void *to) {
     return threads->parallel && threads->max_threads && threads->in_parallel;
 }
 
+static Threads find_threads(void) {
+    Threads found = {0};
+    if (!dl_iterate_phdr(threads_found, &found)) memset(&found, 0, sizeof found);
+    return found;
+}
+#else
+static Threads find_threads(void) { return (Threads){0}; }
+#endif
+
 static void threads_run(void *region) {
     Region *all = (Region *)region;
     int64_t begin;
@@ -50,9 +64,7 @@ static const Threads *threads_of_torch(void) {
     static Threads threads;
     static int is_found;
     if (!__atomic_load_n(&is_found, __ATOMIC_ACQUIRE)) {
-        Threads found = {0};
-        if (!dl_iterate_phdr(threads_found, &found)) memset(&found, 0, sizeof found);
-        threads = found;
+        threads = find_threads();
         __atomic_store_n(&is_found, 1, __ATOMIC_RELEASE);
     }
     return &threads;

@@ -83,9 +83,8 @@ def main() -> None:
     for name, found in rates.items():
         wall, cpu, tau = (statistics.median(one) for one in zip(*found, strict=True))
         of_wall, of_cpu = (_ratio(found, free, place) for place in (0, 1))
-        print(
-            f"| {name} | {wall:.1f} | {of_wall:.3f} | {1e3 / cpu:.2f} | {of_cpu:.3f} | {tau:.2f} |"
-        )
+        cpu_ms, of_cpu = 1e3 / cpu, 1 / of_cpu
+        print(f"| {name} | {wall:.1f} | {of_wall:.3f} | {cpu_ms:.2f} | {of_cpu:.3f} | {tau:.2f} |")
 
 
 def _ratio(found: Sequence[Rate], free: Sequence[Rate], place: int) -> float:

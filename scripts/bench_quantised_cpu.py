@@ -13,7 +13,6 @@ import os
 
 os.environ.setdefault("GOMP_SPINCOUNT", "20000")  # as the command line does, before torch
 
-import subprocess
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -33,42 +32,9 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan
 from scripts.quantised.files import MIXES, write_random
+from scripts.quantised.processes import Peer
 
 NUM_TOKENS = 16  # decoded in each measurement
-PROGRAM = Path(__file__).parent / "quantised" / "peer.py"
-
-
-class Peer:
-    """llama.cpp with a file."""
-
-    def __init__(self, python: str, path: Path, context: int) -> None:
-        threads = str(torch.get_num_threads())
-        self._process = subprocess.Popen(
-            [python, str(PROGRAM), str(path), str(context), threads],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self._answer()
-
-    def run(self, line: str) -> float:
-        """Seconds that it took."""
-        assert self._process.stdin is not None
-        print(line, file=self._process.stdin, flush=True)
-        return float(self._answer())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
-
-    def _answer(self) -> str:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        if not line:
-            raise SystemExit(f"llama.cpp ended with {self._process.wait(60)}")
-        return line
 
 
 def main() -> None:

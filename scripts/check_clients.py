@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -114,7 +115,7 @@ def main() -> None:
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
     args = parser.parse_args()
     under = args.folder.resolve()
-    runs = under / f"run-{int(time.time())}"
+    runs = Path(tempfile.mkdtemp(prefix="run-", dir=under))
     chosen = [one for one in PROGRAMS if not args.only or one.name in args.only]
     for program in chosen:
         program.install(under)

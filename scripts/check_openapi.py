@@ -2,7 +2,7 @@
 
     python -m scripts.check_openapi FOLDER [--cases 50]
 
-It is installed under FOLDER, once. Streams without an end are left out. Status 1: it has found
+It is installed under FOLDER, once. A stream without an end is left out. Status 1: it found
 something.
 """
 
@@ -12,7 +12,6 @@ import argparse
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from scripts.check_clients import server
@@ -52,7 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder.resolve()
     SCHEMATHESIS.install(folder)
-    with server(folder / f"run-{int(time.time())}", "qwen3.5") as url:
+    with server(folder / f"run-{os.getpid()}", "qwen3.5") as url:
         ran = run(folder, url, args.cases)
     print(ran.stdout[-20000:], ran.stderr[-2000:])
     sys.exit(ran.returncode)

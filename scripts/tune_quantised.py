@@ -54,33 +54,43 @@ class Case:
 CASES = (
     Case("Q4_K", 17408, 5120, paired=True),
     Case("Q4_K", 5120, 17408),
-    Case("Q4_K", 5120, 6144),
-    Case("Q4_K", 14336, 5120),
-    Case("Q5_K", 10240, 5120),
     Case("Q6_K", 5120, 17408),
+    Case("Q5_K", 10240, 5120),
+    Case("Q4_K", 6240, 5120),
+    Case("Q4_K", 5120, 6144),
+    Case("Q4_K", 13312, 5120),
+    Case("Q6_K", 1024, 5120),
     Case("Q6_K", 248320, 5120),
     Case("Q4_K", 9728, 2560, paired=True),
     Case("Q4_K", 2560, 9728),
     Case("Q4_K", 6144, 2560),
+    Case("Q4_K", 2560, 4096),
+    Case("Q4_K", 151936, 2560),
     Case("Q8_0", 9728, 2560, paired=True),
     Case("Q8_0", 2560, 9728),
+    Case("Q8_0", 6144, 2560),
+    Case("Q8_0", 2560, 4096),
+    Case("Q8_0", 151936, 2560),
 )
 
 
 def candidates(case: Case, num_rows: int) -> list[Tile]:
     """Tiles that are worth a try; those that do not fit fail when they are compiled."""
     found = []
-    if num_rows <= 8:
-        for (strides, steps), stages, prefetch in itertools.product(
-            ((4, 4), (4, 2), (8, 2), (4, 1)), (3, 5), (False, True)
-        ):
-            found.append(Tile(1, strides, steps, 1, strides, stages, prefetch))
-    for row_blocks, steps, splits, prefetch in itertools.product(
-        (4, 8), (1, 2), (1, 2, 4, 8), (False, True)
+    for row_blocks, strides, steps, prefetch in itertools.product(
+        (1, 2, 4), (4, 8, 16), (1, 2, 4), (False, True)
     ):
-        num_programs = case.outputs // (16 * row_blocks) * splits
-        if 100 <= num_programs <= 4000 and (num_rows > 8 or (row_blocks == 8 and splits == 1)):
-            found.append(Tile(row_blocks, 1, steps, splits, row_blocks, 4, prefetch))
+        num_programs = case.weight_rows // (16 * row_blocks)
+        is_large = row_blocks * steps * (2 if num_rows > 8 else 1) > 8
+        has_too_few = (
+            num_programs * strides < min(800, case.weight_rows // 4)
+            or strides * steps > case.dim // 128
+        )
+        if (case.paired and row_blocks == 1) or is_large or has_too_few:
+            continue
+        if prefetch and (strides != 8 or steps == 4):
+            continue
+        found.append(Tile(row_blocks, strides, steps, prefetch=prefetch))
     return found
 
 
@@ -137,7 +147,7 @@ def tune(report: Report, case: Case, num_rows: int, tiles: list[Tile], peak: flo
         seconds = seconds_each(case, chosen, num_rows, weights)
         rate = num_bytes / seconds
         found.append((rate, chosen))
-        report.keep({"case": case.name, "rows": num_rows, "GB/s": rate / 1e9, **asdict(chosen)})
+        report.keep({**asdict(case), "rows": num_rows, "GB/s": rate / 1e9, **asdict(chosen)})
     table = report.table(("tile", "us", "GB/s", "of the copy"), f"{case.name}, {num_rows} rows")
     for rate, chosen in sorted(found, key=lambda each: -each[0])[:NUM_SHOWN]:
         table.add(

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
@@ -69,8 +70,14 @@ def open_backend(path: Path, num_shards: int, chunk_tokens: int = 64) -> LayerSp
 
 
 def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
+    """No further than 1e-4 beyond the directory's own distance from transformers' in float64: what
+    float32 rounds in these models is as much as that.
+    """
     prompt = [(7 * i) % 400 + 3 for i in range(70)]
-    logits = []
+    model = AutoModelForCausalLM.from_pretrained(files[1], dtype=torch.float64)
+    with torch.no_grad():
+        exact = model(torch.tensor([prompt])).logits[0, -1]
+    distances = []
     for path, num_shards, chunk_tokens in (
         (files[1], 1, 128),
         (files[0], 1, 128),
@@ -80,10 +87,11 @@ def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
         for begin in range(0, len(prompt), chunk_tokens):
             chunk = prompt[begin : begin + chunk_tokens]
             found = backend.prefill(0, begin, chunk, project=begin + len(chunk) == len(prompt))
-        logits.append(found)
+        assert found is not None
+        distances.append(float((found.view(-1) - exact).abs().max()))
         backend.close()
-    for found in logits[1:]:
-        torch.testing.assert_close(found, logits[0], rtol=0, atol=1e-4)
+    assert distances[0] < 5e-4
+    assert max(distances[1:]) < distances[0] + 1e-4
 
 
 def test_the_bytes_that_are_held_are_those_planned(files: tuple[Path, Path]):

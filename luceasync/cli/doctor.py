@@ -95,7 +95,9 @@ def _torch(config: Config) -> Iterator[Finding]:
     yield Finding("torch", "ok", f"{torch.__version__} (build: {torch_build()})")
     for gpu in found_gpus():
         words = f"{gpu.product}, {size_text(gpu.free_bytes)} free of {size_text(gpu.total_bytes)}"
-        yield Finding(gpu.name, "ok", words)
+        if gpu.caution:
+            words = f"{words}; {gpu.caution}"
+        yield Finding(gpu.name, "note" if gpu.caution else "ok", words)
     cores = psutil.cpu_count(logical=False) or psutil.cpu_count()
     bf16 = default_dtype(find_devices(("cpu",))) == "bf16"
     words = f"{cores} cores, bf16 {'computed natively' if bf16 else 'not native: fp32 is used'}"

@@ -21,7 +21,7 @@ Codes = Literal["uint", "biased", "e4m3", "e2m1", "table"]
 class Coding:
     """What the numbers of a quantised matrix are made of: luceasync.models.grouped.form.Grouped, as
     kernels want it. `group` and `supergroup` are 0 where they are a whole row. `table`: four words
-    of four entries, each 128 too large.
+    (signed) of four entries, each 128 too large.
     """
 
     bits: int
@@ -121,7 +121,6 @@ def few_numbers(
     words,
     high,
     shift,
-    table,
     BITS: tl.constexpr,
     CODES: tl.constexpr,
     ZERO: tl.constexpr,
@@ -155,8 +154,15 @@ def few_numbers(
                 code |= (high.to(tl.int32) >> shift & 3) << 4
         if CODES == "e4m3":
             number = e4m3(code)
-        elif CODES == "e2m1" or CODES == "table":
-            number = tl.load(table + code)
+        elif CODES == "e2m1":
+            size = code & 7
+            size = tl.where(size < 2, size, (2 | size & 1) << ((size >> 1) - 1 & 3))
+            number = tl.where(code > 7, -size, size).to(tl.float32)
+        elif CODES == "table":
+            low = tl.where((code & 4) != 0, TABLE[1], TABLE[0])
+            high = tl.where((code & 4) != 0, TABLE[3], TABLE[2])
+            four = tl.where((code & 8) != 0, high, low)
+            number = ((four >> (8 * (code & 3)) & 255) - 128).to(tl.float32)
         elif CODES == "biased":
             number = (code - 128).to(tl.float32)
         elif FOLD and BITS < 8:
@@ -207,7 +213,6 @@ def large_bytes(words, PART: tl.constexpr, ASM: tl.constexpr):
 def numbers(
     words,
     high,
-    table,
     BLOCKS: tl.constexpr,
     BITS: tl.constexpr,
     CODES: tl.constexpr,
@@ -220,8 +225,8 @@ def numbers(
 ):
     """Columns [16 PART, 16 PART + 16) of 64: [BLOCKS, 16 rows, 16 columns].
 
-    words: int16 [BLOCKS, 256] as they lie in memory; of 5 bits `high` is int16 [BLOCKS, 8, 4, 2],
-    of 6 bits [BLOCKS, 8, 4, 4], of others None.
+    words: int16 [BLOCKS, 256] as they lie in memory; of 5 bits `high` is int16 [BLOCKS, 64],
+    of 6 bits [BLOCKS, 128], of others None.
     """
     split = tl.reshape(words, [BLOCKS, 8, 4, 2, 2, 2])  # row, columns by 2, by 8, row by 8, column
     shift = 0
@@ -236,7 +241,7 @@ def numbers(
             high = tl.reshape(high, [BLOCKS, 8, 4, 1, 2, 2])
         shift = tl.broadcast_to(shift, split.shape)
         high = tl.broadcast_to(high, split.shape)
-    made = few_numbers(split, high, shift, table, BITS, CODES, ZERO, TABLE, PART, FOLD, ASM, DTYPE)
+    made = few_numbers(split, high, shift, BITS, CODES, ZERO, TABLE, PART, FOLD, ASM, DTYPE)
     # What a lane has loaded is what it gives a tensor core of NVIDIA's: nothing moves.
     return tl.reshape(tl.permute(made, (0, 4, 1, 3, 2, 5)), [BLOCKS, 16, 16])
 

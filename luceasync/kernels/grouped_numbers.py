@@ -41,7 +41,6 @@ def _launch(weight: Tiled, ids: Tensor | None, out: Tensor, begin: int) -> None:
         weight.small_scales,
         weight.minimums,
         weight.small_minimums,
-        weight.table,
         ids,
         out,
         begin,
@@ -64,7 +63,6 @@ def _numbers_kernel(
     small_scales,
     minimums,
     small_minimums,
-    table,
     ids,
     out,
     begin,
@@ -98,7 +96,7 @@ def _numbers_kernel(
     ok = block < num_blocks
     place = row_block * num_blocks + block
     k = tl.arange(0, 16)
-    pair, eight, column = k % 8 // 2, k // 8, k % 2
+    pair, eight, column = k // 4, k % 4 // 2, k % 2
     WORDS: tl.constexpr = 512 if BITS == 8 else 256
     word = (((g * 4 + pair) * 2 + eight) * 2 + far) * 2 + column
     words_at = codes + place[:, None] * WORDS + word[None, :]
@@ -109,10 +107,12 @@ def _numbers_kernel(
     high = None
     shift = (4 * (2 * eight + far.to(tl.int32)) if BITS == 5 else 8 * eight)[None, :]
     if BITS == 5:
-        at = planes + place[:, None] * 64 + ((g * 4 + pair) * 2 + column)[None, :]
+        at = planes + _of_pairs(place, 2)[:, None] + ((g * 4 + pair) * 4 + column)[None, :]
         high = tl.load(at, mask=ok[:, None], other=0)
     if BITS == 6:
-        at = planes + place[:, None] * 128 + (((g * 4 + pair) * 2 + far) * 2 + column)[None, :]
+        at = (
+            planes + _of_pairs(place, 4)[:, None] + ((g * 4 + pair) * 8 + far * 2 + column)[None, :]
+        )
         high = tl.load(at, mask=ok[:, None], other=0)
     own = g * 2 + far  # of the 16 rows, where it is among their scales
     small_place = place * 16 + own
@@ -151,7 +151,6 @@ def _numbers_kernel(
                 other_words if quarter >= 2 else words,
                 high,
                 shift + (quarter if BITS == 5 else 2 * quarter),
-                table,
                 BITS,
                 CODES,
                 ZERO,
@@ -166,3 +165,9 @@ def _numbers_kernel(
                 number = number - minimum[:, None]
             to = out + (index * num_blocks + block)[:, None] * 64 + quarter * 16 + k[None, :]
             tl.store(to, number.to(out.dtype.element_ty), mask=ok[:, None])
+
+
+@triton.jit
+def _of_pairs(place, EACH_LANE: tl.constexpr):
+    """Where the first lane has its words of a block: those of two blocks lie together."""
+    return (place // 2 * 64 + place % 2) * EACH_LANE

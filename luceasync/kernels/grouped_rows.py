@@ -24,13 +24,7 @@ from luceasync.kernels.grouped_codes import (
     small_number,
 )
 from luceasync.kernels.kernel import kernel
-from luceasync.kernels.overlap import (
-    num_multiprocessors,
-    overlap_options,
-    shared_bytes,
-    start_next,
-    wait_for_inputs,
-)
+from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
 MAX_ROWS = 64
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of a weight that lie together
@@ -45,7 +39,7 @@ class Tiled:
     codes: 16-bit words [.., 256], of 8 bits [.., 2, 256]; planes: 16-bit words [.., 64] for the
     fifth bits, [.., 128] for the fifth and sixth; scales, minimums: [row blocks, super-groups, 16];
     small_scales, small_minimums: bytes [.., 16, parts], or [row blocks, groups, 16] where a group
-    is wider than a block; table: float32 [16]. Of 16 rows row 8 i + g is at 2 g + i.
+    is wider than a block. Of 16 rows row 8 i + g is at 2 g + i.
     """
 
     coding: Coding
@@ -57,22 +51,20 @@ class Tiled:
     small_scales: Tensor | None
     minimums: Tensor | None
     small_minimums: Tensor | None
-    table: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """What a program takes at a time: `row_blocks` of 16 weight rows by `steps` x `strides` blocks
-    of 64 columns. Its warps share `row_blocks` x `strides`; one of both is 1. `num_splits` programs
-    divide the columns among them.
+    """What a program takes at a time: `row_blocks` of 16 weight rows (of gate and up together) by
+    `strides` stretches of columns, each a warp's, of which a step takes `steps` blocks of 64.
+    `num_splits` programs divide the columns among them. `prefetch`: all codes of a program are
+    asked for at once.
     """
 
     row_blocks: int
     strides: int
     steps: int
-    num_splits: int
-    num_warps: int
-    num_stages: int
+    num_splits: int = 1
     prefetch: bool = False
 
 
@@ -120,8 +112,6 @@ def _product(
         weight.num_columns,
         padded_rows,
         paired=paired,
-        shared_bytes=shared_bytes(x),
-        num_multiprocessors=num_multiprocessors(x),
     )
     x = x.contiguous()
     residual = None if residual is None else residual.contiguous()
@@ -158,17 +148,12 @@ def tile(
     padded_rows: int,
     *,
     paired: bool,
-    shared_bytes: int,
-    num_multiprocessors: int,
 ) -> Tile:
     """The tile for a weight of `num_outputs` rows (twice that if paired). Measured on an H200."""
-    num_row_blocks = num_outputs // BLOCK_ROWS
-    if padded_rows <= 8:
-        return Tile(1, 4, 4, 1, 4, 3, prefetch=True)
-    num_programs = triton.cdiv(num_row_blocks, 8)
-    num_steps = num_columns // (2 * BLOCK_COLUMNS)
-    num_splits = max(1, min(2 * num_multiprocessors // num_programs, num_steps // 8, 8))
-    return Tile(8, 1, 2, num_splits, 8, 4 if padded_rows <= 16 else 2, prefetch=True)
+    row_blocks = 2 if paired or num_outputs >= 8192 else 1
+    steps = 2 if padded_rows <= 16 and coding.bits in (4, 8) else 1
+    strides = 8 if num_outputs * (2 if paired else 1) < 8192 else 4
+    return Tile(row_blocks, strides, steps)
 
 
 def _launch(
@@ -189,7 +174,8 @@ def _launch(
     step = chosen.steps * chosen.strides
     supergroup = weight.coding.supergroup or weight.num_columns
     group = weight.coding.group or weight.num_columns
-    _grouped_rows_kernel[(triton.cdiv(num_row_blocks, chosen.row_blocks), chosen.num_splits)](
+    own_blocks = chosen.row_blocks // 2 if paired else chosen.row_blocks
+    _grouped_rows_kernel[(triton.cdiv(num_row_blocks, own_blocks), chosen.num_splits)](
         x,
         weight.codes,
         weight.planes,
@@ -197,7 +183,6 @@ def _launch(
         weight.small_scales,
         weight.minimums,
         weight.small_minimums,
-        weight.table,
         residual,
         out,
         num_rows,
@@ -212,11 +197,10 @@ def _launch(
         STRIDES=chosen.strides,
         STEPS=chosen.steps,
         SPLIT=chosen.num_splits > 1,
-        STAGES=chosen.num_stages,
         PREFETCH=chosen.prefetch and x.is_cuda and torch.version.hip is None,
         ASM=x.is_cuda and torch.version.hip is None and x.dtype == torch.bfloat16,
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
+        num_warps=chosen.strides,
+        num_stages=1,
         **weight.coding.constants,
         **overlap_options(x),
     )
@@ -234,47 +218,116 @@ def _times(supers, words, PART: tl.constexpr, SMALL: tl.constexpr, ASM: tl.const
 
 
 @triton.jit
-def _of_rows(scale, BLOCKS: tl.constexpr, ROWS: tl.constexpr):
-    """[BLOCKS, row, columns by 2, row by 8] -> [BLOCKS, 16, ROWS]: all columns are alike."""
-    each = tl.permute(scale, (0, 3, 1, 2))
-    each = tl.broadcast_to(each[:, :, :, None, :, None], [BLOCKS, 2, 8, ROWS // 8, 4, 2])
-    return tl.reshape(each, [BLOCKS, 16, ROWS])
+def _of_rows(scale, BLOCKS: tl.constexpr):
+    """[BLOCKS, 64], as lanes have them -> [BLOCKS, 16, 8]: all columns are alike."""
+    each = tl.permute(tl.reshape(scale, [BLOCKS, 8, 4, 2]), (0, 3, 1, 2))
+    each = tl.broadcast_to(each[:, :, :, :, None], [BLOCKS, 2, 8, 4, 2])
+    return tl.reshape(each, [BLOCKS, 16, 8])
 
 
 @triton.jit
-def _wide_place(offset, at, WIDTH: tl.constexpr, STEP: tl.constexpr):
-    """Which stretch of WIDTH columns, 0 for all, has block `at` + offset; STEP divides `at`."""
+def _wide_place(block, WIDTH: tl.constexpr):
+    """Which stretch of WIDTH columns, 0 for all, has the first of the columns of `block`."""
     if WIDTH == 0:
-        return offset * 0
+        return block * 0
     elif WIDTH <= 64:
-        return (at + offset) * (64 // WIDTH)
-    elif STEP % (WIDTH // 64) == 0:
-        return at // (WIDTH // 64) + offset // (WIDTH // 64)
+        return block * (64 // WIDTH)
     else:
-        return (at + offset) // (WIDTH // 64)
+        return block // (WIDTH // 64)
 
 
 @triton.jit
-def _multiplied(
-    total,
-    columns,
-    sums,
+def _row_block(
+    batch, STRIDES: tl.constexpr, ROW_BLOCKS: tl.constexpr, OWN: tl.constexpr, num_row_blocks
+):
+    """Of a place in a batch [.., row block, stride]: the rows of a second half follow all first
+    ones. Row blocks past the end read the last one instead, and nothing of them is stored.
+    """
+    own = batch // STRIDES % ROW_BLOCKS
+    first = tl.minimum(tl.program_id(0) * OWN + own % OWN, num_row_blocks - 1)
+    return first + own // OWN * num_row_blocks
+
+
+@triton.jit
+def _loaded(
     row_block,
-    offset,
-    at,
-    ok,
+    block,
+    unit_row_block,
+    unit_block,
+    end,
     codes,
     planes,
     scales,
     small_scales,
     minimums,
     small_minimums,
-    table,
     num_blocks,
     num_supergroups,
     num_groups,
-    BLOCKS: tl.constexpr,
-    STEP: tl.constexpr,
+    STEPS: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    SUPERGROUP: tl.constexpr,
+    SMALL: tl.constexpr,
+    MINIMUM: tl.constexpr,
+    SMALL_MINIMUMS: tl.constexpr,
+):
+    """What is stored of blocks, [steps * units], and of units, which have `STEPS` blocks of a row
+    each; in registers of the lanes that want it. Blocks from `end` on have scales of 0.
+    """
+    PARTS: tl.constexpr = num_parts(GROUP)
+    EACH: tl.constexpr = SUPERGROUP == 16 or SUPERGROUP == 32  # as many as groups
+    ok = block < end
+    before = row_block.to(tl.int64)
+    place = before * num_blocks + block
+    mask = ok[:, None]
+    WORDS: tl.constexpr = 512 if BITS == 8 else 256  # of a block
+    words_at = codes + place[:, None] * WORDS + tl.arange(0, 256)[None, :]
+    found = (tl.load(words_at, mask=mask, other=0),)
+    if BITS == 8:
+        found += (tl.load(words_at + 256, mask=mask, other=0),)
+    if BITS == 5 or BITS == 6:
+        # Of two blocks what a lane wants of both lies together.
+        EACH_LANE: tl.constexpr = 2 if BITS == 5 else 4
+        e = tl.arange(0, 32 * EACH_LANE)
+        word = e // EACH_LANE * (2 * EACH_LANE) + e % EACH_LANE
+        first = (place // 2 * 64 + place % 2) * EACH_LANE
+        found += (tl.load(planes + first[:, None] + word[None, :], mask=mask, other=0),)
+    # A lane of NVIDIA's has rows g and 8 + g of a product, g = lane / 4: it loads their scales.
+    e = tl.arange(0, 64)
+    n = (e // 8 * 2 + e % 2)[None, :]
+    small_place = place * 16
+    if PARTS == 1:
+        small_place = (before * num_groups + _wide_place(block, GROUP)) * 16
+    small_place = small_place[:, None] + n
+    if SMALL != "none":
+        found += (tl.load(small_scales + small_place, mask=mask, other=0),)
+    if SMALL_MINIMUMS:
+        found += (tl.load(small_minimums + small_place, mask=mask, other=0),)
+    if SUPERGROUP == 0 or SUPERGROUP % (64 * STEPS) == 0:  # all of a unit has the same
+        wide = unit_row_block.to(tl.int64) * num_supergroups + _wide_place(unit_block, SUPERGROUP)
+        unit_mask = (unit_block < end)[:, None]
+    else:
+        wide = before * num_supergroups + _wide_place(block, SUPERGROUP)
+        unit_mask = mask
+    super_place = wide[:, None] * 16 + n
+    for part in tl.static_range(PARTS if EACH else 1):
+        stored = tl.load(scales + super_place + part * 16, mask=unit_mask, other=0)
+        found += (stored,)
+        if MINIMUM == "own":
+            stored = tl.load(minimums + super_place + part * 16, mask=unit_mask, other=0)
+            found += (stored,)
+    return found
+
+
+@triton.jit
+def _multiplied(
+    total,
+    loaded,
+    columns,
+    sums,
+    ok,
+    STEPS: tl.constexpr,
     EVEN: tl.constexpr,
     BITS: tl.constexpr,
     CODES: tl.constexpr,
@@ -289,71 +342,53 @@ def _multiplied(
     TABLE: tl.constexpr,
     ASM: tl.constexpr,
 ):
-    """total + the products of blocks `at` + offset. row_block, offset, ok: [BLOCKS]; columns: for
-    each 16 columns x of the blocks, [BLOCKS, 16, rows]; sums: for each part of a block theirs,
-    [BLOCKS, 16, rows].
+    """total + the products of what is `_loaded`. columns: for each 16 columns x of the blocks,
+    [BLOCKS, 16, rows]; sums: for each part of a block theirs, [BLOCKS, 16, rows].
     """
     PARTS: tl.constexpr = num_parts(GROUP)
-    ROWS: tl.constexpr = total.shape[2]
+    TILES: tl.constexpr = len(total)
+    BLOCKS: tl.constexpr = total[0].shape[0]
     FOLD: tl.constexpr = MINIMUM != "none"
     BIAS: tl.constexpr = bias_of(BITS, CODES, ZERO, FOLD)
-    first_block = row_block.to(tl.int64) * num_blocks + offset  # [BLOCKS]
-    mask = None if EVEN else ok[:, None]
-    small_mask = None if EVEN else ok[:, None, None, None]
-    # Blocks past the end have scales of 0: whatever their codes are adds nothing.
-    none = None if EVEN else 0
-    WORDS: tl.constexpr = 512 if BITS == 8 else 256  # of a block
-    words_at = codes + first_block[:, None] * WORDS + tl.arange(0, 256)[None, :] + at * WORDS
-    words = tl.load(words_at, mask=mask)
-    other_words = words
-    if BITS == 8:
-        other_words = tl.load(words_at + 256, mask=mask)
+    EACH: tl.constexpr = SUPERGROUP == 16 or SUPERGROUP == 32
+    SECOND: tl.constexpr = 1 if BITS == 8 else 0
+    HIGH: tl.constexpr = 1
+    AT_SMALL: tl.constexpr = 1 if BITS == 4 else 2
+    AT_MINIMUM: tl.constexpr = AT_SMALL + (1 if SMALL != "none" else 0)
+    AT_SUPERS: tl.constexpr = AT_MINIMUM + (1 if SMALL_MINIMUMS else 0)
+    NUM_SUPERS: tl.constexpr = 2 if MINIMUM == "own" else 1
     high = None
     if BITS == 5 or BITS == 6:
-        EACH_LANE: tl.constexpr = 2 if BITS == 5 else 4
-        lane = tl.arange(0, 8)[:, None, None] * 4 + tl.arange(0, 4)[None, :, None]
-        lane_word = (lane * EACH_LANE + tl.arange(0, EACH_LANE)[None, None, :])[None]
-        high_at = planes + first_block[:, None, None, None] * (32 * EACH_LANE) + lane_word
-        high = tl.load(high_at + at * (32 * EACH_LANE), mask=small_mask)
-    # A lane of NVIDIA's has rows g and 8 + g of a product, g = lane / 4: it loads their scales.
-    n = tl.arange(0, 8)[None, :, None, None] * 2 + tl.arange(0, 2)[None, None, None, :]
-    n += tl.zeros([1, 8, 4, 2], tl.int32)
-    if SMALL != "none" or SMALL_MINIMUMS:
-        if PARTS > 1:
-            small_place = first_block * 16
-            small_at = at * 16
-        else:
-            groups_before = row_block.to(tl.int64) * num_groups
-            small_place = (groups_before + _wide_place(offset, at, GROUP, STEP)) * 16
-            small_at = 0
-        small_place = small_place[:, None, None, None] + n
-    if SMALL != "none":
-        small_words = tl.load(small_scales + small_place + small_at, mask=small_mask, other=none)
-    if SMALL_MINIMUMS:
-        small_minimum_words = tl.load(
-            small_minimums + small_place + small_at, mask=small_mask, other=none
-        )
-    supers_before = row_block.to(tl.int64) * num_supergroups
-    EACH: tl.constexpr = SUPERGROUP == 16 or SUPERGROUP == 32  # as many as groups
+        high = loaded[HIGH]
     for part in tl.static_range(PARTS):
         if part == 0 or EACH:
-            supergroup = supers_before + _wide_place(offset, at, SUPERGROUP, STEP)
-            supergroup += part
-            super_place = supergroup[:, None, None, None] * 16 + n
-            stored = tl.load(scales + super_place, mask=small_mask, other=none)
-            supers = real(stored, E8M0)
-            if not EVEN:
-                supers = tl.where(small_mask, supers, 0.0)
+            supers = real(loaded[AT_SUPERS + part * NUM_SUPERS if EACH else AT_SUPERS], E8M0)
+            supers = _of_steps(supers, BLOCKS)
+            if E8M0 and not EVEN:  # where 0 is no number
+                supers = tl.where(ok[:, None], supers, 0.0)
             super_minimums = supers
             if MINIMUM == "own":
-                stored = tl.load(minimums + super_place, mask=small_mask, other=none)
-                super_minimums = real(stored, E8M0)
-        product = tl.zeros(total.shape, tl.float32)
+                stored = loaded[AT_SUPERS + 1 + part * NUM_SUPERS if EACH else AT_SUPERS + 1]
+                super_minimums = _of_steps(real(stored, False), BLOCKS)
+        scale = supers
+        if SMALL != "none":
+            if DIVIDES:
+                scale = small_number(loaded[AT_SMALL], part, SMALL) / supers
+                if not EVEN:
+                    scale = tl.where(ok[:, None], scale, 0.0)
+            else:
+                scale = _times(supers, loaded[AT_SMALL], part, SMALL, ASM)
+        if MINIMUM != "none":
+            minimum = super_minimums
+            if SMALL_MINIMUMS:
+                minimum = _times(super_minimums, loaded[AT_MINIMUM], part, "uint8", ASM)
+            minimum = _of_rows(minimum + scale * BIAS, BLOCKS)
+        scale = _of_rows(scale, BLOCKS)
+        weights = ()
         for quarter in tl.static_range(part * 4 // PARTS, (part + 1) * 4 // PARTS):
             w = numbers(
-                other_words if quarter >= 2 else words,
+                loaded[SECOND if quarter >= 2 else 0],
                 high,
-                table,
                 BLOCKS,
                 BITS,
                 CODES,
@@ -364,63 +399,73 @@ def _multiplied(
                 ASM,
                 columns[0].dtype,
             )
-            product = tl.dot(w, columns[quarter], product)
-        scale = supers
-        if SMALL != "none":
-            if DIVIDES:
-                scale = small_number(small_words, part, SMALL) / supers
-                if not EVEN:
-                    scale = tl.where(small_mask, scale, 0.0)
-            else:
-                scale = _times(supers, small_words, part, SMALL, ASM)
-        total += product * _of_rows(scale, BLOCKS, ROWS)
-        if MINIMUM != "none":
-            minimum = super_minimums
-            if SMALL_MINIMUMS:
-                minimum = _times(super_minimums, small_minimum_words, part, "uint8", ASM)
-            minimum += scale * BIAS
-            total -= sums[part] * _of_rows(minimum, BLOCKS, ROWS)
+            weights += (w,)
+        added = ()
+        for i in tl.static_range(TILES):
+            product = tl.zeros([BLOCKS, 16, 8], tl.float32)
+            for quarter in tl.static_range(4 // PARTS):
+                each = columns[(part * 4 // PARTS + quarter) * TILES + i]
+                product = tl.dot(weights[quarter], each, product)
+            sum = total[i] + product * scale
+            if MINIMUM != "none":
+                sum -= sums[part * TILES + i] * minimum
+            added += (sum,)
+        total = added
     return total
+
+
+@triton.jit
+def _of_steps(each, BLOCKS: tl.constexpr):
+    """[units or blocks, 64] -> [BLOCKS, 64]: what a unit has for all of its steps."""
+    UNITS: tl.constexpr = each.shape[0]
+    if UNITS == BLOCKS:
+        return each
+    else:
+        wide = tl.broadcast_to(each[None], [BLOCKS // UNITS, UNITS, 64])
+        return tl.reshape(wide, [BLOCKS, 64])
 
 
 @triton.jit
 def _columns(
     pointers,
     ok,
+    stride,
+    num_rows,
     STEPS: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
     STRIDES: tl.constexpr,
     ROWS: tl.constexpr,
 ):
-    """16 columns of each block, [STEPS * STRIDES, 16, ROWS], for all rows: [blocks, 16, ROWS]."""
-    loaded = tl.load(pointers, mask=ok, other=0.0)
-    if ROW_BLOCKS > 1:
-        loaded = tl.reshape(loaded, [STEPS, 1, STRIDES, 16, ROWS])
-        loaded = tl.broadcast_to(loaded, [STEPS, ROW_BLOCKS, STRIDES, 16, ROWS])
-        loaded = tl.reshape(loaded, [STEPS * ROW_BLOCKS * STRIDES, 16, ROWS])
-    return loaded
+    """16 columns of x of each block, in the order of those of codes, for all rows of the weight: of
+    every 8 rows of x [blocks, 16, 8]. pointers, ok: [STEPS * STRIDES].
+    """
+    lane, column = tl.arange(0, 128) // 4, tl.arange(0, 128) % 4
+    found = ()
+    for i in tl.static_range(ROWS // 8):
+        row = lane // 4 + 8 * i
+        at = pointers[:, None] + (row * stride + lane % 4 * 4 + column)[None, :]
+        each = tl.load(at, mask=ok[:, None] & (row < num_rows)[None, :], other=0.0)
+        # [blocks, row, pair, eight, column] -> [blocks, columns, row]
+        each = tl.reshape(each, [STEPS * STRIDES, 8, 4, 2, 2])
+        each = tl.reshape(tl.permute(each, (0, 3, 2, 4, 1)), [STEPS, 1, STRIDES, 16, 8])
+        each = tl.broadcast_to(each, [STEPS, ROW_BLOCKS, STRIDES, 16, 8])
+        found += (tl.reshape(each, [STEPS * ROW_BLOCKS * STRIDES, 16, 8]),)
+    return found
 
 
 @triton.jit
-def _sums(ones, columns, PARTS: tl.constexpr):
-    """Of the columns of each part, in every row of a product: a tensor core's are where they are
-    wanted.
+def _sums(ones, columns, PARTS: tl.constexpr, TILES: tl.constexpr):
+    """Of the columns of each part and every 8 rows, in every row of a product: a tensor core's are
+    where they are wanted.
     """
-    none = tl.zeros([ones.shape[0], 16, columns[0].shape[2]], tl.float32)
-    first = tl.dot(ones, columns[0], none)
-    if PARTS == 4:
-        return (
-            first,
-            tl.dot(ones, columns[1], none),
-            tl.dot(ones, columns[2], none),
-            tl.dot(ones, columns[3], none),
-        )
-    elif PARTS == 2:
-        first = tl.dot(ones, columns[1], first)
-        return first, tl.dot(ones, columns[3], tl.dot(ones, columns[2], none))
-    else:
-        first = tl.dot(ones, columns[2], tl.dot(ones, columns[1], first))
-        return (tl.dot(ones, columns[3], first),)
+    found = ()
+    for part in tl.static_range(PARTS):
+        for i in tl.static_range(TILES):
+            sum = tl.zeros([ones.shape[0], 16, 8], tl.float32)
+            for quarter in tl.static_range(part * 4 // PARTS, (part + 1) * 4 // PARTS):
+                sum = tl.dot(ones, columns[quarter * TILES + i], sum)
+            found += (sum,)
+    return found
 
 
 @triton.jit
@@ -453,7 +498,6 @@ def _grouped_rows_kernel(
     small_scales,
     minimums,
     small_minimums,
-    table,
     residual,
     out,
     num_rows,
@@ -468,7 +512,6 @@ def _grouped_rows_kernel(
     STRIDES: tl.constexpr,
     STEPS: tl.constexpr,
     SPLIT: tl.constexpr,
-    STAGES: tl.constexpr,
     PREFETCH: tl.constexpr,
     ASM: tl.constexpr,
     BITS: tl.constexpr,
@@ -485,16 +528,19 @@ def _grouped_rows_kernel(
     OVERLAP: tl.constexpr,
 ):
     PARTS: tl.constexpr = num_parts(GROUP)
-    UNITS: tl.constexpr = ROW_BLOCKS * STRIDES  # of a step, which warps share
-    BLOCKS: tl.constexpr = STEPS * UNITS
+    OWN: tl.constexpr = ROW_BLOCKS // 2 if PAIRED else ROW_BLOCKS  # of results
+    BLOCKS: tl.constexpr = STEPS * ROW_BLOCKS * STRIDES
     STEP: tl.constexpr = STEPS * STRIDES
     DTYPE: tl.constexpr = x.dtype.element_ty
     split = tl.program_id(1)
+    UNITS: tl.constexpr = ROW_BLOCKS * STRIDES
     batch = tl.arange(0, BLOCKS)  # [step, row block, stride]
-    own = tl.program_id(0) * ROW_BLOCKS + batch // STRIDES % ROW_BLOCKS
-    row_block = tl.minimum(own, num_row_blocks - 1)
+    row_block = _row_block(batch, STRIDES, ROW_BLOCKS, OWN, num_row_blocks)
     # Blocks that follow each other in memory are one warp's.
     offset = batch % STRIDES * STEPS + batch // UNITS
+    unit = tl.arange(0, UNITS)
+    unit_row_block = _row_block(unit, STRIDES, ROW_BLOCKS, OWN, num_row_blocks)
+    unit_offset = unit % STRIDES * STEPS
     width = tl.cdiv(tl.cdiv(num_blocks, STEP), tl.num_programs(1)) * STEP
     begin = split * width
     end = tl.minimum(begin + width, num_blocks)
@@ -502,62 +548,89 @@ def _grouped_rows_kernel(
         LINES: tl.constexpr = 8 if BITS == 8 else 4  # of a block of codes
         line = tl.arange(0, 128)
         for row in tl.static_range(ROW_BLOCKS):
-            at_row = tl.minimum(tl.program_id(0) * ROW_BLOCKS + row, num_row_blocks - 1)
+            at_row = tl.minimum(tl.program_id(0) * OWN + row % OWN, num_row_blocks - 1)
+            at_row += row // OWN * num_row_blocks
             first = codes + (at_row.to(tl.int64) * num_blocks + begin) * (LINES * 64)
             for at in range(0, (end - begin) * LINES, 128):
                 _prefetch(first + tl.minimum(at + line, (end - begin) * LINES - 1) * 64)
-                if PAIRED:
-                    up = first + num_row_blocks.to(tl.int64) * num_blocks * (LINES * 64)
-                    _prefetch(up + tl.minimum(at + line, (end - begin) * LINES - 1) * 64)
 
-    m = tl.arange(0, ROWS)
-    m_ok = m < num_rows
-    k = tl.arange(0, 16)
     column_batch = tl.arange(0, STEP)  # [step, stride]
     column_offset = column_batch % STRIDES * STEPS + column_batch // STRIDES
     dim = num_blocks * 64
-    rows_at = x + m[None, None, :] * dim + (column_offset * 64)[:, None, None] + k[None, :, None]
+    columns_at = x + column_offset * 64
+    loaded = _loaded(
+        row_block,
+        begin + offset,
+        unit_row_block,
+        begin + unit_offset,
+        end,
+        codes,
+        planes,
+        scales,
+        small_scales,
+        minimums,
+        small_minimums,
+        num_blocks,
+        num_supergroups,
+        num_groups,
+        STEPS,
+        BITS,
+        GROUP,
+        SUPERGROUP,
+        SMALL,
+        MINIMUM,
+        SMALL_MINIMUMS,
+    )
     wait_for_inputs(OVERLAP)
     start_next(OVERLAP)
 
-    total = tl.zeros([BLOCKS, 16, ROWS], tl.float32)  # the weight is the left operand
-    other = tl.zeros([BLOCKS, 16, ROWS], tl.float32)
+    TILES: tl.constexpr = ROWS // 8  # of the right operand, the rows; the left is the weight
+    total = ()
+    for _ in tl.static_range(TILES):
+        total += (tl.zeros([BLOCKS, 16, 8], tl.float32),)
     ones = tl.full([BLOCKS, 16, 16], 1.0, DTYPE)
-    for at in tl.range(begin, end, STEP, num_stages=STAGES):
-        ok = at + offset < end
-        columns_ok = m_ok[None, None, :]
-        if not EVEN:
-            columns_ok = columns_ok & (at + column_offset < end)[:, None, None]
-        here = rows_at + at * 64
-        columns = (
-            _columns(here, columns_ok, STEPS, ROW_BLOCKS, STRIDES, ROWS),
-            _columns(here + 16, columns_ok, STEPS, ROW_BLOCKS, STRIDES, ROWS),
-            _columns(here + 32, columns_ok, STEPS, ROW_BLOCKS, STRIDES, ROWS),
-            _columns(here + 48, columns_ok, STEPS, ROW_BLOCKS, STRIDES, ROWS),
-        )
-        sums = None
-        if MINIMUM != "none":
-            sums = _sums(ones, columns, PARTS)
-        total = _multiplied(
-            total,
-            columns,
-            sums,
+    for at in range(begin, end, STEP):
+        here = columns_at + at * 64
+        columns_ok = at + column_offset < end
+        columns = _columns(here, columns_ok, dim, num_rows, STEPS, ROW_BLOCKS, STRIDES, ROWS)
+        for quarter in tl.static_range(1, 4):
+            columns += _columns(
+                here + 16 * quarter, columns_ok, dim, num_rows, STEPS, ROW_BLOCKS, STRIDES, ROWS
+            )
+        # What the next step wants is on its way meanwhile.
+        coming = _loaded(
             row_block,
-            offset,
-            at,
-            ok,
+            at + STEP + offset,
+            unit_row_block,
+            at + STEP + unit_offset,
+            end,
             codes,
             planes,
             scales,
             small_scales,
             minimums,
             small_minimums,
-            table,
             num_blocks,
             num_supergroups,
             num_groups,
-            BLOCKS,
-            STEP,
+            STEPS,
+            BITS,
+            GROUP,
+            SUPERGROUP,
+            SMALL,
+            MINIMUM,
+            SMALL_MINIMUMS,
+        )
+        sums = None
+        if MINIMUM != "none":
+            sums = _sums(ones, columns, PARTS, TILES)
+        total = _multiplied(
+            total,
+            loaded,
+            columns,
+            sums,
+            at + offset < end,
+            STEPS,
             EVEN,
             BITS,
             CODES,
@@ -572,58 +645,58 @@ def _grouped_rows_kernel(
             TABLE,
             ASM,
         )
-        if PAIRED:
-            other = _multiplied(
-                other,
-                columns,
-                sums,
-                row_block + num_row_blocks,
-                offset,
-                at,
-                ok,
-                codes,
-                planes,
-                scales,
-                small_scales,
-                minimums,
-                small_minimums,
-                table,
-                num_blocks,
-                num_supergroups,
-                num_groups,
-                BLOCKS,
-                STEP,
-                EVEN,
-                BITS,
-                CODES,
-                ZERO,
-                GROUP,
-                SUPERGROUP,
-                E8M0,
-                SMALL,
-                MINIMUM,
-                SMALL_MINIMUMS,
-                DIVIDES,
-                TABLE,
-                ASM,
-            )
+        loaded = coming
 
+    for i in tl.static_range(TILES):
+        result = _summed(total[i], STEPS, ROW_BLOCKS, STRIDES)
+        m = 8 * i + tl.arange(0, 8)
+        _store(
+            result,
+            residual,
+            out,
+            m,
+            num_rows,
+            split,
+            num_row_blocks,
+            SPLIT,
+            PAIRED,
+            ROW_BLOCKS,
+            OWN,
+        )
+
+
+@triton.jit
+def _store(
+    result,
+    residual,
+    out,
+    m,
+    num_rows,
+    split,
+    num_row_blocks,
+    SPLIT: tl.constexpr,
+    PAIRED: tl.constexpr,
+    ROW_BLOCKS: tl.constexpr,
+    OWN: tl.constexpr,
+):
+    """result: [rows of the weight, 8], of rows `m` of x."""
     num_outputs = num_row_blocks * 16
-    n = tl.program_id(0) * ROW_BLOCKS * 16 + tl.arange(0, ROW_BLOCKS * 16)
-    ok = m_ok[None, :] & (n < num_outputs)[:, None]
-    result = _summed(total, STEPS, ROW_BLOCKS, STRIDES, ROWS)
-    if PAIRED:
-        second = _summed(other, STEPS, ROW_BLOCKS, STRIDES, ROWS)
+    m_ok = (m < num_rows)[None, :]
     if SPLIT:
+        row = tl.arange(0, ROW_BLOCKS * 16)
+        own_row = row % (OWN * 16) + tl.program_id(0) * OWN * 16
+        n = own_row + row // (OWN * 16) * num_outputs
         width = num_outputs * (2 if PAIRED else 1)
         place = (split.to(tl.int64) * num_rows + m[None, :]) * width + n[:, None]
+        ok = m_ok & (own_row < num_outputs)[:, None]
         tl.store(out + place, result.to(out.dtype.element_ty), mask=ok)
-        if PAIRED:
-            tl.store(out + place + num_outputs, second.to(out.dtype.element_ty), mask=ok)
     else:
+        n = tl.program_id(0) * OWN * 16 + tl.arange(0, OWN * 16)
+        ok = m_ok & (n < num_outputs)[:, None]
         place = m[None, :] * num_outputs + n[:, None]
         if PAIRED:
-            result = result * tl.sigmoid(result) * second
+            gate, up = tl.split(tl.permute(tl.reshape(result, [2, OWN * 16, 8]), (1, 2, 0)))
+            result = gate * tl.sigmoid(gate) * up
         if residual is not None:
             result += tl.load(residual + place, mask=ok, other=0.0).to(tl.float32)
         tl.store(out + place, result.to(out.dtype.element_ty), mask=ok)
@@ -635,11 +708,10 @@ def _summed(
     STEPS: tl.constexpr,
     ROW_BLOCKS: tl.constexpr,
     STRIDES: tl.constexpr,
-    ROWS: tl.constexpr,
 ):
-    """[blocks, 16, rows] -> [row blocks * 16, rows]."""
-    split = tl.reshape(total, [STEPS, ROW_BLOCKS, STRIDES, 16, ROWS])
-    return tl.reshape(tl.sum(tl.sum(split, 2), 0), [ROW_BLOCKS * 16, ROWS])
+    """[blocks, 16, 8] -> [row blocks * 16, 8]."""
+    split = tl.reshape(total, [STEPS, ROW_BLOCKS, STRIDES, 16, 8])
+    return tl.reshape(tl.sum(tl.sum(split, 0), 1), [ROW_BLOCKS * 16, 8])
 
 
 @kernel()

@@ -17,6 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from luceasync.cyext.rows import MAX_ROW, STEP
+from luceasync.cyext.rows import rms_norm as compiled_norm
 from luceasync.models.grouped.compiled import CompiledGrouped, best_kernel, can_multiply
 from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
@@ -56,6 +58,16 @@ class PackedOps(TorchOps):
         if kernel and can_multiply(packed.form, packed.shape[1]):
             return CompiledGrouped(packed, dtype, kernel)
         return TorchGrouped(packed, dtype, product)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """See Ops."""
+        dim = x.shape[-1]
+        if dim % STEP or dim > MAX_ROW or x.dtype not in (torch.float32, torch.bfloat16):
+            return super().norm(x, weight, eps)
+        rows, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        places = rows.data_ptr(), weight.data_ptr(), out.data_ptr()
+        compiled_norm(*places, x.numel() // dim, dim, eps, x.dtype == torch.bfloat16)
+        return out
 
     def pick(
         self,

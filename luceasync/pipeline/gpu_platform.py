@@ -180,14 +180,32 @@ class EventWatch:
         return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
+RUN_ON = ("H100", "H200")  # words of products that we have measured on
+# Kinds of GPU that tests compile every kernel for.
+COMPILED_FOR_NVIDIA = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+COMPILED_FOR = (*COMPILED_FOR_NVIDIA, "gfx942", "gfx1100", "gfx1201")
+
+
 @dataclass(frozen=True, slots=True)
 class FoundGpu:
-    """A GPU of this machine, for a person: its name here, "cuda:0", and its maker's."""
+    """A GPU of this machine, for a person: its name here, "cuda:0", and its maker's. `kind`: what
+    kernels are compiled for, "sm_90".
+    """
 
     name: str
     product: str
+    kind: str
     free_bytes: int
     total_bytes: int
+
+    @property
+    def caution(self) -> str:
+        """What is not known of it; "" where we have measured on one."""
+        if any(word in self.product for word in RUN_ON):
+            return ""
+        if self.kind in COMPILED_FOR:
+            return f"nobody has run luceasync on one yet; its kernels are tested to fit {self.kind}"
+        return f"nobody has run luceasync on one yet, nor compiled its kernels for {self.kind}"
 
 
 def gpu_backend() -> str | None:
@@ -213,7 +231,16 @@ def found_gpus() -> list[FoundGpu]:
         FoundGpu(
             f"{gpu_backend()}:{index}",
             torch.cuda.get_device_name(index),
+            _kind(index),
             *torch.cuda.mem_get_info(index),
         )
         for index in range(torch.cuda.device_count())
     ]
+
+
+def _kind(index: int) -> str:
+    """What kernels are compiled for."""
+    if torch.version.hip:
+        arch: str = torch.cuda.get_device_properties(index).gcnArchName
+        return arch.partition(":")[0]
+    return "sm_{}{}".format(*torch.cuda.get_device_capability(index))

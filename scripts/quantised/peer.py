@@ -10,17 +10,23 @@ from __future__ import annotations
 import sys
 import time
 
+import llama_cpp
+import numpy as np
 from llama_cpp import Llama
 
 
 def main(path: str, context: int, num_threads: int) -> None:
-    """Lines "prefill" and "decode N": a prompt of `context` tokens, N tokens after it."""
+    """Lines "prefill" and "decode N": a prompt of `context` tokens, N tokens after it. A line
+    "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy tokens, as bytes
+    in hexadecimal.
+    """
     model = Llama(
         path,
         n_ctx=context + 256,
         n_batch=512,
         n_threads=num_threads,
         n_threads_batch=num_threads,
+        logits_all=False,
         verbose=False,
     )
     prompt = [(7 * i) % 400 + 3 for i in range(context)]
@@ -32,12 +38,25 @@ def main(path: str, context: int, num_threads: int) -> None:
             begun = time.perf_counter()
             model.eval(prompt)
             print(time.perf_counter() - begun, flush=True)
+        elif what == "answer":
+            model.reset()
+            model.eval([int(number) for number in count[1:]])
+            for _ in range(int(count[0])):
+                logits = last_logits(model)
+                print(logits.tobytes().hex(), flush=True)
+                model.eval([int(logits.argmax())])
         else:
             model.n_tokens = context
             begun = time.perf_counter()
             for _ in range(int(count[0])):
                 model.eval([1])
             print(time.perf_counter() - begun, flush=True)
+
+
+def last_logits(model: Llama) -> np.ndarray:
+    """float32 [vocab] of the last token."""
+    address = llama_cpp.llama_get_logits_ith(model.ctx, -1)
+    return np.ctypeslib.as_array(address, shape=(model.n_vocab(),)).copy()
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import pytest
 
 from luceasync.cli.doctor import Finding, examine, run_doctor
 from luceasync.config import CacheConfig, Config, DraftConfig, ModelConfig, ServerConfig
+from luceasync.pipeline import gpu_platform
 
 HEALTHY = Config(server=ServerConfig(port=0))
 
@@ -92,3 +93,19 @@ def test_compilers_for_a_gpu_are_noted_where_they_are_missing(name, monkeypatch)
     monkeypatch.setattr("luceasync.cli.doctor.version", missing)
     assert find(HEALTHY)[name].state == "note"
     assert "not installed" in find(HEALTHY)[name].words
+
+
+@pytest.mark.parametrize(
+    ("product", "kind", "state", "words"),
+    [
+        ("NVIDIA H200", "sm_90", "ok", "8.0 GiB free of 24.0 GiB"),
+        ("NVIDIA GeForce RTX 3090", "sm_86", "note", "nobody has run luceasync on one yet; its"),
+        ("AMD Radeon RX 580", "gfx803", "note", "nor compiled its kernels for gfx803"),
+    ],
+)
+def test_a_card_that_nobody_has_run_is_named(monkeypatch, product, kind, state, words):
+    gpu = gpu_platform.FoundGpu("cuda:0", product, kind, 8 << 30, 24 << 30)
+    monkeypatch.setattr(gpu_platform, "found_gpus", lambda: [gpu])
+    found = find(HEALTHY)["cuda:0"]
+    assert found.state == state
+    assert product in found.words and words in found.words

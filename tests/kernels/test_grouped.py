@@ -31,7 +31,7 @@ OTHERS = {
 }
 ALL = FORMS | OTHERS
 FEW = ("Q4_K", "Q6_K", "Q8_0")
-TILES = (Tile(1, 2, 2, 1, 2, 2), Tile(1, 4, 1, 2, 4, 3, True), Tile(2, 1, 2, 3, 2, 2))
+TILES = (Tile(1, 2, 2), Tile(1, 4, 1, num_splits=2), Tile(2, 2, 1, num_splits=3, prefetch=True))
 
 
 def matrix(
@@ -80,8 +80,8 @@ def test_products_are_those_of_float64(name: str, device) -> None:
 @pytest.mark.parametrize("num_rows", [1, 8, 9, 17, 64])
 @pytest.mark.parametrize("name", FEW)
 def test_any_number_of_rows(name: str, num_rows: int, device) -> None:
-    tiled, numbers = matrix(ALL[name], 80, 320, device)
-    x = rows(num_rows, 320, device)
+    tiled, numbers = matrix(ALL[name], 80, 384, device)
+    x = rows(num_rows, 384, device)
     assert error(grouped_rows.linear(x, tiled, dtype=torch.float32), x, numbers) < 1e-5
 
 
@@ -90,7 +90,7 @@ def test_any_number_of_rows(name: str, num_rows: int, device) -> None:
 def test_residual_and_swiglu(name: str, num_splits: int, device) -> None:
     tiled, numbers = matrix(ALL[name], 96, 256, device)
     x = rows(2, 256, device)
-    chosen = Tile(1, 2, 2, num_splits, 2, 2)
+    chosen = Tile(2, 2, 1, num_splits)
     product = F.linear(x.double(), numbers.double())
     residual = torch.randn(2, 96, device=device).to(x.dtype)
     found = grouped_rows.linear(x, tiled, residual, dtype=torch.float32, chosen=chosen)

@@ -4,6 +4,7 @@ columns, so that what a lane of a tensor core multiplies is one load. Moves bits
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,7 +14,7 @@ from luceasync.kernels.grouped_codes import Codes, Coding
 from luceasync.kernels.grouped_rows import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
 from luceasync.models.grouped.form import Grouped
 from luceasync.models.grouped.ggml import FLOAT_4
-from luceasync.models.grouped.packed import Packed, table_of
+from luceasync.models.grouped.packed import Packed
 
 SLICE_BYTES = 1 << 26  # of a tensor that are moved at once
 
@@ -22,6 +23,7 @@ def can_tile(form: Grouped, num_rows: int, num_columns: int) -> bool:
     """Whether the matrix is whole blocks, and each of these whole groups or a part of one."""
     widths = (form.group or BLOCK_COLUMNS, form.supergroup or BLOCK_COLUMNS)
     fits = all(width in (16, 32) or width % BLOCK_COLUMNS == 0 for width in widths)
+    fits = fits and (form.bits in (4, 8) or num_columns % (2 * BLOCK_COLUMNS) == 0)
     return fits and num_rows % BLOCK_ROWS == 0 and num_columns % BLOCK_COLUMNS == 0
 
 
@@ -57,7 +59,6 @@ def tile(packed: Packed) -> Tiled:
         small(packed.small_scales),
         supers(packed.minimums),
         small(packed.small_minimums),
-        table_of(packed),
     )
 
 
@@ -67,10 +68,8 @@ def coding_of(form: Grouped) -> Coding:
     table: tuple[int, ...] = ()
     if form.table:
         codes = "e2m1" if form.table == FLOAT_4 else "table"
-        table = tuple(
-            sum((number + 128) << 8 * i for i, number in enumerate(form.table[at : at + 4]))
-            for at in range(0, 16, 4)
-        )
+        numbers = bytes(number + 128 for number in form.table)
+        table = struct.unpack("<4i", numbers)
     elif form.codes != "uint":
         codes = "biased" if form.codes == "int8" else "e4m3"
     return Coding(
@@ -101,19 +100,20 @@ def _permuted(rows: Tensor, shape: Sequence[int], order: Sequence[int]) -> Tenso
     return rows.reshape(-1, *shape).permute(0, *(1 + axis for axis in order))
 
 
-# Rows of a block are [far, near]: 2 x 8; columns of 16 are [eight, pair, column]: 2 x 4 x 2.
+# Rows of a block are [far, near]: 2 x 8; columns of 16 are [pair, eight, column]: 4 x 2 x 2,
+# so that the numbers of x that a lane multiplies lie together.
 
 
 def _codes_of_4(rows: Tensor) -> Tensor:
     """Of 64 columns the low halves are those of 16 t: t = 0 and 1, 2 and 3 share a byte."""
     blocks = rows.shape[1] * 2 // BLOCK_COLUMNS
-    return _permuted(rows, (2, 8, blocks, 2, 2, 4, 2), (2, 1, 5, 4, 0, 6, 3))
+    return _permuted(rows, (2, 8, blocks, 2, 4, 2, 2), (2, 1, 4, 5, 0, 6, 3))
 
 
 def _codes_of_8(rows: Tensor) -> Tensor:
     """[word of t = 0 and 1, word of t = 2 and 3]."""
     blocks = rows.shape[1] // BLOCK_COLUMNS
-    return _permuted(rows, (2, 8, blocks, 2, 2, 2, 4, 2), (2, 3, 1, 6, 5, 0, 7, 4))
+    return _permuted(rows, (2, 8, blocks, 2, 2, 4, 2, 2), (2, 3, 1, 5, 6, 0, 7, 4))
 
 
 def _biased(codes: Tensor) -> Tensor:
@@ -136,16 +136,18 @@ def _planes(planes: Tensor) -> Tensor:
         bits = (rows[..., None] >> shifts & 1).flatten(2)  # [rows, planes, columns]
         high = bits[:, 0] if num_planes == 1 else bits[:, 0] | bits[:, 1] << 1
         blocks = high.shape[1] // BLOCK_COLUMNS
-        split = high.reshape(-1, 2, 8, blocks, 4, 2, 4, 2)  # .., quarter, eight, pair, column
+        split = high.reshape(-1, 2, 8, blocks, 4, 4, 2, 2)  # .., quarter, pair, eight, column
         if num_planes == 1:  # nibbles of [eight, far], a bit for each quarter
-            bits_of = split.permute(0, 3, 2, 6, 7, 5, 1, 4)
+            bits_of = split.permute(0, 3, 2, 5, 7, 6, 1, 4)
         else:  # bytes of [eight], two bits for each quarter
-            bits_of = split.permute(0, 3, 2, 6, 1, 7, 5, 4)
+            bits_of = split.permute(0, 3, 2, 5, 1, 7, 6, 4)
         bits_of = bits_of.flatten(-3 if num_planes == 1 else -2).to(torch.int32)
         count = bits_of.shape[-1]
         at = torch.arange(count, dtype=torch.int32, device=rows.device) * num_planes
-        words = (bits_of << at).sum(-1).to(torch.int32)
-        return words.to(torch.int16).view(torch.uint8)
+        words = (bits_of << at).sum(-1).to(torch.int16)  # [row blocks, blocks, 8, 4, of a lane]
+        # Of two blocks what a lane wants of both lies together.
+        pairs = words.reshape(len(words), blocks // 2, 2, 32, -1).transpose(2, 3)
+        return pairs.contiguous().view(torch.uint8)
 
     rows = planes.flatten(1)
     step = max(1, SLICE_BYTES // (16 * rows.shape[1] * 16)) * BLOCK_ROWS

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.attention import HAS_KERNEL, attend
-from luceasync.models.mixers.attention import AttentionSpec
-from luceasync.models.mixers.attention_torch import TorchAttention
+from luceasync.cyext.rows import MAX_HEAD, turn_heads
+from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_torch import Rotation, TorchAttention
 from luceasync.models.pass_rows import Entry
 
 HEAD_STEP = 32  # numbers of a head that the kernel takes at once
@@ -19,11 +20,34 @@ HEAD_STEP = 32  # numbers of a head that the kernel takes at once
 
 def can_attend(spec: AttentionSpec) -> bool:
     """Whether this machine has the kernel, and it takes heads of that size."""
-    return HAS_KERNEL and spec.head_dim % HEAD_STEP == 0
+    return HAS_KERNEL and spec.head_dim % HEAD_STEP == 0 and spec.head_dim <= MAX_HEAD
 
 
 class CompiledAttention(TorchAttention):
     """An AttentionBody. Sums are float32; what is seen is rounded once, in bf16 the shares too."""
+
+    def heads(
+        self, projected: Tensor, norms: HeadNorms, turn: Rotation
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """See TorchAttention."""
+        spec, x, (cos, sin) = self._spec, projected.contiguous(), turn
+        q = torch.empty((*x.shape[:-1], spec.num_heads, spec.head_dim), dtype=x.dtype)
+        k = torch.empty((*x.shape[:-1], spec.num_kv_heads, spec.head_dim), dtype=x.dtype)
+        turn_heads(
+            x.data_ptr(),
+            q.data_ptr(),
+            k.data_ptr(),
+            (x.numel() // x.shape[-1], x.shape[-1], spec.head_dim, spec.rotary_dim),
+            (spec.num_heads, spec.num_kv_heads),
+            (_address(norms.query), _address(norms.key)),
+            norms.eps,
+            cos.data_ptr(),
+            sin.data_ptr(),
+            x.dtype == torch.bfloat16,
+        )
+        first, end = spec.query_dim + spec.kv_dim, spec.query_dim + 2 * spec.kv_dim
+        v = x[..., first:end].unflatten(-1, (-1, spec.head_dim))
+        return q, k, v, x[..., end:] if spec.gated else None
 
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
         """See TorchAttention."""
@@ -46,3 +70,8 @@ class CompiledAttention(TorchAttention):
             rows.dtype == torch.bfloat16,
         )
         return out
+
+
+def _address(weight: Tensor | None) -> int:
+    """0: there is none."""
+    return 0 if weight is None else weight.data_ptr()

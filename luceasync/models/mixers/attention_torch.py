@@ -40,7 +40,7 @@ class TorchAttention:
         Returns [entries, rows, query_dim], multiplied by sigmoid(gate) where the family is gated.
         """
         keys, values, *ring = state
-        q, k, v, gates = heads_of(projected, self._spec, norms, rows.prepared[self._spec])
+        q, k, v, gates = self.heads(projected, norms, rows.prepared[self._spec])
         out = []  # of each entry [rows, heads, head_dim]
         for i, entry in enumerate(rows.entries[: rows.num_lanes]):
             keys[entry.lane, entry.write] = k[i]
@@ -53,6 +53,12 @@ class TorchAttention:
                 continue
             out.append(self.attend_entry(q[i], keys[entry.lane], values[entry.lane], entry))
         return gated(with_padding(_stacked(out), len(q)).flatten(2), gates)
+
+    def heads(
+        self, projected: Tensor, norms: HeadNorms, turn: Rotation
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """See heads_of."""
+        return heads_of(projected, self._spec, norms, turn)
 
     def attend_entry(self, q: Tensor, keys: Tensor, values: Tensor, entry: Entry) -> Tensor:
         """Attention of an entry's rows to its lane's keys and values up to each of them.
@@ -78,7 +84,7 @@ class TorchAttention:
         and is written to the scratch.
         """
         keys, values, *_ = state
-        q, k, v, gates = heads_of(projected, self._spec, norms, rows.prepared[self._spec])
+        q, k, v, gates = self.heads(projected, norms, rows.prepared[self._spec])
         new_keys, new_values, *new_queries = scratch
         for queries in new_queries:
             queries.copy_(q)

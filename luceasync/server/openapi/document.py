@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from luceasync import __version__
 from luceasync.server.family import Family, Form
+from luceasync.server.openapi.described import described
 from luceasync.server.openapi.limits import limited
 
 REFUSALS = {
@@ -40,7 +41,7 @@ def document(families: Sequence[Family], pages: Iterable[Route]) -> dict[str, An
     """Of these families, and of the server's own pages."""
     paths: dict[str, dict[str, Any]] = {}
     forms = {each.path: each.form for family in families for each in family.endpoints if each.form}
-    kinds = [_described(form.body) for form in forms.values()]
+    kinds = [described(form.body) for form in forms.values()]
     schemas, components = msgspec.json.schema_components(kinds, ref_template=REF)
     for (path, form), body in zip(forms.items(), schemas, strict=True):
         paths[path] = {"post": _operation(path, form, body)}
@@ -57,17 +58,6 @@ def document(families: Sequence[Family], pages: Iterable[Route]) -> dict[str, An
         },
         "security": [{}, {"key": []}],
     }
-
-
-def _described(kind: type) -> type:
-    """The same struct without fields that are taken as they come: no schema says what they are."""
-    fields: list[Any] = []
-    for field in msgspec.structs.fields(kind):
-        if field.type is not msgspec.Raw:
-            fields.append((field.name, field.type, *(() if field.required else (field.default,))))
-    return msgspec.defstruct(
-        kind.__name__, fields, kw_only=True, namespace={"__doc__": kind.__doc__}
-    )
 
 
 def _operation(path: str, form: Form, body: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,331 @@
+"""Every Triton kernel compiled for a GPU that is not there, as that GPU would ask for it:
+`python -m tests.kernels.offline sm_86 [--few]` tells, as JSON, what each kernel takes there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+
+from luceasync.kernels import (
+    block_attention,
+    draft_attention,
+    few_rows,
+    grouped_numbers,
+    grouped_rows,
+    linear,
+    overlap,
+    rows,
+)
+from luceasync.kernels.chunk_scores import add_scores
+from luceasync.kernels.commit import commit_attention, commit_delta, commit_recent
+from luceasync.kernels.draft_context import write_context
+from luceasync.kernels.draft_rows import draft_rows
+from luceasync.kernels.kernel import Kernel
+from luceasync.kernels.trees import trees
+from luceasync.models.grouped.ggml import FORMS
+from luceasync.models.grouped.random import random_packed
+from luceasync.models.grouped.tiles import tile
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_triton import TritonAttention
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_triton import TritonDelta
+from tests.kernels import cases
+
+KIB = 1024
+BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+DTYPE = torch.bfloat16
+CPU = torch.device("cpu")
+ATTENTION = AttentionSpec(16, 4, 256, 64, 1e7, gated=True)  # Qwen3.5-27B's sizes
+DELTA = DeltaSpec(16, 48, 128, 128, 4)
+NUM_ROWS = 16
+
+
+@dataclass(frozen=True)
+class Card:
+    """A kind of GPU as its makers describe it, and what of it is on the market."""
+
+    name: str
+    target: GPUTarget
+    shared_kib: int
+    num_multiprocessors: int
+
+    @property
+    def is_nvidia(self) -> bool:
+        return self.target.backend == "cuda"
+
+
+CARDS = {
+    card.name: card
+    for card in (
+        Card("sm_80", GPUTarget("cuda", 80, 32), 163, 108),  # A100
+        Card("sm_86", GPUTarget("cuda", 86, 32), 99, 82),  # RTX 3090
+        Card("sm_89", GPUTarget("cuda", 89, 32), 99, 128),  # RTX 4090
+        Card("sm_90", GPUTarget("cuda", 90, 32), 227, 132),  # H100, H200
+        Card("sm_100", GPUTarget("cuda", 100, 32), 227, 148),  # B200
+        Card("sm_120", GPUTarget("cuda", 120, 32), 99, 170),  # RTX 5090
+        Card("gfx942", GPUTarget("hip", "gfx942", 64), 64, 304),  # MI300X
+        Card("gfx1100", GPUTarget("hip", "gfx1100", 32), 64, 96),  # RX 7900 XTX
+        Card("gfx1201", GPUTarget("hip", "gfx1201", 32), 64, 64),  # RX 9070 XT
+    )
+}
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What a compiled kernel takes: bytes of shared memory, registers of a thread, bytes that did
+    not fit in them.
+    """
+
+    kernel: str
+    threads: int
+    shared_bytes: int
+    registers: int
+    spilled_bytes: int
+
+
+class FakeDriver:
+    """A driver of one GPU that loads and launches nothing."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self._target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self._target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@contextmanager
+def on(card: Card) -> Iterator[list[Any]]:
+    """Everything that asks for the GPU is told of `card`; yields what is compiled instead of being
+    launched. For a process of its own.
+    """
+    compiled: list[Any] = []
+
+    def compile_only(kernel: Kernel, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(*args: Any, **options: Any) -> None:
+            compiled.append(kernel._jit.warmup(*args, grid=grid, **options))
+
+        return launch
+
+    properties = SimpleNamespace(
+        shared_memory_per_block_optin=card.shared_kib * KIB,
+        shared_memory_per_block=card.shared_kib * KIB,
+        multi_processor_count=card.num_multiprocessors,
+    )
+    arch = card.target.arch
+    capability = divmod(arch, 10) if isinstance(arch, int) else (9, 4)
+    driver.set_active(FakeDriver(card.target))
+    with ExitStack() as told:
+        for place, name, value in (
+            (torch.Tensor, "is_cuda", True),
+            (torch.version, "hip", None if card.is_nvidia else "6.4"),
+            (torch.cuda, "get_device_properties", lambda index: properties),
+            (torch.cuda, "get_device_capability", lambda index: capability),
+            (Kernel, "__getitem__", compile_only),
+        ):
+            told.enter_context(mock.patch.object(place, name, value, create=True))
+        for cached in (overlap._shared_bytes, overlap._num_multiprocessors, overlap.can_overlap):
+            cached.cache_clear()
+        yield compiled
+
+
+# --- what is launched -----------------------------------------------------------------------------
+
+
+def dense_products() -> None:
+    """Decode, verify, with a residual, SwiGLU, and divided sums."""
+    weight, gate_up = torch.empty(2560, 4096, dtype=DTYPE), torch.empty(19456, 2560, dtype=DTYPE)
+    linear.linear(weight.new_empty(1, 4096), weight, weight.new_empty(1, 2560))
+    linear.swiglu(weight.new_empty(16, 2560), gate_up)
+    few_rows.linear(weight.new_empty(60, 4096), weight)
+    few_rows.swiglu(weight.new_empty(22, 2560), gate_up)
+
+
+def quantised_products() -> None:
+    """Whatever rows and pairs do not change stands once."""
+    for num_rows in (1, 16, 64):
+        quantised("Q4_K", num_rows)
+    for name in ("Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4"):
+        quantised(name, 1, paired=False)
+    quantised("Q6_K", 16, paired=False)
+
+
+def one_quantised_product() -> None:
+    quantised("Q4_K", 1, paired=False)
+
+
+def quantised(name: str, num_rows: int, *, paired: bool = True) -> None:
+    """Products with a matrix of that type, and rows of it."""
+    tiled = tile(random_packed(FORMS[name], (1024, 2560), torch.Generator()))
+    x = torch.empty(num_rows, 2560, dtype=DTYPE)
+    grouped_rows.linear(x, tiled, x.new_empty(num_rows, 1024))
+    if paired:
+        grouped_rows.swiglu(x, tiled)
+    grouped_numbers.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
+
+
+def rows_of_prefill() -> None:
+    rows.rms_norm(torch.empty(64, 5120, dtype=DTYPE), torch.empty(5120), 1e-6)
+    rows.swiglu(torch.empty(64, 2 * 17408, dtype=DTYPE))
+
+
+def attention() -> None:
+    """A decode step, and the rows of a chunk."""
+    body = TritonAttention(ATTENTION)
+    case = cases.attention_case(ATTENTION, [1, 0], [300, 5], 1, DTYPE, CPU)
+    body.attend(case.projected, case.norms, (case.keys, case.values), case.rows)
+    case = cases.attention_case(ATTENTION, [1], [64], 20, DTYPE, CPU)
+    rows.write_heads(
+        case.projected,
+        (case.norms.query, case.norms.key, 1e-6),
+        case.keys,
+        case.values,
+        case.rows.lanes,
+        case.rows.ranks,
+        case.rows.tables,
+        case.rows.prepared[ATTENTION],
+        num_heads=16,
+        rotary_dim=64,
+    )
+
+
+def blocks_of_attention() -> None:
+    """What of a prompt lies elsewhere."""
+    part = torch.empty(32, 16, 256, dtype=DTYPE), torch.empty(16, 32)
+    whole = torch.empty(32, 16, 256), torch.empty(16, 32)
+    block_attention.merge(whole, part, torch.empty(32, 16, 256, dtype=DTYPE))
+    recent = torch.empty(64, 16, 256, dtype=DTYPE)
+    scores = torch.empty(16, 64, 8)
+    add_scores(recent, torch.empty(200, 4, 256, dtype=DTYPE), 0, 300, 64, scores)
+
+
+def trees_of_attention() -> None:
+    trees(cases.random_parents(2, NUM_ROWS), 4)
+    case = cases.attention_case(ATTENTION, [1, 0], [300, 5], NUM_ROWS, DTYPE, CPU)
+    parents = cases.random_parents(2, NUM_ROWS)
+    tree = cases.torch_trees(parents, 1)
+    scratch = cases.attention_scratch(case)
+    state = (case.keys, case.values)
+    tree_rows = cases.tree_rows(case.rows, ATTENTION, parents)
+    body = TritonAttention(ATTENTION)
+    body.attend_tree(case.projected, case.norms, state, tree_rows, tree, scratch)
+    path = [torch.zeros(2, dtype=torch.int32) for _ in range(2)]
+    rest = torch.zeros(2, NUM_ROWS, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    both = scratch[0][None], scratch[1][None]
+    tables = case.rows.tables
+    commit_attention(both, case.keys[None], case.values[None], *path, *rest, tables)
+    queries = torch.empty(1, 2, NUM_ROWS, 16, 256, dtype=DTYPE)
+    commit_recent(queries, torch.empty(1, 3, 64, 16, 256, dtype=DTYPE), *path, *rest)
+
+
+def delta() -> None:
+    """A step, a chunk, a tree and its commit."""
+    body = TritonDelta(DELTA)
+    for count in (1, 128):
+        case = cases.delta_case(DELTA, [1, 0], count, DTYPE, CPU)
+        case.run(TritonDelta)
+    case = cases.delta_case(DELTA, [1, 0], NUM_ROWS, DTYPE, CPU)
+    scratch = cases.delta_scratch(case)
+    tree = cases.torch_trees(cases.random_parents(2, NUM_ROWS), DELTA.conv_kernel)
+    state = (case.conv_state, case.delta_state)
+    body.delta_tree(case.projected, case.parameters, *state, case.rows, tree, scratch)
+    inputs, keys, updates, totals = (tensor[None] for tensor in scratch)
+    lanes, counts = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
+    path = (lanes, torch.zeros(2, NUM_ROWS, dtype=torch.int32), counts)
+    commit_delta(
+        (inputs, keys, updates, totals), case.conv_state[None], case.delta_state[None], *path
+    )
+
+
+def drafts() -> None:
+    """A drafter's rows, its context and its block."""
+    lanes = torch.zeros(2, dtype=torch.int32)
+    block = draft_rows(lanes, lanes, NUM_ROWS, torch.empty(64), torch.tensor([2048]).int())
+    norms = torch.empty(5, 128), 1e-6
+    rings = torch.empty(5, 2, 2048, 8, 128, dtype=DTYPE)
+    projected = torch.empty(2, NUM_ROWS, 5 * 2 * 1024, dtype=DTYPE)
+    write_context(projected, norms, torch.arange(5), rings, rings, block, lanes)
+    sight = draft_attention.Sight(torch.zeros(2, dtype=torch.long), window=2048)
+    projected = torch.empty(2, NUM_ROWS, (32 + 16) * 128, dtype=DTYPE)
+    small = torch.empty(128), torch.empty(128), 1e-6
+    draft_attention.attend_block(
+        projected, small, rings[0], rings[0], block, block.spans[0], sight, num_heads=32
+    )
+
+
+ALL = (
+    dense_products,
+    quantised_products,
+    rows_of_prefill,
+    attention,
+    blocks_of_attention,
+    trees_of_attention,
+    delta,
+    drafts,
+)
+FEW = (one_quantised_product, rows_of_prefill)
+
+
+# --- what it takes --------------------------------------------------------------------------------
+
+
+def taken(compiled: Any, card: Card) -> Taken:
+    """By the compiler's own account."""
+    if card.is_nvidia:
+        registers, spilled = _of_cubin(compiled.asm["cubin"])
+    else:
+        text = compiled.asm["amdgcn"]
+        registers = int(re.search(r"\.vgpr_count:\s+(\d+)", text)[1])
+        spilled = 4 * int(re.search(r"\.vgpr_spill_count:\s+(\d+)", text)[1])
+    metadata = compiled.metadata
+    threads = metadata.num_warps * card.target.warp_size
+    return Taken(metadata.name, threads, metadata.shared, registers, spilled)
+
+
+def _of_cubin(cubin: bytes) -> tuple[int, int]:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [BINARIES / "cuobjdump", "--dump-resource-usage", file.name]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    found = re.search(r"REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", told)
+    return int(found[1]), max(int(found[2]), int(found[3]))
+
+
+def main() -> None:
+    card = CARDS[sys.argv[1]]
+    with on(card) as compiled:
+        for launches in FEW if "--few" in sys.argv else ALL:
+            launches()
+    once = {kernel.hash: kernel for kernel in compiled}
+    print(json.dumps([asdict(taken(kernel, card)) for kernel in once.values()]))
+
+
+if __name__ == "__main__":
+    with (
+        tempfile.TemporaryDirectory() as empty,
+        mock.patch.dict(os.environ, {"TRITON_CACHE_DIR": empty}),
+    ):
+        main()

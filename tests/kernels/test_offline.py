@@ -1,0 +1,68 @@
+"""Every kernel compiles for cards that nobody here has, and fits them, in the tile that each card
+would choose.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import luceasync.kernels
+from luceasync.pipeline.gpu_platform import COMPILED_FOR
+from tests.kernels.offline import BINARIES, CARDS, KIB, Taken
+
+DEADLINE_S = 600.0
+REGISTERS = 65536  # of a multiprocessor of NVIDIA's
+# Old kernels whose tiles are worth a few registers too many where they were measured.
+MOST_SPILLED_BYTES = 1280
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not (BINARIES / "ptxas").exists(), reason="this Triton has no ptxas"),
+]
+
+
+def compiled_for(name: str, *flags: str) -> list[Taken]:
+    """In a process of its own, where every tensor is taken to be on such a card."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.offline", name, *flags],
+        env=env,
+        stdout=subprocess.PIPE,
+        timeout=DEADLINE_S,
+        check=True,
+    )
+    return [Taken(**each) for each in json.loads(done.stdout)]
+
+
+def check(name: str, kernels: list[Taken]) -> None:
+    card = CARDS[name]
+    for each in kernels:
+        assert each.shared_bytes <= card.shared_kib * KIB, each
+        assert each.spilled_bytes <= MOST_SPILLED_BYTES, each
+        if card.is_nvidia:
+            assert each.registers * each.threads <= REGISTERS, each
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_every_kernel_fits_every_card(name: str) -> None:
+    kernels = compiled_for(name)
+    check(name, kernels)
+    assert {each.kernel for each in kernels} == written()
+
+
+def test_cards_that_the_doctor_speaks_of_are_these() -> None:
+    assert tuple(CARDS) == COMPILED_FOR
+
+
+def written() -> set[str]:
+    """What is launched, by the source."""
+    sources = Path(luceasync.kernels.__file__).parent.glob("*.py")
+    text = "\n".join(source.read_text(encoding="utf-8") for source in sources)
+    return set(re.findall(r"^@kernel\([^@]*?\)\ndef (\w+)\(", text, re.MULTILINE))
