@@ -61,7 +61,7 @@ class OutputFormat(msgspec.Struct):
     """`schema` as it was sent."""
 
     type: str
-    schema: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class OutputConfig(msgspec.Struct):

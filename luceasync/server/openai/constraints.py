@@ -27,7 +27,7 @@ class JsonSchema(msgspec.Struct):
     """`schema` as it was sent; OpenAI lets it be absent."""
 
     name: str | None = None
-    schema: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
 
 
@@ -36,18 +36,18 @@ class ResponseFormat(msgspec.Struct):
 
     type: str
     json_schema: JsonSchema | None = None
-    schema: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class StructuredOutputs(msgspec.Struct):
     """vLLM's."""
 
-    json: msgspec.Raw = msgspec.Raw()
+    json: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: msgspec.Raw = msgspec.Raw()
+    structural_tag: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
 
 
 class ConstraintBody(UnservedBody):

@@ -23,6 +23,8 @@ LIMITS: Mapping[str, Mapping[str, Any]] = {
     "max_output_tokens": {"minimum": 1, "maximum": 2**31 - 1},
     "priority": {"minimum": -1000, "maximum": 1000},
     "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "thinking_budget": {"minimum": 0, "maximum": 2**31 - 1},
+    "thinking_token_budget": {"minimum": 0, "maximum": 2**31 - 1},
     "messages": {"minItems": 1, "maxItems": 8192},
 }
 

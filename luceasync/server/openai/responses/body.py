@@ -49,7 +49,7 @@ class TextFormat(msgspec.Struct):
 
     type: str
     name: str | None = None
-    schema: msgspec.Raw = msgspec.Raw()
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
     strict: bool | None = None
 
 
