@@ -15,6 +15,8 @@ class ModelCard:
     `aliases` are other names of it; ANY_NAME among them is every name. `reasons`: why lanes and
     context are as they are, a line for each size that the user left open. `special_tokens` by the
     names that tokenizer_config.json gives them; `chat_template`: the source of its template.
+    `tool_format`: how it writes calls of tools, "": in no way that is known; `thinks`: reasoning is
+    told apart from its answers.
     """
 
     name: str
@@ -26,6 +28,8 @@ class ModelCard:
     reasons: tuple[str, ...] = ()
     special_tokens: Mapping[str, str] = field(default_factory=dict)
     chat_template: str = ""
+    tool_format: str = ""
+    thinks: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:

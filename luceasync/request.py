@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
+from luceasync.constraint import Constraint
 from luceasync.engine_look import EngineLook
 from luceasync.engine_status import EngineStatus
 from luceasync.model_card import ModelCard
@@ -69,20 +70,6 @@ class TokenPrompt:
 
 
 Prompt = ChatPrompt | TextPrompt | TokenPrompt
-
-
-@dataclass(frozen=True, slots=True)
-class Constraint:
-    """What an answer's text has to be. `source` says it: the JSON of a schema (for "json_object"
-    it is none: any object will do), a regular expression of all of the text, a JSON list of texts,
-    or a grammar in the notation of Lark or GBNF. `param` names the field that has it, in refusals.
-    `strict`: a word of a schema that cannot be enforced is refused; otherwise it says nothing.
-    """
-
-    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
-    source: str
-    param: str
-    strict: bool = True
 
 
 @dataclass(frozen=True, slots=True)

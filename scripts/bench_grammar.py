@@ -1,10 +1,8 @@
-"""Tokens a second with a schema and without, beside each other, in one engine.
+"""Tokens a second with a grammar and without, beside each other, in one engine, in turns.
 
-    python -m scripts.bench_grammar [MODEL_DIR] [--draft DIR] [--device cuda:0] [--rounds 12]
+    python -m scripts.bench_grammar [MODEL_DIR] [--draft DIR] [--device cuda:0] [--no-draft]
 
-"free" is the model's answer to a question. "any text" holds the same answer to a grammar that
-allows every text: the tokens are the same, so that the ratio says what masks cost. "schema" asks
-for an object, whose keys and quotes are proposed. Prints medians, and ratios of neighbours.
+"any text" and "own form" have the tokens of "free": what masks cost. "schema" has others.
 """
 
 from __future__ import annotations
@@ -18,7 +16,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from luceasync.config import (
-    BUNDLED_DRAFT_DIR,
     BUNDLED_MODEL_DIR,
     Config,
     DraftConfig,
@@ -26,9 +23,10 @@ from luceasync.config import (
     ModelConfig,
     PlacementConfig,
 )
+from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import ChatPrompt, Constraint, Request
+from luceasync.request import ChatPrompt, Request
 
 SCHEMA = {
     "type": "object",
@@ -55,8 +53,10 @@ SCHEMA = {
 CONSTRAINTS = {
     "free": None,
     "any text": Constraint("regex", "(?s:.*)", "regex"),
+    "own form": Constraint("regex", "`[a-z._]+\\([^`]*\\)`\n\n(?s:.{1,2000})", "regex"),
     "schema": Constraint("json_schema", json.dumps(SCHEMA), "schema"),
 }
+Rate = tuple[float, float, float]  # tokens a second, and a second of CPU time; tau
 QUESTION = "What does os.path.join do?"
 
 
@@ -70,36 +70,32 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--max-tokens", type=int, default=160)
     options = parser.parse_args()
-    draft_dir = options.draft
-    if draft_dir is None and options.model_dir == BUNDLED_MODEL_DIR and not options.no_draft:
-        draft_dir = BUNDLED_DRAFT_DIR
     config = Config(
         model=ModelConfig(model_dir=options.model_dir),
         placement=PlacementConfig((options.device,) if options.device else ()),
         engine=EngineConfig(max_ctx_tokens=2048, parallel=1),
-        draft=DraftConfig(draft_dir=draft_dir),
+        draft=DraftConfig(draft_dir="none" if options.no_draft else options.draft),
     )
     rates = asyncio.run(measure(config, options.rounds, options.max_tokens))
-    print("| answer | tokens/s | of free | CPU ms a token | of free |\n|---|---|---|---|---|")
+    header = "answer", "tokens/s", "of free", "CPU ms a token", "of free", "tau"
+    print(f"| {' | '.join(header)} |\n{'|---' * len(header)}|")
     free = rates["free"]
     for name, found in rates.items():
-        wall, cpu = (statistics.median(one) for one in zip(*found, strict=True))
+        wall, cpu, tau = (statistics.median(one) for one in zip(*found, strict=True))
         of_wall, of_cpu = (_ratio(found, free, place) for place in (0, 1))
-        print(f"| {name} | {wall:.1f} | {of_wall:.3f} | {1e3 / cpu:.2f} | {of_cpu:.3f} |")
+        print(
+            f"| {name} | {wall:.1f} | {of_wall:.3f} | {1e3 / cpu:.2f} | {of_cpu:.3f} | {tau:.2f} |"
+        )
 
 
-def _ratio(
-    found: Sequence[tuple[float, float]], free: Sequence[tuple[float, float]], place: int
-) -> float:
+def _ratio(found: Sequence[Rate], free: Sequence[Rate], place: int) -> float:
     pairs = zip(found, free, strict=True)
     return statistics.median(one[place] / other[place] for one, other in pairs)
 
 
-async def measure(
-    config: Config, num_rounds: int, max_tokens: int
-) -> dict[str, list[tuple[float, float]]]:
-    """Of each kind of answer tokens a second, and a second of CPU time, in turns."""
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in CONSTRAINTS}
+async def measure(config: Config, num_rounds: int, max_tokens: int) -> dict[str, list[Rate]]:
+    """Rates of each kind of answer, in turns."""
+    rates: dict[str, list[Rate]] = {name: [] for name in CONSTRAINTS}
     async with build_engine(config) as engine:
         await engine.load()
         for name in CONSTRAINTS:
@@ -110,8 +106,8 @@ async def measure(
     return rates
 
 
-async def rate(engine: LocalEngine, name: str, max_tokens: int) -> tuple[float, float]:
-    """Tokens a second from the first one on, by the clock and by CPU time."""
+async def rate(engine: LocalEngine, name: str, max_tokens: int) -> Rate:
+    """Of one answer, from the first tokens on."""
     request = Request(
         ChatPrompt([{"role": "user", "content": QUESTION}]),
         max_tokens=max_tokens,
@@ -124,7 +120,9 @@ async def rate(engine: LocalEngine, name: str, max_tokens: int) -> tuple[float, 
             num_tokens -= len(delta.token_ids)
         num_tokens += len(delta.token_ids)
     seconds, used = time.perf_counter() - begin, time.process_time() - spent
-    return num_tokens / seconds, num_tokens / used
+    assert delta.finish is not None
+    tau = delta.finish.speculation.tau if delta.finish.speculation else 1.0
+    return num_tokens / seconds, num_tokens / used, tau
 
 
 if __name__ == "__main__":

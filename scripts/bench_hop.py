@@ -1,12 +1,9 @@
 """What a hop between two processes is made of, in a running decode.
 
-    python -m scripts.bench_hop [--devices cuda:0,cuda:1] [--shapes qwen3-4b] [--lanes 1,4]
-    python -m scripts.bench_hop --devices cpu:0,cpu:1 --shapes small
+    python -m scripts.bench_hop [--devices cpu:0,cpu:1 --shapes small] [--lanes 1,4]
 
-The first device is this process's, the second one another's, and the layers lie half on each. A hop
-there begins when the first device has computed its layers, and ends when the step is queued on the
-second one; a hop back begins when that one's answer is on its host, and ends when it is here. When
-the layers were computed is what the device's own clock says, within some microseconds.
+Half of the layers are on the second device. A hop there begins when the first has computed, by its
+own clock, and ends when the step is queued on the second; one back, from its host to this one.
 """
 
 from __future__ import annotations
@@ -145,6 +142,8 @@ def measure(report: Report, name: str, shape: Shape, options: Namespace) -> None
         max_ctx_tokens=options.context + NUM_WARMUPS + options.steps + 64,
         dtype=options.dtype,
     )
+    if plan.suits_one_thread:  # as the engine runs it
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as there:
         folder = Path(there)
         write_model(folder, shape, options.dtype)

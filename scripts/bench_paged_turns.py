@@ -1,66 +1,150 @@
 """A conversation whose context is many times a lane's pages: what its turns restore, and how soon.
 
-A random network of the recall model's small form, on a CPU; the same turns with all pages beside.
+    python scripts/bench_paged_turns.py [--shape qwen3.5-27b --device cuda:0 --context 131072]
+
+Random weights, on a CPU of the recall model's small form; the same turns with all pages beside.
+`line`: the context's keys and values from pinned memory once, and a step: a first token cannot be
+there sooner where the rows before a prompt's end are not on the device.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import tempfile
 import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import torch
+from recall.facts import EOS, PAD
 from recall.network import Network
 from train_recall import FORMS, export
 
-from luceasync.config import CacheConfig, Config, EngineConfig, KvFlashConfig, ModelConfig
+from luceasync.bench.device import at_rest, by_events
+from luceasync.bench.rounds import measure
+from luceasync.bench.shapes import SHAPES
+from luceasync.bench.small import SMALL
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+    PlacementConfig,
+)
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
+from luceasync.models.config import parse_spec
+from luceasync.models.loader import RandomSource
+from luceasync.pipeline import backend
+from luceasync.pipeline.platform import open_platform
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
 
 NUM_SAID, NUM_ADDED = 48, 80  # tokens of an answer, and of what a user then says
+ROOM_TOKENS = 4096  # behind the context
+COPY_BYTES = 256 << 20
+FORM = FORMS["small"]  # its tokenizer is that of all shapes here
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", choices=[*SHAPES, *SMALL], help="default: the small form's")
+    parser.add_argument("--device", default="cpu:0")
+    parser.add_argument("--dtype", choices=("fp32", "bf16"), help="default: by the device")
     parser.add_argument("--context", type=int, default=16000)
     parser.add_argument("--pool", type=int, default=1024)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--memory", type=int, default=2, help="of nodes, GiB")
+    parser.add_argument("--interval", type=int, default=2048, help="tokens from node to node")
+    parser.add_argument("--paged-only", action="store_true", help="no lanes that hold everything")
     args = parser.parse_args()
-    form = FORMS["small"]
-    sizes = replace(form.sizes, max_positions=2 * args.context)
-    print("| pages for | turn | prompt | restored | restore, ms | first token, s | absent |")
-    print("|---|---|---|---|---|---|---|")
+    args.dtype = args.dtype or ("fp32" if args.device.startswith("cpu") else "bf16")
+    columns = ("pages for", "turn", "prompt", "restored", "restore, ms", "first token, s")
+    print(f"| {' | '.join((*columns, 'line, s', 'first / line', 'absent'))} |\n|{'---|' * 9}")
     with tempfile.TemporaryDirectory() as folder:
-        export(Network(sizes), form, Path(folder))
-        for pool in (args.pool, None):
-            asyncio.run(_talk(Path(folder), args, pool))
+        model_dir = Path(folder)
+        sizes = replace(FORM.sizes, max_positions=2 * args.context)
+        export(Network(sizes), FORM, model_dir)
+        if args.shape is not None:
+            shape = {**SHAPES, **SMALL}[args.shape]
+            _reshape(model_dir / "config.json", shape, 2 * args.context)
+        for pool in (args.pool,) if args.paged_only else (args.pool, None):
+            with _random_weights(args):
+                asyncio.run(_talk(model_dir, args, pool))
+
+
+def _reshape(path: Path, shape: Mapping[str, Any], max_positions: int) -> None:
+    """Another shape, but for its words."""
+    words = {"vocab_size": FORM.sizes.vocab_size, "eos_token_id": EOS, "pad_token_id": PAD}
+    config = {**shape, **words, "max_position_embeddings": max_positions}
+    path.write_text(json.dumps(config), encoding="utf-8")
+
+
+@contextmanager
+def _random_weights(args: argparse.Namespace) -> Iterator[None]:
+    """Inside it models are read from nowhere: their weights are made where they are to lie."""
+    dtype = torch.float32 if args.dtype == "fp32" else torch.bfloat16
+    place = open_platform(args.device).device
+
+    class Anywhere:
+        @contextmanager
+        def open(self, model_dir: Path) -> Iterator[RandomSource]:
+            yield RandomSource(dtype, place)
+
+    found, backend.format_of = backend.format_of, lambda model_dir: Anywhere()
+    try:
+        yield
+    finally:
+        backend.format_of = found
 
 
 async def _talk(model_dir: Path, args: argparse.Namespace, pool: int | None) -> None:
     config = Config(
-        model=ModelConfig(model_dir=model_dir, dtype="fp32"),
-        engine=EngineConfig(parallel=1, max_ctx_tokens=args.context + 4096),
-        cache=CacheConfig(memory_bytes=2 << 30),
+        model=ModelConfig(model_dir=model_dir, dtype=args.dtype),
+        placement=PlacementConfig(device=args.device),
+        engine=EngineConfig(parallel=1, max_ctx_tokens=args.context + ROOM_TOKENS),
+        cache=CacheConfig(memory_bytes=args.memory << 30, interval_tokens=args.interval),
+        draft=DraftConfig(draft_dir="none"),
         kvflash=KvFlashConfig(pool),
     )
     rng = random.Random(1)
     history = [rng.randrange(5, 60) for _ in range(args.context)]
+    token_s = _seconds_of_token(model_dir, args)
     async with build_engine(config) as engine:
         await engine.load()
         for turn in range(args.turns):
             said, first_s, finish = await _said(engine, history)
             cached, absent = finish.usage.cached_tokens, finish.residence
+            line_s = len(history) * token_s + finish.timings.decode_s / (NUM_SAID - 1)
             print(
                 f"| {pool or 'all'} | {turn + 1} | {len(history)} | {cached / len(history):.1%} | "
-                f"{finish.restore.restore_s * 1000:.1f} | {first_s:.2f} | "
+                f"{finish.restore.restore_s * 1000:.1f} | {first_s:.3f} | "
+                f"{line_s:.3f} | {first_s / line_s:.2f} | "
                 f"{absent.absent_tokens if absent else 0} |",
                 flush=True,
             )
             history += [*said, *(rng.randrange(5, 60) for _ in range(NUM_ADDED))]
+
+
+def _seconds_of_token(model_dir: Path, args: argparse.Namespace) -> float:
+    """What a token's keys and values of all layers take from pinned memory, at a copy's speed."""
+    spec = parse_spec(json.loads((model_dir / "config.json").read_text(encoding="utf-8")))
+    rows = [tensor for mixer in spec.mixers for tensor in mixer.rows]
+    row_bytes = sum(torch.Size(tensor.shape).numel() for tensor in rows)
+    row_bytes *= 4 if args.dtype == "fp32" else 2
+    device = open_platform(args.device).device
+    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=device)
+    copy = {"": lambda: there.copy_(host, non_blocking=True)}
+    clock = by_events if device.type == "cuda" else at_rest
+    return row_bytes * min(measure(copy, 5, clock=clock)[""]) / COPY_BYTES
 
 
 async def _said(engine: LocalEngine, prompt: list[int]) -> tuple[list[int], float, Finish]:

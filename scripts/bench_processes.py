@@ -186,6 +186,8 @@ def compare(
         max_ctx_tokens=options.prompt_tokens + 256,
         dtype=dtype,
     )
+    if plan.suits_one_thread:  # as the engine runs it
+        torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as there, ExitStack() as closing:
         folder = Path(there)
         write_model(folder, shape, dtype)

@@ -2,9 +2,7 @@
 
     python -m scripts.check_grammar [--schemas 200] [--first 0] [--tree] [--groups 1]
 
-Two tiny models with random weights, with a drafter as random: nothing but the masks makes an answer
-valid. Prints what came of the schemas; exit code 1 if an answer is not valid, or if it is another
-one without the drafter. Needs the packages of the tests.
+Exit code 1 if one is not, or is another one without the drafter. Needs the packages of the tests.
 """
 
 from __future__ import annotations
@@ -25,10 +23,11 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
-from luceasync.request import ChatPrompt, Constraint, Request, Sampling
+from luceasync.request import ChatPrompt, Request, Sampling
 from scripts.grammar.schemas import schema_of
 from scripts.grammar.validity import is_valid
 from tests import tiny

@@ -2,6 +2,7 @@
 
 python scripts/fuzz_requests.py [--requests 20000] [--seed 0]             # in this process
 python scripts/fuzz_requests.py --server [--requests 2000]                # through a server
+python scripts/fuzz_requests.py --routes [--requests 3000]                # of all other routes
 """
 
 from __future__ import annotations
@@ -15,11 +16,15 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from hostile.extremes import asked_plainly, pairs, text_of, wrong_in
+from hostile.routes import ROUTES
+from hostile.routes import pairs as route_pairs
+from hostile.routes import wrong_in as wrong_in_any
 from hostile.server import CHAT, Server
 from starlette.types import ASGIApp, Message
 
-from luceasync.config import CacheConfig, Config, EngineConfig
+from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
+from luceasync.model_card import ANY_NAME
 from luceasync.server.app import create_app
 
 MAX_CTX_TOKENS = 256
@@ -63,8 +68,37 @@ async def in_process(bodies: Iterable[bytes]) -> tuple[Counter[int], list[str]]:
         return await fuzz(lambda body: post(app, body), bodies)
 
 
-async def post(app: ASGIApp, body: bytes) -> tuple[int, bytes]:
-    """Status and body of what `app` answers to a chat request."""
+async def of_all_routes(num: int, seed: int) -> tuple[Counter[int], list[str]]:
+    """As many of each route; after every answer the plain chat request is asked."""
+    config = Config(
+        model=ModelConfig(names=("any", ANY_NAME)),
+        engine=EngineConfig(max_ctx_tokens=MAX_CTX_TOKENS),
+        cache=CacheConfig(memory_bytes=0),
+    )
+    statuses, wrong = Counter[int](), list[str]()
+    async with build_engine(config) as engine:
+        await engine.load()
+        app = create_app(engine, config.server)
+        usual = text_of((await post(app, asked_plainly()))[1])
+        for path, asked in ROUTES.items():
+            of_route = Counter[int]()
+            for body in route_pairs(asked, num // len(ROUTES), seed):
+                status, answer = await post(app, body, path)
+                of_route[status] += 1
+                found = wrong_in_any(status, answer)
+                if status == 200 and text_of((await post(app, asked_plainly()))[1]) != usual:
+                    found = "the next request is answered otherwise"
+                if found:
+                    told = body[:TOLD_CHARS].decode()
+                    wrong.append(f"{path}: {found}: {told}")
+                    print(wrong[-1], answer[:TOLD_CHARS], flush=True)
+            print(f"{path}: {dict(sorted(of_route.items()))}", flush=True)
+            statuses += of_route
+    return statuses, wrong
+
+
+async def post(app: ASGIApp, body: bytes, path: str = CHAT) -> tuple[int, bytes]:
+    """Status and body of what `app` answers to a request, of chat unless it is said."""
     said: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     got: list[Message] = []
 
@@ -79,7 +113,7 @@ async def post(app: ASGIApp, body: bytes) -> tuple[int, bytes]:
 
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     scope: dict[str, Any] = {
-        "type": "http", "method": "POST", "path": CHAT, "raw_path": CHAT.encode(),
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(),
         "query_string": b"", "headers": headers, "root_path": "", "scheme": "http",
         "http_version": "1.1", "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 8000),
     }  # fmt: skip
@@ -104,13 +138,18 @@ async def through_a_server(bodies: Iterable[bytes]) -> tuple[Counter[int], list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--server", action="store_true")
+    parser.add_argument("--routes", action="store_true")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    num = arguments.requests or (2000 if arguments.server else 20_000)
     begin = time.perf_counter()
-    drive = through_a_server if arguments.server else in_process
-    statuses, wrong = asyncio.run(drive(pairs(num, arguments.seed)))
+    if arguments.routes:
+        driven = of_all_routes(arguments.requests or 3000, arguments.seed)
+    else:
+        num = arguments.requests or (2000 if arguments.server else 20_000)
+        drive = through_a_server if arguments.server else in_process
+        driven = drive(pairs(num, arguments.seed))
+    statuses, wrong = asyncio.run(driven)
     seconds = time.perf_counter() - begin
     print(f"{statuses.total()} requests in {seconds:.0f} s: {dict(sorted(statuses.items()))}")
     print(f"{len(wrong)} were answered wrongly")

@@ -195,11 +195,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--per-second", type=float, default=1000.0)
     parser.add_argument("--clients", type=int, default=None)
+    parser.add_argument("--memory", default="0", help="for prefixes; what is kept counts as growth")
     arguments = parser.parse_args()
     arguments.clients = arguments.clients or (10 if arguments.load == "rapid-reset" else 100)
     with tempfile.TemporaryDirectory() as directory:
         arguments.cert = None
-        flags = ["--prefix-cache-memory", "0", "--log-level", "warning"]
+        flags = ["--prefix-cache-memory", arguments.memory, "--log-level", "warning"]
         if arguments.load == "rapid-reset":
             flags += certificate(directory)
             arguments.cert = Path(directory) / "cert.pem"

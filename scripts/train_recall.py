@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from recall.beginning import begin
 from recall.facts import EOS, LANGUAGES, PAD, Language, Writer, hop_places, value_places
 from recall.network import Network, Sizes
 from safetensors.torch import load_file, save_file
@@ -95,7 +96,7 @@ FORMS = {
             head_dim=16,
             max_positions=8192,
         ),
-        stages=(Stage(128, 64, 2, 6, 0, 0.97, 800), Stage(1024, 8, 8, 24, 0, 1.1, 100)),
+        stages=(Stage(128, 32, 2, 5, 0, 0.97, 400), Stage(1024, 4, 8, 24, 0, 1.1, 60)),
         seconds=120,
     ),
 }
@@ -116,6 +117,7 @@ def main() -> None:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(args.seed)
     network = Network(form.sizes)
+    begin(network)
     if args.resume:
         network.take(load_file(args.resume / "model.safetensors"))
     Training(form, network.to(device), args.seed, args.out).run()

@@ -14,6 +14,8 @@ import hypothesis
 import torch
 import uvloop
 
+from tests.combinations import covering
+
 hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
 hypothesis.settings.load_profile("no deadline")
 
@@ -31,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1,
         help="run engines over plans of that many groups, each with a CPU shard or more",
     )
+    parser.addoption(
+        "--all",
+        action="store_true",
+        help="run every combination of parameters, of tests that mark them, not only some that "
+        "cover all values or pairs",
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -46,12 +54,33 @@ def groups(request: pytest.FixtureRequest) -> Iterator[int]:
         yield num_groups
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--all"):
+        _leave_out(config, items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if torch.cuda.is_available():
         return
     for item in gpu_items:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of combinations that a test marks to be covered only those that are needed for that. What
+    was named one by one is run.
+    """
+    marked: dict[tuple[Path, str], list[pytest.Function]] = {}
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("covered"):
+            marked.setdefault((item.path, item.originalname), []).append(item)
+    left: set[pytest.Item] = set()
+    for these in marked.values():
+        [strength] = these[0].get_closest_marker("covered").args
+        values = [{k: repr(v) for k, v in each.callspec.params.items()} for each in these]
+        kept = covering(values, strength)
+        left.update(each for i, each in enumerate(these) if i not in kept)
+    if left:
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_asyncio_loop_factories(

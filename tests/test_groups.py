@@ -195,6 +195,7 @@ async def test_what_one_group_has_kept_is_taken_up_by_several(
     assert cold.ids == from_disk.ids == again.ids
 
 
+@pytest.mark.covered(1)
 @pytest.mark.slow
 async def test_speculation_over_several_groups_says_the_same(
     tiny_dir: Path, tmp_path: Path, num_groups: int

@@ -26,7 +26,7 @@ OPEN |= {
     "model_card",
     "model_options",
 }
-OPEN |= {"engine_look", "node_words", "pieces", "processes"}
+OPEN |= {"constraint", "engine_look", "node_words", "pieces", "processes"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.

@@ -21,6 +21,7 @@ from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
 
+NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 Rows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
 
 
@@ -97,11 +98,17 @@ class Acceptance:
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
             if token == NO_TOKEN:
-                generation.end_without_token()
+                end_without_token(generation)
                 return None
             return token if generation.append(token, logprobs) else None
 
         return walk(tokens, parents, follow, self._decide)
+
+
+def end_without_token(generation: Generation) -> None:
+    """No token could be chosen for it, in words."""
+    guide = generation.guide
+    generation.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> Rows:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from luceasync.engine.prompts import Rendered
 from luceasync.engine.stream import LocalStream
@@ -58,8 +59,8 @@ class Answers:
         for stream_id, delta in deltas:
             answer = self._answers[stream_id]
             answer.stream.push(delta)
-            if not answer.said:  # its first token is on its way, and its end is not there yet
-                self._beside(answer.prompt.answer_returns.learn)
+            if delta.index not in answer.said:  # to be known at its end: now nobody waits for it
+                self._beside(partial(answer.prompt.answer_returns, delta.token_ids))
             said = answer.said.setdefault(delta.index, array("i"))
             said.extend(delta.token_ids)
             if delta.finish is None:

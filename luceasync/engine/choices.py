@@ -55,8 +55,8 @@ def prepare(
             tools_end=prompt.tools_end,
             pins=pins,
             prompt_top_logprobs=request.prompt_top_logprobs,
-            priority=request.priority,
             guide=new_guide(),
+            priority=request.priority,
         )
         for index in range(request.num_choices)
     ]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
-from luceasync.engine.acceptance import Acceptance
+from luceasync.engine.acceptance import Acceptance, end_without_token
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, nothing
+from luceasync.engine.sampling.row import RowSampling
 from luceasync.engine_status import SpeculationStatus
 from luceasync.errors import DraftFailed
 from luceasync.ranking.logits import NO_TOKEN, Logits
@@ -187,12 +189,18 @@ def choose_next(
     """Sample a token for each generation, a row of logits each, and append it; `meanwhile`: see
     luceasync.engine.sampling.choose.rank.
     """
-    choice = choose(logits, [g.masked_row for g in generations], meanwhile=meanwhile)
+    choice = choose(logits, [_masked_row(g) for g in generations], meanwhile=meanwhile)
     for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):
         if token == NO_TOKEN:
-            g.end_without_token()
+            end_without_token(g)
         else:
             g.append(token, logprobs)
+
+
+def _masked_row(generation: Generation) -> RowSampling:
+    """How the next token is to be chosen, of those that may come."""
+    row, guide = generation.next_row, generation.guide
+    return row if guide is None else replace(row, mask=guide.mask())
 
 
 def _run(target: Decoder, anchors: Sequence[Anchor]) -> Logits:

@@ -68,9 +68,7 @@ class LocalEngine:
         processes: Callable[[], Processes] = lambda: NO_PROCESSES,
         device_bytes: Mapping[str, int] | None = None,
     ) -> None:
-        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in;
-        `device_bytes`: what its weights and lanes take, by device.
-        """
+        """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""
         self._device_bytes = device_bytes
         self._language = language
         self._load = load
@@ -292,7 +290,9 @@ class LocalEngine:
 
 
 def _in_other_thread(call: Callable[[], object]) -> None:
-    asyncio.get_running_loop().run_in_executor(None, call)
+    """Do it there, once what the loop has to do now is done."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.run_in_executor, None, call)
 
 
 def _unavailable(detail: str, retry_after_s: int) -> Unavailable:

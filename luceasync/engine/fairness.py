@@ -21,8 +21,8 @@ TURN_PER_BEGINNING = 2.0  # times what the computing of its rows took
 @dataclass(frozen=True, slots=True)
 class Seat:
     """One that decodes on a lane: whose it is, whether its client leaves it unread, how many tokens
-    it has got since it had the lane and for how long it has got them, and how many rows were
-    computed for it to begin there, which took `prefill_s`.
+    it has got since it had the lane, in steps of `turn_s` together, and how many rows were computed
+    for it to begin there, which took `prefill_s`.
     """
 
     client: str

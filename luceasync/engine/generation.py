@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from luceasync.engine.lane_work import LaneWork
 from luceasync.engine.prepared import Prepared
@@ -29,8 +29,6 @@ from luceasync.request import (
     Usage,
 )
 from luceasync.text.pieces import PlainText
-
-NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +55,7 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     left_at: float | None = None  # when it left the last of its lanes
-    turn_at: float | None = None  # when it had its first token on the lane that it has
+    turn_s: float = 0.0  # that steps took which gave it tokens on the lane that it has
     _num_before: int = 0  # tokens that were generated when it had its lane
     _earlier: LaneWork | None = None  # what it did on the lanes that it has left
     _reason: FinishReason | None = None
@@ -124,14 +122,8 @@ class Generation:
         return self.prepared.guide
 
     @property
-    def masked_row(self) -> RowSampling:
-        """How the next token is to be chosen, of those that may come."""
-        row, guide = self.next_row, self.prepared.guide
-        return row if guide is None else replace(row, mask=guide.mask())
-
-    @property
     def next_row(self) -> RowSampling:
-        """The same, without a mask."""
+        """How the next token is to be chosen, but for the guide's mask."""
         prepared = self.prepared
         return RowSampling(
             sampling=prepared.sampling,
@@ -147,13 +139,8 @@ class Generation:
         self.is_restoring = True
         self.num_cached = self.num_prefilled = num_cached
         self._num_before = self.num_generated
-        self.turn_at = None
+        self.turn_s = 0.0
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
-
-    def end_without_token(self) -> None:
-        """No token could be chosen."""
-        guide = self.prepared.guide
-        self.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
 
     def leave_lane(self, speculation: Speculation | None) -> None:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
@@ -179,9 +166,8 @@ class Generation:
         shown, unless a stop string may be in it.
         """
         prepared = self.prepared
-        if self.turn_at is None:
-            self.turn_at = time.monotonic()
-            self.first_token_at = self.first_token_at or self.turn_at
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
         self.last_token = token
         self.num_generated += 1
         self._unsent.ids.append(token)

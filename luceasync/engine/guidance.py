@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from luceasync.constraint import Constraint
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler
@@ -18,7 +19,7 @@ from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import program
 from luceasync.grammar.thought import Limit, Thought
 from luceasync.grammar.vocabulary import Vocabulary
-from luceasync.request import ChatPrompt, Constraint, Request
+from luceasync.request import ChatPrompt, Request
 from luceasync.text.answer.call_grammar import CallGrammar
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.answer.formats import CallFormat

@@ -50,5 +50,5 @@ class Prepared:
     tools_end: int | None = None
     pins: tuple[tuple[int, int], ...] = ()
     prompt_top_logprobs: int | None = None
-    priority: int = 0
     guide: Guide | None = None
+    priority: int = 0

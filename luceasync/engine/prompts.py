@@ -19,7 +19,7 @@ from luceasync.text.answer.form import AnswerForm, Before
 from luceasync.text.call_memory import NotedCalls
 from luceasync.text.length import refuse_too_long
 from luceasync.text.pieces import PieceMaker, PlainText
-from luceasync.text.returns import UNKNOWN, Probe, Returns
+from luceasync.text.returns import Returns
 from luceasync.text.roles import Roles
 from luceasync.text.shared import shared_ids
 from luceasync.text.template import Template, Turns
@@ -57,7 +57,7 @@ class Rendered:
     text: str | None
     ids: tuple[int, ...]
     boundaries: tuple[int, ...]
-    answer_returns: Probe = field(default_factory=lambda: Probe(lambda: UNKNOWN))
+    answer_returns: Returns = field(default_factory=Returns)
     tools_end: int | None = None
     new_pieces: Callable[[], PieceMaker] = PlainText
     before: Before = "nothing"
@@ -109,7 +109,7 @@ class Prompts:
         said = chat.messages, chat.tools, chat.template_kwargs
         return replace(
             prompt,
-            answer_returns=Probe(lambda: Returns.of(template, tokenizer, text, *said)),
+            answer_returns=Returns.of(template, tokenizer, text, *said),
             tools_end=self._tools_block.end(text, prompt.ids, *said),
             new_pieces=new_pieces,
             before=self._language.answers.before(text),

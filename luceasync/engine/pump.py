@@ -77,9 +77,8 @@ class Pump:
             computes_beside=computes_beside,
             synchronize=synchronize,
         )
-        self._balance = Balance()
+        self._balance, self._num_completed = Balance(), Counter[Step]()
         self._submitted: list[Generation] = []  # while they are: they end with that
-        self._num_completed: Counter[Step] = Counter()
         self.doing: During = "between"  # at this moment, or when the last step has failed
 
     def __repr__(self) -> str:

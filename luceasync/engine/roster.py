@@ -139,8 +139,8 @@ class Roster:
         """Who leaves its lane to somebody who waits and `can_begin`, while none is free."""
         if self._free_lanes or not (eligible := self._eligible()):
             return None
-        decoding, now = [g for g in self.running if g.is_decoding], time.monotonic()
-        seats = [_seat(g, now) for g in decoding]
+        decoding = [g for g in self.running if g.is_decoding]
+        seats = [_seat(g) for g in decoding]
         waiting = {g.prepared.client for g in eligible}
         chosen = gives_way(seats, self._num_lanes_of(), waiting)
         if chosen is not None:
@@ -200,9 +200,7 @@ class Roster:
         return Counter(g.prepared.client for g in self.running)
 
 
-def _seat(generation: Generation, now: float) -> Seat:
+def _seat(g: Generation) -> Seat:
     """What its lane is to one that decodes."""
-    g = generation
-    turn_s = 0.0 if g.turn_at is None else now - g.turn_at
     num_run = g.num_prefilled - g.num_cached
-    return Seat(g.prepared.client, g.is_unread, g.num_in_turn, num_run, turn_s, g.prefill_s)
+    return Seat(g.prepared.client, g.is_unread, g.num_in_turn, num_run, g.turn_s, g.prefill_s)

@@ -149,6 +149,9 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
     named = [name for name in config.model.names if name != ANY_NAME]
     own = named[0] if named else model_name(model_dir)
     tokenizer, template = Tokenizer.load(model_dir), ChatTemplate.load(model_dir)
+    answers = AnswerForm.of(
+        template, tokenizer, config.model.reasoning_format, config.model.tool_format
+    )
     return Language(
         card=ModelCard(
             name=own,
@@ -160,6 +163,8 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
             reasons=plan.reasons,
             special_tokens=template.special_tokens,
             chat_template=template.source,
+            tool_format=answers.calls.name if answers.calls else "",
+            thinks=answers.reasons,
         ),
         tokenizer=tokenizer,
         template=template
@@ -176,7 +181,5 @@ def language_of(config: Config, spec: ModelSpec, plan: Plan) -> Language:
         pin_room=None
         if plan.pool is None
         else PinRoom(num_pinnable(plan.num_pages, plan.batch_tokens), plan.pool.pins),
-        answers=AnswerForm.of(
-            template, tokenizer, config.model.reasoning_format, config.model.tool_format
-        ),
+        answers=answers,
     )

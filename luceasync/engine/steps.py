@@ -111,12 +111,14 @@ class Steps:
         self, generations: Sequence[Generation], *, alone: bool, meanwhile: Callable[[], None]
     ) -> None:
         """One step for every decoding lane; `alone`: no prefill waits for its turn."""
-        before = sum(g.num_generated for g in generations)
+        before, started = sum(g.num_generated for g in generations), time.perf_counter()
         try:
             self._decoding.step(generations, alone=alone, meanwhile=meanwhile)
         except HostMemorySpent as error:  # of one lane: the others take their step without it
             [spent] = [g for g in generations if g.lane == error.lane]
             spent.end("error", str(error), "kv_host_memory")
+        for generation in generations:
+            generation.turn_s += time.perf_counter() - started
         self.num_steps_total += 1
         self.num_decoded_total += sum(g.num_generated for g in generations) - before
 

@@ -82,8 +82,8 @@ class Channel(Protocol[M]):
         """Let a device register the memory of payloads, until close()."""
 
     def keep_awake(self) -> None:
-        """Spin from one message to the next, as long as they follow each other and where cores are
-        spare: for who computes on devices, and leaves its cores to nobody.
+        """Spin from one step to the next, as long as they follow each other and where cores are
+        spare: for who computes on devices, and leaves its cores to nobody. Others spin briefly.
         """
 
     def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:

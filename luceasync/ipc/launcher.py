@@ -37,6 +37,7 @@ LEASH = Path(__file__).with_name("leash.py")
 NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "LD_LIBRARY_PATH", VARIABLE)
 ALSO_SET = {"OMP_WAIT_POLICY": "passive"}  # threads that wait leave the cores to other groups
 END_S = 10.0
+START_S = 60.0  # until the system has begun it: its file may lie on a slow disk
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class LocalLauncher:
         self._is_closed = True
         while self._started:
             self._started.pop().end(0.0, END_S)
-        self._starter.shutdown()
+        self._starter.shutdown(wait=False)  # its thread may hang in what it was to start
 
     def _launch(self, arguments: Sequence[str], messages: Sequence[type[Message]]) -> LocalStarted:
         program = self._program
@@ -163,7 +164,7 @@ class LocalLauncher:
             outbox, inbox = boxes(wiring, program.rings, stream, is_child=False)
             ours.callback(outbox.close)
             ours.callback(inbox.close)
-            process = self._starter.submit(self._start, arguments, wiring).result()
+            process = self._started_within(START_S, arguments, wiring)
             child = Child(process, self._on_line)
             # What waits at the channel sees an end before the system has closed the other side.
             wake = control.dup()
@@ -172,6 +173,17 @@ class LocalLauncher:
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now
             return LocalStarted(child, channel, self._starter)
+
+    def _started_within(
+        self, deadline_s: float, arguments: Sequence[str], wiring: Wiring
+    ) -> subprocess.Popen[bytes]:
+        """Raises OSError; a program on a disk that hangs, for example, is not waited for."""
+        starting = self._starter.submit(self._start, arguments, wiring)
+        try:
+            return starting.result(deadline_s)
+        except TimeoutError:
+            starting.cancel()
+            raise TimeoutError(f"it was not begun within {deadline_s:g} s") from None
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
         """In the thread that lives as long as the children may."""

@@ -51,8 +51,8 @@ class LocalChannel(Generic[M]):
         self._outbox = outbox
         self._inbox = inbox
         self._peer = peer
-        self._patience = Patience(0)  # nobody spins unasked
-        self._spins = False
+        self._patience = Patience.brief()
+        self._spins = self._patience.spin_s > 0
         self._came: deque[Received[Any]] = deque()
         hooks = Hooks(self.fail, self._wait_for_bytes)
         self._packets = PacketSocket(control, codec, self.traffic, inbox, hooks)
@@ -63,7 +63,7 @@ class LocalChannel(Generic[M]):
         self._inbox.register(register)
 
     def keep_awake(self) -> None:
-        self._patience = Patience()
+        self._patience = Patience.from_step_to_step()
         self._spins = self._patience.spin_s > 0
 
     def reserve(self, num_bytes: int, deadline_s: float) -> Outgoing:

@@ -11,6 +11,8 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from luceasync.ipc.threads import has_ended
+
 NUM_LINES = 40
 MAX_LINE_BYTES = 4096  # a longer line is cut into several
 READ_BYTES = 64 << 10
@@ -40,9 +42,9 @@ class LogLines:
         if self._stop < 0:
             return
         os.eventfd_write(self._stop, 1)
-        self._thread.join()
-        os.close(self._stop)
-        os.close(self._fd)
+        if has_ended(self._thread):
+            os.close(self._stop)
+            os.close(self._fd)
         self._stop = -1
 
     def _read_all(self) -> None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 
 from luceasync.cyext.pulse import echo, keep_alone
 from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.threads import has_ended
 
 QUESTION = b"?"
 MAX_ANSWER_BYTES = 64
@@ -48,10 +49,10 @@ class Answering:
         """Idempotent."""
         if self._stop >= 0:
             os.eventfd_write(self._stop, 1)
-            self._thread.join()
-            os.close(self._stop)
+            if has_ended(self._thread):
+                os.close(self._stop)
+                self._socket.close()
             self._stop = -1
-            self._socket.close()
 
 
 class Watch:
@@ -96,10 +97,10 @@ class Watch:
         """Stop asking. Idempotent."""
         if self._stop >= 0:
             os.eventfd_write(self._stop, 1)
-            self._thread.join()
-            os.close(self._stop)
+            if has_ended(self._thread):
+                os.close(self._stop)
+                self._socket.close()
             self._stop = -1
-            self._socket.close()
 
     def _run(self) -> None:
         try:

@@ -13,6 +13,8 @@ import time
 # spare one of them spins from step to step. Of two busy cores, a spin of 20 us doubles a hop.
 MAX_SPIN_S = 20e-3
 SPARE_CORES = 8
+# A core that rests takes longer to wake than a short answer takes to come.
+BRIEF_SPIN_S = 60e-6
 PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so often
 
 
@@ -48,20 +50,39 @@ class Patience:
     nothing, and where cores are few it keeps the other end from working.
     """
 
-    __slots__ = ("_max_s", "_num_slept", "spin_s")
+    __slots__ = ("_max_s", "_num_slept", "_trusts_sleep", "spin_s")
 
-    def __init__(self, num_cores: int | None = None) -> None:
-        """`num_cores`: those that this process may use; asked of the system if None."""
-        cores = len(os.sched_getaffinity(0)) if num_cores is None else num_cores
-        self._max_s = MAX_SPIN_S if cores >= SPARE_CORES else 0.0
+    def __init__(self, max_s: float, *, trusts_sleep: bool) -> None:
+        """`trusts_sleep`: a wait that was slept for and was short shows that spinning pays again.
+        Where cores are busy it does not: the other end may have had this end's core meanwhile.
+        """
+        self._max_s = max_s
+        self._trusts_sleep = trusts_sleep
         self._num_slept = 0
-        self.spin_s = self._max_s  # how long to spin now
+        self.spin_s = max_s  # how long to spin now
+
+    @classmethod
+    def brief(cls, num_cores: int | None = None) -> Patience:
+        """For everybody who has two cores. `num_cores`: that may be used; None: the system says."""
+        return cls(BRIEF_SPIN_S if _count(num_cores) > 1 else 0.0, trusts_sleep=False)
+
+    @classmethod
+    def from_step_to_step(cls, num_cores: int | None = None) -> Patience:
+        """For who leaves its cores to nobody, where some are spare."""
+        if _count(num_cores) < SPARE_CORES:
+            return cls.brief(num_cores)
+        return cls(MAX_SPIN_S, trusts_sleep=True)
 
     def waited(self, seconds: float) -> None:
         """Learn from a wait that has ended, whether it was spun or slept."""
-        if seconds <= MAX_SPIN_S:
+        is_short = seconds <= self._max_s
+        if is_short and (self.spin_s or self._trusts_sleep):
             self._num_slept = 0
             self.spin_s = self._max_s
         else:
             self._num_slept += 1
             self.spin_s = self._max_s if self._num_slept % PROBE_EVERY == 0 else 0.0
+
+
+def _count(num_cores: int | None) -> int:
+    return len(os.sched_getaffinity(0)) if num_cores is None else num_cores

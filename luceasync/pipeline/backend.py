@@ -286,8 +286,7 @@ class LayerSplitBackend:
         """Bring back every group that is gone, and say whether there was one; see Group. Reset all
         lanes afterwards.
         """
-        were_gone = [group.mend(lost) for group in self._groups]
-        return any(were_gone)
+        return sum(group.mend(lost) for group in self._groups) > 0  # each of them
 
     def close(self) -> None:
         """Free everything. May be called twice."""

@@ -34,8 +34,7 @@ from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
-SILENCE_S = 300.0  # of a process that reads weights
-EVENTS_A_PACKET = 4096
+SILENCE_S, EVENTS_A_PACKET = 300.0, 4096  # of a process that reads weights; of pages
 
 
 class RemoteGroup:

@@ -24,7 +24,7 @@ from luceasync.server.auth import RequireApiKey
 from luceasync.server.cache_admin import CacheAdmin
 from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
-from luceasync.server.giving_back import give_back_what_grows
+from luceasync.server.giving_back import give_back_what_was_freed
 from luceasync.server.live import Live
 from luceasync.server.metrics import CountRequests, Metrics
 from luceasync.server.openai.routes import OpenAi
@@ -69,7 +69,7 @@ def create_app(
         async with asyncio.TaskGroup() as tasks:
             beside = [
                 tasks.create_task(metrics.watch_lag()),
-                tasks.create_task(give_back_what_grows()),
+                tasks.create_task(give_back_what_was_freed()),
             ]
             yield
             for task in beside:

@@ -11,7 +11,7 @@ from luceasync.freed_memory import give_back_freed_memory, resident_bytes
 
 GIVE_BACK_S = 1.0
 LOOK_S = 2.0
-GROWN_BYTES = 32 << 20  # less of it serves what comes next faster than fresh memory would
+CHANGED_BYTES = 16 << 20  # less of it serves what comes next faster than fresh memory would
 
 
 class GivingBack:
@@ -33,28 +33,28 @@ class GivingBack:
         asyncio.get_running_loop().run_in_executor(None, give_back_freed_memory)
 
 
-class Growth:
-    """Whether a process has grown by GROWN_BYTES since it was smallest, or gave memory back."""
+class Change:
+    """Whether a process has grown or shrunk by CHANGED_BYTES since it gave memory back: then there
+    may be holes between what it uses.
+    """
 
     def __init__(self) -> None:
-        self._least_bytes: int | None = None
+        self._then_bytes = 0
 
-    def has_grown(self, now_bytes: int) -> bool:
+    def is_large(self, now_bytes: int) -> bool:
         """It has `now_bytes` of memory."""
-        if self._least_bytes is None or now_bytes < self._least_bytes:
-            self._least_bytes = now_bytes
-        return now_bytes >= self._least_bytes + GROWN_BYTES
+        return abs(now_bytes - self._then_bytes) >= CHANGED_BYTES
 
     def gave_back(self, now_bytes: int) -> None:
         """What it could, and has `now_bytes` still: those it uses."""
-        self._least_bytes = now_bytes
+        self._then_bytes = now_bytes
 
 
-async def give_back_what_grows() -> None:
+async def give_back_what_was_freed() -> None:
     """Until cancelled: many small blocks that nobody asks about leave holes as large ones do."""
-    growth = Growth()
+    change = Change()
     while True:
         await asyncio.sleep(LOOK_S)
-        if growth.has_grown(resident_bytes()):
+        if change.is_large(resident_bytes()):
             await asyncio.to_thread(give_back_freed_memory)
-            growth.gave_back(resident_bytes())
+            change.gave_back(resident_bytes())

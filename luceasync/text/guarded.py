@@ -47,14 +47,13 @@ class _Said:
     @property
     def strings(self) -> list[str]:
         """All strings that `covered` covers."""
-        found: list[str] = []
-
-        def note(string: str) -> str:
-            found.append(string)
-            return string
-
-        self.covered(note)
-        return found
+        told = ((k, v) for message in self.messages for k, v in message.items())
+        values = [v for k, v in told if k != "role"]
+        return [
+            *_strings_in(values),
+            *_strings_in(self.tools),
+            *_strings_in([*self.variables.values()]),
+        ]
 
 
 class GuardedTemplate:
@@ -144,6 +143,23 @@ class GuardedTemplate:
             if not places:
                 return text
             told, text = with_breaks(told, places), with_breaks(text, places)
+
+
+def _strings_in(value: Any) -> Iterator[str]:
+    """Those that `_covered` covers."""
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, inner in value.items():
+                if re.search(r"\W", key):
+                    yield key
+                yield from _strings_in(inner)
+            if isinstance(value, Arguments):
+                yield value.text
+        case list() | tuple():
+            for inner in value:
+                yield from _strings_in(inner)
 
 
 def _covered(value: Any, cover: Cover) -> Any:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import RequestError
@@ -23,15 +22,24 @@ WRITTEN = f"{OPENING}\n{THOUGHT}\n</think>\n\n{SAID}"
 CALL = {"id": "0", "type": "function", "function": {"name": "f", "arguments": {}}}
 
 
-@dataclass(frozen=True, slots=True)
 class Returns:
     """Whether answers to one prompt can come back: those that the model opens with `opening_id`,
     which begins its reasoning, and others. None: the model's vocabulary has no such token.
+
+    Either is tried once, when somebody first asks: to render a long chat again takes a while. Any
+    thread may ask; others wait meanwhile.
     """
 
-    others: bool = True
-    thoughtful: bool = True
-    opening_id: int | None = None
+    def __init__(
+        self,
+        others: Callable[[], bool] = lambda: True,
+        thoughtful: Callable[[], bool] = lambda: True,
+        opening_id: int | None = None,
+    ) -> None:
+        self._tries = {False: others, True: thoughtful}  # by whether reasoning begins it
+        self._opening_id = opening_id
+        self._lock = threading.Lock()
+        self._found: dict[bool, bool] = {}
 
     @classmethod
     def of(
@@ -44,51 +52,30 @@ class Returns:
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> Returns:
         """What `template` does with answers to the prompt `text`, to which these are rendered."""
-        opening_id = tokenizer.token_id(OPENING)
         has_tools, variables = bool(tools), template_kwargs or {}
 
         def returns(tried: Iterator[tuple[str, list[Message]]]) -> bool:
             return _returns(template, text, messages, tools, variables, tried)
 
+        def others() -> bool:
+            return returns(_continued(has_tools=has_tools))
+
+        def thoughtful() -> bool:
+            written = {"role": "assistant", "content": WRITTEN}
+            return returns(_followed(WRITTEN, written, has_tools=has_tools))
+
+        opening_id = tokenizer.token_id(OPENING)
         if opening_id is None or text.rstrip().endswith(OPENING):  # the model does not open it
-            return cls(returns(_continued(has_tools=has_tools)))
-        written = {"role": "assistant", "content": WRITTEN}
-        return cls(
-            returns(_continued(has_tools=has_tools)),
-            returns(_followed(WRITTEN, written, has_tools=has_tools)),
-            opening_id,
-        )
+            return cls(others)
+        return cls(others, thoughtful, opening_id)
 
     def __call__(self, generated_ids: Sequence[int]) -> bool:
-        """Whether a later prompt may begin with this answer, whole."""
-        is_thoughtful = len(generated_ids) > 0 and generated_ids[0] == self.opening_id
-        return self.thoughtful if is_thoughtful else self.others
-
-
-UNKNOWN = Returns()
-
-
-class Probe:
-    """Returns that are tried once, when somebody first wants them: to render a long chat again
-    takes a while. Any thread may ask; others wait meanwhile.
-    """
-
-    def __init__(self, of: Callable[[], Returns]) -> None:
-        self._of = of
-        self._lock = threading.Lock()
-        self._found: Returns | None = None
-
-    def learn(self) -> Returns:
-        """What was found, or is now."""
+        """Whether a later prompt may begin with this answer, whole, or with all that begin so."""
+        is_thoughtful = len(generated_ids) > 0 and generated_ids[0] == self._opening_id
         with self._lock:
-            if self._found is None:
-                self._found = self._of()
-                self._of = lambda: UNKNOWN  # what it was made of is let go
-            return self._found
-
-    def __call__(self, generated_ids: Sequence[int]) -> bool:
-        """See Returns."""
-        return self.learn()(generated_ids)
+            if is_thoughtful not in self._found:
+                self._found[is_thoughtful] = self._tries[is_thoughtful]()
+            return self._found[is_thoughtful]
 
 
 def _returns(

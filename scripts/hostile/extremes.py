@@ -64,7 +64,7 @@ def extremes() -> dict[str, list[str]]:
     assert isinstance(info, msgspec.inspect.StructType)
     unserved = set(UnservedBody.__struct_fields__)
     return {
-        field.name: [*WRONG, *_of(field.name, field.type), *ENDS.get(field.name, ())]
+        field.name: [*WRONG, *of_type(field.name, field.type), *ENDS.get(field.name, ())]
         for field in info.fields
         if field.name not in unserved | {"messages", "model"}
     } | {name: [*WRONG, '"x"', "1"] for name in sorted(unserved)}
@@ -79,7 +79,7 @@ def is_taken(name: str, value: str) -> bool:
     return True
 
 
-def _of(name: str, kind: msgspec.inspect.Type) -> list[str]:
+def of_type(name: str, kind: msgspec.inspect.Type) -> list[str]:
     """What is extreme for a field's type."""
     if name == "logit_bias":
         return BIASES

@@ -63,7 +63,6 @@ class Network(nn.Module):
         self.embed_tokens = nn.Embedding(sizes.vocab_size, sizes.hidden_size)
         self.layers = nn.ModuleList(_Layer(sizes) for _ in range(sizes.num_layers))
         self.norm = nn.RMSNorm(sizes.hidden_size, NORM_EPS)
-        nn.init.normal_(self.embed_tokens.weight, std=0.02)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """What the last norm gives: [rows, tokens, hidden] of [rows, tokens]."""

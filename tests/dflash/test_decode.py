@@ -66,6 +66,7 @@ def prepare_four(tokenizer: Tokenizer, **fields):
     ]
 
 
+@pytest.mark.covered(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, *TREES], ids=str)
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -103,6 +104,7 @@ def speculate_greedily(backend, tokenizer, shape=CHAIN, share_wrong=0.0, **field
     return lanes, plain
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("max_tokens", [2, 3, 8, 9, 10])
 def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, max_tokens):
@@ -111,6 +113,7 @@ def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, 
     assert plain[0].num_tokens == max_tokens
 
 
+@pytest.mark.covered(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("index", [1, 4, 6, 9])

@@ -117,6 +117,7 @@ def agree(both: Both, lane: int, end: int = len(TOKENS)) -> None:
         assert proposed(both.there, lane, shape, end) == proposed(both.here, lane, shape, end)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("fields", [{}, SLIDING], ids=["full", "sliding"])
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_it_proposes_what_one_in_this_process_does(both, transport, fields):
@@ -221,6 +222,7 @@ def until_it_is_back(both: Both) -> None:
         assert time.monotonic() < limit
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_one_that_was_killed_is_left_out_and_started_again(both, transport):
     both = both(transport)
@@ -248,6 +250,7 @@ def test_one_that_was_killed_is_left_out_and_started_again(both, transport):
         assert features.rows(kept) is None
 
 
+@pytest.mark.covered(0)
 def test_one_that_hangs_is_given_up(both):
     both = both()
     both.prefill(0, [])
@@ -259,6 +262,7 @@ def test_one_that_hangs_is_given_up(both):
     until_it_is_back(both)
 
 
+@pytest.mark.covered(0)
 def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypatch):
     both = both()
     both.prefill(0, [])
@@ -273,6 +277,7 @@ def test_a_proposal_that_never_comes_is_given_up_at_its_deadline(both, monkeypat
     until_it_is_back(both)
 
 
+@pytest.mark.covered(0)
 def test_one_that_dies_idle_is_noticed(both):
     both = both()
     kill(both)

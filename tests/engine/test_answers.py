@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 from luceasync.engine.answers import Answers
@@ -59,13 +60,14 @@ def test_what_a_choice_said_is_remembered_with_the_prompt_that_it_followed():
     assert history.told == [("hello", (1, 2), [5, 6])]
 
 
-def test_whether_it_can_come_back_is_tried_once_it_has_begun_and_once():
-    tried = []
-    answers, asked = Answers(tried.append), prompt(Remembering())
+def test_whether_a_choice_can_come_back_is_tried_once_when_it_has_begun():
+    tried: list[tuple] = []
+    asked = replace(prompt(Remembering()), answer_returns=tried.append)
+    answers = Answers(beside)
     answers.open(0, asked, 2, lambda: None)
     assert not tried
     answers.deliver([(0, delta(0, 5)), (0, delta(1, 7)), (0, delta(0, 6, finish=FINISH))])
-    assert tried == [asked.answer_returns.learn]
+    assert tried == [(5,), (7,)]
 
 
 def test_nothing_is_remembered_after_a_prompt_that_was_no_text():

@@ -58,6 +58,7 @@ def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> L
     return lanes
 
 
+@pytest.mark.covered(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("speculating", [(), (1,), (0, 2), (0, 1, 2)])
 def test_whoever_speculates_everybody_gets_the_plain_answer(backend, prepared, speculating):

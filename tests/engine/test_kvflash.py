@@ -147,6 +147,7 @@ async def test_lanes_beside_each_other_say_what_they_say_alone(tiny_dir: Path):
     assert [answer for answer, _ in found] == alone
 
 
+@pytest.mark.covered(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 async def test_groups_in_other_processes_follow_the_same_map(

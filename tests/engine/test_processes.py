@@ -65,6 +65,7 @@ def draft_dir(tmp_path: Path) -> Path:
     return tiny.save_draft(tmp_path / "draft", tiny.draft_config())
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 @pytest.mark.parametrize("arrangement", ["three", "between"])
@@ -86,6 +87,7 @@ async def test_answers_are_those_of_one_process(
         assert engine.status().speculation.rounds_total > 0
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("first", "second"), [("one", "three"), ("three", "one"), ("between", "two")]
 )
@@ -123,6 +125,7 @@ async def until(is_so: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])
 async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_alone(
@@ -168,6 +171,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
     assert backends() == []
 
 
+@pytest.mark.covered(0)
 async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_path):
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
     async with running(tiny_dir, tmp_path / "several", "two") as engine:
@@ -182,6 +186,7 @@ async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_
         assert answer.finish.reason == "error" or answer.ids == told.ids
 
 
+@pytest.mark.covered(0)
 async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back(
     tiny_dir, tmp_path
 ):
@@ -197,6 +202,7 @@ async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back
         assert {(await each).finish.reason for each in waiting} == {"length"}
 
 
+@pytest.mark.covered(0)
 async def test_an_end_while_a_process_is_away_comes_soon(tiny_dir, tmp_path):
     async with running(tiny_dir, tmp_path / "several", "two") as engine:
         [victim] = backends()

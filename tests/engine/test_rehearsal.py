@@ -54,7 +54,7 @@ def rehearsed(backend, speculator, tokenizer: Tokenizer, **options) -> None:
 
 
 def test_what_steps_cost_is_known_and_believed(backend, speculator, costs, tokenizer):
-    rehearsed(backend, speculator, tokenizer)
+    rehearsed(backend, speculator, tokenizer, limit_s=60.0)
     for shape in (*SHAPES, None):
         assert costs.seconds(1, shape) is not None
         for _ in range(FIRST_WAIT_STEPS):

@@ -74,6 +74,7 @@ def bundled() -> dict:
     return {"model_dir": config.model.model_dir, "draft_dir": config.drafter_dir}
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("arrangement", "transport", "tree"),
     [
@@ -105,6 +106,7 @@ async def test_answers_are_those_without_a_drafter(
     assert backends() == []
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("transport", "first", "second", "num_words"),
     [
@@ -148,6 +150,7 @@ async def until(engine: LocalEngine, *, off: bool) -> None:
             await asyncio.sleep(0.05)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 async def test_one_that_is_killed_in_an_answer_costs_no_request(
     tiny_dir, draft_dir, tmp_path, transport
@@ -175,6 +178,7 @@ async def test_one_that_is_killed_in_an_answer_costs_no_request(
     assert drafters() == []
 
 
+@pytest.mark.covered(0)
 async def test_one_that_is_gone_is_told_and_no_answer_waits_for_it(tiny_dir, draft_dir, tmp_path):
     folder = tmp_path / "there"
     async with running(tiny_dir, folder, draft_dir=draft_dir) as engine:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
+from luceasync.engine.fairness import TURN_PER_BEGINNING
 from luceasync.engine.roster import MAX_ASKED, Roster
 
 
@@ -16,7 +17,7 @@ class Choice:
     num_prefilled = num_cached = 0
     prefill_s = 0.0
     left_at: float | None = None
-    turn_at: float | None = None
+    turn_s = 0.0
 
     def __init__(
         self,
@@ -187,18 +188,6 @@ def test_a_lane_goes_round_among_the_answers_that_a_client_has_begun():
     assert roster.in_turn()[0] is not first
 
 
-def test_of_its_own_requests_a_client_says_which_comes_first_and_nothing_of_others():
-    roster = Roster(1)
-    late, other, soon, soonest = (
-        Choice(client="a", priority=5),
-        Choice(client="b"),
-        Choice(client="a"),
-        Choice(client="a", priority=-1),
-    )
-    roster.queue([late, other, soon, soonest])
-    assert roster.in_turn() == [soonest, other, soon, late]
-
-
 def test_nobody_leaves_a_lane_to_one_that_cannot_begin_yet():
     roster = Roster(1)
     unread = seated(roster, "decoding")
@@ -229,9 +218,21 @@ def test_few_are_asked_at_a_step_whether_they_could_begin():
 def test_on_a_slow_machine_a_turn_ends_by_time():
     roster, stands = Roster(1), Choice()
     first = seated(roster, "decoding")
-    first.num_in_turn, first.turn_at, first.prefill_s = 1, time.monotonic(), 0.1
+    first.num_in_turn, first.prefill_s = 1, 1.0
     stands.left_at = -1e9
     roster.queue([stands])
     assert roster.gives_way(ready) is None
-    first.turn_at = -1e9
+    first.turn_s = TURN_PER_BEGINNING
     assert roster.gives_way(ready) is first
+
+
+def test_of_its_own_requests_a_client_says_which_comes_first_and_nothing_of_others():
+    roster = Roster(1)
+    late, other, soon, soonest = (
+        Choice(client="a", priority=5),
+        Choice(client="b"),
+        Choice(client="a"),
+        Choice(client="a", priority=-1),
+    )
+    roster.queue([late, other, soon, soonest])
+    assert roster.in_turn() == [soonest, other, soon, late]

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from luceasync.constraint import Constraint
 from luceasync.errors import RequestError, Unavailable
 from luceasync.grammar.compiler import MAX_WAITING, Compiler
 from luceasync.grammar.program import program
 from luceasync.grammar.proving import Proving
-from luceasync.request import Constraint
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.errors import ChannelClosed, ConfigError, PeerRefused
+from luceasync.errors import ChannelClosed, ConfigError, PeerRefused, Unavailable
+from luceasync.ipc import launcher as launcher_module
 from luceasync.ipc.handshake import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program, child_environment
 from luceasync.ipc.memory import SealedMemory
@@ -276,3 +277,21 @@ def test_one_that_hangs_is_ended_while_it_is_waited_for(launch: Launch) -> None:
     started.end(0, DEADLINE_S)
     assert started.last_words() == words
     assert started.vitals.resident_bytes == 0
+
+
+def test_what_the_system_does_not_begin_is_not_waited_for(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program on a disk that hangs."""
+    hung = threading.Event()
+
+    def hang(*arguments: object, **options: object) -> None:
+        hung.wait(DEADLINE_S)
+        raise OSError("at last")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(launcher_module, "START_S", 0.01)
+        patched.setattr(launcher_module.subprocess, "Popen", hang)
+        with pytest.raises(Unavailable, match=r"not begun within 0\.01 s"):
+            launch()
+        hung.set()

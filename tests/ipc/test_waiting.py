@@ -2,18 +2,25 @@
 
 import pytest
 
-from luceasync.ipc.waiting import MAX_SPIN_S, PROBE_EVERY, SPARE_CORES, Deadline, Patience
+from luceasync.ipc.waiting import (
+    BRIEF_SPIN_S,
+    MAX_SPIN_S,
+    PROBE_EVERY,
+    SPARE_CORES,
+    Deadline,
+    Patience,
+)
 
 
 def test_short_waits_are_spun_for() -> None:
-    patience = Patience(num_cores=SPARE_CORES)
+    patience = Patience.from_step_to_step(SPARE_CORES)
     for _ in range(3):
         patience.waited(MAX_SPIN_S / 2)
         assert patience.spin_s == MAX_SPIN_S
 
 
 def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
-    patience = Patience(num_cores=SPARE_CORES)
+    patience = Patience.from_step_to_step(SPARE_CORES)
     spins = []
     for _ in range(10 * PROBE_EVERY):
         patience.waited(2 * MAX_SPIN_S)
@@ -22,15 +29,28 @@ def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
 
 
 def test_a_probe_that_pays_brings_spinning_back() -> None:
-    patience = Patience(num_cores=SPARE_CORES)
+    patience = Patience.from_step_to_step(SPARE_CORES)
     patience.waited(2 * MAX_SPIN_S)
     assert patience.spin_s == 0
     patience.waited(1e-6)
     assert patience.spin_s == MAX_SPIN_S
 
 
-def test_few_cores_are_left_to_the_other_end() -> None:
-    assert Patience(num_cores=SPARE_CORES - 1).spin_s == 0
+def test_few_cores_are_kept_for_short_answers_alone() -> None:
+    assert Patience.from_step_to_step(SPARE_CORES - 1).spin_s == BRIEF_SPIN_S
+    assert Patience.from_step_to_step(1).spin_s == Patience.brief(1).spin_s == 0
+
+
+def test_where_brief_spins_fail_short_waits_asleep_do_not_bring_them_back() -> None:
+    patience = Patience.brief(2)
+    patience.waited(BRIEF_SPIN_S / 2)
+    assert patience.spin_s == BRIEF_SPIN_S
+    spins = []
+    patience.waited(2 * BRIEF_SPIN_S)
+    for _ in range(10 * PROBE_EVERY):
+        spins.append(patience.spin_s)
+        patience.waited(2 * BRIEF_SPIN_S if patience.spin_s else BRIEF_SPIN_S / 10)
+    assert sum(each > 0 for each in spins) == 10
 
 
 def test_a_deadline_passes() -> None:

@@ -34,6 +34,7 @@ def test_a_page_holds_a_chunk() -> None:
     assert attention.PAGE_TOKENS == CHUNK_TOKENS
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("position", [0, 63, 64, 300])
 def test_one_row_attends_as_torch_computes_it(spec, position, dtype, device) -> None:
     case = attention_case(spec, [1, 0], [position, 5], 1, dtype, device)

@@ -32,6 +32,7 @@ class Given:
         self.seen.append((begin, begin + len(rows)))
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("num_rows", [1, 37])
 @pytest.mark.parametrize("sizes", BLOCKS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)

@@ -36,11 +36,13 @@ def test_one_row_steps_as_torch_computes_it(spec, dtype, device) -> None:
     check_against_torch(delta_case(spec, [1, 0], 1, dtype, device), dtype)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("num_rows", [2, 64, 150])
 def test_many_rows_run_as_torch_computes_them(spec, num_rows, dtype, device) -> None:
     check_against_torch(delta_case(spec, [1], num_rows, dtype, device), dtype)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(("mark", "num_rows"), [(1, 2), (64, 70), (65, 66), (100, 150)])
 def test_the_states_within_a_chunk_are_those_of_torch(mark, num_rows, dtype, device) -> None:
     case = delta_case(SPECS["heads shared"], [1], num_rows, dtype, device)

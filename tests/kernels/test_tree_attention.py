@@ -56,6 +56,7 @@ def test_the_splits_are_those_that_the_plan_counts_with() -> None:
     assert NUM_SPLITS == VERIFY_SPLITS
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("position", [0, 63, 64, 300])
 def test_rows_see_what_is_committed_and_their_ancestors(spec, position, dtype, device) -> None:
     if spec != SPECS["plain"] and dtype == torch.float16:

@@ -49,6 +49,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.covered(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("what", OTHERS)
 def test_a_process_that_differs_refuses_with_both_values(tiny_dir: Path, tmp_path: Path, what: str):

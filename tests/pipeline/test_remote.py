@@ -95,6 +95,7 @@ def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
         each.close()
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("arrangement", REMOTE)
 def test_the_numbers_are_those_of_one_process(open_in, arrangement: str, transport: str):
@@ -104,6 +105,7 @@ def test_the_numbers_are_those_of_one_process(open_in, arrangement: str, transpo
     assert there.num_shards == (3 - num_remote, num_remote)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("arrangement", ["three", "between"])
 def test_nodes_go_between_processes(open_in, arrangement: str, transport: str):
@@ -138,6 +140,7 @@ def pid_of(backend: LayerSplitBackend) -> int:
     return remote_group(backend)._link._started.child.pid
 
 
+@pytest.mark.covered(0)
 def test_a_node_in_shared_memory_moves_no_bytes(open_in):
     backend = open_in("between", "shared")
     life(backend)
@@ -150,6 +153,7 @@ def test_a_node_in_shared_memory_moves_no_bytes(open_in):
     assert traffic.packet_bytes_sent + traffic.packet_bytes_received - packets <= 4096
 
 
+@pytest.mark.covered(0)
 def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     backend = open_in("two", "shared")
     traffic = remote_group(backend).traffic
@@ -192,6 +196,7 @@ def test_only_tapped_rows_that_are_kept_cross(open_in):
     assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
 
 
+@pytest.mark.covered(0)
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend = open_in("two", computes_beside=True)
     traffic = remote_group(backend).traffic
@@ -218,6 +223,7 @@ def test_the_state_within_a_chunk_is_saved_where_it_is(open_in, transport: str):
     assert torch.equal(turn(open_in("two", transport)), turn(open_in("one")))
 
 
+@pytest.mark.covered(0)
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
     backend = open_in("three", "shared")
     first, last = [group for group in backend._groups if group.num_shards[1]]
@@ -226,6 +232,7 @@ def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
     assert last.traffic.payload_bytes_sent == 0
 
 
+@pytest.mark.covered(0)
 def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
     monkeypatch.setattr(link, "PING_S", 0.3)
     backend = open_in("two")
@@ -235,6 +242,7 @@ def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
         backend.probe()
 
 
+@pytest.mark.covered(0)
 def test_a_process_that_hangs_in_a_pass_is_ended_long_before_the_pass_is_due(open_in, monkeypatch):
     monkeypatch.setattr(fleet, "HEARTBEAT", Heartbeat(0.05, 0.3))
     backend = open_in("two")
@@ -246,6 +254,7 @@ def test_a_process_that_hangs_in_a_pass_is_ended_long_before_the_pass_is_due(ope
     assert time.monotonic() - began_s < LEAST_S
 
 
+@pytest.mark.covered(0)
 def test_a_process_that_dies_is_a_failed_group(open_in):
     backend = open_in("two")
     life(backend)
@@ -258,6 +267,7 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
         backend.reset(0)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, transport: str):
     backend = open_in("three", transport)
@@ -279,6 +289,7 @@ def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, 
     assert len(lost) == (transport == "stream")
 
 
+@pytest.mark.covered(0)
 def test_a_save_that_a_death_cuts_short_leaves_nothing(open_in):
     backend = open_in("between", "shared")
     life(backend)
@@ -292,6 +303,7 @@ def test_a_save_that_a_death_cuts_short_leaves_nothing(open_in):
     assert [set(part._nodes) for part in parts] == [{"n"}] * 3
 
 
+@pytest.mark.covered(0)
 def test_a_process_that_does_not_come_back_is_said_and_tried_again(open_in, tmp_path: Path):
     backend = open_in("two")
     [program] = tmp_path.glob("*/luceasync-backend")
@@ -312,6 +324,7 @@ def test_a_process_that_does_not_come_back_is_said_and_tried_again(open_in, tmp_
     assert torch.equal(life(backend), life(open_in("one")))
 
 
+@pytest.mark.covered(0)
 def test_what_has_crossed_is_counted_over_all_lives(open_in):
     backend = open_in("two")
     fleet = open_in.opened[-1].fleet

@@ -80,6 +80,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("chunk", [63, 128])
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 def test_every_option_holds_on_every_shard(deep_dir: Path, make_backend, options: dict, chunk: int):
@@ -128,6 +129,7 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
     group.close()
 
 
+@pytest.mark.covered(0)
 @pytest.mark.slow
 def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
     shards: list[weakref.ref] = []

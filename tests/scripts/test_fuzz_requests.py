@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 
 import fuzz_requests
 import pytest
-from hostile import extremes
+from hostile import extremes, routes
 
 from luceasync.server.openai.chat_schema import ChatBody
 
@@ -69,4 +70,37 @@ async def test_pairs_of_extremes_end_nobody(capsys):
     statuses, wrong = await fuzz_requests.in_process(extremes.pairs(NUM_REQUESTS, seed=7))
     assert wrong == []
     assert statuses.total() == NUM_REQUESTS
+    assert set(statuses) == {200, 400}
+
+
+@pytest.mark.parametrize("path", routes.ROUTES)
+def test_every_field_of_every_route_has_extremes_and_every_one_of_them_comes(path):
+    asked = routes.ROUTES[path]
+    values = routes.extremes(asked)
+    assert values.keys() == set(asked.body.__struct_fields__) >= asked.needs.keys()
+    said = b"\n".join(routes.pairs(asked, sum(map(len, values.values()))))
+    for name, given in values.items():
+        for value in given:
+            assert f'"{name}":{value}'.encode() in said
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (500, b'{"error":{"message":"x"}}'),
+        (400, b'{"error":{"message":""}}'),
+        (200, b'{"count":NaN}'),
+        (200, b'event: error\ndata: {"type":"error"}\n\n'),
+        (200, b'data: {"error":{}}\n\n'),
+    ],
+)
+def test_what_is_wrong_with_an_answer_of_any_route_is_told(status, answer):
+    with contextlib.suppress(ValueError):
+        assert routes.wrong_in(status, answer)
+
+
+@pytest.mark.slow
+async def test_extremes_of_every_route_end_nobody(capsys):
+    statuses, wrong = await fuzz_requests.of_all_routes(NUM_REQUESTS, seed=7)
+    assert wrong == []
     assert set(statuses) == {200, 400}

@@ -1,11 +1,11 @@
-"""Freed memory goes back to the system after many connections of TLS, and where it has grown."""
+"""Freed memory goes back after many connections of TLS, and where its size has changed much."""
 
 from __future__ import annotations
 
 import asyncio
 
 from luceasync.server import connections, giving_back
-from luceasync.server.giving_back import GROWN_BYTES, Growth
+from luceasync.server.giving_back import CHANGED_BYTES, Change
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE, H2Client
 
@@ -26,21 +26,20 @@ async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monke
             await given_back.wait()
 
 
-def test_memory_has_grown_since_it_was_least_or_was_given_back():
-    growth = Growth()
-    assert not growth.has_grown(10 * GROWN_BYTES)
-    assert not growth.has_grown(3 * GROWN_BYTES)
-    assert not growth.has_grown(4 * GROWN_BYTES - 1)
-    assert growth.has_grown(4 * GROWN_BYTES)
-    growth.gave_back(4 * GROWN_BYTES - 1)  # nearly all of it is in use
-    assert not growth.has_grown(4 * GROWN_BYTES)
-    assert growth.has_grown(5 * GROWN_BYTES)
+def test_memory_that_has_changed_much_since_it_was_given_back_may_have_holes():
+    change = Change()
+    assert change.is_large(10 * CHANGED_BYTES)
+    change.gave_back(5 * CHANGED_BYTES)
+    assert not change.is_large(6 * CHANGED_BYTES - 1)
+    assert not change.is_large(4 * CHANGED_BYTES + 1)
+    assert change.is_large(6 * CHANGED_BYTES)
+    assert change.is_large(4 * CHANGED_BYTES)
 
 
-async def test_a_server_that_has_grown_gives_memory_back(on_port, monkeypatch):
-    loop, given_back, grown = asyncio.get_running_loop(), asyncio.Event(), [0, GROWN_BYTES]
+async def test_a_server_that_has_changed_gives_memory_back(on_port, monkeypatch):
+    loop, given_back, changed = asyncio.get_running_loop(), asyncio.Event(), [CHANGED_BYTES]
     monkeypatch.setattr(giving_back, "LOOK_S", 0.0)
-    monkeypatch.setattr(giving_back, "resident_bytes", lambda: grown.pop(0) if grown else 0)
+    monkeypatch.setattr(giving_back, "resident_bytes", lambda: changed.pop(0) if changed else 0)
     monkeypatch.setattr(
         giving_back, "give_back_freed_memory", lambda: loop.call_soon_threadsafe(given_back.set)
     )

@@ -294,7 +294,7 @@ def forges(tokenizer: Tokenizer, template: ChatTemplate, chat: Any, tools: Any) 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [CHATML, CUTTING], ids=["chatml", "cutting"])
 @settings(
-    max_examples=1000,
+    max_examples=250,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )
@@ -310,7 +310,7 @@ def test_ordinary_conversations_are_rendered_as_ever(tokenizer, source, chat, to
 
 @pytest.mark.slow
 @settings(
-    max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     chat=CHATS,

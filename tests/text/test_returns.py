@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.text.returns import Probe, Returns
+from luceasync.text.returns import Returns
 from luceasync.text.template import ChatTemplate
 
 TEMPLATES = Path(__file__).parents[2] / "scripts/turns"
@@ -71,13 +71,12 @@ def test_told_not_to_think_no_answer_comes_back(returns, said):
     assert not returns(QWEN3, enable_thinking=False)(said)
 
 
-def test_a_probe_is_made_once_by_who_asks_first():
-    made = []
-    probe = Probe(lambda: made.append(1) or Returns(others=False))
-    assert not made
-    assert not probe([5])
-    assert not probe.learn().others
-    assert made == [1]
+def test_each_is_tried_once_by_who_asks_first():
+    tried = []
+    found = Returns(lambda: bool(tried.append("others")), lambda: bool(tried.append("it")), 9)
+    assert tried == []
+    assert not found([5]) and not found([]) and tried == ["others"]
+    assert not found([9, 5]) and not found([9]) and tried == ["others", "it"]
 
 
 def test_an_answer_without_tokens_is_no_reasoning(returns):
@@ -87,7 +86,7 @@ def test_an_answer_without_tokens_is_no_reasoning(returns):
 def test_a_model_without_such_a_token_is_asked_about_plain_answers_alone(fallback, said):
     text = QWEN3.render(ASKED)
     found = Returns.of(QWEN3, fallback, text, ASKED)
-    assert found == Returns(True, True, None) and found(said)
+    assert found(said) and found([0])
 
 
 def test_an_answer_that_is_trimmed_to_nothing_does_not_return(returns, said):

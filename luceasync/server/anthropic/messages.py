@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import msgspec
 from starlette.datastructures import Headers
 
-from luceasync.request import Constraint, Engine, Request, Sampling, Stream
+from luceasync.constraint import Constraint
+from luceasync.request import Engine, Request, Sampling, Stream
 from luceasync.server.anthropic.body import CountBody, MessagesBody
 from luceasync.server.anthropic.conversation import prompt_of
 from luceasync.server.anthropic.errors import error_body, unknown_model

@@ -82,8 +82,8 @@ class ChatBody(SamplingBody, kw_only=True):
     thinking_token_budget: int | None = None
     cache_salt: str | None = None
     keep_prefix: bool | None = None
-    priority: int | None = None
     kvflash_pin: AskedPins | None = None
+    priority: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +128,10 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             tenant=caller.tenant(chat.cache_salt),
             client=caller.client,
             keep_prefix=bool(chat.keep_prefix),
-            priority=priority_of(chat.priority),
             pins=pins_of(chat.kvflash_pin),
             constraint=constraint_of(chat),
             most_reasoning_tokens=_most_reasoning(chat),
+            priority=priority_of(chat.priority),
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),

@@ -71,8 +71,8 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     cache_salt: str | None = None
-    priority: int | None = None
     kvflash_pin: AskedPins | None = None
+    priority: int | None = None
 
 
 _decoder = msgspec.json.Decoder(CompletionBody)
@@ -216,8 +216,8 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         pins=pins_of(body.kvflash_pin),
         top_logprobs=top,
         prompt_top_logprobs=top if body.echo else None,
-        priority=priority_of(body.priority),
         constraint=constraint_of(body),
+        priority=priority_of(body.priority),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
     )

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 
 import msgspec
 
+from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
-from luceasync.request import Constraint
 from luceasync.server.checks import at_most, refuse
 from luceasync.server.openai.unserved import UnservedBody
 

@@ -51,5 +51,10 @@ def _model(card: ModelCard, name: str) -> dict[str, object]:
         "created": card.created,
         "owned_by": "luceasync",
         "max_model_len": card.max_ctx_tokens,
-        "meta": {"family": card.family, "num_parameters": card.num_parameters},
+        "meta": {
+            "family": card.family,
+            "num_parameters": card.num_parameters,
+            "tool_format": card.tool_format or None,
+            "thinks": card.thinks,
+        },
     }

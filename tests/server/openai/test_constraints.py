@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
 from luceasync.model_card import ModelCard
-from luceasync.request import Constraint, Request
+from luceasync.request import Request
 from luceasync.server.openai.chat_schema import parse_chat
 from luceasync.server.openai.constraints import MAX_GRAMMAR_CHARS, MAX_SOURCE_BYTES
 from luceasync.server.tenant import Caller

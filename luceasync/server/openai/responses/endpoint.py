@@ -13,9 +13,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 import msgspec
 from starlette.datastructures import Headers
 
+from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
 from luceasync.model_card import ModelCard
-from luceasync.request import Constraint, Engine, Request, Sampling, Stream
+from luceasync.request import Engine, Request, Sampling, Stream
 from luceasync.server.checks import decode, in_range, in_range_or, refuse
 from luceasync.server.effort import most_tokens
 from luceasync.server.failures import Failure
@@ -51,10 +52,10 @@ class Responses:
             prompt_of(asked),
             sampling=_sampling(asked),
             max_tokens=_max_tokens(asked),
-            priority=priority_of(asked.priority),
             pins=pins_of(asked.kvflash_pin),
             constraint=_constraint(asked),
             most_reasoning_tokens=most_tokens("reasoning.effort", effort_of(asked)),
+            priority=priority_of(asked.priority),
             tenant=caller.tenant(None),
             client=caller.client,
         )
