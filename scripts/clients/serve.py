@@ -100,7 +100,9 @@ class ScriptedChoice:
                 continue
             ids = self._answers.get(generation) or self._answer(generation)
             self._answers[generation] = ids
-            if not generation.append(ids[generation.num_generated], logprobs):
+            if generation.num_generated < len(ids):  # else it goes on after its end
+                token = ids[generation.num_generated]
+            if not generation.append(token, logprobs):
                 del self._answers[generation]
 
     def _answer(self, generation: Generation) -> list[int]:
