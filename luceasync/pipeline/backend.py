@@ -132,8 +132,7 @@ class LayerSplitBackend:
         scores: bool = False,
     ) -> Tensor | None:
         """Run `tokens` at positions `[begin, begin + len(tokens))` of the lane. Until the next pass
-        a node can be saved that ends at their end, or at position `mark`, within them. `scores`:
-        there are `logits_after` each of them.
+        a node can be saved that ends there, or at `mark`. `scores`: there are `logits_after` each.
         Returns logits float32 [vocab] after the last token if `project`: the prompt ends there.
         Raises HostMemorySpent; the lane holds what it held then.
         """

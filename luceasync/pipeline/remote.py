@@ -149,15 +149,12 @@ class RemotePasses:
         self._num_looked_at: dict[int, int] = {}  # chunks, by lane
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        self._is_tree = False
         return self._run("prefill", batch, given, project)
 
     def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
-        self._is_tree = False
         return self._run("decode", batch, given)
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
-        self._is_tree = True
         if parents is not None:
             order = wire.Parents(len(batch.lanes), batch.num_rows)
             self._link.tell(order, [parents.to(torch.int32)])
@@ -172,7 +169,7 @@ class RemotePasses:
         has_parents: bool = False,
     ) -> Tensor | None:
         self._free()
-        self._batch = batch
+        self._batch, self._is_tree = batch, kind == "verify"
         gives = self._sizes.gives(batch, project)
         lent = None if self._before is None else self._before.handed_on(given)
         # Of what is not waited for a failure shows at the next call. A payload that lies in another

@@ -13,6 +13,7 @@ import asyncio
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from luceasync.config import (
 from luceasync.engine import decoding, steps
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, nothing
+from luceasync.engine.sampling.row import RowSampling
 from luceasync.engine.start import build_engine
 from luceasync.ranking.logits import Logits
 from luceasync.server.app import create_app
@@ -90,11 +92,17 @@ class ScriptedChoice:
         logits: Logits,
         meanwhile: Callable[[], None] = nothing,
     ) -> None:
-        heard = choose(logits, [g.next_row for g in generations], meanwhile=meanwhile)
-        for generation, logprobs in zip(generations, heard.logprobs, strict=True):
+        heard = choose(logits, [_row(g) for g in generations], meanwhile=meanwhile)
+        told = zip(generations, heard.token_ids, heard.logprobs, strict=True)
+        for generation, token, logprobs in told:
+            if generation.guide is not None:  # no script knows what may come
+                generation.append(token, logprobs)
+                continue
             ids = self._answers.get(generation) or self._answer(generation)
             self._answers[generation] = ids
-            if not generation.append(ids[generation.num_generated], logprobs):
+            if generation.num_generated < len(ids):  # else it goes on after its end
+                token = ids[generation.num_generated]
+            if not generation.append(token, logprobs):
                 del self._answers[generation]
 
     def _answer(self, generation: Generation) -> list[int]:
@@ -102,6 +110,12 @@ class ScriptedChoice:
         spelled = b"".join(map(tokenizer.token_bytes, prepared.prompt_ids))
         said = answer(spelled.decode(errors="replace"), self._write_call)
         return [*tokenizer.encode(said), *tokenizer.eos_ids]
+
+
+def _row(generation: Generation) -> RowSampling:
+    guide = generation.guide
+    row = generation.next_row
+    return row if guide is None else replace(row, mask=guide.mask())
 
 
 def choose_as(choice: ScriptedChoice) -> None:

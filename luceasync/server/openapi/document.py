@@ -32,7 +32,7 @@ REFUSALS = {
     "503": "The model is not there now; Retry-After says when to come back.",
 }
 REF = "#/components/schemas/{name}"
-STREAM = {"schema": {"type": "string"}}
+STREAM: dict[str, Any] = {"schema": {}}
 ANYTHING: dict[str, Any] = {"schema": {}}
 OBJECT = {"type": "object"}
 

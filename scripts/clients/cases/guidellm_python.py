@@ -17,11 +17,12 @@ def benchmark(kind: str) -> None:
     FOLDER.mkdir(exist_ok=True)
     ran = subprocess.run(
         [
-            *(str(GUIDELLM), "benchmark", "--target", URL, "--model", MODEL),
-            *("--processor", os.environ["LUCE_MODEL_DIR"], "--request-type", kind),
-            *("--rate-type", "synchronous", "--max-requests", "3", "--max-seconds", "100"),
-            *("--data", "prompt_tokens=64,output_tokens=16", "--disable-console-interactive"),
-            *("--output-path", str(FOLDER / f"{kind}.json")),
+            *(str(GUIDELLM), "run", "--disable-console-interactive"),
+            *("--backend", f"kind=openai_http,target={URL},model={MODEL},request_format={kind}"),
+            *("--tokenizer", f"kind=huggingface_auto,model={os.environ['LUCE_MODEL_DIR']}"),
+            *("--profile", "kind=synchronous", "--constraint", "kind=max_requests,count=3"),
+            *("--data", "kind=synthetic_text,prompt_tokens=64,output_tokens=16"),
+            *("--output", f"kind=json,path={FOLDER / kind.strip('/').replace('/', '-')}.json"),
         ],
         env={**os.environ, "HF_HUB_OFFLINE": "1", "HOME": str(FOLDER)},
         capture_output=True,
@@ -34,11 +35,11 @@ def benchmark(kind: str) -> None:
 
 
 def chat():
-    benchmark("chat_completions")
+    benchmark("/v1/chat/completions")
 
 
 def completions():
-    benchmark("text_completions")
+    benchmark("/v1/completions")
 
 
 tell(chat, completions)
