@@ -142,9 +142,8 @@ INLINE void bf16_tiles(const Matrix *w, const int64_t *first, const uint8_t *x, 
 
 #define BF16_KIND(bits, is_fine, has_minimum)                                                               \
     case (bits) * 4 + (is_fine) * 2 + (has_minimum):                                                       \
-        if (num_rows == 1)                                                                                   \
-            for (int t = 0; t < count; t++)                                                                  \
-                bf16_tiles(w, first + t, x, sums, 1, out + t, 1, bits, is_fine, has_minimum);                 \
+        if (num_rows == 1 && count == 2)                                                                     \
+            bf16_tiles(w, first, x, sums, 1, out, 2, bits, is_fine, has_minimum);                            \
         else if (count == 1) bf16_tiles(w, first, x, sums, num_rows, out, 1, bits, is_fine, has_minimum);    \
         else bf16_tiles(w, first, x, sums, num_rows, out, 2, bits, is_fine, has_minimum);                    \
         break;
