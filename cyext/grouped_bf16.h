@@ -90,16 +90,18 @@ INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const BfTile *til
 
 /* A half of step `step` of `count` tiles meets all rows; out[t]: float32 [rows][16] of tile t. */
 INLINE void bf16_half(BfTile *tiles, const BfTables *tables, const int32_t *x, const float *sums, int64_t num_rows,
-                      float *const *out, int64_t step, const int half, const int count, const int bits,
-                      const int is_fine, const int has_minimum) {
+                      float *const *out, __m512 *scale, __m512 *minimum, int64_t step, const int half,
+                      const int count, const int bits, const int is_fine, const int has_minimum) {
     __m512i pairs[2][8];
-    __m512 scale[2], minimum[2];
 #pragma GCC unroll 2
     for (int t = 0; t < count; t++) {
         bf16_pairs(pairs[t], tables, &tiles[t], step, half, bits);
-        scale[t] = scale_of_16(&tiles[t].at, tiles[t].mask, &minimum[t], has_minimum);
+        if (is_fine || !half) scale[t] = scale_of_16(&tiles[t].at, tiles[t].mask, &minimum[t], has_minimum);
         scales_next(&tiles[t].at, 16);
     }
+    __m512 own_scale[2], own_minimum[2]; /* what out is written to is not these */
+#pragma GCC unroll 2
+    for (int t = 0; t < count; t++) own_scale[t] = scale[t], own_minimum[t] = minimum[t];
     const int32_t *row = x + step * num_rows * 16 + 8 * half;
     const float *sum = sums + step * num_rows * 2;
     for (int64_t m = 0; m < num_rows; m++, row += 16, sum += 2) {
@@ -112,11 +114,11 @@ INLINE void bf16_half(BfTile *tiles, const BfTables *tables, const int32_t *x, c
         }
 #pragma GCC unroll 2
         for (int t = 0; t < count; t++) {
-            __m512 total = _mm512_fmadd_ps(scale[t], dots[t], _mm512_load_ps(out[t] + 16 * m));
+            __m512 total = _mm512_fmadd_ps(own_scale[t], dots[t], _mm512_load_ps(out[t] + 16 * m));
             if (has_minimum && is_fine) /* a group of 16 has a minimum of its own */
-                total = _mm512_fnmadd_ps(minimum[t], _mm512_set1_ps(sum[half]), total);
+                total = _mm512_fnmadd_ps(own_minimum[t], _mm512_set1_ps(sum[half]), total);
             else if (has_minimum && half)
-                total = _mm512_fnmadd_ps(minimum[t], _mm512_set1_ps(sum[0] + sum[1]), total);
+                total = _mm512_fnmadd_ps(own_minimum[t], _mm512_set1_ps(sum[0] + sum[1]), total);
             _mm512_store_ps(out[t] + 16 * m, total);
         }
     }
@@ -128,18 +130,20 @@ INLINE void bf16_tiles(const Matrix *w, const int64_t *first, const uint8_t *x, 
                        float *const *out, const int count, const int bits, const int is_fine, const int has_minimum) {
     const BfTables tables = bf16_tables(w);
     BfTile tiles[2];
+    __m512 scale[2], minimum[2]; /* of a step, or of each half of it */
     for (int t = 0; t < count; t++) tiles[t] = bf16_begin(w, first[t], bits);
     for (int64_t step = 0; step < w->num_columns / STEP; step++) {
-        bf16_half(tiles, &tables, (const int32_t *)x, sums, num_rows, out, step, 0, count, bits, is_fine, has_minimum);
-        bf16_half(tiles, &tables, (const int32_t *)x, sums, num_rows, out, step, 1, count, bits, is_fine, has_minimum);
+        bf16_half(tiles, &tables, (const int32_t *)x, sums, num_rows, out, scale, minimum, step, 0, count, bits, is_fine,
+                  has_minimum);
+        bf16_half(tiles, &tables, (const int32_t *)x, sums, num_rows, out, scale, minimum, step, 1, count, bits, is_fine,
+                  has_minimum);
     }
 }
 
 #define BF16_KIND(bits, is_fine, has_minimum)                                                               \
     case (bits) * 4 + (is_fine) * 2 + (has_minimum):                                                       \
-        if (num_rows == 1)                                                                                   \
-            for (int t = 0; t < count; t++)                                                                  \
-                bf16_tiles(w, first + t, x, sums, 1, out + t, 1, bits, is_fine, has_minimum);                 \
+        if (num_rows == 1 && count == 2)                                                                     \
+            bf16_tiles(w, first, x, sums, 1, out, 2, bits, is_fine, has_minimum);                            \
         else if (count == 1) bf16_tiles(w, first, x, sums, num_rows, out, 1, bits, is_fine, has_minimum);    \
         else bf16_tiles(w, first, x, sums, num_rows, out, 2, bits, is_fine, has_minimum);                    \
         break;

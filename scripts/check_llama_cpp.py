@@ -25,7 +25,7 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import make_plan
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
-from scripts.quantised.processes import Peer
+from scripts.quantised.processes import FP32, Peer
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -60,7 +60,7 @@ def main() -> None:
         for title, path in ((options.file.name, options.file), ("the same in F32", plain)):
             columns = ("question", "equal tokens", "largest difference", "where they part")
             table = report.table(columns, f"{title}, {options.tokens} tokens")
-            peer, backend = Peer(options.peer, path, CONTEXT), open_file(path)
+            peer, backend = Peer(options.peer, path, CONTEXT, FP32), open_file(path)
             for question, ids in zip(QUESTIONS, prompts, strict=True):
                 theirs = peer.answer(ids, options.tokens)
                 table.add(question, *compared(backend, ids, theirs, tokenizer))

@@ -1,6 +1,8 @@
 """llama.cpp in a process of its own, told line by line what to run; it answers with seconds.
 
-    PYTHON scripts/quantised/peer.py FILE.gguf CONTEXT THREADS
+    PYTHON scripts/quantised/peer.py FILE.gguf CONTEXT THREADS KV
+
+KV is ggml's number of the type of keys and values: 0 is F32, 1 F16.
 
 Run by the interpreter that has llama-cpp-python; it imports nothing of ours.
 """
@@ -15,7 +17,7 @@ import numpy as np
 from llama_cpp import Llama
 
 
-def main(path: str, context: int, num_threads: int) -> None:
+def main(path: str, context: int, num_threads: int, kv: int) -> None:
     """Lines "prefill" and "decode N": a prompt of `context` tokens, N tokens after it. A line
     "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy tokens, as bytes
     in hexadecimal.
@@ -26,7 +28,8 @@ def main(path: str, context: int, num_threads: int) -> None:
         n_batch=512,
         n_threads=num_threads,
         n_threads_batch=num_threads,
-        logits_all=False,
+        type_k=kv,
+        type_v=kv,
         verbose=False,
     )
     prompt = [(7 * i) % 400 + 3 for i in range(context)]
@@ -60,4 +63,4 @@ def last_logits(model: Llama) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))

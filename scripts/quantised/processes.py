@@ -9,16 +9,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+FP32, FP16 = 0, 1  # what ggml calls types of keys and values
 PROGRAM = Path(__file__).parent / "peer.py"
 
 
 class Peer:
     """One that was started, and answers line by line; see scripts/quantised/peer.py."""
 
-    def __init__(self, python: str, path: Path, context: int) -> None:
+    def __init__(self, python: str, path: Path, context: int, kv: int = FP16) -> None:
         threads = str(torch.get_num_threads())
         self._process = subprocess.Popen(
-            [python, str(PROGRAM), str(path), str(context), threads],
+            [python, str(PROGRAM), str(path), str(context), threads, str(kv)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
