@@ -29,6 +29,7 @@ class LogLines:
         self._rest = b""
         self._stop = os.eventfd(0, os.EFD_CLOEXEC)
         self._is_over = threading.Event()
+        self._closing, self._is_closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._read_all, name="child's log", daemon=True)
         self._thread.start()
 
@@ -38,14 +39,15 @@ class LogLines:
         return list(self._lines)
 
     def close(self) -> None:
-        """Stop reading. Idempotent."""
-        if self._stop < 0:
-            return
-        os.eventfd_write(self._stop, 1)
-        if has_ended(self._thread):
-            os.close(self._stop)
-            os.close(self._fd)
-        self._stop = -1
+        """Stop reading. May be called twice, also at once."""
+        with self._closing:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            os.eventfd_write(self._stop, 1)
+            if has_ended(self._thread):
+                os.close(self._stop)
+                os.close(self._fd)
 
     def _read_all(self) -> None:
         waiting = select.poll()

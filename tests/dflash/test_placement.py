@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -170,9 +171,11 @@ def test_planned_bytes_are_those_that_are_allocated(tiny_dir, tmp_path, fields, 
     assert allocated <= 1.02 * (guest.weight_bytes + lanes_bytes)
 
 
-def test_a_paged_lane_takes_up_the_same_at_8k_and_at_131k(config):
+def test_a_paged_lane_takes_up_the_same_at_8k_and_at_131k(config, tmp_path: Path):
     """Its drafter's context and features included."""
-    path = config.model.model_dir / "config.json"
+    longer = shutil.copytree(config.model.model_dir, tmp_path / "longer")
+    config = replace(config, model=replace(config.model, model_dir=longer))
+    path = longer / "config.json"
     of_model = json.loads(path.read_text()) | {"max_position_embeddings": 131072}
     path.write_text(json.dumps(of_model))
     found, whole = set(), set()

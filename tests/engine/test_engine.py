@@ -70,7 +70,7 @@ async def test_greedy_tokens_are_the_backends(start_engine, tiny_dir, family):
 
     async with start_engine() as engine:
         _, _, deltas = await read(await engine.open(ask(max_tokens=32)))
-        prompt = list(engine._prompts.render(ask()).ids)
+        prompt = list(await engine.tokens(ask()))
     import torch
 
     peer = tiny.build(family).generate(

@@ -46,5 +46,6 @@ def test_a_log_whose_reader_hangs_can_be_closed(monkeypatch: pytest.MonkeyPatch)
     lines.close()
     os.fstat(reading)  # the thread has it still
     hung.set()
+    lines._thread.join(20.0)
     for fd in (reading, writing):
         os.close(fd)

@@ -182,6 +182,8 @@ def quantised(name: str, num_rows: int, *, paired: bool = True) -> None:
     grouped_rows.linear(x, tiled, x.new_empty(num_rows, 1024))
     if paired:
         grouped_rows.swiglu(x, tiled)
+    divided = grouped_rows.Tile(row_blocks=1, strides=4, steps=1, num_splits=2)
+    grouped_rows.linear(x, tiled, chosen=divided)
     grouped_numbers.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
 
 

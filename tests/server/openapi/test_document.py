@@ -38,7 +38,6 @@ async def test_a_body_says_its_fields_what_must_be_there_and_in_which_range(in_m
     assert body["required"] == ["messages"]
     assert body["properties"]["temperature"]["maximum"] == 2
     assert "grammar" in body["properties"]
-    assert "functions" not in body["properties"]
 
 
 @pytest.mark.parametrize(
