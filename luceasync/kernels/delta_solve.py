@@ -75,7 +75,7 @@ def prepare(
         BLOCK=BLOCK,
         PRECISION=precision,
         SOLVE_PRECISION=dot_precision(torch.float32),
-        num_warps=4 if torch.version.hip is None else 8,  # AMD's would spill
+        num_warps=4 if torch.version.hip is None else 8,  # AMD's spill less so
         num_stages=1,
     )
     return chunks
