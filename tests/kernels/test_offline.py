@@ -23,7 +23,7 @@ REGISTERS = 65536  # of a multiprocessor of NVIDIA's
 MOST_SPILLED_BYTES = 1280
 # It solves systems of 64 rows in registers. AMD's cards of 32 lanes a wave have too few, and nobody
 # has measured what that costs them.
-MOST_SPILLED_BY = {"_prepare_kernel": 1640}
+MOST_SPILLED_BY = {"_prepare_kernel": 1700}
 
 pytestmark = [
     pytest.mark.slow,
