@@ -6,14 +6,14 @@ Owns where blocks of it pass through. Knows no mixer: it names the tensors that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.hoststore.host_rows import HostRows
+from luceasync.hoststore.absent_rows import AbsentRows
 from luceasync.hoststore.staging import Block, Names, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS
@@ -34,10 +34,6 @@ class _Blocks(Protocol):
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]: ...
 
 
-# Where the absent ones of a lane's tokens [begin, end) lie.
-Absent = Callable[[int, int, int], Sequence[HostRows]]
-
-
 class PastOfLanes:
     """Of one shard. `recent`: where looks are taken, the newest rows of its layers."""
 
@@ -47,7 +43,7 @@ class PastOfLanes:
         first_layer: int,
         cache: LaneCache,
         platform: Platform,
-        absent: Absent,
+        absent: AbsentRows,
         recent: RecentRows | None,
     ) -> None:
         self._cache = cache
@@ -116,8 +112,8 @@ class PastOfLanes:
         """The lane's first tokens, wherever they are, if layers here keep rows of them."""
         if not self._cache.row_stacks:
             return []
-        absent = partial(self._absent, lane)
-        return blocks_of(self._cache, lane, num_tokens, block_tokens, absent)
+        short_tokens, in_host = self._staging.short_tokens, self._absent.of(lane)
+        return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 
 class _Anything:

@@ -102,8 +102,9 @@ class Shard:
         self.past: PastOfLanes | None = None  # where lanes have more than is here
         if plan.pool is not None:
             self.copies.rehearse()
-            absent = self.absent.rows
-            self.past = PastOfLanes(mixers, shard.begin, self.cache, platform, absent, self._recent)
+            self.past = PastOfLanes(
+                mixers, shard.begin, self.cache, platform, self.absent, self._recent
+            )
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
