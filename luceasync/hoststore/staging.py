@@ -16,6 +16,7 @@ from torch import Tensor
 from luceasync.cyext.flatten import fill
 from luceasync.hoststore.host_rows import HostRows
 from luceasync.kv.cache import LaneCache
+from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 
 CPU_BLOCK_TOKENS = 1024
 
@@ -52,6 +53,13 @@ class Block:
     begin: int
     end: int
     sections: tuple[Section, ...]
+
+    def chunks_in_pages(self) -> Iterator[int]:
+        """Those of which it reads rows there."""
+        for section in self.sections:
+            if section.host is None:
+                first = self.begin + section.at
+                yield from range(first // CHUNK_TOKENS, num_chunks(first + section.num_rows))
 
 
 class Staging(Protocol):

@@ -16,7 +16,7 @@ from torch import Tensor
 from luceasync.hoststore.absent_rows import AbsentRows
 from luceasync.hoststore.staging import Block, Names, blocks_of
 from luceasync.kv.cache import LaneCache
-from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.state import Keeps
 from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.pass_rows import NO_LANE
@@ -64,7 +64,8 @@ class PastOfLanes:
         if is_last and self._looks is not None:
             self._looks.recent.ran(lane, begin, begin + batch.num_rows)
             passing = self._looks.pass_by(lane, begin + batch.num_rows)
-        blocks = self._blocks(lane, begin, self._staging.block_tokens)
+        short_tokens = self._staging.short_tokens
+        blocks = self._blocks(lane, begin, short_tokens, self._staging.block_tokens)
         return PastRows(self._staging, blocks, passing)
 
     def rehearsal(self, num_rows: int) -> PastRows:
@@ -88,9 +89,18 @@ class PastOfLanes:
             self._looks.go_on()
 
     def look(self, lane: int, num_tokens: int) -> None:
-        """See Passes; of a server whose pool looks."""
+        """See Passes; of a server whose pool looks. It goes on while pages change: it reads those
+        alone whose rows host memory lacks.
+        """
         assert self._looks is not None, "no looks are planned"
-        self._looks.begin(lane, num_tokens, partial(self._blocks, lane, num_tokens))
+        self._looks.begin(lane, num_tokens, partial(self._blocks, lane, num_tokens, num_tokens))
+
+    def places(self, events: Sequence[PageEvent]) -> None:
+        """Pages are about to change hands."""
+        if self._looks is not None:
+            for event in events:
+                if event.page is None:
+                    self._looks.goes(event.lane, event.chunk)
 
     def masses(self, lane: int) -> Masses:
         """See Passes."""
@@ -108,11 +118,13 @@ class PastOfLanes:
             self._looks.close()
         self._staging.close()
 
-    def _blocks(self, lane: int, num_tokens: int, block_tokens: int) -> list[Block]:
+    def _blocks(
+        self, lane: int, num_tokens: int, short_tokens: int, block_tokens: int
+    ) -> list[Block]:
         """The lane's first tokens, wherever they are, if layers here keep rows of them."""
         if not self._cache.row_stacks:
             return []
-        short_tokens, in_host = self._staging.short_tokens, self._absent.of(lane)
+        in_host = self._absent.of(lane)
         return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 

@@ -208,6 +208,8 @@ class Shard:
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
+        if self.past is not None:
+            self.past.places(events)
         self.cache.place(events)
         for lane in {event.lane for event in events}:
             self.absent.placed(lane)
