@@ -77,6 +77,11 @@ class Staging(Protocol):
         """
         ...
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether rows are read where they are, so that to read them again costs no bus."""
+        ...
+
     def tokens_that_fit(self, row_bytes: int) -> int:
         """Of how many tokens a block may be, in whole chunks, where a row takes up so much."""
         ...
@@ -145,6 +150,8 @@ def _read_from(
 
 class DirectStaging:
     """See Staging. Rows that lie in one piece are read where they are, in nodes too."""
+
+    is_in_place = True
 
     def __init__(self, cache: LaneCache, block_tokens: int = CPU_BLOCK_TOKENS) -> None:
         self._cache = cache

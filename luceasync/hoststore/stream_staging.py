@@ -36,6 +36,8 @@ class _Place:
 class StreamStaging:
     """See Staging."""
 
+    is_in_place = False
+
     def __init__(self, cache: LaneCache, block_tokens: int = GPU_BLOCK_TOKENS) -> None:
         self.block_tokens, self.short_tokens = block_tokens, SHORT_TOKENS
         self._cache = cache

@@ -61,7 +61,8 @@ class PastOfLanes:
         if lane == NO_LANE or not self._cache.num_absent_tokens(lane):
             return None
         passing = None
-        if is_last and self._looks is not None:
+        # Where they come by; else the first token need not wait for a look.
+        if is_last and self._looks is not None and not self._staging.is_in_place:
             self._looks.recent.ran(lane, begin, begin + batch.num_rows)
             passing = self._looks.pass_by(lane, begin + batch.num_rows)
         short_tokens = self._staging.short_tokens
