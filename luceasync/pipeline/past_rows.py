@@ -70,12 +70,14 @@ class PastOfLanes:
         return PastRows(self._staging, blocks, passing)
 
     def rehearsal(self, num_rows: int) -> PastRows:
-        """What a chunk of a prompt might see before it, for kernels that are to be compiled: two
-        blocks of nothing.
+        """What a chunk of a prompt might see before it, for kernels that are to be compiled or
+        loaded: a long block of nothing, and a short one.
         """
-        blocks = [Block(0, begin, begin + CHUNK_TOKENS, ()) for begin in (0, CHUNK_TOKENS)]
-        num_tokens = blocks[-1].end + num_rows
-        passing = None if self._looks is None else PassingLook(self._looks, 0, num_tokens)
+        num_places = self._cache.tables.shape[1] * CHUNK_TOKENS
+        begin = min(self._staging.block_tokens, num_places)
+        end = begin + CHUNK_TOKENS
+        blocks = [Block(0, 0, begin, ()), Block(0, begin, end, ())]
+        passing = None if self._looks is None else PassingLook(self._looks, 0, end + num_rows)
         return PastRows(_Anything(self._cache), blocks, passing)
 
     def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
@@ -130,7 +132,7 @@ class PastOfLanes:
 
 
 class _Anything:
-    """Blocks of whatever lies in the first page."""
+    """Blocks of whatever lies in the first pages."""
 
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
@@ -139,8 +141,9 @@ class _Anything:
         self, blocks: Sequence[Block], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """See luceasync.hoststore.staging.Staging."""
-        page = [self._cache.rows_of(name, layer)[0, :CHUNK_TOKENS] for name in names]
-        return ((block.begin, tuple(page)) for block in blocks)
+        stacks = [self._cache.rows_of(name, layer)[0] for name in names]
+        for block in blocks:
+            yield block.begin, tuple(stack[: block.end - block.begin] for stack in stacks)
 
 
 @dataclass(frozen=True, slots=True)
