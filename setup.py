@@ -6,7 +6,7 @@ from setuptools import Extension, find_packages, setup
 
 # cuda/ and cyext/ are folders of this repository, never top-level imports.
 FOLDERS = {"luceasync.cyext": "cyext", "luceasync.cuda": "cuda"}
-HEADERS = [str(path) for path in sorted(Path("cyext").glob("*.h"))]
+INCLUDED = [str(path) for kind in ("*.h", "*.pxi") for path in sorted(Path("cyext").glob(kind))]
 # Sums are rounded as they are written, whichever instructions a machine has.
 EXACT = ["-O3", "-ffp-contract=off"]
 COMPILER_FLAGS = {"attention": EXACT, "grouped": EXACT, "rows": EXACT}
@@ -17,14 +17,14 @@ setup(
     package_data={
         "luceasync": ["py.typed", "assets/**"],
         "luceasync.server": ["web/**"],
-        "luceasync.cyext": ["*.h", "*.pyi"],
+        "luceasync.cyext": ["*.h", "*.pxi", "*.pyi"],
     },
     ext_modules=[
         Extension(
             f"luceasync.cyext.{path.stem}",
             [str(path)],
             include_dirs=["cyext"],
-            depends=HEADERS,
+            depends=INCLUDED,
             extra_compile_args=COMPILER_FLAGS.get(path.stem, []),
         )
         for path in sorted(Path("cyext").glob("*.pyx"))

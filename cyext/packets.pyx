@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Packets of one session, as bytes and back, and the SEQPACKET socket that they go through.
+"""Packets of one session, as bytes and back, the SEQPACKET socket that they go through, and the way
+that most of them take through a channel.
 
 Owns their order, and the memory that one is read into. What takes no time keeps the GIL: who lets
 it go may wait for it, for milliseconds where another thread computes. Knows no message.
@@ -11,36 +12,7 @@ from libc.errno cimport EAGAIN, EINTR, errno
 from libc.stdint cimport uint64_t
 from libc.string cimport memcmp, memcpy
 
-cdef extern from "<sys/socket.h>" nogil:
-    int MSG_DONTWAIT
-    int MSG_NOSIGNAL
-    int MSG_TRUNC
-    ssize_t send(int fd, const void* buffer, size_t num_bytes, int flags)
-    ssize_t recv(int fd, void* buffer, size_t num_bytes, int flags)
-
-cdef extern from *:
-    """
-    #include <time.h>
-    static double seconds(void) {
-        struct timespec now;
-        clock_gettime(CLOCK_MONOTONIC, &now);
-        return now.tv_sec + now.tv_nsec * 1e-9;
-    }
-    #if defined(__x86_64__) || defined(__i386__)
-    #define relax() __builtin_ia32_pause()
-    #else
-    #define relax() ((void)0)
-    #endif
-    """
-    double seconds() noexcept nogil
-    void relax() noexcept nogil
-
 cdef Py_ssize_t MAX_SHOWN = 200  # characters of what a peer sent that stand in an error
-cdef enum:
-    NOTHING = -1
-    FAILED = -2  # errno says why
-    INTERRUPTED = -3
-
 
 cdef struct Header:
     uint64_t session
@@ -200,125 +172,5 @@ cdef class Traffic:
         return self.packet_bytes_received + self.payload_bytes_received
 
 
-cdef class PacketPort:
-    """One end of a socket, of which SO_RCVTIMEO bounds each sleep. `traffic` counts what crosses.
-
-    What comes is `received(message, payload, number, answers)`; `accept` makes payloads of what
-    packets tell of them, and `take_ping` hears of messages that are a `ping`.
-    """
-
-    cdef readonly int fd
-    cdef readonly PacketCodec codec
-    cdef readonly double waited_s  # by the last read
-    cdef Traffic _traffic
-    cdef object _received
-    cdef object _ping
-    cdef object _accept
-    cdef object _hooks
-    cdef object _whole
-    cdef char* _buffer
-    cdef Py_ssize_t _capacity
-
-    def __init__(self, int fd, PacketCodec codec not None, Traffic traffic not None, received, ping, accept, hooks):
-        """`accept(begin, num_bytes, sequence, hooks)`: the payload that a packet tells of."""
-        self.fd = fd
-        self.codec = codec
-        self._traffic = traffic
-        self._received = received
-        self._ping = ping
-        self._accept = accept
-        self._hooks = hooks
-        self._capacity = codec._max_bytes
-        cdef bytearray store = bytearray(self._capacity)
-        self._buffer = PyByteArray_AS_STRING(store)
-        self._whole = memoryview(store)  # while there is a view of it, it stays where it is
-
-    cpdef send(self, message, uint64_t answers=0, payload=None):
-        """The number of the packet, or None: the socket is full. Raises OSError, ValueError."""
-        cdef ssize_t sent = -1
-        self.codec._pack(message, answers, payload)
-        cdef bytearray out = self.codec._out
-        while sent < 0:
-            sent = send(
-                self.fd,
-                PyByteArray_AS_STRING(out),
-                PyByteArray_GET_SIZE(out),
-                MSG_NOSIGNAL | MSG_DONTWAIT,
-            )
-            if sent < 0:
-                if errno == EAGAIN:
-                    return None
-                if errno != EINTR:
-                    PyErr_SetFromErrno(OSError)
-                PyErr_CheckSignals()
-        number = self.codec.next_number
-        self.codec.next_number += 1
-        self._traffic.packets_sent += 1
-        self._traffic.packet_bytes_sent += sent
-        return number
-
-    cpdef receive(self, double spin_s, bint sleeps):
-        """What came next, or None where nothing but a ping comes within `spin_s`, a wait that keeps
-        its core, and then, if it `sleeps`, within the socket's timeout. Raises the codec's `wrong`,
-        OSError.
-        """
-        cdef Header header
-        cdef Py_ssize_t found = self._read(spin_s, sleeps)
-        if found < 0:
-            return None
-        if found == 0:
-            raise self.codec._wrong("it is gone")
-        if found > self._capacity:
-            raise self.codec._wrong(f"a packet of {found} bytes; at most {self._capacity} may come")
-        message = self.codec._unpack(self._whole[:found], self._buffer, &header)
-        self._traffic.packets_received += 1
-        self._traffic.packet_bytes_received += found
-        cdef bint has_payload = self.codec._check_payload(&header)
-        if message.__class__ is self._ping:
-            self.take_ping(header.number, has_payload)
-            return None
-        payload = None
-        if has_payload:
-            payload = self._accept(header.begin, header.num_bytes, header.sequence, self._hooks)
-            self._traffic.payload_bytes_received += header.num_bytes
-        return self._received(message, payload, header.number, header.answers)
-
-    def take_ping(self, number, has_payload):
-        """Answer it when there is room."""
-        raise NotImplementedError
-
-    cdef Py_ssize_t _read(self, double spin_s, bint sleeps) except -4:
-        """Bytes of the packet that came, as `_recv` has them; below 0: none."""
-        if self._buffer == NULL:
-            raise ValueError("a port without a socket")
-        cdef Py_ssize_t found = self._recv(MSG_DONTWAIT)
-        self.waited_s = 0
-        if found == NOTHING and (spin_s > 0 or sleeps):
-            with nogil:
-                found = self._wait(spin_s, sleeps)
-        if found == FAILED:
-            PyErr_SetFromErrno(OSError)
-        if found == INTERRUPTED:
-            PyErr_CheckSignals()
-        return found
-
-    cdef Py_ssize_t _wait(self, double spin_s, bint sleeps) noexcept nogil:
-        cdef Py_ssize_t found = NOTHING
-        cdef double begun = seconds()
-        cdef double until = begun + spin_s
-        while found == NOTHING and seconds() < until:
-            relax()
-            found = self._recv(MSG_DONTWAIT)
-        if found == NOTHING and sleeps:
-            found = self._recv(0)
-        self.waited_s = seconds() - begun
-        return found
-
-    cdef Py_ssize_t _recv(self, int flags) noexcept nogil:
-        """Bytes of a packet, more than there is room for where it was cut; 0 at the end."""
-        cdef Py_ssize_t found = recv(self.fd, self._buffer, self._capacity, flags | MSG_TRUNC)
-        if found >= 0:
-            return found
-        if errno == EAGAIN:
-            return NOTHING
-        return INTERRUPTED if errno == EINTR else FAILED
+include "packet_port.pxi"
+include "quick_channel.pxi"

@@ -3,8 +3,9 @@
     python scripts/check_processes.py [--tokens 10,8192] [--pairs one:three,three:between|all]
 
 Float32, greedy, the bundled model and its drafter, with longer contexts; the CPU plays other
-vendors. The second of a pair must find the prefix on the disk, say what one process says that has
-kept nothing, and accept drafted tokens. Ends with status 1 where anything differs.
+vendors. Prompts are the tail of dialogues that the model knows. The second of a pair must find the
+prefix on the disk, say what one process says that has kept nothing, and accept drafted tokens. Ends
+with status 1 where anything differs.
 """
 
 from __future__ import annotations
@@ -50,9 +51,9 @@ ARRANGEMENTS = {
     "between": ("cpu:0,hip:0,cpu:1", "hip:0=cpu:0"),
 }
 PAIRS = ["one:three", "three:one", "three:between", "between:two", "two:three"]
-QUESTION = "<|im_start|>user\nWhat does {}.{} do?<|im_end|>\n<|im_start|>assistant\n"
-ANSWER = "It returns a new object.<|im_end|>\n"
-ASKED = ("json", "dumps"), ("os", "getcwd"), ("string", "capwords"), ("copy", "deepcopy")
+QUESTION = "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
+END = "<|im_end|>\n"
+ASKED = ("What does json.dumps do?", "Print the docstring of logging.exception")
 Transport = Literal["auto", "shared", "stream"]
 
 
@@ -77,20 +78,31 @@ class Heard(logging.Handler):
             self.words = record.getMessage()
 
 
-def stretched(source: Path, folder: Path) -> Path:
-    """A copy of a model that allows CONTEXT_TOKENS, with rotary positions that turn more slowly:
-    at those that it was not trained on it would say nothing that a drafter knows ("NTK-aware").
+def with_longer_contexts(source: Path, folder: Path) -> Path:
+    """A copy of a model that allows CONTEXT_TOKENS. Rotary positions of one that looks at all of
+    them turn more slowly ("NTK-aware"): distances beyond those of its training would confuse it. A
+    drafter that looks at its newest tokens alone sees no such distance.
     """
     target = folder / source.name
     shutil.copytree(source, target)
     config = json.loads((target / "config.json").read_text(encoding="utf-8"))
     factor = CONTEXT_TOKENS / config["max_position_embeddings"]
     config["max_position_embeddings"] = CONTEXT_TOKENS
-    rope = config.get("rope_parameters", config)
-    num_turned = config["head_dim"] * rope.get("partial_rotary_factor", 1.0)
-    rope["rope_theta"] *= factor ** (num_turned / (num_turned - 2))
+    if not config.get("dflash_config", {}).get("ctx_max_tokens"):
+        rope = config.get("rope_parameters", config)
+        num_turned = config["head_dim"] * rope.get("partial_rotary_factor", 1.0)
+        rope["rope_theta"] *= factor ** (num_turned / (num_turned - 2))
     (target / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return target
+
+
+def dialogues(model: Path) -> str:
+    """Questions and answers that the bundled model was tested with."""
+    lines = (model / "eval.jsonl").read_text(encoding="utf-8").splitlines()
+    turns = (json.loads(line) for line in lines if line)
+    return "".join(
+        f"{QUESTION.format(turn['messages'][0]['content'])}{turn['answer']}{END}" for turn in turns
+    )
 
 
 def backend_program(folder: Path, offers: str) -> Path:
@@ -182,20 +194,21 @@ def folders() -> Iterator[list[Path]]:
 async def check(report: Report, models: tuple[Path, Path], options: argparse.Namespace) -> bool:
     """Whether all is as it should be."""
     tokenizer = Tokenizer.load(models[0])
+    told, end = tokenizer.encode(dialogues(models[0])), tokenizer.encode(END)
     cases = itertools.product(options.tokens, options.pairs, options.transports, options.kinds)
     columns = ("tokens", "pair", "transport", "kind", "accepted", "by one process", "log", "wrong")
     table = report.table(columns, "")
     is_right = True
     for num_tokens, pair, transport, kind in cases:
-        asked = [QUESTION.format(*name) for name in ASKED]
-        text = tokenizer.encode((ANSWER.join(asked) + ANSWER) * (num_tokens // 64 + 1) + asked[0])
-        begun = text[-num_tokens:]
+        first_asked, then_asked = (tokenizer.encode(QUESTION.format(asked)) for asked in ASKED)
+        talk = told * (num_tokens // len(told) + 1)
+        begun = (*talk, *first_asked)[-num_tokens:]
         names, is_tree = pair.split(":"), kind == "tree"
         with folders() as (cache_dir, nothing, *places):
             first, second = (placed(*each, transport) for each in zip(places, names, strict=True))
             async with running(models, first, cache_dir, tree=is_tree) as engine:
-                said = await answer(engine, tuple(begun))
-            on = (*begun, *said.ids, *tokenizer.encode(ANSWER + asked[1]))
+                said = await answer(engine, begun)
+            on = (*begun, *said.ids, *end, *then_asked)
             async with running(models, second, cache_dir, tree=is_tree) as engine:
                 found = await answer(engine, on)
             alone = placed(nothing, "one", transport)
@@ -222,7 +235,8 @@ def main() -> None:
     report = command.begin(options)
     with tempfile.TemporaryDirectory() as there:
         models = tuple(
-            stretched(model, Path(there)) for model in (BUNDLED_MODEL_DIR, BUNDLED_DRAFT_DIR)
+            with_longer_contexts(model, Path(there))
+            for model in (BUNDLED_MODEL_DIR, BUNDLED_DRAFT_DIR)
         )
         is_right = asyncio.run(check(report, (models[0], models[1]), options))
     sys.exit(0 if is_right else 1)

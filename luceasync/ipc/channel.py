@@ -7,11 +7,9 @@ anything beyond its host, and who asks for room or for a payload is not told whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import msgspec
-
-from luceasync.cyext.packets import Traffic
+from luceasync.cyext.packets import Received, Traffic
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Message, Span
 
@@ -50,18 +48,6 @@ class Payload(Protocol):
 
     def free(self) -> None:
         """The sender may reuse their place. Idempotent."""
-
-
-class Received(msgspec.Struct, Generic[M], frozen=True):
-    """A message, the payload that came with it, its number, and which of ours it answers (0: none).
-
-    Whoever is given a payload frees it.
-    """
-
-    message: M
-    payload: Payload | None
-    number: int
-    answers: int
 
 
 class Channel(Protocol[M]):

@@ -10,6 +10,7 @@ import select
 import signal
 import socket
 import subprocess
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ EXIT_CODE = 48  # where that stands in /proc/PID/stat, after the state
 
 
 class Child:
-    """One process. `pidfd` becomes readable when it ends. Call from one thread at a time."""
+    """One process. `pidfd` becomes readable when it ends. Any thread may call, but for watch()."""
 
     def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
         """Takes over a process whose standard error is a pipe, also if this raises OSError."""
@@ -36,6 +37,8 @@ class Child:
         self._verdict = ""  # why it was ended before anybody wanted that
         self._lines: list[str] = []
         self._watch: Watch | None = None
+        self._ending = threading.Lock()  # one ends it, others wait for that
+        self._reaping = threading.Lock()  # until then its pidfd and its log are there
         try:
             self.pidfd = os.pidfd_open(process.pid)
             assert process.stderr is not None
@@ -90,10 +93,15 @@ class Child:
 
     def is_alive(self) -> bool:
         """Whether it has not ended; one that is stopped lives."""
-        return self._ended is None and not self._wait(0.0)
+        with self._reaping:
+            return self._ended is None and not self._wait(0.0)
 
     def last_words(self) -> str:
         """How it ended, if it has, and its last log lines."""
+        with self._reaping:
+            return self._last_words()
+
+    def _last_words(self) -> str:
         if self._ended is not None:
             return told(self._ended, self._lines)
         ending = "" if self._wait(0.0) else going(self.pid)
@@ -110,12 +118,19 @@ class Child:
 
         Idempotent. Raises LuceasyncError if it lives on after `deadline_s` more.
         """
-        if self._ended is not None:
-            return
+        with self._ending:
+            if self._ended is None:
+                self._end(grace_s, deadline_s)
+
+    def _end(self, grace_s: float, deadline_s: float) -> None:
         self._wait(grace_s)
         self._kill_group()  # also what it leaves behind; its number is taken until it is reaped
         if not self._wait(deadline_s):
             raise LuceasyncError(f"process {self.pid} lives on {deadline_s:g} s after SIGKILL")
+        with self._reaping:
+            self._reap()
+
+    def _reap(self) -> None:
         status = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOWAIT)
         assert status is not None
         self._lines = self._log.last(SETTLE_S)

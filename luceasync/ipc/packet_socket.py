@@ -10,8 +10,7 @@ import struct
 from collections import deque
 from contextlib import suppress
 
-from luceasync.cyext.packets import PacketPort, Traffic
-from luceasync.ipc.channel import Received
+from luceasync.cyext.packets import PacketPort, Patience
 from luceasync.ipc.packets import Codec, Ping, Pong, WireError
 from luceasync.ipc.payloads import Hooks, Inbox
 
@@ -23,11 +22,11 @@ class PacketSocket(PacketPort):
     """One end. A read wakes faster than poll(2) and a read after it."""
 
     def __init__(
-        self, sock: socket.socket, codec: Codec, traffic: Traffic, inbox: Inbox, hooks: Hooks
+        self, sock: socket.socket, codec: Codec, patience: Patience, inbox: Inbox, hooks: Hooks
     ) -> None:
         sock.setblocking(True)  # waits are bounded by the system, others by MSG_DONTWAIT
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, WAIT_US))
-        super().__init__(sock.fileno(), codec, traffic, Received, Ping, inbox.accept, hooks)
+        super().__init__(sock.fileno(), codec, patience, Ping, inbox.accept, hooks)
         self._sock = sock
         self.pings: deque[int] = deque()
 

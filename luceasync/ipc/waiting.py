@@ -9,12 +9,16 @@ import math
 import os
 import time
 
+from luceasync.cyext import packets
+
 # Waking a sleeper takes 50 to 200 us, and a step of a model some milliseconds: where cores are
 # spare one of them spins from step to step. Of two busy cores, a spin of 20 us doubles a hop.
 MAX_SPIN_S = 20e-3
 SPARE_CORES = 8
-# A core that rests takes longer to wake than a short answer takes to come.
-BRIEF_SPIN_S = 60e-6
+# A core that rests takes longer to wake than a short answer takes to come, and an answer from one
+# that has rested takes its wake and cold caches: 60 to 130 us.
+BRIEF_SPIN_S = 200e-6
+MAX_CREDIT = 3  # spins in a row that may fail: one that comes late now and then ends nothing
 PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so often
 
 
@@ -43,45 +47,24 @@ class Deadline:
         return self.since_s() >= self.seconds
 
 
-class Patience:
-    """Whether to spin before sleeping: yes while what is waited for comes within the spin.
-
-    Waking a sleeper takes longer than a hop. But a wait for what comes later burns a core for
-    nothing, and where cores are few it keeps the other end from working.
-    """
-
-    __slots__ = ("_max_s", "_num_slept", "_trusts_sleep", "spin_s")
-
-    def __init__(self, max_s: float, *, trusts_sleep: bool) -> None:
-        """`trusts_sleep`: a wait that was slept for and was short shows that spinning pays again.
-        Where cores are busy it does not: the other end may have had this end's core meanwhile.
-        """
-        self._max_s = max_s
-        self._trusts_sleep = trusts_sleep
-        self._num_slept = 0
-        self.spin_s = max_s  # how long to spin now
+class Patience(packets.Patience):
+    """Whether to spin before sleeping: see there. How long is a choice of who waits."""
 
     @classmethod
     def brief(cls, num_cores: int | None = None) -> Patience:
         """For everybody who has two cores. `num_cores`: that may be used; None: the system says."""
-        return cls(BRIEF_SPIN_S if _count(num_cores) > 1 else 0.0, trusts_sleep=False)
+        return cls._of(BRIEF_SPIN_S if _count(num_cores) > 1 else 0.0, trusts_sleep=False)
 
     @classmethod
     def from_step_to_step(cls, num_cores: int | None = None) -> Patience:
         """For who leaves its cores to nobody, where some are spare."""
         if _count(num_cores) < SPARE_CORES:
             return cls.brief(num_cores)
-        return cls(MAX_SPIN_S, trusts_sleep=True)
+        return cls._of(MAX_SPIN_S, trusts_sleep=True)
 
-    def waited(self, seconds: float) -> None:
-        """Learn from a wait that has ended, whether it was spun or slept."""
-        is_short = seconds <= self._max_s
-        if is_short and (self.spin_s or self._trusts_sleep):
-            self._num_slept = 0
-            self.spin_s = self._max_s
-        else:
-            self._num_slept += 1
-            self.spin_s = self._max_s if self._num_slept % PROBE_EVERY == 0 else 0.0
+    @classmethod
+    def _of(cls, max_s: float, *, trusts_sleep: bool) -> Patience:
+        return cls(max_s, trusts_sleep=trusts_sleep, max_credit=MAX_CREDIT, probe_every=PROBE_EVERY)
 
 
 def _count(num_cores: int | None) -> int:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -51,6 +53,27 @@ def test_one_that_takes_no_signal_is_killed_when_its_grace_is_over() -> None:
     child = start(f"import signal, time; {block}; time.sleep(600)")
     child.end(0.5, DEADLINE_S)
     assert child.last_words() == "its process was ended by SIGKILL"
+
+
+def test_threads_may_end_it_at_once_and_ask_meanwhile() -> None:
+    before = os.listdir("/proc/self/fd")
+    for _ in range(5):
+        child = start("import time; time.sleep(600)")
+        go = threading.Barrier(8)
+
+        def ask(child: Child, go: threading.Barrier, number: int) -> str:
+            go.wait(DEADLINE_S)
+            if number % 2:
+                child.end(0, DEADLINE_S)
+            else:
+                while child.is_alive():
+                    child.last_words()
+            return child.last_words()
+
+        with ThreadPoolExecutor(8) as pool:
+            asked = [pool.submit(ask, child, go, number) for number in range(8)]
+        assert [each.result() for each in asked] == ["its process was ended by SIGKILL"] * 8
+    assert os.listdir("/proc/self/fd") == before
 
 
 def test_nothing_is_left_of_it() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from luceasync.ipc.waiting import (
     BRIEF_SPIN_S,
+    MAX_CREDIT,
     MAX_SPIN_S,
     PROBE_EVERY,
     SPARE_CORES,
@@ -25,12 +26,26 @@ def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
     for _ in range(10 * PROBE_EVERY):
         patience.waited(2 * MAX_SPIN_S)
         spins.append(patience.spin_s)
-    assert sum(each > 0 for each in spins) == 10
+    assert sum(each > 0 for each in spins[MAX_CREDIT - 1 :]) == 10
+
+
+def test_one_that_comes_late_now_and_then_ends_no_spinning() -> None:
+    patience = Patience.brief(2)
+    for _ in range(10):
+        for _ in range(MAX_CREDIT - 1):
+            patience.waited(2 * BRIEF_SPIN_S)
+            assert patience.spin_s == BRIEF_SPIN_S
+        for _ in range(MAX_CREDIT - 1):
+            patience.waited(BRIEF_SPIN_S / 2)
+    for _ in range(MAX_CREDIT):
+        patience.waited(2 * BRIEF_SPIN_S)
+    assert patience.spin_s == 0
 
 
 def test_a_probe_that_pays_brings_spinning_back() -> None:
     patience = Patience.from_step_to_step(SPARE_CORES)
-    patience.waited(2 * MAX_SPIN_S)
+    for _ in range(MAX_CREDIT):
+        patience.waited(2 * MAX_SPIN_S)
     assert patience.spin_s == 0
     patience.waited(1e-6)
     assert patience.spin_s == MAX_SPIN_S
@@ -46,7 +61,8 @@ def test_where_brief_spins_fail_short_waits_asleep_do_not_bring_them_back() -> N
     patience.waited(BRIEF_SPIN_S / 2)
     assert patience.spin_s == BRIEF_SPIN_S
     spins = []
-    patience.waited(2 * BRIEF_SPIN_S)
+    for _ in range(MAX_CREDIT):
+        patience.waited(2 * BRIEF_SPIN_S)
     for _ in range(10 * PROBE_EVERY):
         spins.append(patience.spin_s)
         patience.waited(2 * BRIEF_SPIN_S if patience.spin_s else BRIEF_SPIN_S / 10)
