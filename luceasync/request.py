@@ -42,7 +42,8 @@ class Sampling:
 class ChatPrompt:
     """What the chat template is given; `param` names a prompt of this kind in refusals. An answer
     has `max_calls` calls of tools at most; None: any number. `must_call`: it is nothing but calls
-    of tools with these names; none: the model chooses.
+    of tools with these names; none: the model chooses. `marks`: messages, and after how many
+    characters of their contents the client says that what is computed is worth keeping.
     """
 
     param: ClassVar[str] = "messages"
@@ -51,6 +52,7 @@ class ChatPrompt:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_calls: int | None = None
     must_call: tuple[str, ...] = ()
+    marks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ class Request:
     `pins`: spans of its tokens, or its system message, that stay on the devices. `constraint`: what
     is said after reasoning; beside tools, an answer may be calls of them instead.
     `most_reasoning_tokens`: after so many it is closed; None: it ends by itself.
+    `conversation`: what the client calls the one that it belongs to; "": nothing is known.
     """
 
     prompt: Prompt
@@ -103,6 +106,7 @@ class Request:
     pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
     constraint: Constraint | None = None
     most_reasoning_tokens: int | None = None
+    conversation: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

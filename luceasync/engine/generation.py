@@ -75,6 +75,8 @@ class Generation:
             keep_prompt=prepared.keep_prompt,
             answer_returns=prepared.answer_returns,
             tools_end=prepared.tools_end,
+            marks=prepared.marks,
+            talk=prepared.talk,
             is_run_whole=prepared.prompt_top_logprobs is not None,
         )
 
@@ -159,6 +161,7 @@ class Generation:
             keep_prompt=False,
             answer_returns=lambda ids: self.prepared.answer_returns([*begun, *ids]),
             tools_end=self.prepared.tools_end,
+            talk=self.prepared.talk,
         )
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
