@@ -2,10 +2,9 @@
 
     python scripts/bench_paged_turns.py [--shape qwen3.5-27b --device cuda:0 --context 131072]
 
-Random weights, on a CPU of the recall model's small form; the same turns with all pages beside.
-`line`: the longer of the context's keys and values from pinned memory and of the pass over what is
-new, which lanes with all pages tell (with --paged-only it counts nothing); and once more what of
-the keys and values stays on the device, and a step. A first token cannot be there sooner.
+Random weights; the same turns with all pages beside. `line`, which no first token can beat: the
+longer of the keys and values from pinned memory and of the pass over what is new (lanes with all
+pages tell it; nothing with --paged-only), what stays on the device once more, and a step.
 """
 
 from __future__ import annotations
