@@ -44,6 +44,7 @@ class ChatPrompt:
     has `max_calls` calls of tools at most; None: any number. `must_call`: it is nothing but calls
     of tools with these names; none: the model chooses. `marks`: messages, and after how many
     characters of their contents the client says that what is computed is worth keeping.
+    `schema_places`: where the body has the schema of each tool's arguments, for refusals.
     """
 
     param: ClassVar[str] = "messages"
@@ -52,6 +53,7 @@ class ChatPrompt:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_calls: int | None = None
     must_call: tuple[str, ...] = ()
+    schema_places: tuple[str, ...] = ()
     marks: tuple[tuple[int, int], ...] = ()
 
 

@@ -103,15 +103,17 @@ def asked_of(request: Request, answers: AnswerForm) -> Asked:
     chat = request.prompt
     if not isinstance(chat, ChatPrompt) or not chat.tools:
         return Asked(request.constraint, None)
+    places = chat.schema_places
     if chat.must_call:
         form = _known(answers.calls)
-        return Asked(None, form.must_call(chat.tools, chat.must_call, chat.max_calls))
+        return Asked(None, form.must_call(chat.tools, chat.must_call, chat.max_calls, places))
     if answers.calls is None:
         return Asked(request.constraint, None)
     if request.constraint is None:
-        return Asked(None, answers.calls.may_call(chat.tools, chat.max_calls))
+        return Asked(None, answers.calls.may_call(chat.tools, chat.max_calls, places))
     names = [tool["function"]["name"] for tool in chat.tools]
-    return Asked(request.constraint, answers.calls.must_call(chat.tools, names, chat.max_calls))
+    calls = answers.calls.must_call(chat.tools, names, chat.max_calls, places)
+    return Asked(request.constraint, calls)
 
 
 def _known(calls: CallFormat | None) -> CallFormat:

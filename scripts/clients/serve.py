@@ -1,6 +1,6 @@
 """A server as `luceasync serve` makes it, over a tiny model that says what a script has it say.
 
-    python -m scripts.clients.serve FOLDER --port 8123
+    python -m scripts.clients.serve FOLDER --port 8123 [--bundled]
 
 All but the choice of tokens is real: template, tokens, prefill, lanes, the cache on disk, answers.
 Every request and its answer is a line of FOLDER/requests.jsonl. Knows no client.
@@ -40,6 +40,7 @@ from scripts.clients.script import WRITERS, WriteCall, answer
 
 MODEL = "luce"
 MAX_CTX_TOKENS = 131072
+BUNDLED_CTX_TOKENS = 8192
 SHAPE: dict[str, Any] = {
     "vocab_size": 8192,
     "hidden_size": 32,
@@ -124,12 +125,25 @@ def choose_as(choice: ScriptedChoice) -> None:
         module.choose_next = choice  # type: ignore[attr-defined]
 
 
+def scripted(folder: Path, template: str) -> tuple[ModelConfig, int]:
+    """A model that says what the script has it say, and its context."""
+    choose_as(ScriptedChoice(WRITERS[template]))
+    return ModelConfig(
+        model_dir=make_model(folder / "model", template), names=(MODEL,)
+    ), MAX_CTX_TOKENS
+
+
+def bundled() -> tuple[ModelConfig, int]:
+    """The model that luceasync brings, which chooses for itself what it has to say."""
+    return ModelConfig(names=(MODEL,)), BUNDLED_CTX_TOKENS
+
+
 async def run(folder: Path, args: argparse.Namespace) -> None:
     """Serve until a signal."""
-    choose_as(ScriptedChoice(WRITERS[args.template]))
+    model, max_ctx_tokens = bundled() if args.bundled else scripted(folder, args.template)
     config = Config(
-        model=ModelConfig(model_dir=make_model(folder / "model", args.template), names=(MODEL,)),
-        engine=EngineConfig(parallel=3, max_ctx_tokens=MAX_CTX_TOKENS),
+        model=model,
+        engine=EngineConfig(parallel=3, max_ctx_tokens=max_ctx_tokens),
         cache=CacheConfig(cache_dir=folder / "cache", budget_bytes=4 << 30, memory_bytes=1 << 30),
         server=ServerConfig(port=args.port),
     )
@@ -150,6 +164,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
+    parser.add_argument("--bundled", action="store_true", help="the bundled model, no script")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     uvloop.install()
