@@ -93,18 +93,25 @@ class ScriptedChoice:
         logits: Logits,
         meanwhile: Callable[[], None] = nothing,
     ) -> None:
-        heard = choose(logits, [_row(g) for g in generations], meanwhile=meanwhile)
-        told = zip(generations, heard.token_ids, heard.logprobs, strict=True)
-        for generation, token, logprobs in told:
-            if generation.guide is not None:  # no script knows what may come
-                generation.append(token, logprobs)
-                continue
-            ids = self._answers.get(generation) or self._answer(generation)
-            self._answers[generation] = ids
+        rows = [_row(g) for g in generations]
+        heard = choose(logits, rows, meanwhile=meanwhile)
+        told = zip(generations, rows, heard.token_ids, heard.logprobs, strict=True)
+        for generation, row, token, logprobs in told:
+            ids = self._answers.setdefault(generation, [])
+            if not generation.num_generated:
+                ids[:] = self._answer(generation)
             if generation.num_generated < len(ids):  # else it goes on after its end
-                token = ids[generation.num_generated]
+                token = self._said(ids, generation.num_generated, row, token)
             if not generation.append(token, logprobs):
                 del self._answers[generation]
+
+    @staticmethod
+    def _said(ids: list[int], place: int, row: RowSampling, heard: int) -> int:
+        """The script's token, unless it may not come: then the script has no more to say."""
+        if row.mask is None or row.mask[ids[place] // 32] >> (ids[place] % 32) & 1:
+            return ids[place]
+        del ids[place:]
+        return heard
 
     def _answer(self, generation: Generation) -> list[int]:
         tokenizer, prepared = generation.prepared.tokenizer, generation.prepared
