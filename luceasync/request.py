@@ -80,7 +80,8 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class Request:
     """One request, checked by the server and not yet rendered.
 
-    `max_tokens` None means until the context is full. `num_choices` answers are generated for the
+    `max_tokens` None means until the context is full; no end comes before `min_tokens`, unless a
+    constraint wants it. `num_choices` answers are generated for the
     one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only;
     `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
@@ -96,6 +97,7 @@ class Request:
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1

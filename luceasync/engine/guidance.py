@@ -14,7 +14,7 @@ from luceasync.constraint import Constraint
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler
-from luceasync.grammar.guide import Guide
+from luceasync.grammar.guide import Guide, Least
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import program
 from luceasync.grammar.thought import Limit, Thought
@@ -81,15 +81,23 @@ class Guidance:
         if most is not None and before != "nothing":
             limit = Limit(most, self._close_ids, self._vocabulary.tokenizer.token_bytes)
             thought = Thought(limit, before)
-        if matcher is None and thought is None:
-            return unguided
         num_words = self._vocabulary.num_words
-        return lambda: Guide(None if matcher is None else matcher.another(), thought, num_words)
+        least: Least | None = None
+        if request.min_tokens:
+            end_ids = self._vocabulary.tokenizer.eos_ids
+            least = Least.of(request.min_tokens, end_ids, num_words)
+        if matcher is None and thought is None and least is None:
+            return unguided
+        return lambda: Guide(
+            None if matcher is None else matcher.another(), thought, num_words, least
+        )
 
 
 def is_guided(request: Request) -> bool:
     """Whether anything is asked of its answers."""
     if request.constraint is not None or request.most_reasoning_tokens is not None:
+        return True
+    if request.min_tokens:
         return True
     chat = request.prompt
     if not isinstance(chat, ChatPrompt):
