@@ -44,6 +44,7 @@ class ChatPrompt:
     has `max_calls` calls of tools at most; None: any number. `must_call`: it is nothing but calls
     of tools with these names; none: the model chooses. `marks`: messages, and after how many
     characters of their contents the client says that what is computed is worth keeping.
+    `schema_places`: where the body has the schema of each tool's arguments, for refusals.
     """
 
     param: ClassVar[str] = "messages"
@@ -52,6 +53,7 @@ class ChatPrompt:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_calls: int | None = None
     must_call: tuple[str, ...] = ()
+    schema_places: tuple[str, ...] = ()
     marks: tuple[tuple[int, int], ...] = ()
 
 
@@ -78,7 +80,8 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class Request:
     """One request, checked by the server and not yet rendered.
 
-    `max_tokens` None means until the context is full. `num_choices` answers are generated for the
+    `max_tokens` None means until the context is full; no end comes before `min_tokens`, unless a
+    constraint wants it. `num_choices` answers are generated for the
     one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only;
     `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
@@ -94,6 +97,7 @@ class Request:
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1

@@ -227,7 +227,8 @@ class Generation:
         """
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
-        pieces = maker.make(self._unsent.take_text(), is_last=is_last)
+        is_cut = self._reason == "length"
+        pieces = maker.make(self._unsent.take_text(), is_last=is_last, is_cut=is_cut)
         if not (pieces or self._unsent.has_logprobs or is_last):
             return None
         ids, logprobs, scores = self._unsent.take()

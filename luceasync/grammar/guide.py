@@ -1,10 +1,13 @@
 """What tokens may come next in one answer, also below the rows of a proposal.
 
-Owns where the answer stands: in its grammar, in its reasoning, or in both. What is walked of a
-proposal is taken back. Knows no logits; lives in the engine thread.
+Owns where the answer stands: in its grammar, in its reasoning, before its least length. What is
+walked of a proposal is taken back. Knows no logits; lives in the engine thread.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +19,37 @@ Tokens = list[int]
 Parents = list[int] | None
 
 
+class Least(NamedTuple):
+    """How many tokens come before an end may; `others`: the mask of all but the ends."""
+
+    num_tokens: int
+    others: np.ndarray
+
+    @classmethod
+    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> Least:
+        """The ends are these tokens."""
+        others = np.full(num_words, 0xFFFFFFFF, np.uint32)
+        for token in end_ids:
+            if token < num_words * WORD_BITS:
+                others[token // WORD_BITS] &= ~np.uint32(1 << (token % WORD_BITS))
+        return cls(num_tokens, others.view(np.int32))
+
+
 class Guide:
     """One choice's."""
 
-    def __init__(self, matcher: Matcher | None, thought: Thought | None, num_words: int) -> None:
-        """`matcher` None: any text; `thought` None: as long as it takes. `num_words`: of a mask."""
+    def __init__(
+        self,
+        matcher: Matcher | None,
+        thought: Thought | None,
+        num_words: int,
+        least: Least | None = None,
+    ) -> None:
+        """`matcher` None: any text; `thought` None: as long as it takes; `least` None: it may
+        end at once. `num_words`: of a mask.
+        """
+        self._least = least
+        self._num_tokens = 0
         self._matcher = matcher
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
@@ -48,7 +77,7 @@ class Guide:
         """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
         None: any.
         """
-        mask = None if self._matcher is None else self._matcher.mask()
+        mask = self._without_end(None if self._matcher is None else self._matcher.mask())
         forced = self._thoughts[-1].forced if self._thoughts else ()
         # A character that is not whole is finished first, where the grammar wants whole ones.
         if not forced or (mask is not None and not _allows(mask, forced[0])):
@@ -56,6 +85,15 @@ class Guide:
         alone = np.zeros(self._num_words, np.uint32)
         alone[forced[0] // WORD_BITS] = 1 << (forced[0] % WORD_BITS)
         return alone.view(np.int32)
+
+    def _without_end(self, mask: np.ndarray | None) -> np.ndarray | None:
+        """The mask, as long as the answer has too few tokens without those that end it; a grammar
+        after which nothing else can come ends it all the same.
+        """
+        if self._least is None or self._num_tokens >= self._least.num_tokens:
+            return mask
+        others = self._least.others if mask is None else mask & self._least.others
+        return others if others.any() else mask
 
     # --- proposals -------------------------------------------------------------------------------
 
@@ -140,10 +178,12 @@ class Guide:
             return False
         if self._thoughts:
             self._thoughts.append(self._thoughts[-1].after(token))
+        self._num_tokens += 1
         return True
 
     def _leave(self, num_tokens: int) -> None:
         """The last so many have not come."""
+        self._num_tokens -= num_tokens
         if self._matcher is not None:
             self._matcher.take_back(num_tokens)
         if self._thoughts and num_tokens:

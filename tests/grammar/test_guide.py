@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import Guide
+from luceasync.grammar.guide import Guide, Least
 from luceasync.grammar.thought import Limit, Thought
 from tests import tiny
 
@@ -154,3 +154,34 @@ def test_a_character_is_finished_before_reasoning_is_closed(new_matcher, tokeniz
         assert token in allowed(guide.mask())
         guide.consume(token)
     assert guide.is_over
+
+
+END = 2
+
+
+def test_no_end_comes_before_so_many_tokens_on_any_path_of_a_proposal():
+    guide = Guide(None, None, NUM_WORDS, Least.of(3, {END, 10**6}, NUM_WORDS))
+    everything = list(range(NUM_WORDS * 32))
+    assert allowed(guide.mask()) == [token for token in everything if token != END]
+    guide.consume(7)
+    found = guide.masks([7, 8, 9, 5], [-1, 0, 1, 0])  # two, and one, tokens below what has come
+    assert set(found) == {0, 1, 3} and END not in allowed(found[1])
+    assert guide.masks([7, 8], None).keys() == {0, 1}  # nothing of it is left
+    guide.consume(8)
+    guide.consume(9)
+    assert guide.mask() is None
+
+
+def test_a_grammar_after_which_nothing_else_can_come_ends_it_all_the_same(new_matcher, tokenizer):
+    guide = Guide(new_matcher("regex", "to"), None, NUM_WORDS, Least.of(9, {END}, NUM_WORDS))
+    for token in tokenizer.encode("to"):
+        assert END not in allowed(guide.mask())
+        guide.consume(token)
+    assert allowed(guide.mask()) == [END]
+
+
+def test_one_that_may_go_on_goes_on(new_matcher, tokenizer):
+    guide = Guide(new_matcher("regex", "(to)+"), None, NUM_WORDS, Least.of(9, {END}, NUM_WORDS))
+    for token in tokenizer.encode("to"):
+        guide.consume(token)
+    assert END not in allowed(guide.mask()) and allowed(guide.mask())

@@ -45,10 +45,13 @@ def prompt_of(body: CountBody) -> ChatPrompt:
     tools = _tools(body)
     return ChatPrompt(
         messages=[message for message, _ in said],
-        tools=tools or None,
+        tools=[*tools.values()] or None,
         template_kwargs={"enable_thinking": _thinks(body)},
         max_calls=_max_calls(body.tool_choice),
-        must_call=_must_call(body.tool_choice, [tool["function"]["name"] for tool in tools]),
+        must_call=_must_call(
+            body.tool_choice, [tool["function"]["name"] for tool in tools.values()]
+        ),
+        schema_places=tuple(f"{place}.input_schema" for place in tools),
         marks=tuple((i, place) for i, (_, places) in enumerate(said) for place in places),
     )
 
@@ -85,13 +88,15 @@ def _thinks(body: CountBody) -> bool:
     return THINKING[body.thinking.type]
 
 
-def _tools(body: CountBody) -> list[Said]:
-    """Tools that only Anthropic's servers have are left out: nobody here could run them."""
+def _tools(body: CountBody) -> dict[str, Said]:
+    """By their places. Tools that only Anthropic's servers have are left out: nobody here could run
+    them.
+    """
     at_most("tools", body.tools or (), MAX_TOOLS, "tools")
     if body.tool_choice is not None and body.tool_choice.type == "none":
-        return []
-    tools = enumerate(body.tools or ())
-    return [_tool(f"tools[{i}]", t) for i, t in tools if t.type in (None, "custom")]
+        return {}
+    tools = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    return {at: _tool(at, tool) for at, tool in tools if tool.type in (None, "custom")}
 
 
 def _tool(where: str, tool: Tool) -> Said:

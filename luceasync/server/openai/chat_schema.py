@@ -21,6 +21,7 @@ from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
+    min_tokens_of,
     num_choices_of,
     priority_of,
     sampling_of,
@@ -133,6 +134,7 @@ def parse_chat(
             ),
             sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),
+            min_tokens=min_tokens_of(chat, _max_tokens(chat)),
             stop=stops_of(chat),
             ignore_eos=bool(chat.ignore_eos),
             num_choices=num_choices_of(chat),

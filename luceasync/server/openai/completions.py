@@ -37,6 +37,7 @@ from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
+    min_tokens_of,
     num_choices_of,
     priority_of,
     sampling_of,
@@ -213,6 +214,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller, conversation:
         TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
         sampling=sampling_of(body),
         max_tokens=in_range("max_tokens", most, 0 if body.echo else 1, 2**31 - 1),
+        min_tokens=min_tokens_of(body, most),
         stop=stops_of(body),
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
