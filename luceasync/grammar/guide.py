@@ -17,6 +17,7 @@ from luceasync.grammar.vocabulary import WORD_BITS
 
 Tokens = list[int]
 Parents = list[int] | None
+FIT_ROUNDS = 4  # in which a proposal is looked at, after one in which that was worth while
 
 
 class Least(NamedTuple):
@@ -53,6 +54,7 @@ class Guide:
         self._matcher = matcher
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
+        self._num_fits = FIT_ROUNDS
 
     @property
     def failure(self) -> str | None:
@@ -72,6 +74,13 @@ class Guide:
         is_allowed = self._enter(token)
         assert is_allowed or self.failure, "a token that its mask did not allow"
         del self._thoughts[:-1]
+
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next: what `mask` says, for a fraction of the work."""
+        forced = self._thoughts[-1].forced if self._thoughts else ()
+        if forced and (self._matcher is None or self._matcher.allows(forced[0])):
+            return token == forced[0]
+        return token >= 0 and (self._matcher is None or self._matcher.allows(token))
 
     def mask(self) -> np.ndarray | None:
         """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
@@ -97,9 +106,10 @@ class Guide:
 
     # --- proposals -------------------------------------------------------------------------------
 
-    def masks(self, tokens: Tokens, parents: Parents) -> dict[int, np.ndarray]:
+    def masks(self, tokens: Tokens, parents: Parents, first: int = 0) -> dict[int, np.ndarray]:
         """By row of a proposal, the mask of the token after it; see luceasync.ranking.proposals.
-        Rows to which no answer comes have none, nor those after which any token may come.
+        The answer stands at row `first`; only the rows below have one. Rows to which no answer
+        comes have none, nor those after which any token may come.
         """
         below: list[list[int]] = [[] for _ in tokens]
         for row in range(1, len(tokens)):
@@ -116,8 +126,20 @@ class Guide:
                     walk(child)
                     self._leave(1)
 
-        walk(0)
+        walk(first)
         return found
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether proposals are to be fitted, for which the host waits for them: as long as a
+        drafter lately did not know what must come.
+        """
+        return self._num_fits > 0
+
+    def missed(self, token: int) -> None:
+        """No row proposed `token`, which comes next, or the model itself would not have said it."""
+        if self._forced()[:1] == [token]:
+            self._num_fits = FIT_ROUNDS
 
     def fit(self, tokens: Tokens, parents: Parents, most_rows: int) -> tuple[Tokens, Parents]:
         """The proposal with what must come at any rate: where its most probable path meets a place
@@ -125,8 +147,11 @@ class Guide:
         most `most_rows` rows, the first included.
         """
         if parents is None:
-            return self._fit_chain(tokens[:]), None
-        return self._fit_tree(tokens[:], parents[:], most_rows)
+            fitted: tuple[Tokens, Parents] = self._fit_chain(tokens[:]), None
+        else:
+            fitted = self._fit_tree(tokens[:], parents[:], most_rows)
+        self._num_fits = self._num_fits - 1 if fitted == (tokens, parents) else FIT_ROUNDS
+        return fitted
 
     def _fit_chain(self, tokens: Tokens) -> Tokens:
         num_entered = 0

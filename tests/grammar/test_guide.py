@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import Guide, Least
+from luceasync.grammar.guide import FIT_ROUNDS, Guide, Least
 from luceasync.grammar.thought import Limit, Thought
 from tests import tiny
 
@@ -113,6 +113,36 @@ def test_a_guide_ends_where_nothing_may_follow(guide, tokenizer):
     assert guide.is_over and allowed(guide.mask()) == sorted(tokenizer.eos_ids)
     guide.consume(min(tokenizer.eos_ids))
     assert guide.is_over and guide.failure is None
+
+
+@pytest.mark.parametrize("come", ["", '{"question": ', '{"question": "to be", "n": 1', "all"])
+def test_a_token_alone_is_allowed_where_its_mask_says_so(new_matcher, tokenizer, come):
+    text = '{"question": "not", "n": 5}' if come == "all" else come
+    guide = after(new_matcher, tokenizer.encode(text))
+    ids = range(-1, NUM_WORDS * 32)
+    assert [token for token in ids if guide.allows(token)] == allowed(guide.mask())
+
+
+def test_proposals_are_fitted_as_long_as_a_drafter_misses_what_must_come(guide, tokenizer):
+    right = tokenizer.encode('{"question": "')
+    for _ in range(FIT_ROUNDS):
+        assert guide.is_fitting
+        guide.fit([0, *right], None, 20)
+    assert not guide.is_fitting
+    guide.missed(right[1])  # another one must come
+    assert not guide.is_fitting
+    guide.missed(right[0])
+    assert guide.is_fitting
+
+
+def test_masks_below_a_row_are_those_of_the_whole_proposal(guide, tokenizer):
+    tokens = [0, *tokenizer.encode('{"question": "to be", "n": 12}')]
+    whole = guide.masks(tokens, None)
+    for token in tokens[1:4]:
+        guide.consume(token)
+    below = guide.masks(tokens, None, 3)
+    assert sorted(below) == [row for row in sorted(whole) if row >= 3]
+    assert all(np.array_equal(mask, whole[row]) for row, mask in below.items())
 
 
 def thinking(tokenizer, most: int, matcher=None) -> Guide:
