@@ -4,7 +4,7 @@
 
 Random weights; the same turns with all pages beside. `line`, which no first token can beat: the
 longer of the keys and values from pinned memory and of the pass over what is new (lanes with all
-pages tell it; nothing with --paged-only), what stays on the device once more, and a step.
+pages tell it; nothing with --paged-only), then what stays, a step, after a restart the files.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import json
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from recall.network import Network
 from train_recall import FORMS, export
 
 from luceasync.bench.device import at_rest, by_events
+from luceasync.bench.reading import fill_from, prepare
 from luceasync.bench.rounds import measure
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.small import SMALL
@@ -43,6 +45,7 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
+from luceasync.nodefiles.reads import NUM_READERS
 from luceasync.pipeline import backend
 from luceasync.pipeline.platform import open_platform
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
@@ -64,6 +67,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--memory", type=int, default=2, help="of nodes, GiB")
     parser.add_argument("--interval", type=int, default=2048, help="tokens from node to node")
+    parser.add_argument("--restart", action="store_true", help="a turn more, from cold files")
     parser.add_argument("--paged-only", action="store_true", help="no lanes that hold everything")
     args = parser.parse_args()
     args.dtype = args.dtype or ("fp32" if args.device.startswith("cpu") else "bf16")
@@ -108,24 +112,35 @@ def _random_weights(args: argparse.Namespace) -> Iterator[None]:
 async def _talks(model_dir: Path, args: argparse.Namespace) -> None:
     """Each turn where all is here, and then with a pool."""
     token_s = _seconds_of_token(model_dir, args)
+    talks = [_Talk(args, pool) for pool in ((args.pool,) if args.paged_only else (None, args.pool))]
+    pass_s = 0.0
     async with AsyncExitStack() as stack:
-        talks = []
-        for pool in (args.pool,) if args.paged_only else (None, args.pool):
-            engine = await stack.enter_async_context(build_engine(_config(model_dir, args, pool)))
+        for talk in talks:
+            engine = build_engine(_config(model_dir, args, talk.pool))
+            talk.engine = await stack.enter_async_context(engine)
             await engine.load()
-            talks.append(_Talk(args, engine, pool))
-        for turn in range(args.turns):
+        for turn in range(1, args.turns + 1):
             pass_s = 0.0
             for talk in talks:
-                pass_s = await talk.turn(turn + 1, token_s, pass_s)
+                pass_s = await talk.turn(str(turn), token_s, pass_s)
+    for talk in talks if args.restart else ():
+        config = _config(model_dir, args, talk.pool)
+        assert config.cache.cache_dir is not None
+        files = [*config.cache.cache_dir.rglob("*.safetensors")]
+        files_s = _seconds_of_files(files)
+        async with build_engine(config) as talk.engine:
+            await talk.engine.load()
+            prepare(files, "disk")
+            await talk.turn("restart", token_s, pass_s, files_s)
 
 
 def _config(model_dir: Path, args: argparse.Namespace, pool: int | None) -> Config:
+    cache_dir = model_dir / f"nodes-{pool}" if args.restart else None
     return Config(
         model=ModelConfig(model_dir=model_dir, dtype=args.dtype),
         placement=PlacementConfig(device=args.device),
         engine=EngineConfig(parallel=1, max_ctx_tokens=args.context + ROOM_TOKENS),
-        cache=CacheConfig(memory_bytes=args.memory << 30, interval_tokens=args.interval),
+        cache=CacheConfig(args.memory << 30, cache_dir, interval_tokens=args.interval),
         draft=DraftConfig(draft_dir="none"),
         kvflash=KvFlashConfig(pool),
     )
@@ -134,25 +149,26 @@ def _config(model_dir: Path, args: argparse.Namespace, pool: int | None) -> Conf
 class _Talk:
     """A conversation with one engine."""
 
-    def __init__(self, args: argparse.Namespace, engine: LocalEngine, pool: int | None) -> None:
-        self._engine = engine
-        self._pool = pool
+    engine: LocalEngine
+
+    def __init__(self, args: argparse.Namespace, pool: int | None) -> None:
+        self.pool = pool
         self._random = random.Random(1)
         self._history = self._words(args.context)
 
-    async def turn(self, number: int, token_s: float, pass_s: float) -> float:
-        """Tell of a turn, `pass_s` what its pass over what is new takes where all is here. What it
-        took here.
+    async def turn(self, name: str, token_s: float, pass_s: float, files_s: float = 0.0) -> float:
+        """Tell of a turn: `pass_s` is what its pass over what is new takes where all is here,
+        `files_s` what reading them takes. What the pass took here.
         """
         history = self._history
-        said, first_s, finish = await _said(self._engine, history)
+        said, first_s, finish = await _said(self.engine, history)
         line, held = "| ", finish.residence
         if held is not None:
             line_s = max(len(history) * token_s, pass_s) + held.resident_tokens * token_s
-            line_s += finish.timings.decode_s / (NUM_SAID - 1)
+            line_s += files_s + finish.timings.decode_s / (NUM_SAID - 1)
             line = f"{line_s:.3f} | {first_s / line_s:.2f}"
         print(
-            f"| {self._pool or 'all'} | {number} | {len(history)} | "
+            f"| {self.pool or 'all'} | {name} | {len(history)} | "
             f"{finish.usage.cached_tokens / len(history):.1%} | "
             f"{finish.restore.restore_s * 1000:.1f} | {first_s:.3f} | {line} | "
             f"{held.absent_tokens if held else 0} |",
@@ -178,6 +194,17 @@ def _seconds_of_token(model_dir: Path, args: argparse.Namespace) -> float:
     copy = {"": lambda: there.copy_(host, non_blocking=True)}
     clock = by_events if device.type == "cuda" else at_rest
     return row_bytes * min(measure(copy, 5, clock=clock)[""]) / COPY_BYTES
+
+
+def _seconds_of_files(files: Sequence[Path]) -> float:
+    """What it takes to read them from the disk, by as many threads as ours."""
+    hosts = [torch.zeros(file.stat().st_size, dtype=torch.uint8) for file in files]
+    prepare(files, "disk")
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        begin = time.perf_counter()
+        for _ in pool.map(fill_from, files, hosts):
+            pass
+        return time.perf_counter() - begin
 
 
 async def _said(engine: LocalEngine, prompt: list[int]) -> tuple[list[int], float, Finish]:

@@ -77,6 +77,9 @@ class Guide:
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next: what `mask` says, for a fraction of the work."""
+        if self._is_short:
+            mask = self.mask()
+            return mask is None or _allows(mask, token)
         forced = self._thoughts[-1].forced if self._thoughts else ()
         if forced and (self._matcher is None or self._matcher.allows(forced[0])):
             return token == forced[0]
@@ -95,11 +98,15 @@ class Guide:
         alone[forced[0] // WORD_BITS] = 1 << (forced[0] % WORD_BITS)
         return alone.view(np.int32)
 
+    @property
+    def _is_short(self) -> bool:
+        return self._least is not None and self._num_tokens < self._least.num_tokens
+
     def _without_end(self, mask: np.ndarray | None) -> np.ndarray | None:
         """The mask, as long as the answer has too few tokens without those that end it; a grammar
         after which nothing else can come ends it all the same.
         """
-        if self._least is None or self._num_tokens >= self._least.num_tokens:
+        if self._least is None or not self._is_short:
             return mask
         others = self._least.others if mask is None else mask & self._least.others
         return others if others.any() else mask

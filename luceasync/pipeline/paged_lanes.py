@@ -160,6 +160,7 @@ class PagedLanes:
     def expect(self, lane: int, ledger: Ledger) -> None:
         self._of(lane).ledger = ledger
 
+    @torch.inference_mode()
     def ledger(self, lane: int, end: int) -> Ledger:
         look = self._of(lane).look
         if look.begun_at is not None and look.is_first:

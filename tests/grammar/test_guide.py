@@ -193,13 +193,14 @@ def test_no_end_comes_before_so_many_tokens_on_any_path_of_a_proposal():
     guide = Guide(None, None, NUM_WORDS, Least.of(3, {END, 10**6}, NUM_WORDS))
     everything = list(range(NUM_WORDS * 32))
     assert allowed(guide.mask()) == [token for token in everything if token != END]
+    assert guide.allows(7) and not guide.allows(END)
     guide.consume(7)
     found = guide.masks([7, 8, 9, 5], [-1, 0, 1, 0])  # two, and one, tokens below what has come
     assert set(found) == {0, 1, 3} and END not in allowed(found[1])
     assert guide.masks([7, 8], None).keys() == {0, 1}  # nothing of it is left
     guide.consume(8)
     guide.consume(9)
-    assert guide.mask() is None
+    assert guide.mask() is None and guide.allows(END)
 
 
 def test_a_grammar_after_which_nothing_else_can_come_ends_it_all_the_same(new_matcher, tokenizer):
