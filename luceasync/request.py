@@ -42,7 +42,9 @@ class Sampling:
 class ChatPrompt:
     """What the chat template is given; `param` names a prompt of this kind in refusals. An answer
     has `max_calls` calls of tools at most; None: any number. `must_call`: it is nothing but calls
-    of tools with these names; none: the model chooses.
+    of tools with these names; none: the model chooses. `marks`: messages, and after how many
+    characters of their contents the client says that what is computed is worth keeping.
+    `schema_places`: where the body has the schema of each tool's arguments, for refusals.
     """
 
     param: ClassVar[str] = "messages"
@@ -51,6 +53,8 @@ class ChatPrompt:
     template_kwargs: dict[str, Any] = field(default_factory=dict)
     max_calls: int | None = None
     must_call: tuple[str, ...] = ()
+    schema_places: tuple[str, ...] = ()
+    marks: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,8 @@ Prompt = ChatPrompt | TextPrompt | TokenPrompt
 class Request:
     """One request, checked by the server and not yet rendered.
 
-    `max_tokens` None means until the context is full. `num_choices` answers are generated for the
+    `max_tokens` None means until the context is full; no end comes before `min_tokens`, unless a
+    constraint wants it. `num_choices` answers are generated for the
     one prompt. `top_logprobs` None: no log-probabilities; 0: those of the chosen tokens only;
     `prompt_top_logprobs`: the same of the prompt's own, all of which is run then. What
     was computed for a `tenant` (an API key, or a salt that the server trusts; "" is shared) is
@@ -86,11 +91,13 @@ class Request:
     `pins`: spans of its tokens, or its system message, that stay on the devices. `constraint`: what
     is said after reasoning; beside tools, an answer may be calls of them instead.
     `most_reasoning_tokens`: after so many it is closed; None: it ends by itself.
+    `conversation`: what the client calls the one that it belongs to; "": nothing is known.
     """
 
     prompt: Prompt
     sampling: Sampling = field(default_factory=Sampling)
     max_tokens: int | None = None
+    min_tokens: int = 0
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     num_choices: int = 1
@@ -103,6 +110,7 @@ class Request:
     pins: tuple[tuple[int, int], ...] | Literal["system"] = ()
     constraint: Constraint | None = None
     most_reasoning_tokens: int | None = None
+    conversation: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

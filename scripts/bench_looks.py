@@ -56,7 +56,7 @@ def bench(report: Any, options: argparse.Namespace) -> None:
     columns = ("lanes", "programs", "lru", "qk", "qk / lru", "looks", "a look costs", "kernel")
     table = report.table((*columns, "bus"))
     bus = seconds_of_keys(options, shape)
-    with memory_of(options.device, node_bytes(shape, options.context, _dtype(options))) as memory:
+    with memory_of(options.device, bytes_of_lanes(options, shape)) as memory:
         backends = {
             "lru": loaded(options, shape, memory, "lru", options.context),
             "qk": loaded(options, shape, memory, "qk", options.context),
@@ -76,6 +76,15 @@ def bench(report: Any, options: argparse.Namespace) -> None:
                 backend.reset(lane)
             backend.close()
         del tensors
+
+
+def bytes_of_lanes(options: argparse.Namespace, shape: Any) -> int:
+    """The context, which all lanes share, and of both backends what each lane says: it is saved for
+    the lane alone as it leaves, and let go when the lane begins anew.
+    """
+    said = NUM_LANES * (options.rounds + 1) * options.steps  # one sample to warm up
+    shared, own = (node_bytes(shape, each, _dtype(options)) for each in (options.context, said))
+    return shared + 2 * own
 
 
 def limit_programs(options: argparse.Namespace, programs: int) -> None:

@@ -2,9 +2,9 @@
 
     python scripts/bench_paged_turns.py [--shape qwen3.5-27b --device cuda:0 --context 131072]
 
-Random weights, on a CPU of the recall model's small form; the same turns with all pages beside.
-`line`: the context's keys and values from pinned memory once, and a step: a first token cannot be
-there sooner where the rows before a prompt's end are not on the device.
+Random weights; the same turns with all pages beside. `line`, which no first token can beat: the
+longer of the keys and values from pinned memory and of the pass over what is new (lanes with all
+pages tell it; nothing with --paged-only), what stays on the device once more, and a step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import random
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AsyncExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
 
 NUM_SAID, NUM_ADDED = 48, 80  # tokens of an answer, and of what a user then says
+READING_S = 0.2  # from an answer to what is said then
 ROOM_TOKENS = 4096  # behind the context
 COPY_BYTES = 256 << 20
 FORM = FORMS["small"]  # its tokenizer is that of all shapes here
@@ -75,9 +76,8 @@ def main() -> None:
         if args.shape is not None:
             shape = {**SHAPES, **SMALL}[args.shape]
             _reshape(model_dir / "config.json", shape, 2 * args.context)
-        for pool in (args.pool,) if args.paged_only else (args.pool, None):
-            with _random_weights(args):
-                asyncio.run(_talk(model_dir, args, pool))
+        with _random_weights(args):
+            asyncio.run(_talks(model_dir, args))
 
 
 def _reshape(path: Path, shape: Mapping[str, Any], max_positions: int) -> None:
@@ -105,8 +105,23 @@ def _random_weights(args: argparse.Namespace) -> Iterator[None]:
         backend.format_of = found
 
 
-async def _talk(model_dir: Path, args: argparse.Namespace, pool: int | None) -> None:
-    config = Config(
+async def _talks(model_dir: Path, args: argparse.Namespace) -> None:
+    """Each turn where all is here, and then with a pool."""
+    token_s = _seconds_of_token(model_dir, args)
+    async with AsyncExitStack() as stack:
+        talks = []
+        for pool in (args.pool,) if args.paged_only else (None, args.pool):
+            engine = await stack.enter_async_context(build_engine(_config(model_dir, args, pool)))
+            await engine.load()
+            talks.append(_Talk(args, engine, pool))
+        for turn in range(args.turns):
+            pass_s = 0.0
+            for talk in talks:
+                pass_s = await talk.turn(turn + 1, token_s, pass_s)
+
+
+def _config(model_dir: Path, args: argparse.Namespace, pool: int | None) -> Config:
+    return Config(
         model=ModelConfig(model_dir=model_dir, dtype=args.dtype),
         placement=PlacementConfig(device=args.device),
         engine=EngineConfig(parallel=1, max_ctx_tokens=args.context + ROOM_TOKENS),
@@ -114,23 +129,41 @@ async def _talk(model_dir: Path, args: argparse.Namespace, pool: int | None) -> 
         draft=DraftConfig(draft_dir="none"),
         kvflash=KvFlashConfig(pool),
     )
-    rng = random.Random(1)
-    history = [rng.randrange(5, 60) for _ in range(args.context)]
-    token_s = _seconds_of_token(model_dir, args)
-    async with build_engine(config) as engine:
-        await engine.load()
-        for turn in range(args.turns):
-            said, first_s, finish = await _said(engine, history)
-            cached, absent = finish.usage.cached_tokens, finish.residence
-            line_s = len(history) * token_s + finish.timings.decode_s / (NUM_SAID - 1)
-            print(
-                f"| {pool or 'all'} | {turn + 1} | {len(history)} | {cached / len(history):.1%} | "
-                f"{finish.restore.restore_s * 1000:.1f} | {first_s:.3f} | "
-                f"{line_s:.3f} | {first_s / line_s:.2f} | "
-                f"{absent.absent_tokens if absent else 0} |",
-                flush=True,
-            )
-            history += [*said, *(rng.randrange(5, 60) for _ in range(NUM_ADDED))]
+
+
+class _Talk:
+    """A conversation with one engine."""
+
+    def __init__(self, args: argparse.Namespace, engine: LocalEngine, pool: int | None) -> None:
+        self._engine = engine
+        self._pool = pool
+        self._random = random.Random(1)
+        self._history = self._words(args.context)
+
+    async def turn(self, number: int, token_s: float, pass_s: float) -> float:
+        """Tell of a turn, `pass_s` what its pass over what is new takes where all is here. What it
+        took here.
+        """
+        history = self._history
+        said, first_s, finish = await _said(self._engine, history)
+        line, held = "| ", finish.residence
+        if held is not None:
+            line_s = max(len(history) * token_s, pass_s) + held.resident_tokens * token_s
+            line_s += finish.timings.decode_s / (NUM_SAID - 1)
+            line = f"{line_s:.3f} | {first_s / line_s:.2f}"
+        print(
+            f"| {self._pool or 'all'} | {number} | {len(history)} | "
+            f"{finish.usage.cached_tokens / len(history):.1%} | "
+            f"{finish.restore.restore_s * 1000:.1f} | {first_s:.3f} | {line} | "
+            f"{held.absent_tokens if held else 0} |",
+            flush=True,
+        )
+        self._history += [*said, *self._words(NUM_ADDED)]
+        await asyncio.sleep(READING_S)
+        return finish.timings.prefill_s
+
+    def _words(self, count: int) -> list[int]:
+        return [self._random.randrange(5, 60) for _ in range(count)]
 
 
 def _seconds_of_token(model_dir: Path, args: argparse.Namespace) -> float:

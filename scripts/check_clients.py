@@ -1,4 +1,5 @@
-"""Client programs as people use them, against a server that answers by a script.
+"""Client programs as people use them, against a server that answers by a script; what is forced in
+its form is asked of the bundled model.
 
     python -m scripts.check_clients FOLDER [--only NAME ...] [--template qwen3]
 
@@ -31,9 +32,9 @@ EXPECTS_REFUSALS = ("errors",)
 
 
 @contextmanager
-def server(folder: Path, template: str) -> Iterator[str]:
-    """The URL of a server that is ready, whose files are in `folder`."""
-    command = [sys.executable, "-m", "scripts.clients.serve", str(folder), "--template", template]
+def server(folder: Path, *model: str) -> Iterator[str]:
+    """The URL of a server that is ready, whose files are in `folder`; `model`: flags."""
+    command = [sys.executable, "-m", "scripts.clients.serve", str(folder), *model]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -92,20 +93,32 @@ def faults_of_agent(seen: list[Exchange]) -> list[str]:
     return faults
 
 
-def check(program: Program, under: Path, runs: Path, url: str) -> dict[str, list[str]]:
-    """By case what went wrong."""
+def check(
+    program: Program, cases: str | None, under: Path, runs: Path, url: str
+) -> dict[str, list[str]]:
+    """By case what went wrong; `cases` None: of an agent."""
     log = runs / "requests.jsonl"
     before = len(exchanges(log))
     home = runs / "homes" / program.folder_name
-    if program.cases is None:
+    if cases is None:
         faults = AGENTS[program.name].run(under / program.folder_name, home, url)
         return {"two turns, a call in each": faults + faults_of_agent(exchanges(log)[before:])}
-    told = program.run(under, home, url, runs / "model")
+    told = program.run(cases, under, home, url, runs / "model")
     rows = {case: [error] if error else [] for case, error in told.items()}
     refused = [one for one in exchanges(log)[before:] if one.status >= 400]
     if refused and not any(case in rows for case in EXPECTS_REFUSALS):
         rows["refusals"] = [f"{one.path}: {one.answer[:200]}" for one in refused]
     return rows
+
+
+def tell(program: Program, cases: str | None, under: Path, runs: Path, url: str) -> int:
+    """A line for each case; how many went wrong."""
+    name = f"{program.name} ({program.version(under)})"
+    rows = check(program, cases, under, runs, url)
+    for case, faults in rows.items():
+        told = f"{case}, forced" if cases and cases == program.forced else case
+        print(f"| {name} | {told} | {'; '.join(faults) or 'passed'} |", flush=True)
+    return sum(map(bool, rows.values()))
 
 
 def main() -> None:
@@ -119,14 +132,17 @@ def main() -> None:
     chosen = [one for one in PROGRAMS if not args.only or one.name in args.only]
     for program in chosen:
         program.install(under)
-    num_faulty = 0
     print("| client | case | |\n|---|---|---|")
-    with server(runs, args.template) as url:
-        for program in chosen:
-            name = f"{program.name} ({program.version(under)})"
-            for case, faults in check(program, under, runs, url).items():
-                print(f"| {name} | {case} | {'; '.join(faults) or 'passed'} |", flush=True)
-                num_faulty += bool(faults)
+    of_script = [(program, program.cases) for program in chosen]
+    forced = [(program, program.forced) for program in chosen if program.forced]
+    num_faulty = 0
+    for cases, kind, model in (
+        (of_script, "scripted", ("--template", args.template)),
+        (forced, "bundled", ("--bundled",)),
+    ):
+        with server(runs / kind, *model) as url:
+            for program, file in cases:
+                num_faulty += tell(program, file, under, runs / kind, url)
     sys.exit(1 if num_faulty else 0)
 
 

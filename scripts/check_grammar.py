@@ -1,125 +1,123 @@
-"""Answers of random models to random schemas, at temperature 1: each has to be as its schema says.
+"""Answers of random models to schemas: each has to be as its schema says, and the same with and
+without a drafter, however the layers are split.
 
-    python -m scripts.check_grammar [--schemas 200] [--first 0] [--tree] [--groups 1]
+    python -m scripts.check_grammar [--schemas 200] [--drafts none,chain,tree] [--places one]
+    python -m scripts.check_grammar --bench FOLDER --schemas 30
 
-Exit code 1 if one is not, or is another one without the drafter. Needs the packages of the tests.
+FOLDER: the data sets of JSONSchemaBench, of each of which so many schemas are asked for. Exit code
+1 if an answer is wrong. Needs the packages of the tests, and jsonschema for the bench.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import sys
 import tempfile
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, nullcontext
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
-from luceasync.constraint import Constraint
-from luceasync.engine.engine import LocalEngine
-from luceasync.engine.start import build_engine
-from luceasync.errors import RequestError
-from luceasync.request import ChatPrompt, Request, Sampling
-from scripts.grammar.schemas import schema_of
-from scripts.grammar.validity import is_valid
+from scripts.grammar import cases, judging
+from scripts.grammar.asking import Answer, Asking, answers, biased, placement, running, save_models
 from tests import tiny
-from tests.groups import in_groups
 
-MAX_TOKENS = 900
-PARALLEL = 8
+ANOTHER = "ANOTHER ONE WITH A DRAFTER"
+WRONG = {judging.WRONG, judging.NO_PREFIX, ANOTHER}
 
 
 def main() -> None:
     """Ask and tell."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--schemas", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first one")
-    parser.add_argument("--tree", action="store_true", help="proposals are trees, not chains")
-    parser.add_argument("--groups", type=int, default=1)
-    options = parser.parse_args()
-    seeds = range(options.first, options.first + options.schemas)
+    options = parser().parse_args()
+    asked = _cases(options)
     is_sound = True
-    for family in tiny.FAMILIES:
-        with in_groups(options.groups) if options.groups > 1 else nullcontext():
-            started = time.perf_counter()
-            ends = asyncio.run(check(family, seeds, tree=options.tree))
-            seconds = time.perf_counter() - started
-        told = ", ".join(f"{count} {end}" for end, count in sorted(ends.items()))
-        print(f"{family}: {len(seeds)} schemas: {told} ({seconds:.0f} s)")
-        is_sound &= not (ends["NOT VALID"] or ends["another one without a drafter"])
+    for family in options.families.split(","):
+        started = time.perf_counter()
+        ends = asyncio.run(check(family, asked, options))
+        told = f"{family}, {options.drafts}, {options.places}, T {options.temperature:g}"
+        print(f"{told}: {len(asked)} schemas ({time.perf_counter() - started:.0f} s)")
+        _tell(asked, ends)
+        is_sound &= not any(end in WRONG for found in ends for end in found)
     sys.exit(not is_sound)
 
 
-async def check(family: str, seeds: Sequence[int], *, tree: bool = False) -> Counter[str]:
-    """How many answers ended how, by words."""
-    with tempfile.TemporaryDirectory() as root:
-        model_dir = tiny.save(tiny.build(family), Path(root) / "model")
-        draft_dir = tiny.save_draft(Path(root) / "draft", tiny.draft_config())
-        async with running(model_dir) as engine:
-            plain = await answers(engine, seeds)
-        trees: dict[str, Any] = {"ddtree": True, "ddtree_budget": 12} if tree else {}
-        async with running(model_dir, draft_dir=draft_dir, **trees) as engine:
-            drafted = await answers(engine, seeds)
-    ends = Counter(_end(seed, *answer) for seed, answer in zip(seeds, plain, strict=True))
-    pairs = zip(plain, drafted, strict=True)
-    ends["another one without a drafter"] += sum(one != other for one, other in pairs)
-    return +ends
+def parser() -> argparse.ArgumentParser:
+    """The flags."""
+    made = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    made.add_argument("--schemas", type=int, default=200, help="of all, or of each data set")
+    made.add_argument("--first", type=int, default=0, help="seed of the first one")
+    made.add_argument("--bench", type=Path, help="data sets of JSONSchemaBench")
+    made.add_argument("--families", default=",".join(tiny.FAMILIES))
+    made.add_argument("--drafts", default="none,chain,tree", help="the first is the one to equal")
+    made.add_argument("--places", default="one", choices=["one", "groups", "remote"])
+    made.add_argument("--temperature", type=float, default=1.0)
+    made.add_argument("--max-tokens", type=int, default=900)
+    made.add_argument("--choices", type=int, default=1)
+    made.add_argument("--stop", action="append", default=[])
+    made.add_argument("--show", action="store_true", help="why each was refused")
+    return made
 
 
-def _end(seed: int, text: str, reason: str) -> str:
-    if reason == "length":
-        return "cut off"
-    if reason != "stop":
-        return f"refused: {reason}"
-    try:
-        return "valid" if is_valid(json.loads(text), schema_of(seed)) else "NOT VALID"
-    except ValueError:
-        return "NOT VALID"
+def _cases(options: argparse.Namespace) -> list[cases.Case]:
+    if options.bench is not None:
+        return cases.of_bench(options.bench, options.schemas, options.first)
+    return cases.made_up(range(options.first, options.first + options.schemas))
 
 
-@asynccontextmanager
-async def running(model_dir: Path, **draft: Any) -> AsyncIterator[LocalEngine]:
-    """An engine over the model."""
-    config = Config(
-        model=ModelConfig(model_dir=model_dir, dtype="fp32"),
-        engine=EngineConfig(max_ctx_tokens=1024, parallel=PARALLEL),
-        draft=DraftConfig(**draft),
+async def check(
+    family: str, asked: Sequence[cases.Case], options: argparse.Namespace
+) -> list[list[str]]:
+    """How the choices of each case ended, in words."""
+    asking = Asking(
+        options.max_tokens, options.temperature, options.choices, stop=tuple(options.stop)
     )
-    async with build_engine(config) as engine:
-        await engine.load()
-        yield engine
+    found: list[list[tuple[Answer, ...]]] = []
+    with tempfile.TemporaryDirectory() as root:
+        models = save_models(family, Path(root))
+        if options.bench is not None:
+            asking = replace(asking, words=biased(models[0]))
+        with placement(options.places, Path(root)) as where:
+            for draft in options.drafts.split(","):
+                async with running(models, draft, where) as engine:
+                    found.append(await answers(engine, asked, asking))
+    judge = judging.is_valid if options.bench is None else judging.by_package
+    ends = []
+    for i, case in enumerate(asked):
+        first = found[0][i]
+        ends.append([_end(case, text, reason, options, judge) for text, reason in first])
+        if any(other[i] != first for other in found[1:]):
+            ends[-1].append(ANOTHER)
+        if options.show or WRONG & set(ends[-1]):
+            print(case.name, ends[-1], *(other[i] for other in found if WRONG & set(ends[-1])))
+    return ends
 
 
-async def answers(engine: LocalEngine, seeds: Sequence[int]) -> list[tuple[str, str]]:
-    """What is said to each schema, and why it ended; so many at a time as there are lanes."""
-    turns = asyncio.Semaphore(PARALLEL)
+def _end(
+    case: cases.Case, text: str, reason: str, options: argparse.Namespace, judge: judging.Judge
+) -> str:
+    """A text that a stop string may have cut is judged as one that ended, or as one cut off."""
+    end = judging.end_of(case.schema, text, reason, judge)
+    if options.stop and end == judging.WRONG:
+        end = judging.end_of(case.schema, text, "length", judge)
+    return end
 
-    async def ask(seed: int) -> tuple[str, str]:
-        constraint = Constraint("json_schema", json.dumps(schema_of(seed)), "schema")
-        request = Request(
-            ChatPrompt([{"role": "user", "content": f"number {seed}"}]),
-            sampling=Sampling(temperature=1.0, seed=seed),
-            max_tokens=MAX_TOKENS,
-            constraint=constraint,
-        )
-        async with turns:
-            try:
-                deltas = [delta async for delta in await engine.open(request)]
-            except RequestError as error:
-                return "", str(error)
-        finish = deltas[-1].finish
-        assert finish is not None
-        return "".join(delta.text for delta in deltas), finish.error or finish.reason
 
-    return list(await asyncio.gather(*map(ask, seeds)))
+def _tell(asked: Sequence[cases.Case], ends: Sequence[Sequence[str]]) -> None:
+    """A row for each kind of schema."""
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
+    for case, found in zip(asked, ends, strict=True):
+        for end in found:
+            for kind in (case.kind, "all"):
+                rows[kind][end.split(":")[0]] += 1
+    words = sorted({word for row in rows.values() for word in row})
+    print(f"| kind | {' | '.join(words)} |\n{'|---' * (len(words) + 1)}|")
+    for kind in sorted(rows, key=lambda kind: (kind == "all", kind)):
+        print(f"| {kind} | {' | '.join(str(rows[kind][word]) for word in words)} |")
 
 
 if __name__ == "__main__":

@@ -59,6 +59,9 @@ def draft_spec(args: argparse.Namespace, target: ModelSpec, tokenizer: Tokenizer
         raise SystemExit(
             "--mask-token: the target has no <|mask|>; name an id that texts never use"
         )
+    taps = tuple(args.taps or default_taps(target.num_layers, args.layers))
+    if not all(0 <= tap < target.num_layers for tap in taps):
+        raise SystemExit(f"--taps {taps}: the target has layers 0 to {target.num_layers - 1}")
     layers = (DraftLayerSpec(args.window, args.window is not None),) * args.layers
     heads = (args.heads, args.kv_heads, args.head_dim, args.head_dim)
     return DraftSpec(
@@ -67,7 +70,7 @@ def draft_spec(args: argparse.Namespace, target: ModelSpec, tokenizer: Tokenizer
         norm_eps=1e-6,
         attention=AttentionSpec(*heads, rope_theta=args.rope_theta, gated=False),
         layers=layers,
-        taps=tuple(args.taps or default_taps(target.num_layers, args.layers)),
+        taps=taps,
         mask_token=mask,
         block=args.block,
         trained_block=args.block,

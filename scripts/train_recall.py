@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from recall.beginning import begin
-from recall.facts import EOS, LANGUAGES, PAD, Language, Writer, hop_places, value_places
+from recall.facts import EOS, LANGUAGES, MASK, PAD, Language, Writer, hop_places, value_places
 from recall.network import Network, Sizes
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -226,11 +226,12 @@ def export(network: Network, form: Form, out: Path) -> None:
     save_file(network.tensors(), out / "model.safetensors", {"format": "pt"})
     write_json(out / "config.json", form.sizes.config(EOS, PAD))
     words = form.language.words
-    vocab = {word if i in (PAD, EOS) else f"▁{word}": i for i, word in enumerate(words)}
+    special = (PAD, EOS, MASK)  # a drafter is given the last one for what it is to say
+    vocab = {word if i in special else f"▁{word}": i for i, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocab, unk_token=words[PAD]))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
-    tokenizer.add_special_tokens([words[PAD], words[EOS]])
+    tokenizer.add_special_tokens([words[i] for i in special])
     tokenizer.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -170,7 +170,11 @@ class PassOrders:
             if not 0 <= rows.min() <= rows.max() < order.num_entries * self._batch.num_rows:
                 self._link.refuse(f"masks of rows {rows.min()} to {rows.max()}")
             masks = Masks(rows, words)
-        wanted = Wanted(tuple(edits), order.num_ranked, mass_at, order.num_top, masks)
+        if order.is_of_masked and (masks is None or edits):
+            self._link.refuse("rows with masks alone, without masks or with edits")
+        wanted = Wanted(
+            tuple(edits), order.num_ranked, mass_at, order.num_top, masks, order.is_of_masked
+        )
         self._ranking = self._passes.logits(order.num_entries).rank(wanted)
         found = self._ranking.candidates()
         if not order.num_ranked:

@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
+from luceasync.engine.checking import Checking
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampling.choose import Ranked, nothing, rank
+from luceasync.engine.sampling.choose import Ranked, is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
@@ -46,15 +47,15 @@ class Acceptance:
         self._known: list[Rows] | None = None  # the proposal, where the host knows it already
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
-        """See luceasync.dflash.decode.Accept. The host waits for the draft where an answer is
-        guided: what may come below a row is found out while the target runs.
+        """See luceasync.dflash.decode.Accept. The host waits for the draft where that is worth
+        while for a guided answer.
         """
         guides = [generation.guide for generation in self._generations]
-        if not any(guides):
+        if not any(guide is not None and guide.is_fitting for guide in guides):
             return proposal
         given = _rows_of(proposal)
         self._known = [
-            rows if guide is None else guide.fit(*rows, most_rows)
+            guide.fit(*rows, most_rows) if guide is not None and guide.is_fitting else rows
             for guide, rows in zip(guides, given, strict=True)
         ]
         return proposal if self._known == given else _proposal_of(self._known, proposal)
@@ -72,31 +73,42 @@ class Acceptance:
         ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._meanwhile)
         self.arrived_at = time.perf_counter()
         carried = ranked.carried.reshape(*carry.shape).tolist()
-        return [self._walk(i, ranked, entry) for i, entry in enumerate(carried)]
+        return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(carried)]
 
     def _rows(self, proposal: Proposal) -> list[RowSampling]:
         """How each row's token is chosen; its position is told when it is visited."""
         num_rows = proposal.tokens.shape[1]
         wanted = [g.next_row for g in self._generations]
-        if self._known is None and not any(has_penalties(row.sampling) for row in wanted):
+        guides = [
+            None if is_checked(row) else g.guide
+            for g, row in zip(self._generations, wanted, strict=True)
+        ]
+        if not any(guides) and not any(has_penalties(row.sampling) for row in wanted):
             return [row for row in wanted for _ in range(num_rows)]
         rows = []
         known = self._known or _rows_of(proposal)
-        for g, row, (tokens, parents) in zip(self._generations, wanted, known, strict=True):
-            masks = {} if g.guide is None else g.guide.masks(tokens, parents)
+        for guide, row, (tokens, parents) in zip(guides, wanted, known, strict=True):
+            masks = {} if guide is None else guide.masks(tokens, parents)
             for i, line in enumerate(lines(parents, num_rows)):
                 following = () if row.counts is None else tuple(tokens[above] for above in line)
                 rows.append(replace(row, following=following, mask=masks.get(i)))
         return rows
 
-    def _walk(self, index: int, ranked: Ranked, entry: list[list[int]]) -> list[int]:
+    def _walk(
+        self, index: int, logits: Logits, ranked: Ranked, entry: list[list[int]]
+    ) -> list[int]:
         """The entry's path; every token on it goes to its generation."""
         generation = self._generations[index]
         tokens, parents = _columns(entry)
-        first = index * len(tokens)
+        first, guide = index * len(tokens), generation.guide
+        checking: Checking | None = None
+        if guide is not None and is_checked(generation.next_row):
+            checking = Checking(guide, logits, first, tokens, parents)
 
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
+            if checking is not None:
+                token = checking.permitted(row, token)
             if token == NO_TOKEN:
                 end_without_token(generation)
                 return None

@@ -7,18 +7,24 @@ model nor the cache directory; event loop only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import math
+import time
+from collections.abc import Callable, Iterable
+
+MAX_LOADING_S = 60  # that clients are told to come back in
 
 
 class Availability:
     """Not ready until every part is there, nor after a fault, nor from `interrupt` to `resume`."""
 
-    def __init__(self, parts: Iterable[str]) -> None:
+    def __init__(self, parts: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun_s = clock()
+        self._back_s: float | None = None  # when what is interrupted may go on
         self._awaited = set(parts)
         self._arrivals: dict[str, asyncio.Future[None]] = {}
         self._fault = ""
         self._interruption = ""
-        self.retry_after_s = 1  # when whoever is refused may come back
 
     @property
     def is_ready(self) -> bool:
@@ -35,8 +41,20 @@ class Availability:
         awaited = "loading the model" if self._awaited else "ready"
         return self._fault or self._interruption or awaited
 
+    @property
+    def retry_after_s(self) -> int:
+        """In how many seconds whoever is refused may come back: what is left of what was said at an
+        interruption; of a first load, whose time nobody knows, as long as it takes by now.
+        """
+        now_s = self._clock()
+        if self._back_s is not None:
+            return max(1, math.ceil(self._back_s - now_s))
+        loading_s = round(now_s - self._begun_s) if self._awaited else 1
+        return max(1, min(MAX_LOADING_S, loading_s))
+
     def begin(self) -> None:
         """The parts are on their way; called on the event loop."""
+        self._begun_s = self._clock()
         loop = asyncio.get_running_loop()
         self._arrivals = {part: loop.create_future() for part in self._awaited}
 
@@ -61,11 +79,11 @@ class Availability:
 
     def interrupt(self, words: str, back_in_s: int) -> None:
         """No request is taken for now; it may be otherwise in so many seconds."""
-        self._interruption, self.retry_after_s = words, back_in_s
+        self._interruption, self._back_s = words, self._clock() + back_in_s
 
     def resume(self) -> None:
         """What was interrupted goes on."""
-        self._interruption, self.retry_after_s = "", 1
+        self._interruption, self._back_s = "", None
 
     def stop(self, words: str) -> None:
         """No request is taken any more."""

@@ -13,6 +13,8 @@ from luceasync.engine.prepared import Prepared
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.engine.sampling.filter_and_draw import choice_seed
 from luceasync.engine.sampling.row import TokenCounts, check_logit_bias, has_penalties
+from luceasync.keeping.chunks import opener_of
+from luceasync.keeping.conversations import Name, Talk
 from luceasync.request import Request
 from luceasync.text.detokenizer import Detokenizer
 
@@ -32,6 +34,7 @@ def prepare(
     check_logit_bias(sampling, language.vocab_size)
     pins = pins_of(request, prompt, language.pin_room)
     room = language.card.max_ctx_tokens - len(prompt.ids)
+    talk = _talk_of(request, prompt)
     seed = random.getrandbits(63) if sampling.seed is None else sampling.seed
     return [
         Prepared(
@@ -53,6 +56,8 @@ def prepare(
             keep_prompt=request.keep_prefix,
             answer_returns=prompt.answer_returns,
             tools_end=prompt.tools_end,
+            marks=prompt.marks,
+            talk=talk,
             pins=pins,
             prompt_top_logprobs=request.prompt_top_logprobs,
             guide=new_guide(),
@@ -60,3 +65,12 @@ def prepare(
         )
         for index in range(request.num_choices)
     ]
+
+
+def _talk_of(request: Request, prompt: Rendered) -> Talk | None:
+    """The conversation that the client names; what opens the answer is no part of the next turn."""
+    if not request.conversation:
+        return None
+    name = Name(prompt.tenant.key, request.client, request.conversation)
+    num_tokens = len(prompt.ids)
+    return Talk(name, opener_of(prompt.boundaries, num_tokens) or num_tokens)

@@ -14,8 +14,9 @@ from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import Acceptance, end_without_token
+from luceasync.engine.checking import permitted
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampling.choose import choose, nothing
+from luceasync.engine.sampling.choose import choose, is_checked, nothing
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.engine_status import SpeculationStatus
 from luceasync.errors import DraftFailed
@@ -189,8 +190,10 @@ def choose_next(
     """Sample a token for each generation, a row of logits each, and append it; `meanwhile`: see
     luceasync.engine.sampling.choose.rank.
     """
-    choice = choose(logits, [_masked_row(g) for g in generations], meanwhile=meanwhile)
-    for g, token, logprobs in zip(generations, choice.token_ids, choice.logprobs, strict=True):
+    rows = [_masked_row(g) for g in generations]
+    choice = choose(logits, rows, meanwhile=meanwhile)
+    tokens = permitted(generations, rows, choice.token_ids, logits)
+    for g, token, logprobs in zip(generations, tokens, choice.logprobs, strict=True):
         if token == NO_TOKEN:
             end_without_token(g)
         else:
@@ -198,9 +201,9 @@ def choose_next(
 
 
 def _masked_row(generation: Generation) -> RowSampling:
-    """How the next token is to be chosen, of those that may come."""
+    """How the next token is to be chosen, of those that may come unless that is checked later."""
     row, guide = generation.next_row, generation.guide
-    return row if guide is None else replace(row, mask=guide.mask())
+    return row if guide is None or is_checked(row) else replace(row, mask=guide.mask())
 
 
 def _run(target: Decoder, anchors: Sequence[Anchor]) -> Logits:

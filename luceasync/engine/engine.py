@@ -267,8 +267,8 @@ class LocalEngine:
 
     def deliver(self, emitted: Sequence[Emitted]) -> None:
         """Hand deltas to their streams."""
-        for client, finish in self._answers.deliver(emitted):
-            self._admission.leave(finish.timings, client)
+        for client, _ in self._answers.deliver(emitted):
+            self._admission.leave(client)
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
         """The model is there, or again, or it will never be."""

@@ -75,6 +75,8 @@ class Generation:
             keep_prompt=prepared.keep_prompt,
             answer_returns=prepared.answer_returns,
             tools_end=prepared.tools_end,
+            marks=prepared.marks,
+            talk=prepared.talk,
             is_run_whole=prepared.prompt_top_logprobs is not None,
         )
 
@@ -159,6 +161,7 @@ class Generation:
             keep_prompt=False,
             answer_returns=lambda ids: self.prepared.answer_returns([*begun, *ids]),
             tools_end=self.prepared.tools_end,
+            talk=self.prepared.talk,
         )
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
@@ -224,7 +227,8 @@ class Generation:
         """
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
-        pieces = maker.make(self._unsent.take_text(), is_last=is_last)
+        is_cut = self._reason == "length"
+        pieces = maker.make(self._unsent.take_text(), is_last=is_last, is_cut=is_cut)
         if not (pieces or self._unsent.has_logprobs or is_last):
             return None
         ids, logprobs, scores = self._unsent.take()

@@ -14,7 +14,7 @@ from luceasync.constraint import Constraint
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler
-from luceasync.grammar.guide import Guide
+from luceasync.grammar.guide import Guide, Least
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import program
 from luceasync.grammar.thought import Limit, Thought
@@ -81,15 +81,23 @@ class Guidance:
         if most is not None and before != "nothing":
             limit = Limit(most, self._close_ids, self._vocabulary.tokenizer.token_bytes)
             thought = Thought(limit, before)
-        if matcher is None and thought is None:
-            return unguided
         num_words = self._vocabulary.num_words
-        return lambda: Guide(None if matcher is None else matcher.another(), thought, num_words)
+        least: Least | None = None
+        if request.min_tokens:
+            end_ids = self._vocabulary.tokenizer.eos_ids
+            least = Least.of(request.min_tokens, end_ids, num_words)
+        if matcher is None and thought is None and least is None:
+            return unguided
+        return lambda: Guide(
+            None if matcher is None else matcher.another(), thought, num_words, least
+        )
 
 
 def is_guided(request: Request) -> bool:
     """Whether anything is asked of its answers."""
     if request.constraint is not None or request.most_reasoning_tokens is not None:
+        return True
+    if request.min_tokens:
         return True
     chat = request.prompt
     if not isinstance(chat, ChatPrompt):
@@ -103,15 +111,17 @@ def asked_of(request: Request, answers: AnswerForm) -> Asked:
     chat = request.prompt
     if not isinstance(chat, ChatPrompt) or not chat.tools:
         return Asked(request.constraint, None)
+    places = chat.schema_places
     if chat.must_call:
         form = _known(answers.calls)
-        return Asked(None, form.must_call(chat.tools, chat.must_call, chat.max_calls))
+        return Asked(None, form.must_call(chat.tools, chat.must_call, chat.max_calls, places))
     if answers.calls is None:
         return Asked(request.constraint, None)
     if request.constraint is None:
-        return Asked(None, answers.calls.may_call(chat.tools, chat.max_calls))
+        return Asked(None, answers.calls.may_call(chat.tools, chat.max_calls, places))
     names = [tool["function"]["name"] for tool in chat.tools]
-    return Asked(request.constraint, answers.calls.must_call(chat.tools, names, chat.max_calls))
+    calls = answers.calls.must_call(chat.tools, names, chat.max_calls, places)
+    return Asked(request.constraint, calls)
 
 
 def _known(calls: CallFormat | None) -> CallFormat:

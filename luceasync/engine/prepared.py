@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.grammar.guide import Guide
+from luceasync.keeping.conversations import Talk
 from luceasync.keeping.tenants import NO_TENANT
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
@@ -25,9 +26,10 @@ class Prepared:
     key under which what is computed may be shared; `client` is who asks; `boundaries` are where
     turns of the prompt end; `keep_prompt`: the prompt is to be kept for itself; `answer_returns`:
     with which answers a later prompt may begin, after it; `tools_end`: where prompts part from it
-    that have the same tools and another system message; `pins`: spans of the prompt's tokens that
-    are to stay on the devices; `prompt_top_logprobs`, `priority`: see Request; `guide`: which
-    tokens may come, None: any.
+    that have the same tools and another system message; `marks`: after how many tokens its client
+    asks for a place to go on from; `talk`: of which of the client's conversations it is; `pins`:
+    spans of the prompt's tokens that are to stay on the devices; `prompt_top_logprobs`, `priority`:
+    see Request; `guide`: which tokens may come, None: any.
     """
 
     stream_id: int
@@ -48,6 +50,8 @@ class Prepared:
     keep_prompt: bool = False
     answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
     tools_end: int | None = None
+    marks: tuple[int, ...] = ()
+    talk: Talk | None = None
     pins: tuple[tuple[int, int], ...] = ()
     prompt_top_logprobs: int | None = None
     guide: Guide | None = None

@@ -18,6 +18,8 @@ from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
 from luceasync.text.answer.form import AnswerForm, Before
 from luceasync.text.call_memory import NotedCalls
 from luceasync.text.length import refuse_too_long
+from luceasync.text.marks import marked_tokens
+from luceasync.text.parting import Parting
 from luceasync.text.pieces import PieceMaker, PlainText
 from luceasync.text.returns import Returns
 from luceasync.text.roles import Roles
@@ -50,7 +52,7 @@ class Rendered:
     none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
     begin with all of it and them. `tools_end`: where prompts part from it that have the same tools
     and another system message. `new_pieces`: what parts an answer to it; `before`: what
-    comes before the text of that.
+    comes before the text of that. `marks`: how many tokens come before each that its client set.
     """
 
     tenant: Tenant
@@ -61,6 +63,7 @@ class Rendered:
     tools_end: int | None = None
     new_pieces: Callable[[], PieceMaker] = PlainText
     before: Before = "nothing"
+    marks: tuple[int, ...] = ()
 
 
 class Prompts:
@@ -71,7 +74,8 @@ class Prompts:
         self._tenants = tenants
         self._turns = Turns.of(language.template, language.tokenizer)
         self._roles = Roles.of(language.template)
-        self._tools_block = ToolsBlock(language.template, language.tokenizer)
+        self._parting = Parting(language.tokenizer)
+        self._tools_block = ToolsBlock(language.template, self._parting)
 
     def render(self, request: Request) -> Rendered:
         """The request's prompt. Raises RequestError, ContextLengthError for one that leaves no room
@@ -81,10 +85,12 @@ class Prompts:
         max_ctx = self._language.card.max_ctx_tokens
         match request.prompt:
             case ChatPrompt() as chat:
-                said = self._roles.fit(tenant.calls.recall(chat.messages))
-                chat = replace(chat, messages=said)
+                recalled = tenant.calls.recall(chat.messages)
+                chat = replace(chat, messages=self._roles.fit(recalled))
                 is_beginning = _is_beginning(request, chat)
                 prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat)
+                if chat.marks:
+                    prompt = replace(prompt, marks=self._marks(prompt, chat, recalled))
             case TextPrompt(text):
                 prompt = self._of_text(tenant, text, param)
             case TokenPrompt(ids) if len(ids) >= max_ctx:
@@ -114,6 +120,20 @@ class Prompts:
             new_pieces=new_pieces,
             before=self._language.answers.before(text),
         )
+
+    def _marks(
+        self, prompt: Rendered, chat: ChatPrompt, messages: Sequence[Message]
+    ) -> tuple[int, ...]:
+        """See text.marks; `messages` as they came. None of a prompt without an answer."""
+        if prompt.text is None:
+            return ()
+
+        def render(said: Sequence[Message]) -> str:
+            fitted = self._roles.fit(said)
+            return self._language.template.render(fitted, chat.tools, **chat.template_kwargs)
+
+        text, ids, marks = prompt.text, prompt.ids, chat.marks
+        return marked_tokens(self._parting, text, ids, messages, marks, render)
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:
         ids = tuple(self._recall(tenant, text, param))

@@ -1,10 +1,13 @@
 """What tokens may come next in one answer, also below the rows of a proposal.
 
-Owns where the answer stands: in its grammar, in its reasoning, or in both. What is walked of a
-proposal is taken back. Knows no logits; lives in the engine thread.
+Owns where the answer stands: in its grammar, in its reasoning, before its least length. What is
+walked of a proposal is taken back. Knows no logits; lives in the engine thread.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,16 +17,44 @@ from luceasync.grammar.vocabulary import WORD_BITS
 
 Tokens = list[int]
 Parents = list[int] | None
+FIT_ROUNDS = 4  # in which a proposal is looked at, after one in which that was worth while
+
+
+class Least(NamedTuple):
+    """How many tokens come before an end may; `others`: the mask of all but the ends."""
+
+    num_tokens: int
+    others: np.ndarray
+
+    @classmethod
+    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> Least:
+        """The ends are these tokens."""
+        others = np.full(num_words, 0xFFFFFFFF, np.uint32)
+        for token in end_ids:
+            if token < num_words * WORD_BITS:
+                others[token // WORD_BITS] &= ~np.uint32(1 << (token % WORD_BITS))
+        return cls(num_tokens, others.view(np.int32))
 
 
 class Guide:
     """One choice's."""
 
-    def __init__(self, matcher: Matcher | None, thought: Thought | None, num_words: int) -> None:
-        """`matcher` None: any text; `thought` None: as long as it takes. `num_words`: of a mask."""
+    def __init__(
+        self,
+        matcher: Matcher | None,
+        thought: Thought | None,
+        num_words: int,
+        least: Least | None = None,
+    ) -> None:
+        """`matcher` None: any text; `thought` None: as long as it takes; `least` None: it may
+        end at once. `num_words`: of a mask.
+        """
+        self._least = least
+        self._num_tokens = 0
         self._matcher = matcher
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
+        self._num_fits = FIT_ROUNDS
 
     @property
     def failure(self) -> str | None:
@@ -44,11 +75,18 @@ class Guide:
         assert is_allowed or self.failure, "a token that its mask did not allow"
         del self._thoughts[:-1]
 
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come next: what `mask` says, for a fraction of the work."""
+        forced = self._thoughts[-1].forced if self._thoughts else ()
+        if forced and (self._matcher is None or self._matcher.allows(forced[0])):
+            return token == forced[0]
+        return token >= 0 and (self._matcher is None or self._matcher.allows(token))
+
     def mask(self) -> np.ndarray | None:
         """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
         None: any.
         """
-        mask = None if self._matcher is None else self._matcher.mask()
+        mask = self._without_end(None if self._matcher is None else self._matcher.mask())
         forced = self._thoughts[-1].forced if self._thoughts else ()
         # A character that is not whole is finished first, where the grammar wants whole ones.
         if not forced or (mask is not None and not _allows(mask, forced[0])):
@@ -57,11 +95,21 @@ class Guide:
         alone[forced[0] // WORD_BITS] = 1 << (forced[0] % WORD_BITS)
         return alone.view(np.int32)
 
+    def _without_end(self, mask: np.ndarray | None) -> np.ndarray | None:
+        """The mask, as long as the answer has too few tokens without those that end it; a grammar
+        after which nothing else can come ends it all the same.
+        """
+        if self._least is None or self._num_tokens >= self._least.num_tokens:
+            return mask
+        others = self._least.others if mask is None else mask & self._least.others
+        return others if others.any() else mask
+
     # --- proposals -------------------------------------------------------------------------------
 
-    def masks(self, tokens: Tokens, parents: Parents) -> dict[int, np.ndarray]:
+    def masks(self, tokens: Tokens, parents: Parents, first: int = 0) -> dict[int, np.ndarray]:
         """By row of a proposal, the mask of the token after it; see luceasync.ranking.proposals.
-        Rows to which no answer comes have none, nor those after which any token may come.
+        The answer stands at row `first`; only the rows below have one. Rows to which no answer
+        comes have none, nor those after which any token may come.
         """
         below: list[list[int]] = [[] for _ in tokens]
         for row in range(1, len(tokens)):
@@ -78,8 +126,20 @@ class Guide:
                     walk(child)
                     self._leave(1)
 
-        walk(0)
+        walk(first)
         return found
+
+    @property
+    def is_fitting(self) -> bool:
+        """Whether proposals are to be fitted, for which the host waits for them: as long as a
+        drafter lately did not know what must come.
+        """
+        return self._num_fits > 0
+
+    def missed(self, token: int) -> None:
+        """No row proposed `token`, which comes next, or the model itself would not have said it."""
+        if self._forced()[:1] == [token]:
+            self._num_fits = FIT_ROUNDS
 
     def fit(self, tokens: Tokens, parents: Parents, most_rows: int) -> tuple[Tokens, Parents]:
         """The proposal with what must come at any rate: where its most probable path meets a place
@@ -87,8 +147,11 @@ class Guide:
         most `most_rows` rows, the first included.
         """
         if parents is None:
-            return self._fit_chain(tokens[:]), None
-        return self._fit_tree(tokens[:], parents[:], most_rows)
+            fitted: tuple[Tokens, Parents] = self._fit_chain(tokens[:]), None
+        else:
+            fitted = self._fit_tree(tokens[:], parents[:], most_rows)
+        self._num_fits = self._num_fits - 1 if fitted == (tokens, parents) else FIT_ROUNDS
+        return fitted
 
     def _fit_chain(self, tokens: Tokens) -> Tokens:
         num_entered = 0
@@ -140,10 +203,12 @@ class Guide:
             return False
         if self._thoughts:
             self._thoughts.append(self._thoughts[-1].after(token))
+        self._num_tokens += 1
         return True
 
     def _leave(self, num_tokens: int) -> None:
         """The last so many have not come."""
+        self._num_tokens -= num_tokens
         if self._matcher is not None:
             self._matcher.take_back(num_tokens)
         if self._thoughts and num_tokens:

@@ -51,6 +51,12 @@ class Matcher:
             self._words.fill(0)
         return self._words[: self._num_words].copy()
 
+    def allows(self, token: int) -> bool:
+        """Whether `token` may come: what its mask says, for a hundredth of the work."""
+        if token in self._end_ids:
+            return not self._matcher.is_error() and self._matcher.is_accepting()
+        return token >= 0 and self._matcher.validate_tokens([token]) == 1
+
     def forced(self) -> list[int]:
         """The tokens that would be written next if a model wrote as its tokenizer does, because no
         other text may come; few or none.

@@ -46,7 +46,11 @@ class Vocabulary:
 
     def _make(self) -> LLTokenizer:
         told = _Told(self.tokenizer, self._num_logits, self.end_ids)
-        return LLTokenizer(told, n_vocab=len(told.tokens), eos_token=self.end_ids)
+        made = LLTokenizer(told, n_vocab=len(told.tokens), eos_token=self.end_ids)
+        told(
+            "a"
+        )  # the first text takes a second where there are many, for which no engine is to wait
+        return made
 
 
 class _Told(TokenizerWrapper):

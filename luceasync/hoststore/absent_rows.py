@@ -28,6 +28,11 @@ class _Held:
     tensors: Mapping[TensorKey, Tensor]
     arrival: Arrival | None
 
+    def has(self, token: int) -> bool:
+        """Whether the token's rows are there."""
+        is_here = self.begin <= token < self.end
+        return is_here and (self.arrival is None or self.arrival.is_done)
+
 
 class AbsentRows:
     """Of each lane of a shard the rows that are read from host memory where no page has them."""
@@ -51,6 +56,20 @@ class AbsentRows:
         the same tokens have the same numbers.
         """
         self._held[lane].append(_Held(begin, end, tensors, arrival))
+
+    def of(self, lane: int) -> RowsOfLane:
+        """The same of one lane."""
+        return RowsOfLane(self, lane)
+
+    def has(self, lane: int, begin: int, end: int) -> bool:
+        """Whether the lane's tokens `[begin, end)` lie in host memory, and have arrived there."""
+        while begin < end:
+            ends = (held.end for held in self._held.get(lane, ()) if held.has(begin))
+            last = max(ends, default=begin)
+            if last == begin:
+                return False
+            begin = last
+        return True
 
     def rows(self, lane: int, begin: int, end: int) -> list[HostRows]:
         """Where the lane's tokens `[begin, end)` lie, in order, in as few pieces as can be."""
@@ -124,3 +143,19 @@ class AbsentRows:
     def close(self) -> None:
         """Forget everything."""
         self._held.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfLane:
+    """See luceasync.hoststore.staging.InHost."""
+
+    absent: AbsentRows
+    lane: int
+
+    def rows(self, begin: int, end: int) -> list[HostRows]:
+        """See InHost."""
+        return self.absent.rows(self.lane, begin, end)
+
+    def has(self, begin: int, end: int) -> bool:
+        """See InHost."""
+        return self.absent.has(self.lane, begin, end)

@@ -5,7 +5,7 @@ Owns in which words a kernel is told of rows. Knows no order of passes: it is to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -97,9 +97,15 @@ def _parted(
 ) -> tuple[list[PageRows], list[PageRows]]:
     """Rows that a kernel can read and write in place, and the others."""
     tensors = {id(each.host.tensors): each.host.tensors for each in rows}
-    pinned = {key: all(map(is_in_place, of.values())) for key, of in tensors.items()}
+    pinned = {key: _all_in_place(of.values(), is_in_place) for key, of in tensors.items()}
     in_place = [each for each in rows if pinned[id(each.host.tensors)]]
     return in_place, [each for each in rows if not pinned[id(each.host.tensors)]]
+
+
+def _all_in_place(tensors: Iterable[Tensor], is_in_place: Callable[[Tensor], bool]) -> bool:
+    """Asks a driver once for all that lies in one piece of memory."""
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in tensors}
+    return all(map(is_in_place, storages.values()))
 
 
 def _told(

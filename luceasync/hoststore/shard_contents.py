@@ -27,19 +27,22 @@ from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
 
 class _Flat:
     """Tensors one after the other in a region of memory; views of them are made when asked for, by
-    their types or as uint8 [bytes].
+    their types, for good, or as uint8 [bytes].
     """
 
     def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
         self._region = region
         self._shapes = shapes
+        self._tensors: dict[TensorKey, Tensor] | None = None
 
     def tensors(self) -> dict[TensorKey, Tensor]:
-        shapes = self._shapes
-        return {
-            key: part.view(shapes[key][1]).view(shapes[key][0])
-            for key, part in self.bytes().items()
-        }
+        if self._tensors is None:  # a paged lane that is restored holds hundreds of nodes' tensors
+            shapes = self._shapes
+            self._tensors = {
+                key: part.view(shapes[key][1]).view(shapes[key][0])
+                for key, part in self.bytes().items()
+            }
+        return self._tensors
 
     def bytes(self) -> dict[TensorKey, Tensor]:
         if self._region is None:

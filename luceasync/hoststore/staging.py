@@ -6,7 +6,7 @@ Knows no mixer: whoever asks names the tensors. Engine thread only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,12 +16,23 @@ from torch import Tensor
 from luceasync.cyext.flatten import fill
 from luceasync.hoststore.host_rows import HostRows
 from luceasync.kv.cache import LaneCache
+from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 
 CPU_BLOCK_TOKENS = 1024
 
 Names = Sequence[str]  # of tensors of rows
-# Where the absent ones of a lane's tokens [begin, end) lie, in order.
-Absent = Callable[[int, int], Sequence[HostRows]]
+
+
+class InHost(Protocol):
+    """What host memory has of a lane's rows."""
+
+    def rows(self, begin: int, end: int) -> Sequence[HostRows]:
+        """Where those of tokens `[begin, end)`, which have no page, lie, in order."""
+        ...
+
+    def has(self, begin: int, end: int) -> bool:
+        """Whether those of these tokens are all there, and have arrived; they may have pages."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +54,13 @@ class Block:
     end: int
     sections: tuple[Section, ...]
 
+    def chunks_in_pages(self) -> Iterator[int]:
+        """Those of which it reads rows there."""
+        for section in self.sections:
+            if section.host is None:
+                first = self.begin + section.at
+                yield from range(first // CHUNK_TOKENS, num_chunks(first + section.num_rows))
+
 
 class Staging(Protocol):
     """Blocks in order, each in one piece, on the device."""
@@ -50,6 +68,18 @@ class Staging(Protocol):
     @property
     def block_tokens(self) -> int:
         """A block begins at a multiple of it, and is as long where the tokens do not end."""
+        ...
+
+    @property
+    def short_tokens(self) -> int:
+        """So few tokens are read from host memory too where that has them, pages or not: one piece
+        with absent ones beside them costs less than three.
+        """
+        ...
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether rows are read where they are, so that to read them again costs no bus."""
         ...
 
     def tokens_that_fit(self, row_bytes: int) -> int:
@@ -75,34 +105,57 @@ class Staging(Protocol):
 
 
 def blocks_of(
-    cache: LaneCache, lane: int, num_tokens: int, block_tokens: int, absent: Absent
+    cache: LaneCache,
+    lane: int,
+    num_tokens: int,
+    block_tokens: int,
+    short_tokens: int,
+    in_host: InHost,
 ) -> list[Block]:
-    """The lane's first `num_tokens` tokens in blocks, wherever they are."""
+    """The lane's first `num_tokens` tokens in blocks, wherever they are; see Staging."""
     blocks = []
     for begin in range(0, num_tokens, block_tokens):
         end = min(begin + block_tokens, num_tokens)
         sections: list[Section] = []
-        for first, last, is_here in cache.spans(lane, begin, end):
-            if is_here:
+        spans = cache.spans(lane, begin, end)
+        for first, last, is_in_pages in _read_from(spans, short_tokens, in_host):
+            if is_in_pages:
                 rank = cache.rank(lane, first)
                 places = cache.places(lane, rank, rank + last - first)
                 sections.append(Section(first - begin, last - first, places, None))
             else:
                 sections += [
                     Section(rows.begin - begin, rows.num_rows, None, rows)
-                    for rows in absent(first, last)
+                    for rows in in_host.rows(first, last)
                 ]
         assert sum(section.num_rows for section in sections) == end - begin, f"{begin}: {sections}"
         blocks.append(Block(lane, begin, end, tuple(sections)))
     return blocks
 
 
+def _read_from(
+    spans: Sequence[tuple[int, int, bool]], short_tokens: int, in_host: InHost
+) -> list[tuple[int, int, bool]]:
+    """`spans` (begin, end, whether they are here), in as few pieces as they are best read in, each
+    from pages or from host memory.
+    """
+    found: list[tuple[int, int, bool]] = []
+    for begin, end, is_here in spans:
+        is_in_pages = is_here and not (end - begin <= short_tokens and in_host.has(begin, end))
+        if found and not is_in_pages and not found[-1][2]:
+            begin = found.pop()[0]
+        found.append((begin, end, is_in_pages))
+    return found
+
+
 class DirectStaging:
     """See Staging. Rows that lie in one piece are read where they are, in nodes too."""
 
+    is_in_place = True
+
     def __init__(self, cache: LaneCache, block_tokens: int = CPU_BLOCK_TOKENS) -> None:
         self._cache = cache
-        self.block_tokens = block_tokens
+        self.block_tokens = self.short_tokens = block_tokens  # both are host memory
         self._rooms: dict[tuple[object, ...], Tensor] = {}
 
     def rows(

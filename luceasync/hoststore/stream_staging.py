@@ -19,6 +19,8 @@ from luceasync.kv.cache import LaneCache, TensorKey
 from luceasync.kv.pages import CHUNK_TOKENS
 
 GPU_BLOCK_TOKENS = 16384  # merging blocks costs the less the longer they are
+# Of a layer of large models a bus carries so many while a host asks for three pieces.
+SHORT_TOKENS = 1024
 NUM_PLACES = 2  # one is read while the next one is written
 
 
@@ -34,8 +36,10 @@ class _Place:
 class StreamStaging:
     """See Staging."""
 
+    is_in_place = False
+
     def __init__(self, cache: LaneCache, block_tokens: int = GPU_BLOCK_TOKENS) -> None:
-        self.block_tokens = block_tokens
+        self.block_tokens, self.short_tokens = block_tokens, SHORT_TOKENS
         self._cache = cache
         self._device = cache.tables.device
         self._stream = torch.cuda.Stream(self._device)

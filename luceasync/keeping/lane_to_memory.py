@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -85,7 +85,7 @@ class LaneToMemory:
             span, with_logits=kept.logits is not None, with_features=with_features
         )
         save = partial(self._memory.save, lane, key, span, kept.logits, with_features=with_features)
-        if not self.has_copied(save, size.span_bytes + size.end_bytes):
+        if not self.has_copied(save, size.span_bytes + size.end_bytes, lease.spared):
             log.debug("tokens [%d, %d) are not kept: no room", span.begin, span.end)
             self._index.forget(key, "memory")
             parent = lease.path[-1] if lease.path else None
@@ -111,11 +111,14 @@ class LaneToMemory:
         lease.made(key)
         return True
 
-    def has_copied(self, save: Callable[[], object], num_bytes: int) -> bool:
+    def has_copied(
+        self, save: Callable[[], object], num_bytes: int, spared: Sequence[NodeKey] = ()
+    ) -> bool:
         """Save it; whether there was room for so many bytes, which what nobody needs makes: as much
-        as it takes, and more where memory is free in pieces that are too small.
+        as it takes, and more where memory is free in pieces that are too small. Nothing goes that
+        the ends `spared` need.
         """
-        has_room = self._leases.make_room(num_bytes)
+        has_room = self._leases.make_room(num_bytes, spared)
         for _ in range(MAX_TRIES):
             if not has_room:
                 return False
@@ -123,5 +126,5 @@ class LaneToMemory:
                 save()
                 return True
             except MemoryError:
-                has_room = self._leases.make_hole(num_bytes)
+                has_room = self._leases.make_hole(num_bytes, spared)
         return False

@@ -14,7 +14,9 @@ from torch import Tensor
 
 from luceasync.hoststore.tickets import Ticket
 from luceasync.keeping.chunks import MIN_LAST_TOKENS, chunk_ends, opener_of, split_points
+from luceasync.keeping.conversations import Talk
 from luceasync.keeping.forks import fork_behind_tools, fork_of
+from luceasync.keeping.marks import marked_places
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
 from luceasync.prefix.node import Match, Node, common_prefix
@@ -27,14 +29,14 @@ class Lease:
     """A generation's side of the prefix cache. Others read it and call what has happened.
 
     `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
-    first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep,
-    `splits` where its chunks end besides the fixed positions, `mark` where the state is wanted even
-    within one; `forks` are the places within a turn
-    where other prompts part from it: behind its tools, and where one does with which it shares
+    first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep, `splits`
+    where its chunks end besides the fixed positions, `places` where the state is wanted even within
+    one: at the opener, and near the client's `marks`; `forks` are the places within a turn where
+    other prompts part from it: behind its tools, and where one does with which it shares
     `num_shared` tokens. `answer_returns` says by what was generated whether a later prompt may
-    begin with all of its sequence. `is_run_whole`: nothing is taken up. `awaited` are nodes on
-    their way from the disk; `logits` those after the prompt, float32 [vocab], where nothing of it
-    has to be run.
+    begin with all of its sequence. `talk`: whose turn it is, on its main line (`is_main`), else
+    beside that, whose ends are `spared`. `is_run_whole`: nothing is taken up. `awaited` are nodes
+    on their way from the disk; `logits` those after the prompt, float32 [vocab], if none is to run.
     """
 
     tenant: bytes = field(repr=False)
@@ -44,13 +46,17 @@ class Lease:
     keep_prompt: bool
     answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
     tools_end: int | None = None
+    marks: tuple[int, ...] = ()
+    talk: Talk | None = None
     is_run_whole: bool = False
+    spared: tuple[NodeKey, ...] = ()
+    is_main: bool = False
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
     path_end: int = 0
     splits: tuple[int, ...] = ()
-    mark: int | None = None
+    places: tuple[int, ...] = ()
     num_shared: int = 0
     forks: tuple[int, ...] = ()
     cuts: deque[Cut] = field(default_factory=deque)
@@ -94,6 +100,10 @@ class Lease:
     def found(self, match: Match) -> None:
         """The most that could be taken up now, or what is to be."""
         self.match = match
+
+    def stands(self, is_main: bool, spared: tuple[NodeKey, ...]) -> None:
+        """On the main line of its talk, or beside it."""
+        self.is_main, self.spared = is_main, spared
 
     def shares(self, num_tokens: int) -> None:
         """Another prompt that was run, or is, begins with its first `num_tokens` tokens."""
@@ -172,9 +182,8 @@ class Lease:
         if recurrent:
             splits = split_points(self.boundaries, num_tokens, chunk_tokens)
             self.splits = _with(splits, tools_fork)
-            self.mark = self.opener
             stops = chunk_ends(begin, num_tokens, chunk_tokens, self.splits)
-            stops = _with(stops, self.mark if begin < (self.mark or 0) else None)
+            stops = _with(stops, self.opener if begin < (self.opener or 0) else None)
         self.cuts = deque(
             plan_cuts(
                 max(begin, self.path_end),
@@ -193,6 +202,19 @@ class Lease:
         fork = fork_of(self.num_shared, num_tokens, known_end, turns, min_fork_tokens)
         self.splits = _with(self.splits, fork) if recurrent else ()
         self._cut_at(fork, known_end)
+        if recurrent:
+            ends = chunk_ends(begin, num_tokens, chunk_tokens, self.splits)
+            self._place_marks(begin, ends, min_fork_tokens)
+
+    def _place_marks(self, begin: int, ends: Sequence[int], min_tokens: int) -> None:
+        """States near the client's marks, besides that before the opener."""
+        turns = [cut.end for cut in self.cuts if cut.is_turn_end]
+        places = marked_places(
+            self.marks, begin, ends, opener=self.opener, turns=turns, min_tokens=min_tokens
+        )
+        for place in places:
+            self._cut_at(place, begin)
+        self.places = _with(places, self.opener)
 
     def _cut_at(self, fork: int | None, known_end: int) -> None:
         """End a node at the fork, unless its tokens are known to be kept: there others part from
@@ -205,7 +227,7 @@ class Lease:
 
     def mark_within(self, begin: int, end: int) -> int | None:
         """Where the state is wanted within the chunk `[begin, end)`; most have no such place."""
-        return self.mark if self.mark is not None and begin < self.mark < end else None
+        return next((place for place in self.places if begin < place < end), None)
 
     def next_cut(self, end: int) -> Cut | None:
         """What is to be kept of a lane that stands after `end` tokens; each of them once."""

@@ -5,8 +5,10 @@ Knows no lanes and no tokens: which nodes a lease is about stands in the lease.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Iterator, Sequence
 
+from luceasync.keeping.conversations import Conversations
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.lanes import WHOLE_LANES, Lanes
 from luceasync.keeping.lease import Lease
@@ -32,6 +34,7 @@ class Leases:
         self._to_memory = to_memory
         self._to_disk = to_disk
         self._leases: list[Lease] = []
+        self._conversations = Conversations()
 
     def __iter__(self) -> Iterator[Lease]:
         return iter(self._leases)
@@ -42,6 +45,8 @@ class Leases:
     def add(self, lease: Lease) -> None:
         """What the lease is about stays from now on."""
         self._leases.append(lease)
+        if lease.talk is not None:
+            lease.stands(*self._conversations.standing(lease.talk.name, lease.sequence))
 
     def remove(self, lease: Lease) -> None:
         """What it was about may be evicted. Nothing, where it was never added."""
@@ -52,16 +57,28 @@ class Leases:
         """Those that wait for the node to come from the disk."""
         return [lease for lease in self._leases if key in lease.awaited]
 
-    def make_room(self, num_bytes: int) -> bool:
+    def answered(self, lease: Lease) -> None:
+        """What is kept of it is on its path: its conversation goes on there."""
+        if lease.talk is not None:
+            name, num_tokens = lease.talk
+            ends = self._ends_of(lease)
+            self._conversations.ended(name, lease.sequence, num_tokens, ends, time.time())
+
+    def _ends_of(self, lease: Lease) -> list[NodeKey]:
+        """Where the next turn may go on from the lease's."""
+        num_tokens = lease.talk.num_tokens if lease.talk else lease.path_end
+        return self._index.ends_of(lease.path, {num_tokens, *lease.places})
+
+    def make_room(self, num_bytes: int, spared: Sequence[NodeKey] = ()) -> bool:
         """Whether `num_bytes` fit into memory beside what is on its way there and what lanes hold
-        for themselves, after evicting what nobody needs.
+        for themselves, after evicting what nobody needs, and nothing at the ends `spared`.
         """
         coming = self._to_memory.num_bytes + self._lanes.own_bytes
-        return self._index.make_room(num_bytes + coming, self._in_use())
+        return self._index.make_room(num_bytes + coming, self._in_use(spared))
 
-    def make_hole(self, num_bytes: int) -> bool:
+    def make_hole(self, num_bytes: int, spared: Sequence[NodeKey] = ()) -> bool:
         """See NodeIndex.make_hole."""
-        return self._index.make_hole(num_bytes, self._in_use())
+        return self._index.make_hole(num_bytes, self._in_use(spared))
 
     def make_file_room(self, num_bytes: int) -> bool:
         """See NodeIndex.make_file_room."""
@@ -95,12 +112,15 @@ class Leases:
             self._index.forget(key, "disk")
         self._to_disk.forget(keys)
 
-    def _in_use(self) -> Needed:
-        """What must stay."""
-        keys = {*self._to_disk, *self._to_memory}
+    def _in_use(self, spared: Sequence[NodeKey] = ()) -> Needed:
+        """What must stay, the ends `spared` too."""
+        keys = {*self._to_disk, *self._to_memory, *spared}
         for lease in self._leases:
             keys.update(lease.path[-1:])
             keys.update(lease.awaited)
             if lease.match is not None:
                 keys.update(node.key for node in nodes_of(lease.match))
-        return Needed({key for key in keys if key in self._index}, self.ends)
+        in_use = {key for key in keys if key in self._index}
+        running = [self._ends_of(lease) for lease in self._leases if lease.is_main]
+        claims = [*running, *self._conversations.claims(time.time())]
+        return Needed(in_use, self.ends | {*spared}, claims)

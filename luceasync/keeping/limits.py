@@ -5,6 +5,7 @@ Values only.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -33,8 +34,10 @@ class Limits:
 @dataclass(frozen=True, slots=True)
 class Needed:
     """Keys of the nodes that must stay, with all that they continue, and of those of which what
-    belongs to their end must stay.
+    belongs to their end must stay. `claims`: ends that go last, each of one conversation's, the one
+    that was used last first.
     """
 
     nodes: AbstractSet[NodeKey]
     ends: AbstractSet[NodeKey]
+    claims: Sequence[Sequence[NodeKey]] = ()

@@ -18,6 +18,7 @@ from luceasync.keeping.memory_nodes import MemoryNodes
 from luceasync.keeping.ownerless_files import OwnerlessFiles
 from luceasync.keeping.unkept import Unkept
 from luceasync.node_words import MissReason, NodeKey
+from luceasync.prefix.claims import granted
 from luceasync.prefix.eviction import MIN_AGE_S, Eviction, victims
 from luceasync.prefix.keys import node_key
 from luceasync.prefix.node import TIERS, Node, Tier
@@ -83,6 +84,11 @@ class NodeIndex:
     def children(self, key: NodeKey) -> list[Node]:
         """The nodes that continue `key`."""
         return self._trees[self._tenants[key]].children(key)
+
+    def ends_of(self, path: Sequence[NodeKey], positions: AbstractSet[int]) -> list[NodeKey]:
+        """Of the nodes of a path those that end at these positions, and the last."""
+        nodes = [node for node in map(self.node, path) if node is not None]
+        return [node.key for node in nodes if node.end in positions or node is nodes[-1]]
 
     def insert(self, tenant: bytes, node: Node) -> None:
         """Take in a node, or the tiers that it has gained. See Tree.insert."""
@@ -206,14 +212,18 @@ class NodeIndex:
         over_bytes = self.num_bytes(tier) - most_bytes
         if over_bytes <= 0:
             return True
+        nodes = [*self, *self._ownerless]
+        budget_bytes = self._limits.memory_bytes if tier == "memory" else self._limits.disk_bytes
+        by_key = {node.key: node for node in nodes} if keep.claims else {}
         eviction = victims(
-            [*self, *self._ownerless],
+            nodes,
             tier,
             over_bytes + int(SLACK * most_bytes),
             time.time(),
             recurrent=self._recurrent,
             protected=keep.nodes,
             protected_ends=keep.ends if self._recurrent else None,
+            claimed=granted(keep.claims, by_key, tier, budget_bytes or 0),
             min_age_s=min_age_s,
         )
         is_enough = eviction.freed_bytes >= over_bytes

@@ -217,6 +217,7 @@ class Prefixes:
             self._to_disk.add(node, with_end=True)
         elif node is None and tip and file_worth.at_end(lease, tip, recurrent=self._recurrent):
             self._to_disk.add(tip, with_end=True)
+        self._leases.answered(lease)
 
     def disown(self, lease: Lease) -> None:
         """What the generation has computed cannot be trusted: nothing that it kept is taken up."""

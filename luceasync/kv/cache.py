@@ -134,7 +134,10 @@ class LaneCache:
         if residents.is_in_order(end):
             return slice(begin, end)
         runs = [torch.arange(run.start, run.stop) for run in residents.runs(begin, end)]
-        return torch.cat([torch.empty(0, dtype=torch.int64), *runs]).to(self._device)
+        places = torch.cat([torch.empty(0, dtype=torch.int64), *runs])
+        return places.to(
+            self._device, non_blocking=True
+        )  # from memory that the driver copies first
 
     def runs(self, lane: int, begin: int, end: int) -> list[range]:
         """Places of the lane's tokens `[begin, end)`, which are all here, in order: as few ranges

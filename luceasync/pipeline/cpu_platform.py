@@ -81,6 +81,9 @@ class CpuPlatform:
         """All is done at once."""
         return nullcontext()
 
+    def join_beside(self) -> None:
+        """It is done."""
+
     def stopwatch(self) -> Clock:
         """See Platform."""
         return Clock()

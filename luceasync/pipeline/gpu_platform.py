@@ -101,6 +101,10 @@ class CudaPlatform:
         with torch.cuda.stream(self._beside):
             yield
 
+    def join_beside(self) -> None:
+        """See Platform."""
+        torch.cuda.current_stream(self.device).wait_stream(self._beside)
+
     def stopwatch(self) -> EventWatch:
         """See Platform."""
         return EventWatch(torch.cuda.current_stream(self.device))

@@ -7,7 +7,7 @@ hold until the next pass. Long chunks of a prompt are run operation by operation
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import on_host
 
+FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
 WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
 
 
@@ -208,7 +209,9 @@ class GraphedShard:
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
         if self._shard.past is not None:
+            few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
+            runs.append(lambda: self._long.rehearse_past(few, rows[:, : few.num_rows]))
         runs += [each.run for each in passes]
         runs += [each.commit for each in passes if each.commit is not None]
         self._capture.compile_ahead(runs)

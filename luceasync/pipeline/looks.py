@@ -34,6 +34,10 @@ class _Found(Protocol):
         """Queue some more of it; whether there was anything left."""
         ...
 
+    def goes(self, chunk: int) -> None:
+        """The chunk is about to leave the lane's pages."""
+        ...
+
     def masses(self) -> Masses:
         """What is found; all of it is queued, and waited for."""
         ...
@@ -86,6 +90,11 @@ class Looks:
             if found.go_on():
                 return
 
+    def goes(self, lane: int, chunk: int) -> None:
+        """The chunk is about to leave the lane's pages; host memory has it, if not for longer."""
+        if lane in self._found:
+            self._found[lane].goes(chunk)
+
     def masses(self, lane: int) -> Masses:
         """What the lane's last look has found; it is waited for."""
         return self._found.pop(lane).masses()
@@ -135,6 +144,9 @@ class PassingLook:
         """It was part of a pass."""
         return False
 
+    def goes(self, chunk: int) -> None:
+        """Nothing is read any more."""
+
     def masses(self) -> Masses:
         """See _Found."""
         return Masses(self._masses.cpu(), 0.0)
@@ -154,11 +166,23 @@ class _LookBeside:
             for mixer, stack in looks.recent.stacked.items()
             if stack
         }
-        self._layers = self._run(rings, blocks) if self._filled else iter(())
+        self._blocks = blocks
+        self._told: dict[Recent, Sequence[Block]] = {}
+        self._in_pages: set[int] = set()  # chunks that are read there
+        self._layers = self._run(rings) if self._filled else iter(())
 
     def go_on(self) -> bool:
         """See _Found: a layer."""
         return next(self._layers, None) is not None
+
+    def goes(self, chunk: int) -> None:
+        """See _Found. Who writes its page next comes after what is queued here, and the layers that
+        are not queued yet read it elsewhere.
+        """
+        if chunk in self._in_pages:
+            self._looks.platform.join_beside()
+            self._told.clear()
+            self._in_pages.clear()
 
     def masses(self) -> Masses:
         """See _Found."""
@@ -167,20 +191,26 @@ class _LookBeside:
         with self._looks.platform.beside():
             return Masses(self._masses.cpu(), sum(watch.seconds() for watch in self._watches))
 
-    def _run(self, rings: Mapping[Mixer, Iterator[Tensor]], blocks: Blocks) -> Iterator[int]:
+    def _run(self, rings: Mapping[Mixer, Iterator[Tensor]]) -> Iterator[int]:
         """Queues a layer at a time: the newest rows of each are in `rings`, in order."""
         looks = self._looks
-        told: dict[Recent, Sequence[Block]] = {}
         for layer, mixer in looks.mixers.items():
             if (kind := mixer.recent) is None:
                 continue
             ring = next(rings[mixer])
             with looks.platform.beside(ring, self._masses):
-                if kind not in told:  # with what tells where rows lie, which belongs there too
-                    row_bytes = looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
-                    told[kind] = blocks(looks.staging.tokens_that_fit(row_bytes))
-                self._add(layer, ring, kind.looks_at, told[kind])
+                # Told here: what tells where rows lie belongs there too.
+                self._add(layer, ring, kind.looks_at, self._blocks_of(kind, layer))
             yield layer
+
+    def _blocks_of(self, kind: Recent, layer: int) -> Sequence[Block]:
+        """As they lie now, unless that is known."""
+        if kind not in self._told:
+            row_bytes = self._looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
+            blocks = self._blocks(self._looks.staging.tokens_that_fit(row_bytes))
+            self._told[kind] = blocks
+            self._in_pages |= {chunk for block in blocks for chunk in block.chunks_in_pages()}
+        return self._told[kind]
 
     def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[Block]) -> None:
         watch = self._looks.platform.stopwatch()

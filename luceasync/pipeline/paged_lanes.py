@@ -41,11 +41,13 @@ LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for 
 @dataclass(slots=True)
 class _Look:
     """Of a lane: what is under way was begun after `begun_at` tokens, at `begun_s`; `is_first`:
-    what it finds is waited for. What it moved is listed after `listed_at` tokens.
+    what it finds is waited for; `is_valued`: it is known. What it moved is listed after `listed_at`
+    tokens.
     """
 
     begun_at: int | None = None
     is_first: bool = False
+    is_valued: bool = False
     begun_s: float = 0.0
     listed_at: int = 0
 
@@ -129,13 +131,10 @@ class PagedLanes:
     # --- what lanes go through -------------------------------------------------------------------
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """See Paging. What is found is known before the prompt's end is kept, and moves chunks when
+        """See Paging. What is found is known when the prompt's end is kept, and moves chunks when
         the first step comes.
         """
         self._look(lane, num_tokens, is_first=True)
-        look = self._of(lane).look
-        if look.begun_at is not None:
-            self._value(lane, look)
 
     def reset(self, lane: int) -> None:
         self._pager.release(lane)
@@ -162,6 +161,9 @@ class PagedLanes:
         self._of(lane).ledger = ledger
 
     def ledger(self, lane: int, end: int) -> Ledger:
+        look = self._of(lane).look
+        if look.begun_at is not None and look.is_first:
+            self._value(lane, look)
         return self._pager.ledger(lane, end)
 
     def told(self, lane: int) -> Residence:
@@ -219,20 +221,24 @@ class PagedLanes:
     def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
         if self._looks is not None and self._pager.num_absent(lane):
             look = self._of(lane).look
-            look.begun_at, look.is_first, look.begun_s = num_tokens, is_first, time.perf_counter()
+            look.begun_at, look.begun_s = num_tokens, time.perf_counter()
+            look.is_first, look.is_valued = is_first, False
             self._pager.looks(lane, num_tokens)
             self._looks.look(lane, num_tokens)
 
     def _value(self, lane: int, look: _Look) -> None:
+        """Have it known what is under way, once."""
+        if look.is_valued:
+            return
         assert self._looks is not None, "a look is under way"
+        look.is_valued = True
         found = self._looks.masses(lane)
         self._rested_at_s = look.begun_s + REST * found.seconds
         self._pager.value(lane, found.of_chunks.tolist())
 
     def _move(self, lane: int, look: _Look) -> None:
         """Have those chunks here that are worth most."""
-        if not look.is_first:
-            self._value(lane, look)
+        self._value(lane, look)
         look.begun_at = None
         selection = self._pager.selects(lane)
         if selection.unsaved is not None:

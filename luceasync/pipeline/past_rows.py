@@ -6,17 +6,17 @@ Owns where blocks of it pass through. Knows no mixer: it names the tensors that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.hoststore.host_rows import HostRows
+from luceasync.hoststore.absent_rows import AbsentRows
 from luceasync.hoststore.staging import Block, Names, blocks_of
 from luceasync.kv.cache import LaneCache
-from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.state import Keeps
 from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.pass_rows import NO_LANE
@@ -34,10 +34,6 @@ class _Blocks(Protocol):
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]: ...
 
 
-# Where the absent ones of a lane's tokens [begin, end) lie.
-Absent = Callable[[int, int, int], Sequence[HostRows]]
-
-
 class PastOfLanes:
     """Of one shard. `recent`: where looks are taken, the newest rows of its layers."""
 
@@ -47,7 +43,7 @@ class PastOfLanes:
         first_layer: int,
         cache: LaneCache,
         platform: Platform,
-        absent: Absent,
+        absent: AbsentRows,
         recent: RecentRows | None,
     ) -> None:
         self._cache = cache
@@ -65,19 +61,23 @@ class PastOfLanes:
         if lane == NO_LANE or not self._cache.num_absent_tokens(lane):
             return None
         passing = None
-        if is_last and self._looks is not None:
+        # Where they come by; else the first token need not wait for a look.
+        if is_last and self._looks is not None and not self._staging.is_in_place:
             self._looks.recent.ran(lane, begin, begin + batch.num_rows)
             passing = self._looks.pass_by(lane, begin + batch.num_rows)
-        blocks = self._blocks(lane, begin, self._staging.block_tokens)
+        short_tokens = self._staging.short_tokens
+        blocks = self._blocks(lane, begin, short_tokens, self._staging.block_tokens)
         return PastRows(self._staging, blocks, passing)
 
     def rehearsal(self, num_rows: int) -> PastRows:
-        """What a chunk of a prompt might see before it, for kernels that are to be compiled: two
-        blocks of nothing.
+        """What a chunk of a prompt might see before it, for kernels that are to be compiled or
+        loaded: a long block of nothing, and a short one.
         """
-        blocks = [Block(0, begin, begin + CHUNK_TOKENS, ()) for begin in (0, CHUNK_TOKENS)]
-        num_tokens = blocks[-1].end + num_rows
-        passing = None if self._looks is None else PassingLook(self._looks, 0, num_tokens)
+        num_places = self._cache.tables.shape[1] * CHUNK_TOKENS
+        begin = min(self._staging.block_tokens, num_places)
+        end = begin + CHUNK_TOKENS
+        blocks = [Block(0, 0, begin, ()), Block(0, begin, end, ())]
+        passing = None if self._looks is None else PassingLook(self._looks, 0, end + num_rows)
         return PastRows(_Anything(self._cache), blocks, passing)
 
     def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
@@ -92,9 +92,18 @@ class PastOfLanes:
             self._looks.go_on()
 
     def look(self, lane: int, num_tokens: int) -> None:
-        """See Passes; of a server whose pool looks."""
+        """See Passes; of a server whose pool looks. It goes on while pages change: it reads those
+        alone whose rows host memory lacks.
+        """
         assert self._looks is not None, "no looks are planned"
-        self._looks.begin(lane, num_tokens, partial(self._blocks, lane, num_tokens))
+        self._looks.begin(lane, num_tokens, partial(self._blocks, lane, num_tokens, num_tokens))
+
+    def places(self, events: Sequence[PageEvent]) -> None:
+        """Pages are about to change hands."""
+        if self._looks is not None:
+            for event in events:
+                if event.page is None:
+                    self._looks.goes(event.lane, event.chunk)
 
     def masses(self, lane: int) -> Masses:
         """See Passes."""
@@ -112,16 +121,18 @@ class PastOfLanes:
             self._looks.close()
         self._staging.close()
 
-    def _blocks(self, lane: int, num_tokens: int, block_tokens: int) -> list[Block]:
+    def _blocks(
+        self, lane: int, num_tokens: int, short_tokens: int, block_tokens: int
+    ) -> list[Block]:
         """The lane's first tokens, wherever they are, if layers here keep rows of them."""
         if not self._cache.row_stacks:
             return []
-        absent = partial(self._absent, lane)
-        return blocks_of(self._cache, lane, num_tokens, block_tokens, absent)
+        in_host = self._absent.of(lane)
+        return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 
 class _Anything:
-    """Blocks of whatever lies in the first page."""
+    """Blocks of whatever lies in the first pages."""
 
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
@@ -130,8 +141,9 @@ class _Anything:
         self, blocks: Sequence[Block], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
         """See luceasync.hoststore.staging.Staging."""
-        page = [self._cache.rows_of(name, layer)[0, :CHUNK_TOKENS] for name in names]
-        return ((block.begin, tuple(page)) for block in blocks)
+        stacks = [self._cache.rows_of(name, layer)[0] for name in names]
+        for block in blocks:
+            yield block.begin, tuple(stack[: block.end - block.begin] for stack in stacks)
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,10 @@ class Platform(Protocol):
         """
         ...
 
+    def join_beside(self) -> None:
+        """What is queued outside from here on comes behind all that was queued inside so far."""
+        ...
+
     def stopwatch(self) -> Stopwatch:
         """Runs from what was queued so far on, on the current stream."""
         ...

@@ -41,13 +41,15 @@ class RemoteLogits:
             num_masses=len(wanted.mass_at),
             edits=tuple((edits.num_rows, edits.table.shape[1]) for edits in wanted.edits),
             num_masked=0 if wanted.masks is None else len(wanted.masks.rows),
+            is_of_masked=wanted.is_of_masked,
         )
         numbers = [np.array(wanted.mass_at, np.float64), *(edits.table for edits in wanted.edits)]
         given = [torch.from_numpy(n.astype(np.float64, copy=False)) for n in numbers if n.size]
         if (masks := wanted.masks) is not None:
             given += [torch.from_numpy(masks.rows), torch.from_numpy(masks.words)]
         number = self._link.tell(order, given)
-        return _RemoteRanking(self._link, self._sizes, prod(self._shape), wanted, carry, number)
+        num_rows = order.num_masked if wanted.is_of_masked else prod(self._shape)
+        return _RemoteRanking(self._link, self._sizes, num_rows, wanted, carry, number)
 
     def whole(self) -> Tensor:
         """Row by row: it is for measurements."""

@@ -102,8 +102,9 @@ class Shard:
         self.past: PastOfLanes | None = None  # where lanes have more than is here
         if plan.pool is not None:
             self.copies.rehearse()
-            absent = self.absent.rows
-            self.past = PastOfLanes(mixers, shard.begin, self.cache, platform, absent, self._recent)
+            self.past = PastOfLanes(
+                mixers, shard.begin, self.cache, platform, self.absent, self._recent
+            )
 
     def on_device(self) -> AbstractContextManager[object]:
         """Inside it kernels are launched on this shard's device."""
@@ -207,6 +208,8 @@ class Shard:
 
     def place(self, events: Sequence[PageEvent]) -> None:
         """Follow the page map."""
+        if self.past is not None:
+            self.past.places(events)
         self.cache.place(events)
         for lane in {event.lane for event in events}:
             self.absent.placed(lane)

@@ -80,7 +80,7 @@ class Rank(Message, frozen=True):
     """What is wanted of the logits of the last pass that left any, of its first entries; see
     luceasync.ranking.logits.Wanted. Where none is ranked, `Best` answers. With float64:
     `num_masses` temperatures, then each table of `edits`, (rows, edits). Then, where there are
-    masks, int64 rows and int32 words of `num_masked`.
+    masks, int64 rows and int32 words of `num_masked`; `is_of_masked`: of these rows alone.
     """
 
     num_entries: Positive
@@ -89,6 +89,7 @@ class Rank(Message, frozen=True):
     num_masses: Natural
     edits: tuple[tuple[Natural, Natural], ...]
     num_masked: Natural = 0
+    is_of_masked: bool = False
 
 
 class Whole(Message, frozen=True):

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from luceasync.node_words import NodeKey
+from luceasync.prefix.claims import with_ancestors
 from luceasync.prefix.node import Node, Tier
 
 HALF_LIFE_S = 6 * 3600.0
 MIN_AGE_S = 60.0
 FEW_TOKENS = 64  # that are run again in no time: a leaf of no more is worth no more than a state
 NONE: frozenset[NodeKey] = frozenset()
+LAST = 3  # the rank of what is claimed
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ def victims(
     recurrent: bool,
     protected: AbstractSet[NodeKey] = NONE,
     protected_ends: AbstractSet[NodeKey] | None = None,
+    claimed: AbstractSet[NodeKey] = NONE,
     half_life_s: float = HALF_LIFE_S,
     min_age_s: float = MIN_AGE_S,
 ) -> Eviction:
@@ -53,11 +56,14 @@ def victims(
     protected chains too, but for those of these keys. States on the way to one node alone go first,
     least recently used: who goes on from the tip needs none of them. Those where branches part, or
     where something ends that must stay, go last, but before anything new is refused.
+
+    `claimed` are ends at which conversations go on: after all else come their states, and the nodes
+    of their chains, least recently used first.
     """
     order = _Order(
         {node.key: node for node in nodes}, tier, now_s, recurrent, half_life_s, min_age_s
     )
-    order.protect(protected, protected_ends)
+    order.protect(protected, protected_ends, claimed)
     return order.until_freed(over_bytes)
 
 
@@ -87,10 +93,18 @@ class _Order:
         self._crown = _Crown(by_key, tier)
         self._kept: set[NodeKey] = set()
         self._kept_ends: AbstractSet[NodeKey] | None = None
+        self._claimed: set[NodeKey] = set()
+        self._claimed_ends: AbstractSet[NodeKey] = NONE
 
-    def protect(self, keys: AbstractSet[NodeKey], ends: AbstractSet[NodeKey] | None) -> None:
+    def protect(
+        self,
+        keys: AbstractSet[NodeKey],
+        ends: AbstractSet[NodeKey] | None,
+        claimed: AbstractSet[NodeKey],
+    ) -> None:
         """See victims."""
-        self._kept, self._kept_ends = _with_ancestors(keys, self._by_key), ends
+        self._kept, self._kept_ends = with_ancestors(keys, self._by_key), ends
+        self._claimed, self._claimed_ends = with_ancestors(claimed, self._by_key), claimed
 
     def until_freed(self, over_bytes: int) -> Eviction:
         """What goes until so much is free."""
@@ -126,6 +140,8 @@ class _Order:
         if not self._crown.is_leaf(node) or node.key in self._kept or self._is_young(node):
             return None
         saved = _saved_tokens(node, self._by_key, self._tier) if self._recurrent else 0
+        if node.key in self._claimed:
+            return LAST, node.last_used_s, saved, node.key, False
         if self._kept_ends is not None and 0 < saved < FEW_TOKENS:
             return 0, node.last_used_s, saved, node.key, False
         value = value_per_byte(
@@ -151,6 +167,8 @@ class _Order:
         if self._crown.is_leaf(node) and node.key not in self._kept:
             return None
         saved = _saved_tokens(node, self._by_key, self._tier)
+        if node.key in self._claimed_ends:
+            return LAST, node.last_used_s, saved, node.key, True
         if self._tier == "disk" and self._crown.is_before_tip(node):
             # Where the answer is opened: the next turn begins there, unless it goes on from the
             # tip. It is worth what a tip is; memory has what opens the answer as a branch there.
@@ -198,16 +216,6 @@ def _saved_tokens(node: Node, by_key: dict[NodeKey, Node], tier: Tier) -> int:
     while before is not None and tier not in before.state_tiers:
         before = None if before.parent is None else by_key.get(before.parent)
     return node.end - (0 if before is None else before.end)
-
-
-def _with_ancestors(keys: AbstractSet[NodeKey], by_key: dict[NodeKey, Node]) -> set[NodeKey]:
-    kept: set[NodeKey] = set()
-    for key in keys:
-        above: NodeKey | None = key
-        while above is not None and above in by_key and above not in kept:
-            kept.add(above)
-            above = by_key[above].parent
-    return kept
 
 
 class _Crown:

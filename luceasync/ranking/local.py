@@ -15,6 +15,7 @@ from luceasync.ranking.logits import (
     Block,
     Candidates,
     Logprobs,
+    Masks,
     Ranking,
     Wanted,
     WholeRow,
@@ -44,9 +45,15 @@ class LocalLogits:
         raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
         if carry is None:
             carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
+        masks = wanted.masks
+        if wanted.is_of_masked and masks is not None:
+            assert not wanted.edits, "edits name rows by their place among all"
+            rows = torch.from_numpy(masks.rows).to(raw.device, non_blocking=True)
+            raw, carry = raw[rows], carry[rows]
+            masks = Masks(np.arange(len(masks.rows)), masks.words)
         edited = apply_edits(raw.float(), wanted.edits) if wanted.edits else raw
-        if wanted.masks is not None:
-            edited = apply_masks(edited.float(), wanted.masks)
+        if masks is not None:
+            edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
             return _ranked(raw, edited.float(), wanted, carry)
         peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is

@@ -45,6 +45,8 @@ class Wanted:
     many of the highest logits, 0 where no more is wanted than which is the highest. `mass_at`: of
     each row the temperature at which its whole mass is wanted, 0 where it is not; empty where it is
     of none. `num_top`: how many of the highest log-probabilities, None where none are wanted.
+    `is_of_masked`: only rows that have a mask are looked at, and what is found is theirs, in order;
+    there are no edits then.
     """
 
     edits: tuple[Edits, ...] = ()
@@ -52,6 +54,7 @@ class Wanted:
     mass_at: tuple[float, ...] = ()
     num_top: int | None = None
     masks: Masks | None = None
+    is_of_masked: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from luceasync.server.drain import Drain
 from luceasync.server.family import Family, MakeFamily
 from luceasync.server.giving_back import give_back_what_was_freed
 from luceasync.server.live import Live
-from luceasync.server.metrics import CountRequests, Metrics
+from luceasync.server.metrics import Metrics
 from luceasync.server.openai.routes import OpenAi
 from luceasync.server.openapi.pages import OpenApi
 from luceasync.server.origins import guards
@@ -55,8 +55,7 @@ def create_app(
     spoken = [(family, _routes(family, house)) for family in (make(engine) for make in families)]
     refusals = Refusals(spoken)
     middleware = [
-        Middleware(CountRequests, metrics=metrics),
-        Middleware(LogRequests, refusal=refusals.response),
+        Middleware(LogRequests, refusal=refusals.response, count=metrics.count),
         *guards(config, refusals.response),
         Middleware(TellUnforeseen, refusal=refusals.response),
     ]

@@ -104,8 +104,10 @@ class Connection(TCPServer):
         self._turns = turns
         self._http: Http11 | Http2 | None = None
         self._client_left = False
+        self._num_waiting = 0  # senders that wait for the client, or for one that does
         self.when_idle: Callable[[bool], None] = lambda is_idle: None  # told each time it changes
-        self._low_water_bytes = writer.transport.get_write_buffer_limits()[0]
+        self._transport = writer.transport
+        self._low_water_bytes = self._transport.get_write_buffer_limits()[0]
 
     async def run(self) -> None:
         try:
@@ -126,7 +128,7 @@ class Connection(TCPServer):
 
     def abort(self) -> None:
         """End the connection now; what was not sent is lost."""
-        self.writer.transport.abort()
+        self._transport.abort()
 
     async def protocol_send(self, event: Event) -> None:
         if not isinstance(event, RawData):
@@ -136,25 +138,39 @@ class Connection(TCPServer):
                     return
             await super().protocol_send(event)
             return
-        async with self.send_lock:
-            try:
-                self.writer.write(event.data)
+        try:
+            await self._write(event.data)
+        except TimeoutError:
+            self.abort()
+        except (ConnectionError, RuntimeError):
+            pass  # the client is gone
+        else:
+            return
+        await self.protocol.handle(Closed())
+
+    async def _write(self, data: bytes) -> None:
+        """Send `data`, in the order of the calls, and wait while the client is behind. Raises
+        TimeoutError, ConnectionError or RuntimeError.
+        """
+        if self._num_waiting == 0:
+            self._transport.write(data)
+            if not self._is_behind():
+                return  # each token comes this way: nothing is awaited
+            data = b""
+        self._num_waiting += 1
+        try:
+            async with self.send_lock:
+                self._transport.write(data)
                 if self._is_behind():
                     async with asyncio.timeout(SEND_TIMEOUT_S):
                         await self.writer.drain()
-            except TimeoutError:
-                self.abort()
-            except (ConnectionError, RuntimeError):
-                pass  # the client is gone
-            else:
-                return
-        await self.protocol.handle(Closed())
+        finally:
+            self._num_waiting -= 1
 
     def _is_behind(self) -> bool:
         """Whether more waits for the client than may be added to, or the client is gone."""
-        transport = self.writer.transport
-        waiting_bytes = transport.get_write_buffer_size()
-        return waiting_bytes > self._low_water_bytes or transport.is_closing()
+        waiting_bytes = self._transport.get_write_buffer_size()
+        return waiting_bytes > self._low_water_bytes or self._transport.is_closing()
 
     def _addresses(self) -> tuple[Address, Address]:
         """The client's and ours. Raises OSError where the client has gone already."""

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable
 from typing import NoReturn
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from luceasync.request import Delta, Engine
 from luceasync.server.engine_metrics import EngineCollector
@@ -87,25 +85,3 @@ class Metrics:
             due_s = loop.time() + LAG_INTERVAL_S
             await asyncio.sleep(LAG_INTERVAL_S)
             self._lag.observe(max(0.0, loop.time() - due_s))
-
-
-class CountRequests:
-    """Middleware: counts each response by the route that gave it."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
-        def counted(message: Message) -> Awaitable[None]:  # each token passes: no frame of its own
-            if message["type"] == "http.response.start":
-                route = scope.get("route")
-                path = "unmatched" if route is None else route.path
-                self._metrics.count(path, message["status"])
-            return send(message)
-
-        await self._app(scope, receive, counted)

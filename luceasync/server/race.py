@@ -6,7 +6,7 @@ Owns the rule "whoever ends first ends the others". Knows nothing of HTTP.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
@@ -18,15 +18,17 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
     A watcher never returns: it raises when `work` has to stop. Then `work` is cancelled, its
     cleanup is awaited, and what the watcher raised is raised here, plain. The watchers are
     cancelled when `work` ends.
+
+    `work` has a task of its own: what it awaits again and again, each token of an answer, wakes it
+    alone, and not all that awaits it, a frame for each layer of the server.
     """
     error: BaseException
     try:
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(watcher) for watcher in watchers]
-            result = await work
-            for task in running:
-                task.cancel()
-        return result
+            working = tasks.create_task(work)
+            beside = [tasks.create_task(watcher) for watcher in watchers]
+            working.add_done_callback(lambda _: _cancel(beside))
+        return working.result()
     except BaseExceptionGroup as group:
         if len(group.exceptions) > 1:
             raise  # the cleanup of `work` failed too: both must be seen
@@ -37,4 +39,9 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
     try:
         raise error
     finally:
-        del error
+        del error, working
+
+
+def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    for task in tasks:
+        task.cancel()

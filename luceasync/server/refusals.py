@@ -5,16 +5,17 @@ Owns which family that is. Knows no error object.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from luceasync.server.failures import describe
 from luceasync.server.family import Family
+from luceasync.server.request_log import note_of
 
 
 class TellUnforeseen:
@@ -27,17 +28,10 @@ class TellUnforeseen:
         self._refusal = refusal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        def noted(message: Message) -> Awaitable[None]:  # each token passes: no frame of its own
-            nonlocal has_begun
-            has_begun = True
-            return send(message)
-
         try:
-            await self._app(scope, receive, noted)
+            await self._app(scope, receive, send)
         except Exception as error:
-            if scope["type"] == "http" and not has_begun:
+            if scope["type"] == "http" and note_of(scope).status is None:
                 await self._refusal(scope, error)(scope, receive, send)
             raise
 

@@ -1,6 +1,7 @@
 """One line of the log for each request, and the id by which a client finds it.
 
-Owns the id, what is noted of an answer while it goes out, and the line. Knows no API and no body.
+Owns the id, what is noted of an answer while it goes out, and the line. Knows no API and no body,
+nor who counts answers.
 """
 
 from __future__ import annotations
@@ -85,14 +86,22 @@ def note_of(scope: Scope) -> RequestNote:
 
 
 class LogRequests:
-    """Middleware: every answer carries an id, the client's own where that is sane, and leaves a
-    line when it has ended.
+    """Middleware: every answer is counted, carries an id, the client's own where that is sane, and
+    leaves a line when it has ended.
     """
 
-    def __init__(self, app: ASGIApp, refusal: Callable[[Scope, Exception], Response]) -> None:
-        """`refusal` words what nobody foresaw; the exception goes on to whoever logs it."""
+    def __init__(
+        self,
+        app: ASGIApp,
+        refusal: Callable[[Scope, Exception], Response],
+        count: Callable[[str, int], None],
+    ) -> None:
+        """`refusal` words what nobody foresaw; the exception goes on to whoever logs it. `count` is
+        told the route and the status of each answer as it begins.
+        """
         self._app = app
         self._refusal = refusal
+        self._count = count
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -103,6 +112,7 @@ class LogRequests:
         def noted(message: Message) -> Awaitable[None]:  # each token passes: no frame of its own
             if message["type"] == "http.response.start":
                 note.status = message["status"]
+                self._count(_route_of(scope), message["status"])
                 header = (HEADER.encode(), note.request_id.encode())
                 message["headers"] = [*message.get("headers", ()), header]
             return send(message)
@@ -125,6 +135,10 @@ def _id_of(scope: Scope) -> str:
 def _write(scope: Scope, note: RequestNote) -> None:
     level = logging.DEBUG if scope["path"] in QUIET_PATHS else logging.INFO
     if logger.isEnabledFor(level):
-        route = scope.get("route")
-        path = "unmatched" if route is None else route.path
-        logger.log(level, "%s %s %s", scope["method"], path, " ".join(note.words()))
+        words = " ".join(note.words())
+        logger.log(level, "%s %s %s", scope["method"], _route_of(scope), words)
+
+
+def _route_of(scope: Scope) -> str:
+    route = scope.get("route")
+    return "unmatched" if route is None else route.path

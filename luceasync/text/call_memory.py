@@ -65,9 +65,9 @@ class NotedCalls:
         self._id: str | None = None
         self._arguments: list[str] = []
 
-    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
         """See PieceMaker."""
-        pieces = self._maker.make(text, is_last=is_last)
+        pieces = self._maker.make(text, is_last=is_last, is_cut=is_cut)
         for piece in pieces:
             match piece:
                 case CallPiece(_, call_id, _):

@@ -13,9 +13,10 @@ from luceasync.pieces import Piece, TextPiece
 class PieceMaker(Protocol):
     """Parts the growing text of one choice; one maker serves one choice."""
 
-    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
         """The pieces that are certain with `text`, which follows what was given before. What may
-        yet turn out to be of another type is held back, unless `text` `is_last`.
+        yet turn out to be of another type is held back, unless `text` `is_last`. `is_cut`: it is,
+        and the model would have said more: a call that has just begun is not told then.
         """
         ...
 
@@ -23,6 +24,6 @@ class PieceMaker(Protocol):
 class PlainText:
     """All of it is the answer's text; nothing is held back."""
 
-    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
         """See PieceMaker."""
         return (TextPiece(text),) if text else ()

@@ -6,15 +6,12 @@ that place is found. Knows no cache.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, takewhile
 from typing import Any
 
 from luceasync.errors import RequestError
-from luceasync.text.control_tokens import BREAK
+from luceasync.text.parting import Parting
 from luceasync.text.template import Template
-from luceasync.text.tokenizer import Tokenizer
 
 SYSTEM_ROLES = ("system", "developer")
 OTHERS = ("0", "a")  # other system messages; with one of them no message begins as with the other
@@ -24,9 +21,9 @@ ASKED = {"role": "user", "content": "0"}  # without a user's turn some templates
 class ToolsBlock:
     """What prompts of one template say of tools. Any thread may call it."""
 
-    def __init__(self, template: Template, tokenizer: Tokenizer) -> None:
+    def __init__(self, template: Template, parting: Parting) -> None:
         self._template = template
-        self._num_bytes = _TokenLengths(tokenizer)
+        self._parting = parting
 
     def end(
         self,
@@ -50,25 +47,4 @@ class ToolsBlock:
             ]
         except RequestError:  # nothing is known then
             return None
-        shared = text[: min(_num_shared(text, other) for other in others)]
-        num_bytes = len(shared.replace(BREAK, "").encode("utf-8", "surrogatepass"))
-        ends = accumulate(map(self._num_bytes.__getitem__, ids))
-        return sum(1 for _ in takewhile(num_bytes.__ge__, ends))
-
-
-class _TokenLengths(dict[int, int]):
-    """How many bytes each token has, once it was asked for: to look that up takes a while."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        super().__init__()
-        self._tokenizer = tokenizer
-
-    def __missing__(self, token_id: int) -> int:
-        num_bytes = self[token_id] = len(self._tokenizer.token_bytes(token_id))
-        return num_bytes
-
-
-def _num_shared(text: str, other: str) -> int:
-    """How many characters both begin with."""
-    least = min(len(text), len(other))
-    return bisect_left(range(least), True, key=lambda i: text[: i + 1] != other[: i + 1])
+        return self._parting.num_tokens(text, ids, others)

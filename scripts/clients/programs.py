@@ -23,13 +23,15 @@ CASES_S = 900.0
 @dataclass(frozen=True, slots=True)
 class Program:
     """`packages` of an index; `cases`: the file of `clients/cases` that runs with them, None for
-    an agent, which is driven as a command.
+    an agent, which is driven as a command. `forced`: cases whose form is forced, so that any model
+    can do them.
     """
 
     name: str
     kind: str
     packages: tuple[str, ...]
     cases: str | None = None
+    forced: str | None = None
 
     @property
     def folder_name(self) -> str:
@@ -56,16 +58,17 @@ class Program:
         folder = under / self.folder_name
         return ", ".join(_version(folder, self.kind, package) for package in self.packages)
 
-    def run(self, under: Path, home: Path, url: str, model_dir: Path) -> dict[str, str | None]:
-        """By case what went wrong, None for nothing."""
-        assert self.cases is not None
+    def run(
+        self, cases: str, under: Path, home: Path, url: str, model_dir: Path
+    ) -> dict[str, str | None]:
+        """By case of a file of `clients/cases` what went wrong, None for nothing."""
         folder = under / self.folder_name
         home.mkdir(parents=True, exist_ok=True)
         if self.kind == "npm":
-            shutil.copy(CASES / self.cases, folder)  # so that it finds its packages
-            command = ["node", str(folder / self.cases)]
+            shutil.copy(CASES / cases, folder)  # so that it finds its packages
+            command = ["node", str(folder / cases)]
         else:
-            command = [str(folder / "bin/python"), str(CASES / self.cases)]
+            command = [str(folder / "bin/python"), str(CASES / cases)]
         ran = subprocess.run(
             command,
             cwd=home,
@@ -96,11 +99,27 @@ PROGRAMS = (
         "npm",
         ("openai", "@anthropic-ai/sdk", "ai@6", "@ai-sdk/openai-compatible@2", "zod"),
         "javascript.mjs",
+        "javascript_forced.mjs",
     ),
-    Program("litellm", "pip", ("litellm", "mcp"), "litellm_python.py"),
-    Program("langchain", "pip", ("langchain-openai",), "langchain_python.py"),
-    Program("pydantic-ai", "pip", ("pydantic-ai-slim[openai]",), "pydantic_ai_python.py"),
-    Program("llm", "pip", ("llm",), "llm_python.py"),
+    Program("litellm", "pip", ("litellm", "mcp"), "litellm_python.py", "litellm_forced.py"),
+    Program(
+        "langchain", "pip", ("langchain-openai",), "langchain_python.py", "langchain_forced.py"
+    ),
+    Program(
+        "instructor",
+        "pip",
+        ("instructor", "anthropic"),
+        "instructor_python.py",
+        "instructor_forced.py",
+    ),
+    Program(
+        "pydantic-ai",
+        "pip",
+        ("pydantic-ai-slim[openai]",),
+        "pydantic_ai_python.py",
+        "pydantic_ai_forced.py",
+    ),
+    Program("llm", "pip", ("llm",), "llm_python.py", "llm_forced.py"),
     Program("aider", "pip", ("aider-chat",), "aider_python.py"),
     Program("lm_eval", "pip", ("lm_eval[api]",), "lm_eval_python.py"),
     Program("guidellm", "pip", ("guidellm",), "guidellm_python.py"),

@@ -1,6 +1,6 @@
 """A server as `luceasync serve` makes it, over a tiny model that says what a script has it say.
 
-    python -m scripts.clients.serve FOLDER --port 8123
+    python -m scripts.clients.serve FOLDER --port 8123 [--bundled]
 
 All but the choice of tokens is real: template, tokens, prefill, lanes, the cache on disk, answers.
 Every request and its answer is a line of FOLDER/requests.jsonl. Knows no client.
@@ -40,6 +40,7 @@ from scripts.clients.script import WRITERS, WriteCall, answer
 
 MODEL = "luce"
 MAX_CTX_TOKENS = 131072
+BUNDLED_CTX_TOKENS = 8192
 SHAPE: dict[str, Any] = {
     "vocab_size": 8192,
     "hidden_size": 32,
@@ -92,18 +93,25 @@ class ScriptedChoice:
         logits: Logits,
         meanwhile: Callable[[], None] = nothing,
     ) -> None:
-        heard = choose(logits, [_row(g) for g in generations], meanwhile=meanwhile)
-        told = zip(generations, heard.token_ids, heard.logprobs, strict=True)
-        for generation, token, logprobs in told:
-            if generation.guide is not None:  # no script knows what may come
-                generation.append(token, logprobs)
-                continue
-            ids = self._answers.get(generation) or self._answer(generation)
-            self._answers[generation] = ids
+        rows = [_row(g) for g in generations]
+        heard = choose(logits, rows, meanwhile=meanwhile)
+        told = zip(generations, rows, heard.token_ids, heard.logprobs, strict=True)
+        for generation, row, token, logprobs in told:
+            ids = self._answers.setdefault(generation, [])
+            if not generation.num_generated:
+                ids[:] = self._answer(generation)
             if generation.num_generated < len(ids):  # else it goes on after its end
-                token = ids[generation.num_generated]
+                token = self._said(ids, generation.num_generated, row, token)
             if not generation.append(token, logprobs):
                 del self._answers[generation]
+
+    @staticmethod
+    def _said(ids: list[int], place: int, row: RowSampling, heard: int) -> int:
+        """The script's token, unless it may not come: then the script has no more to say."""
+        if row.mask is None or row.mask[ids[place] // 32] >> (ids[place] % 32) & 1:
+            return ids[place]
+        del ids[place:]
+        return heard
 
     def _answer(self, generation: Generation) -> list[int]:
         tokenizer, prepared = generation.prepared.tokenizer, generation.prepared
@@ -124,12 +132,25 @@ def choose_as(choice: ScriptedChoice) -> None:
         module.choose_next = choice  # type: ignore[attr-defined]
 
 
+def scripted(folder: Path, template: str) -> tuple[ModelConfig, int]:
+    """A model that says what the script has it say, and its context."""
+    choose_as(ScriptedChoice(WRITERS[template]))
+    return ModelConfig(
+        model_dir=make_model(folder / "model", template), names=(MODEL,)
+    ), MAX_CTX_TOKENS
+
+
+def bundled() -> tuple[ModelConfig, int]:
+    """The model that luceasync brings, which chooses for itself what it has to say."""
+    return ModelConfig(names=(MODEL,)), BUNDLED_CTX_TOKENS
+
+
 async def run(folder: Path, args: argparse.Namespace) -> None:
     """Serve until a signal."""
-    choose_as(ScriptedChoice(WRITERS[args.template]))
+    model, max_ctx_tokens = bundled() if args.bundled else scripted(folder, args.template)
     config = Config(
-        model=ModelConfig(model_dir=make_model(folder / "model", args.template), names=(MODEL,)),
-        engine=EngineConfig(parallel=3, max_ctx_tokens=MAX_CTX_TOKENS),
+        model=model,
+        engine=EngineConfig(parallel=3, max_ctx_tokens=max_ctx_tokens),
         cache=CacheConfig(cache_dir=folder / "cache", budget_bytes=4 << 30, memory_bytes=1 << 30),
         server=ServerConfig(port=args.port),
     )
@@ -150,6 +171,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--port", type=int, default=0)
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
+    parser.add_argument("--bundled", action="store_true", help="the bundled model, no script")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     uvloop.install()

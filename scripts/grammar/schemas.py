@@ -20,9 +20,17 @@ TEXTS = ["red", "", 'a "b"', "né\n", "<|im_end|>", "0"]
 def schema_of(seed: int) -> Schema:
     """The schema of a seed: an object, mostly, as answers are."""
     rng = random.Random(seed)
-    kind = rng.choice([*[_object] * 6, _array, _union, _merged, _recursive, _tagged, _shared])
-    schema = kind(rng, 3)
+    schema = _kind(rng)(rng, 3)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def kind_of(seed: int) -> str:
+    """What is outermost in it."""
+    return _kind(random.Random(seed)).__name__.removeprefix("_")
+
+
+def _kind(rng: random.Random) -> Make:
+    return rng.choice([*[_object] * 6, _array, _union, _merged, _recursive, _tagged, _shared])
 
 
 def _any(rng: random.Random, depth: int) -> Schema:

@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.engine.admission import Admission, retry_after_s
+from luceasync.engine.admission import Admission
 from luceasync.errors import QueueFull
-from luceasync.request import Timings
-
-
-def ended(seconds: float) -> Timings:
-    return Timings(9.0, seconds / 2, seconds / 2, num_prefilled=1, num_decoded=1)
 
 
 def test_a_choice_beyond_lanes_and_queue_is_refused_until_one_has_finished():
@@ -19,7 +14,7 @@ def test_a_choice_beyond_lanes_and_queue_is_refused_until_one_has_finished():
     admission.enter(3)
     with pytest.raises(QueueFull, match="1 requests are queued"):
         admission.check(1)
-    admission.leave(ended(1.0))
+    admission.leave()
     admission.check(1)
 
 
@@ -28,18 +23,69 @@ def test_all_choices_of_a_request_need_a_place():
         Admission(num_lanes=2, max_queue=1).check(4)
 
 
-def test_the_longer_choices_take_the_later_one_is_to_come_back():
-    admission = Admission(num_lanes=1, max_queue=0)
-    admission.enter(101)
-    for _ in range(100):
-        admission.leave(ended(20.0))
+class Clock:
+    """Stands still."""
+
+    now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def wait_s(admission: Admission, num_choices: int = 1) -> int:
     with pytest.raises(QueueFull) as caught:
-        admission.check(1)
-    assert caught.value.retry_after_s == 20
+        admission.check(num_choices)
+    return caught.value.retry_after_s
 
 
-@pytest.mark.parametrize(
-    ("num_lanes", "mean_s", "expected"), [(4, 0.0, 1), (4, 20.0, 5), (1, 20.0, 20), (1, 1e9, 60)]
-)
-def test_retry_after_is_the_time_to_a_free_lane_within_bounds(num_lanes, mean_s, expected):
-    assert retry_after_s(num_lanes, mean_s) == expected
+def busy(clock: Clock, seconds: float) -> Admission:
+    """Two lanes and a place to wait in; of its choices one ends every so many seconds."""
+    admission = Admission(2, 1, clock)
+    admission.enter(3)
+    for _ in range(60):
+        clock.now_s += seconds
+        admission.leave()
+        admission.enter(1)
+    return admission
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [(0.01, 1), (1.0, 1), (7.0, 7), (500.0, 60)])
+def test_who_finds_no_place_comes_back_when_one_more_has_ended(seconds, expected):
+    assert wait_s(busy(Clock(), seconds)) == expected
+
+
+def test_the_more_places_are_wanted_and_the_more_others_want_them_the_later():
+    admission = busy(Clock(), 7.0)
+    assert wait_s(admission, 2) == 14
+    assert wait_s(admission) == 21  # two places are for whoever came before
+    admission.leave()
+    admission.enter(1)
+    assert wait_s(admission) <= 7
+
+
+def test_what_has_gone_on_for_long_may_go_on_for_as_long():
+    clock = Clock()
+    admission = Admission(2, 1, clock)
+    admission.enter(3)
+    assert wait_s(admission) == 1
+    clock.now_s += 20.0
+    assert wait_s(admission) == 40  # the second who asks
+
+
+def test_times_in_which_nobody_waited_tell_nothing():
+    clock = Clock()
+    admission = busy(clock, 2.0)
+    for _ in range(3):
+        admission.leave()
+    clock.now_s += 3600.0
+    admission.enter(3)
+    assert wait_s(admission) <= 2
+
+
+def test_a_clock_that_went_back_gives_bounds_all_the_same():
+    clock = Clock()
+    admission = busy(clock, 2.0)
+    clock.now_s = -1e9
+    admission.leave()
+    admission.enter(1)
+    assert 1 <= wait_s(admission) <= 60

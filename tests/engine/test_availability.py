@@ -51,3 +51,23 @@ async def test_what_is_interrupted_says_why_until_it_goes_on():
     availability.stop("the server is shutting down")
     availability.interrupt("the engine failed", back_in_s=4)
     assert availability.detail == "the server is shutting down"
+
+
+async def test_when_to_come_back_passes_as_time_does():
+    now_s = [50.0]
+    availability = Availability(("model",), clock=lambda: now_s[0])
+    availability.begin()
+    assert availability.retry_after_s == 1
+    now_s[0] += 8.0
+    assert availability.retry_after_s == 8  # it may take as long again
+    now_s[0] += 1e6
+    assert availability.retry_after_s == 60
+    availability.arrived("model")
+    assert availability.retry_after_s == 1
+    availability.interrupt("the engine failed", back_in_s=9)
+    now_s[0] += 5.5
+    assert availability.retry_after_s == 4
+    now_s[0] += 100.0
+    assert availability.retry_after_s == 1
+    availability.resume()
+    assert availability.retry_after_s == 1

@@ -37,6 +37,7 @@ PERSON = {
     "required": ["name", "age", "tags"],
     "additionalProperties": False,
 }
+END = 2  # the tiny model's token
 SCHEMA = Constraint("json_schema", json.dumps(PERSON), "response_format.json_schema.schema")
 PHONE = Constraint("regex", r"[0-9]{3}-[0-9]{4}( ext [0-9]{1,3})?", "guided_regex")
 CHOICE = Constraint("choice", json.dumps(["yes", "no", 'né\n"?"']), "guided_choice")
@@ -269,3 +270,23 @@ async def test_no_call_can_be_forced_where_nobody_knows_how_they_are_written(tin
         with pytest.raises(RequestError) as caught:
             await engine.open(Request(prompt))
     assert caught.value.param == "tool_choice"
+
+
+async def test_an_answer_that_would_end_at_once_has_its_least_tokens(tiny_dir, tmp_path):
+    wants_end = Sampling(logit_bias={END: 100.0})
+    draft = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
+    told = []
+    for options in ({}, {"draft_dir": draft}):
+        async with started(tiny_dir, **options) as engine:
+            for least in (0, 1, 7):
+                stream = await engine.open(
+                    Request(
+                        ChatPrompt([{"role": "user", "content": "x"}]),
+                        sampling=wants_end,
+                        min_tokens=least,
+                    )
+                )
+                ids = [i for delta in [d async for d in stream] for i in delta.token_ids]
+                assert len(ids) == least + 1 and ids.index(END) == least
+                told.append(ids)
+    assert told[:3] == told[3:]

@@ -193,7 +193,7 @@ def test_an_end_from_outside_shows_what_was_held_back(tokenizer: Tokenizer, reas
 
 def test_a_maker_of_pieces_that_has_failed_cannot_keep_the_end_from_being_told(tokenizer):
     class Broken:
-        def make(self, text: str, *, is_last: bool):
+        def make(self, text: str, *, is_last: bool, is_cut: bool = False):
             raise ZeroDivisionError("no pieces")
 
     choice = make(tokenizer, piece_maker=Broken())
@@ -298,7 +298,7 @@ class WholeOnly:
     def __init__(self) -> None:
         self._held = ""
 
-    def make(self, text: str, *, is_last: bool) -> tuple[TextPiece, ...]:
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[TextPiece, ...]:
         self._held += text
         return tuple(TextPiece(word) for word in self._held.split()) if is_last else ()
 

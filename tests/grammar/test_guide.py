@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import Guide
+from luceasync.grammar.guide import FIT_ROUNDS, Guide, Least
 from luceasync.grammar.thought import Limit, Thought
 from tests import tiny
 
@@ -115,6 +115,36 @@ def test_a_guide_ends_where_nothing_may_follow(guide, tokenizer):
     assert guide.is_over and guide.failure is None
 
 
+@pytest.mark.parametrize("come", ["", '{"question": ', '{"question": "to be", "n": 1', "all"])
+def test_a_token_alone_is_allowed_where_its_mask_says_so(new_matcher, tokenizer, come):
+    text = '{"question": "not", "n": 5}' if come == "all" else come
+    guide = after(new_matcher, tokenizer.encode(text))
+    ids = range(-1, NUM_WORDS * 32)
+    assert [token for token in ids if guide.allows(token)] == allowed(guide.mask())
+
+
+def test_proposals_are_fitted_as_long_as_a_drafter_misses_what_must_come(guide, tokenizer):
+    right = tokenizer.encode('{"question": "')
+    for _ in range(FIT_ROUNDS):
+        assert guide.is_fitting
+        guide.fit([0, *right], None, 20)
+    assert not guide.is_fitting
+    guide.missed(right[1])  # another one must come
+    assert not guide.is_fitting
+    guide.missed(right[0])
+    assert guide.is_fitting
+
+
+def test_masks_below_a_row_are_those_of_the_whole_proposal(guide, tokenizer):
+    tokens = [0, *tokenizer.encode('{"question": "to be", "n": 12}')]
+    whole = guide.masks(tokens, None)
+    for token in tokens[1:4]:
+        guide.consume(token)
+    below = guide.masks(tokens, None, 3)
+    assert sorted(below) == [row for row in sorted(whole) if row >= 3]
+    assert all(np.array_equal(mask, whole[row]) for row, mask in below.items())
+
+
 def thinking(tokenizer, most: int, matcher=None) -> Guide:
     close = tuple(tokenizer.encode("\n</think>"))
     thought = Thought(Limit(most, close, tokenizer.token_bytes), "open")
@@ -154,3 +184,34 @@ def test_a_character_is_finished_before_reasoning_is_closed(new_matcher, tokeniz
         assert token in allowed(guide.mask())
         guide.consume(token)
     assert guide.is_over
+
+
+END = 2
+
+
+def test_no_end_comes_before_so_many_tokens_on_any_path_of_a_proposal():
+    guide = Guide(None, None, NUM_WORDS, Least.of(3, {END, 10**6}, NUM_WORDS))
+    everything = list(range(NUM_WORDS * 32))
+    assert allowed(guide.mask()) == [token for token in everything if token != END]
+    guide.consume(7)
+    found = guide.masks([7, 8, 9, 5], [-1, 0, 1, 0])  # two, and one, tokens below what has come
+    assert set(found) == {0, 1, 3} and END not in allowed(found[1])
+    assert guide.masks([7, 8], None).keys() == {0, 1}  # nothing of it is left
+    guide.consume(8)
+    guide.consume(9)
+    assert guide.mask() is None
+
+
+def test_a_grammar_after_which_nothing_else_can_come_ends_it_all_the_same(new_matcher, tokenizer):
+    guide = Guide(new_matcher("regex", "to"), None, NUM_WORDS, Least.of(9, {END}, NUM_WORDS))
+    for token in tokenizer.encode("to"):
+        assert END not in allowed(guide.mask())
+        guide.consume(token)
+    assert allowed(guide.mask()) == [END]
+
+
+def test_one_that_may_go_on_goes_on(new_matcher, tokenizer):
+    guide = Guide(new_matcher("regex", "(to)+"), None, NUM_WORDS, Least.of(9, {END}, NUM_WORDS))
+    for token in tokenizer.encode("to"):
+        guide.consume(token)
+    assert END not in allowed(guide.mask()) and allowed(guide.mask())

@@ -60,7 +60,9 @@ def lane_with(rows: dict[tuple[str, int], Tensor], here: dict[int, int], device:
 
 
 class Nodes:
-    """Host memory of the lane's rows, cut anywhere."""
+    """Host memory of the lane's rows, cut anywhere; it lacks the tokens `missing`."""
+
+    missing: frozenset[int] = frozenset()
 
     def __init__(self, rows: dict[tuple[str, int], Tensor], cuts: list[int], pin: bool) -> None:
         ends = [*cuts, NUM_TOKENS]
@@ -71,7 +73,10 @@ class Nodes:
                 tensors = {key: tensor.pin_memory() for key, tensor in tensors.items()}
             self._nodes.append(HostRows(begin, end, 0, tensors, None))
 
-    def absent(self, begin: int, end: int) -> list[HostRows]:
+    def has(self, begin: int, end: int) -> bool:
+        return all(not begin <= missing < end for missing in self.missing)
+
+    def rows(self, begin: int, end: int) -> list[HostRows]:
         found = []
         for node in self._nodes:
             first, last = max(begin, node.begin), min(end, node.end)
@@ -98,23 +103,48 @@ def assert_whole(staging: Staging, blocks: list[Block], rows: dict[tuple[str, in
     st.permutations(range(NUM_CHUNKS)),
     st.sets(st.integers(0, NUM_CHUNKS - 1)),
     st.lists(st.integers(1, NUM_TOKENS - 1), unique=True, max_size=4).map(sorted),
+    st.sampled_from([0, 64, 128, BLOCK]),
 )
-def test_blocks_are_whole_wherever_their_rows_lie(order, gone, cuts):
+def test_blocks_are_whole_wherever_their_rows_lie(order, gone, cuts, short_tokens):
     rows = truth()
     here = {chunk: page for chunk, page in enumerate(order) if chunk not in gone}
     cache = lane_with(rows, here, "cpu:0")
-    blocks = blocks_of(cache, LANE, NUM_TOKENS, BLOCK, Nodes(rows, cuts, pin=False).absent)
+    nodes = Nodes(rows, cuts, pin=False)
+    blocks = blocks_of(cache, LANE, NUM_TOKENS, BLOCK, short_tokens, nodes)
     assert_whole(DirectStaging(cache, BLOCK), blocks, rows)
+
+
+@pytest.mark.parametrize(
+    ("short_tokens", "missing", "from_pages"),
+    [
+        (0, (), [(1, 3), (4, 5)]),
+        (64, (), [(1, 3)]),
+        (64, (4 * 64 + 5,), [(1, 3), (4, 5)]),  # not written there yet, or never
+        (128, (), []),
+    ],
+)
+def test_short_pieces_that_host_memory_has_too_are_read_from_there(
+    short_tokens, missing, from_pages
+):
+    rows = truth()
+    cache = lane_with(rows, {1: 0, 2: 1, 4: 2}, "cpu:0")
+    nodes = Nodes(rows, [], pin=False)
+    nodes.missing = frozenset(missing)
+    [block] = blocks_of(cache, LANE, NUM_TOKENS, NUM_TOKENS, short_tokens, nodes)
+    found = [(s.at // 64, (s.at + s.num_rows) // 64) for s in block.sections if s.host is None]
+    assert found == from_pages
+    assert len(block.sections) == 2 * len(from_pages) + 1, "the rest is in as few pieces as can be"
+    assert_whole(DirectStaging(cache, NUM_TOKENS), [block], rows)
 
 
 def test_rows_in_one_piece_are_read_where_they_are():
     rows = truth()
     cache = lane_with(rows, {0: 0, 1: 1, 2: 2, 6: 3}, "cpu:0")
     nodes = Nodes(rows, [], pin=False)
-    blocks = blocks_of(cache, LANE, NUM_TOKENS, 64, nodes.absent)
+    blocks = blocks_of(cache, LANE, NUM_TOKENS, 64, 0, nodes)
     found = [keys.data_ptr() for _, (keys,) in DirectStaging(cache, 64).rows(blocks, 0, NAMES[:1])]
     own = cache.rows_of("attn_k", 0)[LANE]
-    host = nodes.absent(0, NUM_TOKENS)[0].tensors["attn_k", 0]
+    host = nodes.rows(0, NUM_TOKENS)[0].tensors["attn_k", 0]
     assert found[:3] == [own[64 * page].data_ptr() for page in range(3)]
     assert found[3:6] == [host[64 * chunk].data_ptr() for chunk in (3, 4, 5)]
     assert found[6] == own[64 * 3].data_ptr()
@@ -129,7 +159,7 @@ def test_a_gpu_has_the_same_blocks(is_held_up: bool):
     rows = truth()
     cache = lane_with(rows, {0: 3, 4: 0, 5: 6}, "cuda:0")
     nodes = Nodes(rows, [100, 129, 300], pin=True)
-    blocks = blocks_of(cache, LANE, NUM_TOKENS, BLOCK, nodes.absent)
+    blocks = blocks_of(cache, LANE, NUM_TOKENS, BLOCK, 0, nodes)
     staging = StreamStaging(cache, BLOCK)
     for place in (next(staging._places) for _ in range(2)):
         place.bytes.fill_(255)  # NaN, whatever it is read as

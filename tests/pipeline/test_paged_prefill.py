@@ -103,6 +103,9 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "num_shards": num_shards}
     backend = make_backend(tiny_dir, **sizes, pool_tokens=POOL)
     whole = make_backend(tiny_dir, **sizes, pool_tokens=NUM_PROMPT)
+    for group in backend._groups:
+        for shard in group._shards:
+            shard.past._staging.is_in_place = False  # as where rows are copied to be read
     prefilled(backend, prompt(1300))
     prefilled(whole, prompt(1300))
     passed = looked(backend, 1300)
@@ -121,13 +124,42 @@ def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: P
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
     plain = make_backend(tiny_dir, **sizes)
     prefilled(plain, prompt(1300))
-    looked(plain, 1300)  # what came by in the last pass
     expected = looked(plain, 1300)
     [group] = plain._groups
     group.passes.look(1, 1300)
     for position in range(1300, 1303):
         batch = Batch((1, NO_LANE, NO_LANE, NO_LANE), (position, 0, 0, 0), 1)
         group.passes.decode(batch, torch.full((4, 1), 7))
+    assert group.passes.masses(1).of_chunks.equal(expected)
+
+
+@pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+@torch.inference_mode()
+def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path, device: str):
+    """Whose page is then written, though the look is late."""
+    sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "pool_tokens": POOL}
+    backend = make_backend(tiny_dir, **sizes, devices=[device])
+    prefilled(backend, prompt(1300))
+    looked(backend, 1300)  # what came by in the last pass
+    expected = looked(backend, 1300)
+    [group] = backend._groups
+    [shard] = group._shards
+    group.passes.look(1, 1300)
+    look = shard.past._looks._found[1]
+    if device != "cpu:0":
+        with shard.platform.beside():
+            torch.cuda._sleep(10**9)
+    look.go_on()
+    in_pages = {*look._in_pages}  # host memory lacks them
+    for num_chunks in (24, 27):
+        backend.lanes.make_room(1, num_chunks * 64)
+    residents = shard.cache._residents[1]
+    pages = dict(zip(residents._chunks, residents._pages, strict=True))
+    assert in_pages - set(pages), "one of them has left"
+    shard.use([1])
+    for page in (page for chunk, page in pages.items() if chunk > 20):  # nobody looks at those
+        for stack in shard.cache.row_stacks:
+            stack[:, 1, page * 64 : page * 64 + 64] = torch.nan
     assert group.passes.masses(1).of_chunks.equal(expected)
 
 

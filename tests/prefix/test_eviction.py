@@ -268,3 +268,27 @@ def test_nothing_is_missing_while_a_state_could_go(nodes, over_bytes, data):
         elif node.key in found.ends:
             freed += node.state_bytes
     assert found.freed_bytes == freed
+
+
+@pytest.mark.parametrize("protected_ends", [None, frozenset()])
+def test_where_a_conversation_goes_on_goes_last_and_goes(protected_ends):
+    tree, fields = Tree(), {"state_tiers": MEMORY, "hits": 0}
+    talk = grow(tree, [1] * 100, [2] * 2, **fields)
+    titles = [grow(tree, [i] * 300, **{**fields, "hits": 9})[0] for i in range(3, 6)]
+    claimed = {talk[-1].key}
+    how = {"recurrent": True, "protected_ends": protected_ends}
+    assert talk[-1].key in evict([*talk, *titles], 9000, **how).keys
+    gone = evict([*talk, *titles], 9000, claimed=claimed, **how)
+    assert set(gone.keys) == {title.key for title in titles} and not gone.missing_bytes
+    everything = evict([*talk, *titles], 99999, claimed=claimed, **how)
+    assert everything.keys[-2:] == (talk[1].key, talk[0].key)
+    assert talk[1].key not in gone.ends
+
+
+def test_states_on_the_way_there_go_as_ever():
+    chain = grow(Tree(), [1] * 100, [2] * 100, [3] * 100, state_tiers=MEMORY)
+    how = {"recurrent": True, "protected_ends": frozenset()}
+    gone = evict(chain, 200, claimed={chain[2].key}, **how)
+    assert gone.keys == () and gone.ends == (chain[0].key, chain[1].key)
+    gone = evict(chain, 150, claimed={chain[0].key, chain[2].key}, **how)
+    assert gone.ends[0] == chain[1].key

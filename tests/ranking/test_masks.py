@@ -58,3 +58,11 @@ def test_a_row_that_may_get_nothing_has_no_token_and_disturbs_no_other():
         NO_TOKEN,
         7,
     ]
+
+
+def test_rows_that_have_a_mask_can_be_looked_at_alone():
+    logits = torch.randn(5, 70, generator=torch.Generator().manual_seed(4))
+    masks = random_masks(5, 70, [1, 4])
+    best = LocalLogits(logits).rank(Wanted(masks=masks)).candidates().best
+    alone = LocalLogits(logits).rank(Wanted(masks=masks, is_of_masked=True)).candidates().best
+    assert alone.tolist() == best[[1, 4]].tolist()

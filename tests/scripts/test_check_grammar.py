@@ -7,7 +7,9 @@ import json
 import pytest
 
 from luceasync.grammar.trial import Trial
-from scripts.check_grammar import check
+from scripts.check_grammar import WRONG, check, parser
+from scripts.grammar import judging
+from scripts.grammar.cases import made_up
 from scripts.grammar.schemas import schema_of
 from scripts.grammar.validity import is_valid
 
@@ -57,6 +59,14 @@ LENIENT = {"x-guidance": {"whitespace_flexible": False}}
 
 @pytest.mark.slow
 async def test_a_few_of_them():
-    ends = await check("qwen3_5", range(8), tree=True)
-    assert ends["valid"] >= 6
-    assert not ends["NOT VALID"] and not ends["another one without a drafter"]
+    options = parser().parse_args(["--drafts", "none,tree", "--schemas", "8"])
+    ends = [end for found in await check("qwen3_5", made_up(range(8)), options) for end in found]
+    assert ends.count(judging.VALID) >= 6
+    assert not WRONG & set(ends)
+
+
+def test_the_beginning_of_json_is_told_from_what_is_none():
+    whole = json.dumps([1, -2.5e3, True, None, 'a\u00e9\n"', {"a": {}, "b": [[], "x"]}])
+    assert all(judging.is_beginning(whole[:end]) for end in range(len(whole) + 1))
+    wrong = ["{]", '{"a" 1', "[1 2", "{,", '"a" "b"', "nul1", "01", "[1,,", "]", "x", '{"a":1}}']
+    assert not any(map(judging.is_beginning, wrong))

@@ -16,6 +16,7 @@ from recall.facts import (
     END,
     FACT,
     HOP,
+    MASK,
     NUM_VALUES,
     SLOT_WORDS,
     Hop,
@@ -32,6 +33,7 @@ from transformers import AutoModelForCausalLM
 from luceasync.config import KvFlashConfig, ServerConfig
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from luceasync.text.tokenizer import Tokenizer
 
 SMALL = FORMS["small"].language
 
@@ -112,6 +114,12 @@ def test_what_is_written_is_the_network_to_others(tmp_path: Path):
     with torch.inference_mode():
         ours = network.logits(network(tokens))
         torch.testing.assert_close(ours, theirs(tokens).logits, rtol=1e-4, atol=1e-4)
+
+
+def test_a_drafter_finds_the_mask_that_texts_never_use(tmp_path: Path):
+    export(Network(FORMS["small"].sizes), FORMS["small"], tmp_path)
+    assert Tokenizer.load(tmp_path).token_id("<|mask|>") == MASK
+    assert not (Writer(SMALL, 3).rows(4, 512, 8, 4, num_hops=1) == MASK).any()
 
 
 @pytest.mark.slow

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 
 import pytest
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.asyncio.worker_context import WorkerContext
+from hypercorn.config import Config
+from hypercorn.events import RawData
 
+from luceasync.config import ServerConfig
 from luceasync.server import connection as connection_module
 from luceasync.server import listener as listener_module
+from luceasync.server.app import create_app
+from luceasync.server.connection import Connection
+from luceasync.server.turns import Turns
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 
@@ -95,6 +104,32 @@ async def test_a_client_that_does_not_read_loses_its_answer(on_port, monkeypatch
         async with asyncio.timeout(DEADLINE_S):
             await engine.streams[0].closed.wait()
         writer.close()
+
+
+async def test_what_many_send_to_a_client_that_is_behind_keeps_its_order():
+    ours, theirs = socket.socketpair()
+    reader, writer = await asyncio.open_connection(sock=ours)
+    read, write = await asyncio.open_connection(sock=theirs)
+    app = ASGIWrapper(create_app(ScriptedEngine(), ServerConfig()))  # type: ignore[arg-type]
+    connection = Connection(app, Config(), WorkerContext(None), Turns(), reader, writer)
+    pieces = [bytes([number]) * 50_000 for number in range(40)]
+
+    numbers = iter(range(len(pieces)))
+
+    async def send() -> None:
+        for number in numbers:  # whose piece is gone sends the next one, behind those that wait
+            await connection.protocol_send(RawData(pieces[number]))
+
+    sending = asyncio.gather(*(send() for _ in range(4)))
+    try:
+        await asyncio.sleep(0.01)
+        assert not sending.done()
+        async with asyncio.timeout(DEADLINE_S):
+            assert await read.readexactly(sum(map(len, pieces))) == b"".join(pieces)
+            await sending
+    finally:
+        for each in (writer, write):
+            each.transport.abort()
 
 
 async def test_http_2_without_tls_is_not_spoken(on_port):

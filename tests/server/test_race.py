@@ -37,6 +37,23 @@ async def test_the_works_result_cancels_the_watchers():
     assert log == ["cleaned up", "cleaned up"]
 
 
+async def test_what_the_work_waits_for_wakes_the_work_alone():
+    async def who() -> asyncio.Task[None] | None:
+        return asyncio.current_task()
+
+    assert await race(who(), forever([])) is not asyncio.current_task()
+
+
+async def test_work_that_was_cancelled_from_inside_is_told_so():
+    async def work() -> None:
+        raise asyncio.CancelledError
+
+    log: list[str] = []
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(race(work(), forever(log)))
+    assert not log or log == ["cleaned up"]
+
+
 async def test_a_watcher_cancels_the_work_and_waits_for_its_cleanup():
     log: list[str] = []
     with pytest.raises(KeyError, match="stop"):

@@ -52,7 +52,7 @@ class Given:
     def __init__(self, *parts: tuple[Piece, ...]) -> None:
         self._parts = iter(parts)
 
-    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
         return next(self._parts)
 
 

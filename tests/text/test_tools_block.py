@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.text.control_tokens import BREAK
+from luceasync.text.parting import Parting
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tools_block import ToolsBlock
 from tests.text.test_returns import QWEN3_5
@@ -22,7 +23,7 @@ def shared_text(
     messages = [{"role": role, "content": content}, *rest]
     text = template.render(messages, tools)
     ids = tokenizer.encode(text)
-    end = ToolsBlock(template, tokenizer).end(text, ids, messages, tools)
+    end = ToolsBlock(template, Parting(tokenizer)).end(text, ids, messages, tools)
     return None if end is None else b"".join(map(tokenizer.token_bytes, ids[:end])).decode()
 
 

@@ -5,7 +5,7 @@ Owns what is asked of the logits and when. Knows nothing of lanes, of text, or o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -91,6 +91,25 @@ def rank(
     ranking = logits.rank(wanted_of(rows, logits.num_vocab, num_candidates), carry)
     meanwhile()
     return Ranked(rows, logits.num_vocab, ranking, ranking.candidates())
+
+
+def is_checked(row: RowSampling) -> bool:
+    """Whether the row's token is the best one of its logits as they came. Then masks can wait until
+    it is known that this one may not come: if it may, it is the best one behind its mask too.
+    """
+    return is_greedy(row.sampling) and not is_edited(row.sampling) and row.top_logprobs is None
+
+
+def best_behind(logits: Logits, masks: Mapping[int, np.ndarray]) -> dict[int, int]:
+    """By row of `logits` that has a mask, int32 `[words]`, the best token that it lets through,
+    NO_TOKEN where its logit is no finite number; one more wait for the device.
+    """
+    if not masks:
+        return {}
+    rows = sorted(masks)
+    told = Masks(np.array(rows, np.int64), np.stack([masks[row] for row in rows]))
+    found = logits.rank(Wanted(masks=told, is_of_masked=True)).candidates()
+    return dict(zip(rows, found.best.tolist(), strict=True))
 
 
 def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) -> Wanted:

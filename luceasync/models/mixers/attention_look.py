@@ -29,17 +29,28 @@ class TorchLook:
         """
         num_recent, num_heads, head_dim = recent.shape
         group = num_heads // rows.shape[1]
-        folded = recent.float().unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
-        products = folded @ rows.float().permute(1, 2, 0) * head_dim**-0.5
+        scaled = recent.float() * head_dim**-0.5
+        folded = scaled.unflatten(1, (-1, group)).permute(1, 2, 0, 3).flatten(1, 2)
+        products = folded @ rows.float().permute(1, 2, 0)
         products = products.view(num_heads, num_recent, -1)  # [heads, newest, tokens]
         end = begin + len(rows)
-        tokens = torch.arange(begin, end, device=rows.device)
-        hidden = tokens > ring_positions(num_recent, num_tokens, rows.device)[:, None]
-        products.masked_fill_(hidden, -torch.inf)
-        padded = F.pad(products, (begin % chunk_tokens, -end % chunk_tokens), value=-torch.inf)
-        found: Tensor = padded.unflatten(-1, (-1, chunk_tokens)).logsumexp(-1)
+        if end > num_tokens - num_recent + 1:  # all queries see what is before
+            tokens = torch.arange(begin, end, device=rows.device)
+            hidden = tokens > ring_positions(num_recent, num_tokens, rows.device)[:, None]
+            products.masked_fill_(hidden, -torch.inf)
+        if begin % chunk_tokens or end % chunk_tokens:
+            missing = begin % chunk_tokens, -end % chunk_tokens
+            products = F.pad(products, missing, value=-torch.inf)
+        found = _log_sums(products.unflatten(-1, (-1, chunk_tokens)))
         part = scores[..., begin // chunk_tokens : begin // chunk_tokens + found.shape[2]]
         part.copy_(torch.logaddexp(part, found))  # a chunk may come in two parts
+
+
+def _log_sums(x: Tensor) -> Tensor:
+    """As logsumexp over the last dimension; x is written, which takes a third of the time."""
+    # Where nothing is seen -inf less a finite number stays -inf.
+    best = x.amax(-1, keepdim=True).clamp_(min=torch.finfo(x.dtype).min)
+    return x.sub_(best).exp_().sum(-1).log_().add_(best[..., 0])
 
 
 class TritonLook:

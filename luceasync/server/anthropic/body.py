@@ -12,6 +12,13 @@ import msgspec
 from luceasync.server.pins import AskedPins
 
 
+class CacheControl(msgspec.Struct):
+    """A mark: what ends here is worth keeping."""
+
+    type: str
+    ttl: str | None = None
+
+
 class Block(msgspec.Struct):
     """One part of a message's content, or of a tool's result; `type` says which fields it has."""
 
@@ -24,6 +31,7 @@ class Block(msgspec.Struct):
     tool_use_id: str | None = None
     content: str | list[Block] | None = None
     is_error: bool | None = None
+    cache_control: CacheControl | None = None
 
 
 Content = str | list[Block]
@@ -44,6 +52,7 @@ class Tool(msgspec.Struct):
     input_schema: dict[str, Any] | None = None
     strict: bool | None = None
     type: str | None = None
+    cache_control: CacheControl | None = None
 
 
 class ToolChoice(msgspec.Struct):

@@ -1,28 +1,32 @@
 """Anthropic's messages, system text and tools as a chat template knows them.
 
 Owns what of them is said to the model: marks of what to cache, signatures and headers of bills are
-not. Text as a block or as a string is the same text.
+not. Text as a block or as a string is the same text. Where marks lie is told beside it.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, NoReturn
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
 from luceasync.server.anthropic.body import Block, Content, CountBody, Message, Tool, ToolChoice
+from luceasync.server.anthropic.marks import check_marks
 from luceasync.server.checks import at_most, refuse
 
 MAX_MESSAGES = 8192
 MAX_BLOCKS = 8192  # of one content
 MAX_TOOLS = 1024
+JOIN = "\n"  # between the blocks of one message
 # A line of Claude Code's that stands before everything and is another one in each conversation.
 BILLING = "x-anthropic-billing-header:"
 THINKING = {"enabled": True, "adaptive": True, "disabled": False}
 
 Said = dict[str, Any]
+Marked = tuple[Said, tuple[int, ...]]  # and after how many characters of its content marks lie
 
 
 def prompt_of(body: CountBody) -> ChatPrompt:
@@ -33,14 +37,22 @@ def prompt_of(body: CountBody) -> ChatPrompt:
     if body.messages[-1].role == "assistant":
         refuse("messages[-1].role", "assistant", "'user' (answers are not continued here)")
     names: dict[str, str] = {}
-    said = [one for i, m in enumerate(body.messages) for one in _turn(f"messages[{i}]", m, names)]
-    system, tools = _system("system", body.system), _tools(body)
+    check_marks(body)
+    system, places = _system("system", body.system)
+    said: list[Marked] = [({"role": "system", "content": system}, places)] if system else []
+    for i, message in enumerate(body.messages):
+        said += _turn(f"messages[{i}]", message, names)
+    tools = _tools(body)
     return ChatPrompt(
-        messages=[*([{"role": "system", "content": system}] if system else []), *said],
-        tools=tools or None,
+        messages=[message for message, _ in said],
+        tools=[*tools.values()] or None,
         template_kwargs={"enable_thinking": _thinks(body)},
         max_calls=_max_calls(body.tool_choice),
-        must_call=_must_call(body.tool_choice, [tool["function"]["name"] for tool in tools]),
+        must_call=_must_call(
+            body.tool_choice, [tool["function"]["name"] for tool in tools.values()]
+        ),
+        schema_places=tuple(f"{place}.input_schema" for place in tools),
+        marks=tuple((i, place) for i, (_, places) in enumerate(said) for place in places),
     )
 
 
@@ -76,13 +88,15 @@ def _thinks(body: CountBody) -> bool:
     return THINKING[body.thinking.type]
 
 
-def _tools(body: CountBody) -> list[Said]:
-    """Tools that only Anthropic's servers have are left out: nobody here could run them."""
+def _tools(body: CountBody) -> dict[str, Said]:
+    """By their places. Tools that only Anthropic's servers have are left out: nobody here could run
+    them.
+    """
     at_most("tools", body.tools or (), MAX_TOOLS, "tools")
     if body.tool_choice is not None and body.tool_choice.type == "none":
-        return []
-    tools = enumerate(body.tools or ())
-    return [_tool(f"tools[{i}]", t) for i, t in tools if t.type in (None, "custom")]
+        return {}
+    tools = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    return {at: _tool(at, tool) for at, tool in tools if tool.type in (None, "custom")}
 
 
 def _tool(where: str, tool: Tool) -> Said:
@@ -96,39 +110,42 @@ def _tool(where: str, tool: Tool) -> Said:
     return {"type": "function", "function": function}
 
 
-def _turn(where: str, message: Message, names: dict[str, str]) -> Iterator[Said]:
+def _turn(where: str, message: Message, names: dict[str, str]) -> Iterator[Marked]:
     """The messages that one of Anthropic's becomes; `names` of tools by the ids of calls so far."""
     match message.role:
         case "system":
-            yield {"role": "system", "content": _system(f"{where}.content", message.content)}
+            text, places = _system(f"{where}.content", message.content)
+            yield {"role": "system", "content": text}, places
         case "assistant":
-            yield _answer(where, message.content, names)
+            yield _answer(where, message.content, names), ()
         case "user":
             yield from _user(where, message.content, names)
 
 
-def _user(where: str, content: Content, names: Mapping[str, str]) -> Iterator[Said]:
+def _user(where: str, content: Content, names: Mapping[str, str]) -> Iterator[Marked]:
     """What tools have said, each a message, and then what the user says."""
-    texts: list[str] = []
+    texts: list[tuple[str, Block]] = []
     for place, block in _blocks(f"{where}.content", content):
         match block.type:
             case "text":
-                texts.append(_text(place, block))
+                texts.append((_text(place, block), block))
             case "tool_result":
                 yield _result(place, block, names)
             case _:
                 _refuse_block(place, block)
     if texts or not isinstance(content, list):
-        yield {"role": "user", "content": "\n".join(texts)}
+        text, places = _joined(texts)
+        yield {"role": "user", "content": text}, places
 
 
-def _result(where: str, block: Block, names: Mapping[str, str]) -> Said:
+def _result(where: str, block: Block, names: Mapping[str, str]) -> Marked:
     call_id = block.tool_use_id
     if not call_id:
         refuse(f"{where}.tool_use_id", call_id, "the id of a call")
-    said = _only_text(f"{where}.content", block.content or "")
+    inside = _blocks(f"{where}.content", block.content or "")
+    said, places = _joined([(_text(place, one), one) for place, one in inside])
     named = {"name": names[call_id]} if call_id in names else {}
-    return {"role": "tool", "tool_call_id": call_id, **named, "content": said}
+    return {"role": "tool", "tool_call_id": call_id, **named, "content": said}, places
 
 
 def _answer(where: str, content: Content, names: dict[str, str]) -> Said:
@@ -165,13 +182,21 @@ def _call(where: str, block: Block) -> Said:
     return {"id": block.id, "type": "function", "function": function}
 
 
-def _system(where: str, content: Content | None) -> str:
-    texts = [_text(place, block) for place, block in _blocks(where, content or "")]
-    return "\n".join(text for text in texts if text and not text.startswith(BILLING))
+def _system(where: str, content: Content | None) -> tuple[str, tuple[int, ...]]:
+    texts = [(_text(place, block), block) for place, block in _blocks(where, content or "")]
+    return _joined([one for one in texts if one[0] and not one[0].startswith(BILLING)])
 
 
-def _only_text(where: str, content: Content) -> str:
-    return "\n".join(_text(place, block) for place, block in _blocks(where, content))
+def _joined(texts: Sequence[tuple[str, Block]]) -> tuple[str, tuple[int, ...]]:
+    """The texts of blocks as one, and after how many of its characters blocks with a mark end. At
+    its own end a mark says nothing: turns are kept anyway.
+    """
+    ends = accumulate(len(JOIN) + len(text) for text, _ in texts)
+    marked = [
+        end - len(JOIN) for end, (_, one) in zip(ends, texts, strict=True) if one.cache_control
+    ]
+    whole = JOIN.join(text for text, _ in texts)
+    return whole, tuple(end for end in marked if 0 < end < len(whole))
 
 
 def _blocks(where: str, content: Content) -> Iterable[tuple[str, Block]]:

@@ -23,6 +23,7 @@ from luceasync.server.checks import at_most, cut, decode, in_range, in_range_or,
 from luceasync.server.effort import budget, most_tokens
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
+from luceasync.server.hints import conversation_of
 from luceasync.server.lookup import Lookup
 from luceasync.server.pins import pins_of
 from luceasync.server.sse import encode_event
@@ -50,7 +51,8 @@ class Messages:
         asked = decode(_messages, body)
         if not card.serves(asked.model):
             raise unknown_model(asked.model, card)
-        return MessageCall(_request(asked, caller), bool(asked.stream), card.name)
+        request = _request(asked, caller, conversation_of(headers))
+        return MessageCall(request, bool(asked.stream), card.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class CountTokens:
         return Lookup(count)
 
 
-def _request(body: MessagesBody, caller: Caller) -> Request:
+def _request(body: MessagesBody, caller: Caller, conversation: str) -> Request:
     """What the engine is asked. Raises RequestError, which names the field at fault."""
     stops = body.stop_sequences or []
     at_most("stop_sequences", stops, MAX_STOPS, "strings")
@@ -127,6 +129,7 @@ def _request(body: MessagesBody, caller: Caller) -> Request:
         most_reasoning_tokens=_most_reasoning(body),
         tenant=caller.tenant(None),
         client=caller.client,
+        conversation=conversation,
     )
 
 

@@ -34,7 +34,7 @@ class ChatCompletions:
 
     def parse(self, body: bytes, headers: Headers, caller: Caller) -> ChatAnswer:
         card = self._engine.card
-        return ChatAnswer(parse_chat(body, card, caller), card.name)
+        return ChatAnswer(parse_chat(body, card, caller, headers), card.name)
 
 
 class ChatAnswer:

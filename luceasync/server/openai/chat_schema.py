@@ -5,19 +5,23 @@ Owns what is allowed and the words of each refusal. Knows nothing of HTTP, token
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
+from starlette.datastructures import Headers
 
 from luceasync.model_card import ModelCard
 from luceasync.request import ChatPrompt, Request
 from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.effort import budget, most_tokens, template_words
+from luceasync.server.hints import conversation_of
 from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
+    min_tokens_of,
     num_choices_of,
     priority_of,
     sampling_of,
@@ -30,6 +34,7 @@ from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.tenant import Caller
 
 MAX_TOP_LOGPROBS = 20
+JOIN = "\n"  # between the parts of one message
 MAX_MESSAGES = 8192
 MAX_PARTS = 8192  # of one message's content
 MAX_TOOLS = 1024
@@ -39,10 +44,13 @@ Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
 class ContentPart(msgspec.Struct):
-    """One part of a message's content; only parts of type "text" are served."""
+    """One part of a message's content; only parts of type "text" are served. `cache_control`, as
+    gateways know it, is a mark, whatever it holds.
+    """
 
     type: str
     text: str | None = None
+    cache_control: msgspec.Raw = msgspec.Raw()
 
 
 class Message(msgspec.Struct, omit_defaults=True):
@@ -81,6 +89,7 @@ class ChatBody(SamplingBody, kw_only=True):
     thinking_budget: int | None = None
     thinking_token_budget: int | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     keep_prefix: bool | None = None
     kvflash_pin: AskedPins | None = None
     priority: int | None = None
@@ -97,9 +106,12 @@ class ChatCall:
 
 
 _decoder = msgspec.json.Decoder(ChatBody)
+_no_headers = Headers()
 
 
-def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
+def parse_chat(
+    body: bytes, card: ModelCard, caller: Caller, headers: Headers = _no_headers
+) -> ChatCall:
     """Check a JSON body and turn it into a ChatCall of the tenant that `caller` is.
 
     Raises RequestError with the field's path as `param`: status 400, or 404 for a model that is not
@@ -118,9 +130,11 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
                 template_kwargs=template_words(chat.reasoning_effort, chat.chat_template_kwargs),
                 max_calls=max_calls(chat.tool_choice, chat.parallel_tool_calls),
                 must_call=must_call(chat.tool_choice, chat.tools or ()),
+                marks=tuple(_marks(chat.messages)),
             ),
             sampling=sampling_of(chat),
             max_tokens=_max_tokens(chat),
+            min_tokens=min_tokens_of(chat, _max_tokens(chat)),
             stop=stops_of(chat),
             ignore_eos=bool(chat.ignore_eos),
             num_choices=num_choices_of(chat),
@@ -132,6 +146,7 @@ def parse_chat(body: bytes, card: ModelCard, caller: Caller) -> ChatCall:
             constraint=constraint_of(chat),
             most_reasoning_tokens=_most_reasoning(chat),
             priority=priority_of(chat.priority),
+            conversation=conversation_of(headers, chat.prompt_cache_key),
         ),
         stream=bool(chat.stream),
         include_usage=bool(options.include_usage),
@@ -193,7 +208,19 @@ def _content(where: str, content: str | list[ContentPart] | None) -> str:
         if part.text is None:
             refuse(f"{where}[{i}].text", None, "text")
         texts.append(part.text)
-    return "\n".join(texts)
+    return JOIN.join(texts)
+
+
+def _marks(messages: list[Message]) -> Iterator[tuple[int, int]]:
+    """Messages, and after how many characters of them a part ends that has a mark and is not the
+    last: turns are kept anyway.
+    """
+    for i, message in enumerate(messages):
+        num_chars = -len(JOIN)
+        for part in message.content[:-1] if isinstance(message.content, list) else ():
+            num_chars += len(JOIN) + len(part.text or "")
+            if bytes(part.cache_control) not in (b"", b"null"):
+                yield i, num_chars
 
 
 def _max_tokens(chat: ChatBody) -> int | None:

@@ -28,6 +28,7 @@ from luceasync.request import (
 from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
+from luceasync.server.hints import conversation_of
 from luceasync.server.merged import merged
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
@@ -36,6 +37,7 @@ from luceasync.server.openai.constraints import constraint_of
 from luceasync.server.openai.errors import error_body, unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
+    min_tokens_of,
     num_choices_of,
     priority_of,
     sampling_of,
@@ -71,6 +73,7 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: str | None = None
     best_of: int | None = None
     cache_salt: str | None = None
+    prompt_cache_key: str | None = None
     kvflash_pin: AskedPins | None = None
     priority: int | None = None
 
@@ -98,7 +101,8 @@ class Completions:
         if num_all > MAX_PROMPTS:  # no queue would ever take them
             refuse("n", asked.n, f"at most {MAX_PROMPTS} choices of all prompts")
         echoed = [self._text(prompt) if asked.echo else "" for prompt in prompts]
-        requests = [_request(asked, prompt, caller) for prompt in prompts]
+        conversation = conversation_of(headers, asked.prompt_cache_key)
+        requests = [_request(asked, prompt, caller, conversation) for prompt in prompts]
         return CompletionCall(asked, requests, echoed, card.name)
 
     def _text(self, prompt: Prompt) -> str:
@@ -203,13 +207,14 @@ def _prompts(body: CompletionBody) -> list[Prompt]:
     return prompts
 
 
-def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
+def _request(body: CompletionBody, prompt: Prompt, caller: Caller, conversation: str) -> Request:
     most = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     top = None if body.logprobs is None else in_range("logprobs", body.logprobs, 0, MAX_LOGPROBS)
     return Request(
         TextPrompt(prompt) if isinstance(prompt, str) else TokenPrompt(tuple(prompt)),
         sampling=sampling_of(body),
         max_tokens=in_range("max_tokens", most, 0 if body.echo else 1, 2**31 - 1),
+        min_tokens=min_tokens_of(body, most),
         stop=stops_of(body),
         ignore_eos=bool(body.ignore_eos),
         num_choices=num_choices_of(body),
@@ -220,6 +225,7 @@ def _request(body: CompletionBody, prompt: Prompt, caller: Caller) -> Request:
         priority=priority_of(body.priority),
         tenant=caller.tenant(body.cache_salt),
         client=caller.client,
+        conversation=conversation,
     )
 
 

@@ -32,6 +32,7 @@ class SamplingBody(ConstraintBody):
     seed: int | None = None
     stop: str | list[str] | None = None
     n: int | None = None
+    min_tokens: int | None = None
 
 
 def sampling_of(body: SamplingBody) -> Sampling:
@@ -62,6 +63,14 @@ def stops_of(body: SamplingBody) -> tuple[str, ...]:
         if not 0 < len(stop) <= MAX_STOP_CHARS:
             refuse("stop", stop, f"a string of 1 to {MAX_STOP_CHARS} characters")
     return tuple(stops)
+
+
+def min_tokens_of(body: SamplingBody, max_tokens: int | None) -> int:
+    """Before which no end comes, as vLLM has it."""
+    least = in_range_or(0, "min_tokens", body.min_tokens, 0, 2**31 - 1)
+    if max_tokens is not None and least > max_tokens:
+        refuse("min_tokens", least, f"at most {max_tokens}, as many as may come")
+    return least
 
 
 def priority_of(priority: int | None) -> int:

@@ -26,7 +26,6 @@ class UnservedBody(msgspec.Struct):
     bad_words: msgspec.Raw = msgspec.Raw()
     allowed_token_ids: msgspec.Raw = msgspec.Raw()
     stop_token_ids: msgspec.Raw = msgspec.Raw()
-    min_tokens: msgspec.Raw = msgspec.Raw()
     use_beam_search: msgspec.Raw = msgspec.Raw()
     # What the prompt is, and what else is told of it.
     chat_template: msgspec.Raw = msgspec.Raw()

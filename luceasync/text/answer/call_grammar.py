@@ -64,7 +64,7 @@ class Function:
     param: str
 
     @classmethod
-    def of(cls, index: int, tool: Mapping[str, Any]) -> Function:
+    def of(cls, tool: Mapping[str, Any], param: str) -> Function:
         """Of a checked tool, as OpenAI writes it. Where a schema names arguments, there are no
         others.
         """
@@ -73,7 +73,7 @@ class Function:
         is_open = any(word in given for word in WORDS_OF_OTHERS)
         parameters = given if is_open else {"additionalProperties": False, **given}
         strict = function.get("strict") is True
-        return cls(function["name"], parameters, strict, f"tools[{index}].function.parameters")
+        return cls(function["name"], parameters, strict, param)
 
     def part(self, schema: Schema, *names: str) -> Part:
         """What `schema`, a part of the parameters, means by itself: with what it refers to."""

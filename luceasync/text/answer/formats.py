@@ -32,26 +32,36 @@ class CallFormat:
     only_first: bool = False
 
     def must_call(
-        self, tools: Sequence[Mapping[str, Any]], names: Sequence[str], max_calls: int | None
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        names: Sequence[str],
+        max_calls: int | None,
+        places: Sequence[str] = (),
     ) -> CallGrammar:
-        """An answer that calls tools with these names, and does nothing else."""
-        called = [f for f in _functions(tools) if f.name in names]
+        """An answer that calls tools with these names, and does nothing else. `places`: where a
+        request has the schemas of their arguments; none: where OpenAI's chat has them.
+        """
+        called = [f for f in _functions(tools, places) if f.name in names]
         return call_grammar.must_call(self.write, self.between, called, max_calls)
 
     def may_call(
-        self, tools: Sequence[Mapping[str, Any]], max_calls: int | None
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        max_calls: int | None,
+        places: Sequence[str] = (),
     ) -> CallGrammar | None:
         """An answer whose calls are right, where a tool wants that; None where none does, or a
         call looks like other text at its beginning.
         """
-        functions = _functions(tools)
+        functions = _functions(tools, places)
         if self.only_first or not any(function.strict for function in functions):
             return None
         return call_grammar.may_call(self.write, self.openings[0], functions, max_calls)
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> list[Function]:
-    return [Function.of(i, tool) for i, tool in enumerate(tools)]
+def _functions(tools: Sequence[Mapping[str, Any]], places: Sequence[str]) -> list[Function]:
+    where = places or [f"tools[{i}].function.parameters" for i in range(len(tools))]
+    return [Function.of(tool, place) for tool, place in zip(tools, where, strict=True)]
 
 
 def _read_json(text: Growing, schemas: ToolSchemas) -> Reading[None]:

@@ -68,10 +68,12 @@ class AnswerPieces:
         self._call_id = call_id
         self._num_calls = 0
         self._has_text = False
+        self._is_cut = False
         self._reading = self._read(reasons=reasons, is_reasoning=is_reasoning)
 
-    def make(self, text: str, *, is_last: bool) -> tuple[Piece, ...]:
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
         """See PieceMaker."""
+        self._is_cut = is_cut
         self._text.grow(text, is_last=is_last)
         pieces: list[Piece] = []
         for piece in self._reading:
@@ -161,7 +163,7 @@ class AnswerPieces:
                 return
             text.place = told
         except Cut:
-            if not has_begun:
+            if not has_begun and not (self._is_cut and not self._calls.only_first):
                 yield TextPiece(text.text[opening.space :])
             raise
         self._num_calls += 1
@@ -183,8 +185,13 @@ class AnswerPieces:
         return self._calls.openings
 
     def _num_safe(self, words: Sequence[str]) -> int:
+        """Up to where all is certain; of what was cut off a tag's beginning is not told, if it is
+        more than one character.
+        """
         text = self._text
-        return len(text.text) if text.is_last else max(text.place, num_safe(text.text, words))
+        safe = max(text.place, num_safe(text.text, words))
+        is_tag = self._is_cut and len(text.text) - safe > 1
+        return safe if is_tag or not text.is_last else len(text.text)
 
 
 def _waiting(reading: Reading[None]) -> PieceReading[None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 from told import FOUND, LONG, LOOK, MODEL, URL, WORDS, covers, tell
 
 OPTIONS = {"model": MODEL, "base_url": f"{URL}/v1", "api_key": "k", "max_retries": 0}
@@ -48,4 +49,17 @@ def responses():
     assert answer.text == WORDS or answer.text() == WORDS
 
 
-tell(invoke, stream, tools, responses)
+class Verdict(BaseModel):
+    """What somebody thinks of a function."""
+
+    name: str
+    depth: int
+
+
+def json_mode():
+    asked = 'Answer in JSON. [[say {"name": "json.dumps", "depth": 3}]]'
+    made = ChatOpenAI(**OPTIONS).with_structured_output(Verdict, method="json_mode")
+    assert made.invoke(asked) == Verdict(name="json.dumps", depth=3)
+
+
+tell(invoke, stream, tools, responses, json_mode)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from pydantic_ai import Agent
+from pydantic import BaseModel
+from pydantic_ai import Agent, PromptedOutput
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
 from told import FOUND, LONG, LOOK, MODEL, URL, WORDS, covers, tell
@@ -49,4 +50,23 @@ def stream():
     assert asyncio.run(read()) == WORDS
 
 
-tell(two_turns, tools, tools_by_responses, stream)
+class Verdict(BaseModel):
+    """What somebody thinks of a function."""
+
+    name: str
+    depth: int
+
+
+def prompted_output():
+    asked = f'{LONG} [[say {{"name": "json.dumps", "depth": 3}}]]'
+    made = Agent(
+        KINDS["chat"](MODEL, provider=provider), output_type=PromptedOutput(Verdict), retries=0
+    )
+    first = made.run_sync(asked)
+    assert first.output == Verdict(name="json.dumps", depth=3)
+    second = made.run_sync(asked, message_history=first.all_messages())
+    assert second.output == first.output
+    covers(second.usage.cache_read_tokens, first.usage.input_tokens)
+
+
+tell(two_turns, tools, tools_by_responses, stream, prompted_output)

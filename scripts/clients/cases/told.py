@@ -38,3 +38,13 @@ def tell(*cases: Callable[[], None]) -> None:
 def covers(cached: int | None, first: int | None) -> None:
     """The first turn's prompt was found again."""
     assert cached is not None and first is not None and cached >= first - SLACK, (cached, first)
+
+
+def usage_of(answer) -> tuple[int, int]:
+    """Tokens of the prompt, and how many of them were found, as any of the three APIs tells it."""
+    told = answer.usage
+    if hasattr(told, "cache_read_input_tokens"):
+        return told.input_tokens + told.cache_read_input_tokens, told.cache_read_input_tokens
+    if hasattr(told, "input_tokens_details"):
+        return told.input_tokens, told.input_tokens_details.cached_tokens
+    return told.prompt_tokens, told.prompt_tokens_details.cached_tokens

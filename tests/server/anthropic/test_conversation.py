@@ -136,3 +136,12 @@ def test_thinking_is_off_unless_it_is_asked_for(thinking: Any, expected: bool) -
 )  # fmt: skip
 def test_what_is_wrong_is_named(messages: list[Any], fields: dict[str, Any], param: str) -> None:
     assert refused(messages, **fields) == param
+
+
+def test_where_schemas_stand_is_told_past_tools_that_are_left_out() -> None:
+    tools = [
+        {"type": "web_search_20250305", "name": "web_search"},
+        {"name": "f", "input_schema": {"type": "object"}},
+    ]
+    said = prompt([HI], tools=tools)
+    assert said.schema_places == ("tools[1].input_schema",) and said.tools is not None

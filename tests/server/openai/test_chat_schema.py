@@ -98,7 +98,7 @@ def test_stream_options_are_read():
 
 
 def test_unknown_fields_are_ignored():
-    assert parse(prompt_cache_key="x", store=False, metadata={"a": [1]}) == parse()
+    assert parse(safety_identifier="x", store=False, metadata={"a": [1]}) == parse()
 
 
 def test_text_parts_are_joined():

@@ -66,3 +66,33 @@ def test_a_long_answer_is_not_kept() -> None:
     for _ in range(1000):
         maker.make("some text ", is_last=False)
     assert len(maker._text.text) < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "left"),
+    [
+        ("qwen-json", "so <tool_call>", "so"),
+        ("qwen-json", 'so\n<tool_call>\n{"name": "ru', "so"),
+        ("qwen-json", "<tool_ca", ""),
+        ("qwen-json", "a <", "a <"),  # perhaps it was one of another kind
+        ("qwen-json", "a <table", "a <table"),
+        ("qwen-xml", "so <tool_call>\n<funct", "so"),
+        ("qwen-xml", "so <function=ru", "so"),
+        ("glm-xml", "so <tool_call>ru", "so"),
+        ("llama-json", '{"name": "ru', '{"name": "ru'),  # an answer that is JSON begins so too
+        ("qwen-json", "<tool_call>nothing of the kind", "<tool_call>nothing of the kind"),
+    ],
+)
+def test_of_a_call_that_was_cut_off_at_its_tag_nothing_is_told(name, text, left) -> None:
+    for cut in range(len(text) + 1):
+        maker = AnswerPieces(calls=FORMATS[name], schemas=SCHEMAS)
+        pieces = [
+            *maker.make(text[:cut], is_last=False),
+            *maker.make(text[cut:], is_last=True, is_cut=True),
+        ]
+        assert told(tuple(pieces)).text == left and not told(tuple(pieces)).calls
+
+
+def test_a_model_that_ends_there_itself_has_said_it() -> None:
+    maker = AnswerPieces(calls=FORMATS["qwen-json"], schemas=SCHEMAS)
+    assert told(maker.make("so <tool_call>", is_last=True)).text == "so <tool_call>"

@@ -72,6 +72,7 @@ class ResponsesBody(msgspec.Struct, kw_only=True):
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     priority: int | None = None
+    prompt_cache_key: str | None = None
     previous_response_id: str | None = None
     conversation: msgspec.Raw = msgspec.Raw()
     background: bool | None = None

@@ -34,10 +34,11 @@ def prompt_of(body: ResponsesBody) -> ChatPrompt:
     tools = _tools(body)
     return ChatPrompt(
         messages=[*system, *said],
-        tools=tools or None,
+        tools=[*tools.values()] or None,
         template_kwargs=template_words(effort_of(body), None),
         max_calls=max_calls(body.tool_choice, body.parallel_tool_calls),
-        must_call=must_call(body.tool_choice, tools),
+        must_call=must_call(body.tool_choice, [*tools.values()]),
+        schema_places=tuple(f"{place}.parameters" for place in tools),
     )
 
 
@@ -138,13 +139,13 @@ def _refuse_type(where: str, kind: str, served: str) -> NoReturn:
     )
 
 
-def _tools(body: ResponsesBody) -> list[Said]:
-    """Functions. Tools of other kinds are left out: nobody here could run them."""
+def _tools(body: ResponsesBody) -> dict[str, Said]:
+    """Functions, by their places. Tools of other kinds are left out: nobody here could run them."""
     at_most("tools", body.tools or (), MAX_TOOLS, "tools")
     if body.tool_choice == "none":
-        return []
-    tools = enumerate(body.tools or ())
-    return [_function(f"tools[{i}]", tool) for i, tool in tools if tool.type == "function"]
+        return {}
+    tools = ((f"tools[{i}]", tool) for i, tool in enumerate(body.tools or ()))
+    return {at: _function(at, tool) for at, tool in tools if tool.type == "function"}
 
 
 def _function(where: str, tool: Tool) -> Said:

@@ -21,6 +21,7 @@ from luceasync.server.checks import decode, in_range, in_range_or, refuse
 from luceasync.server.effort import most_tokens
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
+from luceasync.server.hints import conversation_of
 from luceasync.server.openai.constraints import TYPES, schema_constraint
 from luceasync.server.openai.errors import unknown_model
 from luceasync.server.openai.responses.body import ResponsesBody, effort_of
@@ -58,6 +59,7 @@ class Responses:
             priority=priority_of(asked.priority),
             tenant=caller.tenant(None),
             client=caller.client,
+            conversation=conversation_of(headers, asked.prompt_cache_key),
         )
         return ResponseCall(request, bool(asked.stream), _response(asked, request, card))
 

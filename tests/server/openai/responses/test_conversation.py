@@ -81,6 +81,8 @@ def test_functions_are_given_and_other_tools_left_out() -> None:
         {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
     ]
     assert prompt("Hi", tools=others).tools is None
+    places = prompt("Hi", tools=[*others, function]).schema_places
+    assert places == ("tools[2].parameters",)
     assert prompt("Hi", tools=[function], tool_choice="none").tools is None
 
 

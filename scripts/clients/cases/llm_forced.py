@@ -1,0 +1,39 @@
+"""llm, the command, with a schema: in its short form, as JSON, several, a second turn."""
+
+from __future__ import annotations
+
+import json
+
+from llm_command import MODEL, llm
+from told import LONG, tell
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"enum": ["json.dumps", "json.loads"]},
+        "depth": {"type": "integer", "minimum": 0, "maximum": 9},
+    },
+    "required": ["name", "depth"],
+}
+
+
+def check(said: str) -> None:
+    found = json.loads(said)
+    assert found["name"].startswith("json.") and 0 <= found["depth"] <= 9
+
+
+def two_turns():
+    check(llm("-m", MODEL, "--schema", json.dumps(SCHEMA), LONG))
+    check(llm("-c", "--schema", json.dumps(SCHEMA), "And json.loads?"))
+
+
+def plain():
+    check(llm("-m", MODEL, "--no-stream", "--schema", json.dumps(SCHEMA), LONG))
+
+
+def short_form():
+    found = json.loads(llm("-m", MODEL, "--schema", "is_pure bool, is_fast bool", LONG))
+    assert set(found) == {"is_pure", "is_fast"}
+
+
+tell(two_turns, plain, short_form)

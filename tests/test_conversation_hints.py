@@ -1,0 +1,89 @@
+"""Through the server, over a tiny model: a conversation that its client names outlives one-shot
+requests under the same name, in little memory; and no hint changes an answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from luceasync.config import ServerConfig
+from luceasync.server.app import create_app
+from tests.engines import running
+
+pytestmark = pytest.mark.slow
+
+NUM_TURNS, NUM_TITLES = 20, 3  # and so many titles after each turn
+SESSION = {"x-session-id": "ses_1"}
+WORDS = "the quick brown fox jumps over lazy dogs while nobody minds it at all today".split()
+
+
+class Chat:
+    """A client of the app."""
+
+    def __init__(self, client: httpx.AsyncClient, headers: dict[str, str]) -> None:
+        self._client, self._headers = client, headers
+        self._random = random.Random(3)
+
+    def words(self, num_words: int) -> str:
+        return " ".join(self._random.choices(WORDS, k=num_words))
+
+    async def ask(self, messages: list[Any], **fields: Any) -> tuple[str, int, int]:
+        """Text, tokens of the prompt, and how many of them were found."""
+        body = {"messages": messages, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+        sent = await self._client.post(
+            "/v1/chat/completions", json={**body, **fields}, headers=self._headers
+        )
+        told = sent.json()
+        usage = told["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        return told["choices"][0]["message"]["content"], usage["prompt_tokens"], cached
+
+
+async def conversation(
+    model_dir: Path, memory_bytes: int, headers: dict[str, str], num_titles: int = NUM_TITLES
+) -> tuple[list[str], list[bool], int]:
+    """The answers, by turn whether the one before was found again, and bytes that are kept."""
+    async with running(model_dir, memory_bytes=memory_bytes, max_ctx_tokens=4096) as engine:
+        transport = httpx.ASGITransport(app=create_app(engine, ServerConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            chat, other = Chat(client, headers), Chat(client, headers)
+            said: list[Any] = []
+            texts, found, before = [], [], 0
+            for _ in range(NUM_TURNS):
+                said.append({"role": "user", "content": chat.words(12)})
+                text, num_tokens, num_cached = await chat.ask(said)
+                said.append({"role": "assistant", "content": text})
+                texts.append(text)
+                found.append(num_cached >= before - 64)
+                before = num_tokens
+                for _ in range(num_titles):
+                    await other.ask([{"role": "user", "content": "Title: " + other.words(60)}])
+        return texts, found, engine.status().cache.num_bytes["memory"]
+
+
+@pytest.fixture(scope="module")
+def alone(tiny_dir: Path) -> tuple[list[str], int]:
+    """What a conversation says without others, and how much memory it takes."""
+    texts, found, num_bytes = asyncio.run(conversation(tiny_dir, 1 << 30, {}, num_titles=0))
+    assert all(found)
+    return texts, num_bytes
+
+
+def test_named_it_is_found_again_at_every_turn_and_says_the_same(tiny_dir, alone):
+    texts, num_bytes = alone
+    told, found, kept_bytes = asyncio.run(conversation(tiny_dir, 2 * num_bytes, SESSION))
+    assert all(found[2:]), found
+    assert told == texts and kept_bytes <= 2 * num_bytes
+
+
+def test_without_a_name_it_says_the_same_and_is_found_no_more_often(tiny_dir, alone):
+    texts, num_bytes = alone
+    told, found, _ = asyncio.run(conversation(tiny_dir, 2 * num_bytes, {}))
+    named = asyncio.run(conversation(tiny_dir, 2 * num_bytes, SESSION))[1]
+    assert told == texts and sum(found) <= sum(named)

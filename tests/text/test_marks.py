@@ -1,0 +1,60 @@
+"""Where a client's marks lie in a prompt: in tokens, within messages, by any template."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.errors import RequestError
+from luceasync.text.marks import MAX_MARKS, marked_tokens
+from luceasync.text.parting import Parting
+from luceasync.text.template import ChatTemplate
+from tests.text.test_returns import QWEN3_5
+
+TRIMMING = ChatTemplate("{% for m in messages %}<{{ m.content | trim }}>{% endfor %}")
+SYSTEM = {"role": "system", "content": "  static part\n\nof today  "}
+ASKED = {"role": "user", "content": "0 the cat\na cat"}
+
+
+def marked_texts(tokenizer, template, messages, *marks) -> list[str]:
+    """The texts up to the places that are found."""
+    text = template.render(messages)
+    ids = tokenizer.encode(text)
+    places = marked_tokens(Parting(tokenizer), text, ids, messages, marks, template.render)
+    return [b"".join(map(tokenizer.token_bytes, ids[:place])).decode() for place in places]
+
+
+@pytest.mark.parametrize("template", [TRIMMING, QWEN3_5])
+def test_a_place_ends_with_what_is_marked(byte_level, template):
+    [found] = marked_texts(byte_level, template, [SYSTEM, ASKED], (0, 15))
+    assert found.endswith("static part\n\n")
+    [found] = marked_texts(byte_level, template, [SYSTEM, ASKED], (1, 9))
+    assert found.endswith("0 the cat")
+
+
+def test_ends_of_messages_and_places_outside_are_none(byte_level):
+    num_chars = len(ASKED["content"])
+    for place in (0, num_chars, num_chars + 5):
+        assert marked_texts(byte_level, TRIMMING, [SYSTEM, ASKED], (1, place)) == []
+
+
+def test_the_last_marks_count_and_each_once(byte_level):
+    marks = [(0, 5), (0, 8), (1, 1), (1, 5), (1, 9), (1, 12)]
+    found = marked_texts(byte_level, TRIMMING, [SYSTEM, ASKED], *marks)
+    assert 0 < len(found) <= MAX_MARKS and not any(text.endswith("sta") for text in found)
+    assert len(marked_texts(byte_level, TRIMMING, [SYSTEM, ASKED], (1, 9), (1, 9))) == 1
+
+
+def test_a_template_that_refuses_other_words_has_no_place(byte_level):
+    def refuse(messages):
+        raise RequestError("no")
+
+    text = TRIMMING.render([SYSTEM, ASKED])
+    ids = byte_level.encode(text)
+    parting = Parting(byte_level)
+    assert marked_tokens(parting, text, ids, [SYSTEM, ASKED], [(1, 3)], refuse) == ()
+
+
+def test_a_message_without_text_has_no_place(byte_level):
+    said = [SYSTEM, {"role": "assistant", "content": None}]
+    ids = byte_level.encode("x")
+    assert marked_tokens(Parting(byte_level), "x", ids, said, [(1, 3)], TRIMMING.render) == ()
