@@ -31,7 +31,7 @@ from luceasync.pipeline import link, wire
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
 from luceasync.ranking.logits import Wanted
-from scripts.bench_processes import PARALLEL, in_two, opened
+from scripts.processes.models import PARALLEL, in_two, opened
 from scripts.traced_backend import MAX_STEPS, MOMENTS, VARIABLE, Trace
 
 NUM_WARMUPS = 16

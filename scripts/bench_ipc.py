@@ -10,175 +10,34 @@ every 5 ms, and so beside 16 streams of events. A chunk is 20 MiB, copied in and
 from __future__ import annotations
 
 import argparse
-import asyncio
-import json
 import os
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
-from typing import Any
+
+from processes.echo import (
+    CHUNK_BYTES,
+    DEADLINE_S,
+    Chunk,
+    Done,
+    bare_end,
+    channel_end,
+    hop_of,
+    ping_of,
+)
+from processes.streams import streams
 
 from luceasync.bench import command
 from luceasync.bench.figures import median, paired_ratio, percentile
 from luceasync.bench.report import Report, figure
 from luceasync.bench.rounds import interleave
 from luceasync.cyext.flatten import fill
-from luceasync.errors import ChannelClosed
-from luceasync.ipc.handshake import Statement, be_greeted, greet
-from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
-from luceasync.ipc.local import LocalChannel
+from luceasync.ipc.launcher import LocalStarted
 from luceasync.ipc.memory import SealedMemory
-from luceasync.ipc.packets import Message
-from luceasync.ipc.wiring import TRANSPORTS, come_home, open_rings
+from luceasync.ipc.wiring import TRANSPORTS
 
-HOP_BYTES = 4 * 5120 * 2
-CHUNK_BYTES = 20 << 20
-BARE_BYTES = 64
-RING_BYTES = (64 << 20, 64 << 20)
-DEADLINE_S = 60.0
 APART_S = 5e-3
-NUM_STREAMS = 16
-TOKEN_S = 10e-3  # between two events of a stream
-CHILD = "--child"
-
-
-class Hop(Message, frozen=True):
-    """Take this activation and send one back."""
-
-
-class Chunk(Message, frozen=True):
-    """Take this; an answer without a payload is enough."""
-
-
-class Done(Message, frozen=True):
-    """The answer."""
-
-
-def serve() -> None:
-    """The other end: copies what comes, and answers."""
-    home = come_home((Hop, Chunk))
-    be_greeted(home.channel, Statement(), DEADLINE_S)
-    with suppress(ChannelClosed):  # the measurement has ended
-        answer_all(home.channel)
-    home.close()
-
-
-def answer_all(channel: LocalChannel[Any]) -> None:
-    """Hops and chunks, until the other end is gone."""
-    chunk = memoryview(bytearray(CHUNK_BYTES))
-    while True:
-        got = channel.receive(DEADLINE_S)
-        assert got.payload is not None
-        room = None
-        if isinstance(got.message, Hop):
-            room = channel.reserve(HOP_BYTES, DEADLINE_S)
-            room.view[:] = got.payload.view(HOP_BYTES)
-            got.payload.free()
-        else:
-            got.payload.into(chunk)
-        channel.send(Done(), room, answers=got.number, deadline_s=DEADLINE_S)
-
-
-def serve_bare(fd: int) -> None:
-    """The other end of a bare ping-pong."""
-    with socket.socket(fileno=fd) as sock:
-        while packet := sock.recv(BARE_BYTES):
-            sock.send(packet)
-
-
-@contextmanager
-def bare_end() -> Iterator[socket.socket]:
-    """A socket to a process that sends back what comes."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        arguments = [sys.executable, __file__, CHILD, str(theirs.fileno())]
-        process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()])
-        theirs.close()
-        yield ours
-        ours.close()
-        process.wait(DEADLINE_S)
-
-
-@contextmanager
-def channel_end(transport: str) -> Iterator[LocalStarted]:
-    """A process at the other end of a channel."""
-    rings = open_rings(transport, RING_BYTES)
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
-    program = Program(
-        Path(sys.executable), "echo", RING_BYTES, rings=rings, environment=environment
-    )
-    launcher = LocalLauncher(program, lambda line: print(line, file=sys.stderr))
-    try:
-        started = launcher.launch([__file__, CHILD, "channel"], (Done,))
-        greet(started.channel, Statement(), DEADLINE_S)
-        yield started
-    finally:
-        launcher.close()
-        if rings is not None:
-            rings.close()
-
-
-@contextmanager
-def streams() -> Iterator[None]:
-    """A thread whose event loop writes events of NUM_STREAMS answers, as a server does."""
-    stop = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(_stream_all(stop)))
-    thread.start()
-    yield
-    stop.set()
-    thread.join()
-
-
-async def _stream_all(stop: threading.Event) -> None:
-    await asyncio.gather(*(_stream(stop) for _ in range(NUM_STREAMS)))
-
-
-async def _stream(stop: threading.Event) -> None:
-    ours, theirs = socket.socketpair()
-    _, writer = await asyncio.open_connection(sock=ours)
-    other_reader, other_writer = await asyncio.open_connection(sock=theirs)
-    while not stop.is_set():
-        choice = {"index": 0, "delta": {"content": " word"}, "finish_reason": None}
-        event = {"id": "chatcmpl-0", "object": "chat.completion.chunk", "choices": [choice]}
-        writer.write(f"data: {json.dumps(event)}\n\n".encode())
-        await writer.drain()
-        await other_reader.read(1 << 16)
-        await asyncio.sleep(TOKEN_S)
-    for each in (writer, other_writer):
-        each.close()
-        await each.wait_closed()
-
-
-def hop_of(started: LocalStarted) -> Callable[[], None]:
-    """One hop, there and back."""
-    channel = started.channel
-    source, target = bytearray(os.urandom(HOP_BYTES)), memoryview(bytearray(HOP_BYTES))
-
-    def hop() -> None:
-        room = channel.reserve(HOP_BYTES, DEADLINE_S)
-        room.view[:] = source
-        got = channel.call(Hop(), Done, room, deadline_s=DEADLINE_S)
-        assert got.payload is not None
-        got.payload.into(target)
-
-    return hop
-
-
-def ping_of(sock: socket.socket) -> Callable[[], None]:
-    """One bare ping-pong."""
-    packet = bytes(BARE_BYTES)
-
-    def ping() -> None:
-        sock.send(packet)
-        sock.recv(BARE_BYTES)
-
-    return ping
 
 
 def latencies(act: Callable[[], None], count: int, apart_s: float) -> list[float]:
@@ -286,8 +145,6 @@ def compare_chunks(report: Report, started: LocalStarted, options: argparse.Name
 
 def main() -> None:
     """Measure and print."""
-    if sys.argv[1:2] == [CHILD]:
-        return serve() if sys.argv[2] == "channel" else serve_bare(int(sys.argv[2]))
     parser = command.parser(__doc__, rounds=5)
     parser.add_argument("--hops", type=int, default=2000, help="of a round, back to back")
     parser.add_argument("--chunks", type=int, default=40, help="of a round")
@@ -297,7 +154,6 @@ def main() -> None:
     with bare_end() as bare, channel_end(options.transport) as started:
         compare_hops(report, started, bare, options)
         compare_chunks(report, started, options)
-    return None
 
 
 if __name__ == "__main__":

@@ -2,9 +2,9 @@
 
     python scripts/check_processes.py [--tokens 10,8192] [--pairs one:three,three:between|all]
 
-Float32, greedy, the bundled model and its drafter; the CPU plays other vendors; prompts end in text
-that the model knows. The second of a pair must find the prefix on the disk, say what a process says
-that has kept nothing, and accept drafted tokens. Ends with 1 where anything differs.
+Float32, greedy, dialogues that the bundled model knows, with longer contexts; the CPU plays other
+vendors. The second of a pair must find the prefix on the disk, say what one process says that has
+kept nothing, and accept drafted tokens. Ends with status 1 where anything differs.
 """
 
 from __future__ import annotations

@@ -22,20 +22,24 @@ ARRANGEMENTS = {
 }
 
 
-def backend_program(folder: Path, offers: Sequence[str] = ()) -> Path:
+BACKEND = "luceasync.backend"
+
+
+def backend_program(folder: Path, offers: Sequence[str] = (), module: str = BACKEND) -> Path:
     """A luceasync-backend that offers its devices under other names too."""
     path = folder / "luceasync-backend"
     renamed = "".join(f" --offer {offer}" for offer in offers)
     path.write_text(
-        f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
-        f'exec {sys.executable} -m luceasync.backend{renamed} "$@"\n'
+        f'#!/bin/sh\nexport PYTHONPATH={ROOT}\nexec {sys.executable} -m {module}{renamed} "$@"\n'
     )
     path.chmod(0o755)
     return path
 
 
-def placed(folder: Path, arrangement: str, transport: str = "auto") -> PlacementConfig:
-    """Where the layers go."""
+def placed(
+    folder: Path, arrangement: str, transport: str = "auto", module: str = BACKEND
+) -> PlacementConfig:
+    """Where the layers go; `module` is what runs those that are elsewhere."""
     devices, offers = ARRANGEMENTS[arrangement]
-    bins = (str(backend_program(folder, offers.split())),) if offers else ()
+    bins = (str(backend_program(folder, offers.split(), module)),) if offers else ()
     return PlacementConfig(tuple(devices.split(",")), ipc_bins=bins, ipc_transport=transport)

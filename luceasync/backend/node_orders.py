@@ -1,10 +1,13 @@
 """Orders about nodes: they lie in memory that was lent, or in this process's own.
 
-A copy has arrived when it is answered.
+Copies of a device go on while other orders are done; when they have arrived is told beside the
+channel, from whichever thread hears it.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,9 +18,12 @@ from luceasync.backend.pass_orders import Answers, Table
 from luceasync.hoststore.memory import HostMemory
 from luceasync.hoststore.node_parts import tensors_in
 from luceasync.hoststore.nodes import Nodes, Span
+from luceasync.hoststore.tickets import Ticket, together
 from luceasync.ipc.channel import Received
 from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
+
+log = logging.getLogger(__name__)
 
 
 class NodeOrders:
@@ -30,10 +36,13 @@ class NodeOrders:
         memory: HostMemory,
         lay: Callable[[Sequence[int]], None],
         limits: tuple[int, int],
+        tell: Callable[[int], None],
     ) -> None:
         """`parts`: of each shard; `lay` is told where the next regions of `memory` lie, where the
-        other end says that. `limits`: lanes, and tokens of each.
+        other end says that. `limits`: lanes, and tokens of each. `tell`, which is called in any
+        thread, says that the copies of a ticket have arrived.
         """
+        self._tell = tell
         self._num_lanes, self._max_tokens = limits
         self._lay = lay
         self._link = link
@@ -65,14 +74,13 @@ class NodeOrders:
         key, span = _key(order.node), Span(order.begin, order.end, order.with_state)
         self._lay(order.regions)
         try:
-            for ticket in [part.save(order.lane, key, span) for part in self._parts]:
-                ticket.wait()
+            copies = together([part.save(order.lane, key, span) for part in self._parts])
         except MemoryError:
             self._forget(key)
-            self._link.answer(got, wire.Room(False))
+            self._link.answer(got, wire.Room(is_there=False))
             return
         self._held.add(order.node)
-        self._link.answer(got, wire.Room(True))
+        self._answer_copies(got, copies, order.ticket)
 
     def _restore(self, order: wire.Restore, got: Received[Any]) -> None:
         self._check_lane(order.lane, order.num_tokens)
@@ -81,9 +89,27 @@ class NodeOrders:
         if unknown := [node for node in order.nodes if node not in self._held]:
             self._link.refuse(f"node {unknown[0]} is to be restored, and is not here")
         keys = [_key(node) for node in order.nodes]
-        for ticket in [part.restore(order.lane, keys, order.num_tokens) for part in self._parts]:
-            ticket.wait()
-        self._link.answer(got, wire.Done())
+        parts = self._parts
+        copies = together([part.restore(order.lane, keys, order.num_tokens) for part in parts])
+        self._answer_copies(got, copies, order.ticket)
+
+    def _answer_copies(self, got: Received[Any], copies: Ticket, number: int) -> None:
+        """Raises what went wrong with them, where they are over."""
+        have_arrived = copies.is_done
+        if have_arrived:
+            copies.wait()
+        self._link.answer(got, wire.Room(is_there=True, have_arrived=have_arrived))
+        if not have_arrived:
+            copies.when_done(lambda: self._tell_of(copies, number))
+
+    def _tell_of(self, copies: Ticket, number: int) -> None:
+        """In whichever thread hears that they are over: nobody there could be told of an error."""
+        try:
+            copies.wait()
+            self._tell(number)
+        except Exception:
+            log.critical("copies between lanes and nodes have failed", exc_info=True)
+            os._exit(1)
 
     def _hold(self, order: wire.Hold, got: Received[Any]) -> None:
         if order.node not in self._held:
@@ -107,10 +133,10 @@ class NodeOrders:
                 part.adopt(key, span, tensors_in(regions, part.shapes(span)))
         except MemoryError:
             self._forget(key)
-            self._link.answer(got, wire.Room(False))
+            self._link.answer(got, wire.Room(is_there=False))
             return
         self._held.add(order.node)
-        self._link.answer(got, wire.Room(True))
+        self._link.answer(got, wire.Room(is_there=True))
 
     def _export(self, order: wire.Export, got: Received[Any]) -> None:
         self._link.answer(got, wire.Done(), [self._piece(order)])

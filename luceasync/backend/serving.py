@@ -173,7 +173,9 @@ class Serving:
         self._orders |= PassOrders(
             self._wire, group.passes, sizes, taps, (*limits, pages), group.taken, group.prepare
         ).table
-        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits).table
+        assert self._home.telling is not None, "a backend is started with all that it needs"
+        tell = self._home.telling.tell
+        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits, tell).table
         self._orders[wire.Synchronize] = self._synchronize
         log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)
 

@@ -50,12 +50,14 @@ class Leftovers:
         try:
             self._prefixes.finished(lease, lane, generation.num_committed)
         finally:
-            self._lanes.vacate(lane)
-            generation.leave_lane(speculation)
-            self._roster.wait_again(generation)
-            self._roster.free(lane)
-            self._prefixes.release(lease)
-            self._prefixes.admit(generation.lease)
+            try:
+                self._lanes.vacate(lane)
+            finally:
+                generation.leave_lane(speculation)
+                self._roster.wait_again(generation)
+                self._roster.free(lane)
+                self._prefixes.release(lease)
+                self._prefixes.admit(generation.lease)
 
     def distrust(self) -> None:
         """A step has failed: nothing of what it left is kept."""
@@ -79,8 +81,10 @@ class Leftovers:
                 is_cut = generation.prepared.detokenizer.stopped
                 end = generation.num_committed
                 self._prefixes.finished(generation.lease, lane, end, is_cut=is_cut)
-        finally:  # a lane that could not be kept is free all the same
-            self._lanes.vacate(lane)
-            generation.lane = None
-            self._roster.free(lane)
-            self._prefixes.release(generation.lease)
+        finally:  # a lane that could not be kept, or told of it, is free all the same
+            try:
+                self._lanes.vacate(lane)
+            finally:
+                generation.lane = None
+                self._roster.free(lane)
+                self._prefixes.release(generation.lease)

@@ -6,7 +6,7 @@ anything beyond its host, and who asks for room or for a payload is not told whe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from luceasync.cyext.packets import Received, Traffic
@@ -152,6 +152,11 @@ class Started(Protocol[M]):
         """Any thread may ask."""
 
     def is_alive(self) -> bool: ...
+
+    def expect(self, number: int, call: Callable[[bool], None]) -> None:
+        """Call once, in whatever thread: with True when the process tells, beside its channel, that
+        this is over, and with False when it has ended before. What is called must not wait.
+        """
 
     def last_words(self) -> str:
         """How it ended, if it has, and its last log lines."""

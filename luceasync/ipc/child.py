@@ -19,6 +19,7 @@ from luceasync.errors import LuceasyncError
 from luceasync.ipc.log_lines import LogLines
 from luceasync.ipc.pulse import Watch
 from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.tidings import Tidings
 from luceasync.ipc.waiting import Deadline
 
 SETTLE_S = 0.05  # for what it said last to come through the pipe
@@ -32,6 +33,7 @@ class Child:
     def __init__(self, process: subprocess.Popen[bytes], on_line: Callable[[str], None]) -> None:
         """Takes over a process whose standard error is a pipe, also if this raises OSError."""
         self.pid = process.pid
+        self.tidings = Tidings()
         self._process = process
         self._ended: str | None = None
         self._verdict = ""  # why it was ended before anybody wanted that
@@ -61,13 +63,16 @@ class Child:
         sock: socket.socket,
         channel_fd: int,
         heartbeat: Heartbeat,
+        tidings_socket: socket.socket,
         on_end: Callable[[], None],
     ) -> None:
-        """Ask it for signs of life through `sock`, which is this object's from now on, and end it
-        when it gives none. `on_end` is called in another thread when it ends, or is ended here, or
-        has closed its end of `channel_fd`, which is used until then.
+        """Ask it for signs of life through `sock`, and end it when it gives none; hear at
+        `tidings_socket` what is over. Both are this object's from now on. `on_end` is called in
+        another thread when it ends, or is ended here, or has closed its end of `channel_fd`, which
+        is used until then.
         """
-        self._watch = Watch(sock, channel_fd, self.pidfd, heartbeat, self._condemn, on_end)
+        beside = tidings_socket, self.tidings
+        self._watch = Watch(sock, channel_fd, self.pidfd, heartbeat, *beside, self._condemn, on_end)
 
     @property
     def age_s(self) -> float | None:

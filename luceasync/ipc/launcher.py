@@ -82,6 +82,9 @@ class LocalStarted:
     def vitals(self) -> Vitals:
         return Vitals(self.child.age_s, self.child.resident_bytes)
 
+    def expect(self, number: int, call: Callable[[bool], None]) -> None:
+        self.child.tidings.expect(number, call)
+
     def last_words(self) -> str:
         return self.child.last_words()
 
@@ -144,6 +147,9 @@ class LocalLauncher:
             pulse, pulse_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             ours.callback(pulse.close)
             theirs.callback(pulse_there.close)
+            tidings, tidings_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(tidings.close)
+            theirs.callback(tidings_there.close)
             stream = stream_there = None
             if program.rings is None:
                 stream, stream_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -153,6 +159,7 @@ class LocalLauncher:
                 session=secrets.randbits(60) + 1,
                 control=control_there.fileno(),
                 pulse=pulse_there.fileno(),
+                tidings=tidings_there.fileno(),
                 ring_bytes=program.ring_bytes,
                 written=program.written,
                 read=program.read,
@@ -168,7 +175,8 @@ class LocalLauncher:
             child = Child(process, self._on_line)
             # What waits at the channel sees an end before the system has closed the other side.
             wake = control.dup()
-            child.watch(pulse, wake.fileno(), program.heartbeat, partial(_shut, wake))
+            on_end = partial(_shut, wake)
+            child.watch(pulse, wake.fileno(), program.heartbeat, tidings, on_end)
             codec = Codec(wiring.session, messages)
             channel = LocalChannel[Any](control, codec, outbox, inbox, program.name, child.pidfd)
             ours.pop_all()  # they are the channel's now
@@ -187,7 +195,7 @@ class LocalLauncher:
 
     def _start(self, arguments: Sequence[str], wiring: Wiring) -> subprocess.Popen[bytes]:
         """In the thread that lives as long as the children may."""
-        fds = [wiring.control, wiring.pulse, wiring.stream, wiring.rings]
+        fds = [wiring.control, wiring.pulse, wiring.tidings, wiring.stream, wiring.rings]
         fds += [fd for fd, _ in wiring.lent.values()]
         python = [sys.executable, "-I", "-S", str(LEASH), str(os.getpid())]
         return subprocess.Popen(

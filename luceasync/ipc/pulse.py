@@ -17,6 +17,7 @@ from contextlib import suppress
 from luceasync.cyext.pulse import echo, keep_alone
 from luceasync.ipc.supervision import Heartbeat
 from luceasync.ipc.threads import has_ended
+from luceasync.ipc.tidings import Tidings
 
 QUESTION = b"?"
 MAX_ANSWER_BYTES = 64
@@ -66,10 +67,13 @@ class Watch:
         channel_fd: int,
         pidfd: int,
         heartbeat: Heartbeat,
+        tidings_socket: socket.socket,
+        tidings: Tidings,
         on_hang: Callable[[str], None],
         on_end: Callable[[], None],
     ) -> None:
-        """Takes over the socket. The process is silent from its first sign of life on: until then
+        """Takes over both sockets. What comes through the second one is heard by `tidings`, until
+        the process has ended. The process is silent from its first sign of life on: until then
         it may not have come to its first line. `channel_fd`: a socket whose other end is closed
         with the process's other descriptors. Of these and the one here the system may close either
         only after all memory has been given back, whichever thread is the last to end.
@@ -78,6 +82,8 @@ class Watch:
         self._channel_fd = channel_fd
         self._pidfd = pidfd
         self._heartbeat = heartbeat
+        self._tidings_socket = tidings_socket
+        self._tidings = tidings
         self._on_hang = on_hang
         self._on_end = on_end
         self._heard_s: float | None = None
@@ -100,6 +106,7 @@ class Watch:
             if has_ended(self._thread):
                 os.close(self._stop)
                 self._socket.close()
+                self._tidings_socket.close()
             self._stop = -1
 
     def _run(self) -> None:
@@ -107,12 +114,14 @@ class Watch:
             if self._is_gone_at_last():
                 self.has_ended.set()
         finally:
+            self._tidings.end()
             self._on_end()
 
     def _is_gone_at_last(self) -> bool:
         """Ask until it is gone; False: until nobody asks any more."""
         waiting = select.poll()
-        for fd in (self._pidfd, self._stop, self._socket.fileno()):
+        tidings_fd = self._tidings_socket.fileno()
+        for fd in (self._pidfd, self._stop, self._socket.fileno(), tidings_fd):
             waiting.register(fd, select.POLLIN)
         waiting.register(self._channel_fd, 0)  # its end alone: what comes is not for us
         interval_s = self._heartbeat.interval_s
@@ -125,6 +134,8 @@ class Watch:
             happened = dict(waiting.poll(round(interval_s * 1e3)))
             if self._stop in happened:
                 return False
+            if tidings_fd in happened and not self._hear_tidings():
+                waiting.unregister(tidings_fd)
             is_gone = self._socket.fileno() in happened and not self._hear()
             if is_gone or self._pidfd in happened or self._channel_fd in happened:
                 return True
@@ -139,6 +150,17 @@ class Watch:
         with suppress(OSError):  # full or gone: there is no answer, then
             self._socket.send(QUESTION, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         return True
+
+    def _hear_tidings(self) -> bool:
+        """Whether there may be more to hear."""
+        try:
+            told = self._tidings_socket.recv(MAX_ANSWER_BYTES, socket.MSG_DONTWAIT)
+        except OSError:
+            told = b""
+        if told and not self._tidings.came(told):
+            self._on_hang("it told of what nobody has asked for")
+            return False
+        return bool(told)
 
     def _hear(self) -> bool:
         """Whether there may be more to hear; nobody but the process has the other end."""

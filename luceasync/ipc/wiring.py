@@ -22,6 +22,7 @@ from luceasync.ipc.pulse import Answering
 from luceasync.ipc.ring import lay_out
 from luceasync.ipc.shared import SharedInbox, SharedOutbox
 from luceasync.ipc.stream import StreamInbox, StreamOutbox
+from luceasync.ipc.tidings import Telling
 
 VARIABLE = "LUCEASYNC_WIRING"
 TRANSPORTS = ("auto", "shared", "stream")
@@ -75,7 +76,8 @@ def open_rings(transport: str, ring_bytes: Sequence[int]) -> Rings | None:
 class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a child is told: numbers of the descriptors it inherits, and what they are.
 
-    Signs of life are given at `pulse`; -1: nobody asks. `rings` is -1 where payloads go through
+    Signs of life are given at `pulse`, and what is over is told at `tidings`; -1: nobody asks.
+    `rings` is -1 where payloads go through
     `stream`; `written` and `read` are the rings that the child writes and reads, `ring_bytes` the
     sizes of all, or of those that it keeps for itself.
     """
@@ -86,6 +88,7 @@ class Wiring(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     written: Natural
     read: Natural
     pulse: int = -1
+    tidings: int = -1
     stream: int = -1
     rings: int = -1
     lent: dict[str, tuple[Natural, Positive]] = {}
@@ -122,12 +125,15 @@ class Home:
     lent: Mapping[str, SealedMemory] = field(default_factory=dict)
     rings: Rings | None = None
     answering: Answering | None = None
+    telling: Telling | None = None
 
     def close(self) -> None:
         """Idempotent."""
         self.channel.close()
         if self.answering is not None:
             self.answering.close()
+        if self.telling is not None:
+            self.telling.close()
         for memory in self.lent.values():
             memory.close()
         if self.rings is not None:
@@ -151,6 +157,7 @@ def come_home(
     except msgspec.DecodeError as error:
         raise ConfigError(f"{VARIABLE}: {error}") from None
     answering = None if wiring.pulse < 0 else Answering(_inherited(wiring.pulse))
+    telling = None if wiring.tidings < 0 else Telling(_inherited(wiring.tidings))
     rings = None if wiring.rings < 0 else Rings.inherit(wiring.rings, wiring.ring_bytes)
     lent = {
         name: SealedMemory.inherit(fd, num_bytes, populate=False)
@@ -162,7 +169,7 @@ def come_home(
     channel = LocalChannel[Any](
         control, Codec(wiring.session, messages), outbox, inbox, "the process that started this one"
     )
-    return Home(channel, lent, rings, answering)
+    return Home(channel, lent, rings, answering, telling)
 
 
 def _inherited(fd: int) -> socket.socket:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import NoReturn, TypeVar
@@ -159,6 +159,10 @@ class Link:
         with self._door():
             message: Message = self._channel.receive(deadline_s).message
             return message
+
+    def expect(self, number: int, call: Callable[[bool], None]) -> None:
+        """See luceasync.ipc.channel.Started."""
+        self._started.expect(number, call)
 
     def notice(self) -> None:
         """Raise if the process is known to be gone."""

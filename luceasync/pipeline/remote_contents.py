@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from luceasync.errors import GroupFailed
 from luceasync.hoststore.arena import Arena
 from luceasync.hoststore.node_parts import NodeParts, tensors_in
 from luceasync.hoststore.node_store import Chained
@@ -22,6 +23,7 @@ from luceasync.hoststore.tickets import Arrived, Ticket
 from luceasync.kv.cache import Shape
 from luceasync.pipeline import wire
 from luceasync.pipeline.link import Link
+from luceasync.pipeline.remote_tickets import RemoteTicket
 
 
 class Region(NamedTuple):
@@ -33,10 +35,13 @@ class Region(NamedTuple):
 
 @dataclass(slots=True)
 class Held:
-    """The number under which the other process has it; `regions` where we gave them."""
+    """The number under which the other process has it; `regions` where we gave them. Until the
+    copies of `saved` have arrived nobody may read them.
+    """
 
     number: int
     regions: list[Region]
+    saved: Ticket = field(default_factory=Arrived)
 
 
 class NodeBytes(Protocol):
@@ -60,13 +65,14 @@ class NodeBytes(Protocol):
 
 
 class RemoteContents:
-    """See Contents. A copy has arrived when its call returns."""
+    """See Contents. Copies of a device go on there while this process does other things."""
 
     def __init__(self, link: Link, parts: NodeParts, content: NodeBytes) -> None:
         self._link = link
         self._parts = parts
         self._bytes = content
         self._of_lanes: dict[int, list[Region]] = defaultdict(list)  # that they are read from
+        self._next_ticket = 1
         self._next_number = 1  # none comes again: the other process may still hold an old one
 
     @property
@@ -81,19 +87,20 @@ class RemoteContents:
     def take_out(self, lane: int, span: Span) -> tuple[Held, Ticket]:
         """See Contents. Raises MemoryError."""
         held = self._new(span)
-        at = self._bytes.places(held.regions)
-        order = wire.Save(held.number, lane, span.begin, span.end, span.with_state, at)
-        self._ask_for_room(order)
-        return held, Arrived()
+        at, ticket = self._bytes.places(held.regions), self._number_of_ticket()
+        order = wire.Save(held.number, lane, span.begin, span.end, span.with_state, ticket, at)
+        held.saved = self._ask_for_copies(order, held.regions)
+        return held, held.saved
 
     def put_in(self, lane: int, chain: Sequence[Chained[Held]], num_tokens: int) -> Ticket:
         """See Contents."""
         numbers = tuple(held.number for _, held in chain)
-        self._link.ask(wire.Restore(lane, numbers, num_tokens), wire.Done)
-        return Arrived()
+        order = wire.Restore(lane, numbers, num_tokens, self._number_of_ticket())
+        return self._ask_for_copies(order, [held.regions for _, held in chain])
 
     def named(self, span: Span, content: Held) -> dict[str, Tensor]:
         """See Contents."""
+        content.saved.wait()
         return self._bytes.read(content, self.shapes(span))
 
     def given(self, span: Span, tensors: Mapping[str, Tensor]) -> Held:
@@ -114,8 +121,12 @@ class RemoteContents:
 
     def renew(self, span: Span, content: Held) -> bool:
         """Have it held by a process that takes the place of one that has ended; False: its bytes
-        lay there alone.
+        lay there alone, or had not all come.
         """
+        try:
+            content.saved.wait()
+        except GroupFailed:
+            return False
         if not content.regions:
             return False
         at = self._bytes.places(content.regions)
@@ -140,10 +151,24 @@ class RemoteContents:
         self._next_number += 1
         return held
 
-    def _ask_for_room(self, order: wire.Save | wire.Adopt) -> None:
+    def _number_of_ticket(self) -> int:
+        self._next_ticket += 1
+        return self._next_ticket
+
+    def _ask_for_copies(self, order: wire.Save | wire.Restore, memory: object) -> Ticket:
+        """Their ticket. Raises MemoryError where there is no room; nothing is copied then."""
+        if self._ask_for_room(order).have_arrived:
+            return Arrived()
+        ticket = RemoteTicket(self._link.failure, memory)
+        self._link.expect(order.ticket, ticket.over)
+        return ticket
+
+    def _ask_for_room(self, order: wire.Save | wire.Restore | wire.Adopt) -> wire.Room:
         """Raise MemoryError where there is none; the process holds nothing of it then."""
-        if not self._link.ask(order, wire.Room).is_there:
+        room = self._link.ask(order, wire.Room)
+        if not room.is_there:
             raise MemoryError("no room for a node in the memory of another process")
+        return room
 
 
 class SharedBytes:

@@ -175,7 +175,8 @@ class Reset(Message, frozen=True):
 
 class Save(Message, frozen=True):
     """See Nodes.save. `regions`: where it goes in the memory that was lent, in the order in which
-    shards ask for it; none where none was.
+    shards ask for it; none where none was. `ticket`: the number under which it is told, beside the
+    channel, that copies have arrived which the answer says have not.
     """
 
     node: Natural
@@ -183,15 +184,17 @@ class Save(Message, frozen=True):
     begin: Natural
     end: Positive
     with_state: bool
+    ticket: Natural
     regions: tuple[Natural, ...] = ()
 
 
 class Restore(Message, frozen=True):
-    """See Nodes.restore."""
+    """See Nodes.restore, and Save."""
 
     lane: Natural
     nodes: tuple[Natural, ...]
     num_tokens: Positive
+    ticket: Natural
 
 
 class Hold(Message, frozen=True):
@@ -286,9 +289,12 @@ class Told(Message, frozen=True):
 
 
 class Room(Message, frozen=True):
-    """Whether there was memory for a node."""
+    """Whether there was memory for a node, and whether all copies have arrived; else that is told
+    later.
+    """
 
     is_there: bool
+    have_arrived: bool = True
 
 
 ANSWERS: tuple[type[Message], ...] = (Offered, Failed, Read, Done, Best, Told, Room)

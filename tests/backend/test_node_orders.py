@@ -37,9 +37,9 @@ NATURAL = st.integers(0, 300) | st.integers(0, (1 << 62) - 1)
 POSITIVE = st.integers(1, 300) | st.integers(1, (1 << 62) - 1)
 REGIONS = st.lists(NATURAL, max_size=3).map(tuple)
 ORDERS = st.one_of(
-    st.builds(wire.Save, NATURAL, NATURAL, NATURAL, POSITIVE, st.booleans(), REGIONS),
+    st.builds(wire.Save, NATURAL, NATURAL, NATURAL, POSITIVE, st.booleans(), NATURAL, REGIONS),
     st.builds(wire.Adopt, NATURAL, NATURAL, POSITIVE, st.booleans(), REGIONS),
-    st.builds(wire.Restore, NATURAL, st.lists(NATURAL, max_size=3).map(tuple), POSITIVE),
+    st.builds(wire.Restore, NATURAL, st.lists(NATURAL, max_size=3).map(tuple), POSITIVE, NATURAL),
     st.builds(wire.Drop, NATURAL, st.booleans()),
     st.builds(wire.Export, NATURAL, NATURAL, NATURAL, POSITIVE),
     st.builds(wire.Fill, NATURAL, NATURAL, NATURAL, POSITIVE),
@@ -89,7 +89,9 @@ class Orders:
         self.line = Line(64)
         lay = (lambda regions: None) if lent is None else lent.tell
         limits = NUM_LANES, MAX_TOKENS
-        self.orders = NodeOrders(self.line, self.group.nodes, memory, lay, limits)
+        self.told: list[int] = []
+        tell = self.told.append
+        self.orders = NodeOrders(self.line, self.group.nodes, memory, lay, limits, tell)
 
     def do(self, message: Message) -> None:
         self.orders.table[type(message)](message, Received(message, None, 1, 0))

@@ -33,6 +33,9 @@ class Listener:
     def release(self, lease) -> None:
         self._hear("release", lease)
 
+    def vacate(self, lane) -> None:
+        self._hear("vacate", lane)
+
     def free(self, lane) -> None:
         self._hear("free", lane)
 
@@ -74,6 +77,16 @@ def test_prompts_are_kept_first_then_lanes_are_freed(leftovers, heard):
     assert not leftovers
     leftovers.clear()
     assert len(heard.calls) == 4
+
+
+def test_a_lane_is_free_whoever_cannot_be_told_that_it_is_empty(heard):
+    leftovers = Leftovers(heard, heard, heard)
+    heard.failing = "vacate"
+    leftovers.ended(choice("a", lane=2))
+    with pytest.raises(ZeroDivisionError):
+        leftovers.clear()
+    assert [call[0] for call in heard.calls] == ["finished", "vacate", "free", "release"]
+    assert not leftovers
 
 
 @pytest.mark.parametrize(

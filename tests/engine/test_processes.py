@@ -12,7 +12,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, ModelConfig
+from luceasync.config import (
+    CacheConfig,
+    Config,
+    DraftConfig,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+)
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.rehearsal import Part, rehearse
 from luceasync.engine.start import build_engine
@@ -36,6 +43,7 @@ async def running(
     transport: str = "auto",
     cache_dir: Path | None = None,
     max_queue: int = 64,
+    pool_tokens: int | None = None,
     **draft,
 ) -> AsyncIterator[LocalEngine]:
     folder.mkdir(exist_ok=True)
@@ -53,6 +61,7 @@ async def running(
                 min_tokens=1,
             ),
             draft=DraftConfig(**draft),
+            kvflash=KvFlashConfig(pool_tokens=pool_tokens),
         )
     )
     async with engine:
@@ -172,9 +181,11 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
 
 
 @pytest.mark.covered(0)
-async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_path):
+@pytest.mark.parametrize("pool_tokens", [None, 448], ids=["all here", "pool"])
+async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_path, pool_tokens):
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
-    async with running(tiny_dir, tmp_path / "several", "two") as engine:
+    there = running(tiny_dir, tmp_path / "several", "two", pool_tokens=pool_tokens)
+    async with there as engine:
         alone = [await ask(engine, text, num_tokens=200) for text in texts]
         asking = [asyncio.create_task(ask(engine, text, num_tokens=200)) for text in texts]
         await until(lambda: engine.status().num_running == 4)

@@ -15,6 +15,7 @@ import pytest
 
 from luceasync.ipc.pulse import Answering, Watch
 from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.tidings import Tidings
 
 DEADLINE_S = 30.0
 SOON = Heartbeat(interval_s=0.02, deadline_s=0.3)
@@ -34,18 +35,23 @@ class Watched:
     def __init__(self, code: str, heartbeat: Heartbeat = SOON) -> None:
         here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.channel, channel_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        tidings, tidings_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begin = (
             "import socket, sys, time; from luceasync.ipc.pulse import Answering; "
             f"answering = Answering(socket.socket(fileno={there.fileno()})); "
             f"channel = socket.socket(fileno={channel_there.fileno()}); "
+            "from luceasync.ipc.tidings import Telling; "
+            f"telling = Telling(socket.socket(fileno={tidings_there.fileno()})); "
         )
         self.process = subprocess.Popen(
             [sys.executable, "-c", begin + code],
-            pass_fds=[there.fileno(), channel_there.fileno()],
+            pass_fds=[there.fileno(), channel_there.fileno(), tidings_there.fileno()],
             env={"PYTHONPATH": str(ROOT)},
         )
         there.close()
         channel_there.close()
+        tidings_there.close()
+        self.tidings = Tidings()
         self.pidfd = os.pidfd_open(self.process.pid)
         self.hung: list[str] = []
         self.ended: list[float] = []
@@ -54,6 +60,8 @@ class Watched:
             self.channel.fileno(),
             self.pidfd,
             heartbeat,
+            tidings,
+            self.tidings,
             self.hung.append,
             lambda: self.ended.append(time.time()),
         )
@@ -121,7 +129,7 @@ def test_the_thread_that_answers_alone_has_its_socket():
     counts = sorted(len(list((task / "fd").iterdir())) for task in tasks.iterdir())
     assert counts[0] == 2  # the socket, and what ends the thread
     links = [os.readlink(link) for link in Path(f"/proc/{watched.process.pid}/fd").iterdir()]
-    assert len([link for link in links if link.startswith("socket:")]) == 1  # its channel
+    assert len([link for link in links if link.startswith("socket:")]) == 2  # channel, tidings
     watched.close()
 
 
@@ -138,3 +146,22 @@ def test_who_answers_ends_with_either_end():
         answering.close()
         here.close()
     assert os.listdir("/proc/self/fd") == before
+
+
+@pytest.mark.slow
+def test_what_is_over_is_heard_and_so_is_an_end_before_it():
+    watched = Watched("telling.tell(7); time.sleep(0.2)")
+    heard: list[tuple[int, bool]] = []
+    for number in (7, 8):
+        watched.tidings.expect(number, lambda told, number=number: heard.append((number, told)))
+    until(lambda: len(heard) == 2)
+    assert heard == [(7, True), (8, False)] and watched.watch.has_ended.is_set()
+    watched.close()
+
+
+@pytest.mark.slow
+def test_one_that_tells_what_is_no_number_is_ended():
+    watched = Watched("telling._socket.send(b'half'); time.sleep(600)")
+    until(lambda: watched.hung)
+    assert watched.hung == ["it told of what nobody has asked for"]
+    watched.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ LITTLE_BYTES = 1 << 20
 
 ANSWERS: st.SearchStrategy[Message] = st.one_of(
     st.just(wire.Done()),
-    st.builds(wire.Room, st.booleans()),
+    st.builds(wire.Room, st.booleans(), st.booleans()),
     st.builds(wire.Told, st.floats()),
     st.builds(wire.Failed, st.text(max_size=20)),
     st.builds(wire.Read, st.integers(0, (1 << 62) - 1)),
@@ -45,6 +46,9 @@ class There:
 
     def is_alive(self) -> bool:
         return True
+
+    def expect(self, number: int, call: Callable[[bool], None]) -> None:
+        raise AssertionError("nothing is told beside the channel")
 
     def last_words(self) -> str:
         return "its process lives"

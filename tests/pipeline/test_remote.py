@@ -27,7 +27,7 @@ from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
 from luceasync.ranking.logits import Wanted
 from tests.pipeline.heard import HeardTaps
-from tests.processes import ARRANGEMENTS, placed
+from tests.processes import ARRANGEMENTS, BACKEND, placed
 from tests.test_groups import SPAN, life, turn
 
 pytestmark = pytest.mark.slow
@@ -82,11 +82,15 @@ def open_in(tiny_dir: Path, tmp_path: Path) -> Iterator:
     opened: list[Opened] = []
 
     def open_backend(
-        arrangement: str, transport: str = "auto", computes_beside: bool = False
+        arrangement: str,
+        transport: str = "auto",
+        computes_beside: bool = False,
+        module: str = BACKEND,
     ) -> LayerSplitBackend:
         folder = tmp_path / f"{len(opened)}"
         folder.mkdir()
-        opened.append(Opened(tiny_dir, placed(folder, arrangement, transport), computes_beside))
+        placement = placed(folder, arrangement, transport, module)
+        opened.append(Opened(tiny_dir, placement, computes_beside))
         return opened[-1].backend
 
     open_backend.opened = opened

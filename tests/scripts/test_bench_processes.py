@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench_processes import in_two
+from processes.models import in_two
 
 from luceasync.bench.model import plan_for
 from luceasync.bench.small import SMALL

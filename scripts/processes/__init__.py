@@ -1,0 +1,1 @@
+"""Other ends of hops and chunks, and models in several processes, as measurements want them."""

@@ -1,0 +1,79 @@
+"""A luceasync-backend on CPUs whose copies between lanes and nodes take their time, as a GPU's do:
+they arrive in another thread, and what is saved lies in its place only then.
+
+    python -m tests.pipeline.late_backend ARGUMENT...
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+LATE_S = 0.4
+
+
+class Late:
+    """An Arrival that comes after LATE_S."""
+
+    def __init__(self, finish: Callable[[], None]) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[Callable[[], None]] = []
+        self._is_over = threading.Event()
+        threading.Thread(target=self._arrive, args=[finish], daemon=True).start()
+
+    def _arrive(self, finish: Callable[[], None]) -> None:
+        time.sleep(LATE_S)
+        finish()
+        with self._lock:
+            self._is_over.set()
+        for call in self._calls:
+            call()
+
+    @property
+    def is_done(self) -> bool:
+        return self._is_over.is_set()
+
+    def wait(self) -> None:
+        self._is_over.wait()
+
+    def when_done(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self.is_done:
+                self._calls.append(call)
+                return
+        call()
+
+
+def be_late() -> None:
+    """From now on."""
+    from luceasync.hoststore.lane_copies import DirectCopies
+
+    take_out, put_in = DirectCopies.take_out, DirectCopies.put_in
+
+    def take_out_late(self: Any, lane: int, runs: Any, rows: Any, state: Any, *more: Any) -> Any:
+        kept = [None if region is None else bytearray(len(region)) for region in (rows, state)]
+        take_out(self, lane, runs, *(each and memoryview(each) for each in kept), *more)
+
+        def finish() -> None:
+            for region, own in zip((rows, state), kept, strict=True):
+                if region is not None:
+                    region[:] = own
+
+        return Late(finish)
+
+    def put_in_late(self: Any, lane: int, pairs: Any, memory: Any, after: Any) -> Any:
+        for each in after:
+            each.wait()
+        put_in(self, lane, pairs, memory, after)
+        return Late(lambda: None)
+
+    DirectCopies.take_out, DirectCopies.put_in = take_out_late, put_in_late  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    be_late()
+    from luceasync.backend.app import main
+
+    main()
