@@ -17,7 +17,7 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
 
     A watcher never returns: it raises when `work` has to stop. Then `work` is cancelled, its
     cleanup is awaited, and what the watcher raised is raised here, plain. The watchers are
-    cancelled when `work` ends.
+    cancelled when `work` ends; where `work` fails by itself, that is raised.
 
     `work` has a task of its own: what it awaits again and again, each token of an answer, wakes it
     alone, and not all that awaits it, a frame for each layer of the server.
@@ -30,16 +30,17 @@ async def race(work: Coroutine[Any, Any, Result], *watchers: Coroutine[Any, Any,
             working.add_done_callback(lambda _: _cancel(beside))
         return working.result()
     except BaseExceptionGroup as group:
-        if len(group.exceptions) > 1:
+        failure = None if working.cancelled() else working.exception()
+        if failure is not None and working.cancelling():
             raise  # the cleanup of `work` failed too: both must be seen
-        error = group.exceptions[0]
+        error = failure or group.exceptions[0]  # others may have ended at the same moment
         group.__traceback__ = None
     # Out of reach of the group, and of this frame: what failed holds what it worked on, a body of
     # 15 MB for example, and would stay with it until the collector comes.
     try:
         raise error
     finally:
-        del error, working
+        del error, failure, working
 
 
 def _cancel(tasks: Iterable[asyncio.Task[Any]]) -> None:

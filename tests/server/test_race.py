@@ -66,7 +66,22 @@ async def test_the_works_failure_is_raised_as_it_is():
         await race(fail(), forever([]))
 
 
-async def test_two_failures_are_both_raised():
+async def test_of_failures_at_the_same_moment_the_works_is_raised():
+    async def fail_too() -> None:
+        raise ValueError("beside")
+
+    with pytest.raises(KeyError, match="stop"):
+        await race(fail(), fail_too(), fail_too())
+
+
+async def test_of_watchers_that_fail_at_the_same_moment_one_is_raised():
+    log: list[str] = []
+    with pytest.raises(KeyError, match="stop"):
+        await race(forever(log), fail(), fail())
+    assert log == ["cleaned up"]
+
+
+async def test_a_failure_of_the_cleanup_is_raised_beside_its_cause():
     async def bad_cleanup() -> None:
         try:
             await asyncio.Event().wait()
