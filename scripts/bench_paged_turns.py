@@ -51,7 +51,7 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.request import Finish, Request, Sampling, TokenPrompt
 
 NUM_SAID, NUM_ADDED = 48, 80  # tokens of an answer, and of what a user then says
-READING_S = 0.2  # from an answer to what is said then
+READING_S = 3.0  # from an answer to what is said then: host memory is made ready meanwhile
 ROOM_TOKENS = 4096  # behind the context
 COPY_BYTES = 256 << 20
 FORM = FORMS["small"]  # its tokenizer is that of all shapes here

@@ -28,10 +28,9 @@ class _Held:
     tensors: Mapping[TensorKey, Tensor]
     arrival: Arrival | None
 
-    def has(self, token: int) -> bool:
-        """Whether the token's rows are there."""
-        is_here = self.begin <= token < self.end
-        return is_here and (self.arrival is None or self.arrival.is_done)
+    @property
+    def has_arrived(self) -> bool:
+        return self.arrival is None or self.arrival.is_done
 
 
 class AbsentRows:
@@ -57,19 +56,20 @@ class AbsentRows:
         """
         self._held[lane].append(_Held(begin, end, tensors, arrival))
 
-    def of(self, lane: int) -> RowsOfLane:
-        """The same of one lane."""
-        return RowsOfLane(self, lane)
+    def of(self, lane: int, *, with_coming: bool) -> RowsOfLane:
+        """The same of one lane; `with_coming`: what has not arrived yet is of use too."""
+        return RowsOfLane(self, lane, with_coming)
 
-    def has(self, lane: int, begin: int, end: int) -> bool:
-        """Whether the lane's tokens `[begin, end)` lie in host memory, and have arrived there."""
+    def held_until(self, lane: int, begin: int, end: int, *, with_coming: bool) -> int:
+        """Up to which token those of `[begin, end)` lie in host memory, or will."""
         while begin < end:
-            ends = (held.end for held in self._held.get(lane, ()) if held.has(begin))
-            last = max(ends, default=begin)
+            held = (each for each in self._held.get(lane, ()) if each.begin <= begin < each.end)
+            ends = (each.end for each in held if with_coming or each.has_arrived)
+            last = min(end, max(ends, default=begin))
             if last == begin:
-                return False
+                break
             begin = last
-        return True
+        return begin
 
     def rows(self, lane: int, begin: int, end: int) -> list[HostRows]:
         """Where the lane's tokens `[begin, end)` lie, in order, in as few pieces as can be."""
@@ -151,11 +151,12 @@ class RowsOfLane:
 
     absent: AbsentRows
     lane: int
+    with_coming: bool
 
     def rows(self, begin: int, end: int) -> list[HostRows]:
         """See InHost."""
         return self.absent.rows(self.lane, begin, end)
 
-    def has(self, begin: int, end: int) -> bool:
+    def held_until(self, begin: int, end: int) -> int:
         """See InHost."""
-        return self.absent.has(self.lane, begin, end)
+        return self.absent.held_until(self.lane, begin, end, with_coming=self.with_coming)

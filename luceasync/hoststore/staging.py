@@ -30,8 +30,10 @@ class InHost(Protocol):
         """Where those of tokens `[begin, end)`, which have no page, lie, in order."""
         ...
 
-    def has(self, begin: int, end: int) -> bool:
-        """Whether those of these tokens are all there, and have arrived; they may have pages."""
+    def held_until(self, begin: int, end: int) -> int:
+        """Up to which token those of `[begin, end)`, which may have pages, are read there too if
+        that is of use; `begin`: none is.
+        """
         ...
 
 
@@ -141,10 +143,15 @@ def _read_from(
     """
     found: list[tuple[int, int, bool]] = []
     for begin, end, is_here in spans:
-        is_in_pages = is_here and not (end - begin <= short_tokens and in_host.has(begin, end))
-        if found and not is_in_pages and not found[-1][2]:
-            begin = found.pop()[0]
-        found.append((begin, end, is_in_pages))
+        middle = end
+        if is_here:
+            middle = in_host.held_until(begin, end) if end - begin <= short_tokens else begin
+        if begin < middle:
+            if found and not found[-1][2]:
+                begin = found.pop()[0]
+            found.append((begin, middle, False))
+        if middle < end:
+            found.append((middle, end, True))
     return found
 
 

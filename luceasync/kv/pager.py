@@ -179,9 +179,7 @@ class KvFlashPager:
         assert not of_lane.coming, f"lane {growth.lane}: what is coming is to be listed first"
         of_lane.residency.apply(change)
         if growth.unsaved is not None:
-            begin, end = growth.unsaved
-            of_lane.held_end = end
-            of_lane.own_tokens += end - begin
+            self.saved(growth.lane, *growth.unsaved)
         self._count(growth.lane, evicted=len(change.evicted))
         gone = [PageEvent(growth.lane, chunk, None) for chunk in change.evicted]
         return gone + [PageEvent(growth.lane, *given) for given in change.given]
@@ -240,6 +238,17 @@ class KvFlashPager:
         of_lane = self._lanes[lane]
         gone_by = num_tokens - of_lane.looked_at
         return gone_by >= self._tau_tokens and bool(self.num_absent(lane))
+
+    def unsaved(self, lane: int, num_tokens: int) -> Span | None:
+        """Whole chunks of the lane's first tokens that host memory lacks."""
+        begin, end = self._lanes[lane].held_end, num_tokens // CHUNK_TOKENS * CHUNK_TOKENS
+        return (begin, end) if begin < end else None
+
+    def saved(self, lane: int, begin: int, end: int) -> None:
+        """These tokens are in host memory, for the lane alone."""
+        of_lane = self._lanes[lane]
+        of_lane.held_end = end
+        of_lane.own_tokens += end - begin
 
     def looks(self, lane: int, num_tokens: int) -> None:
         """A look at the lane begins, where it stands after so many tokens."""

@@ -131,6 +131,8 @@ class Past:
 class Clock:
     """A Stopwatch of work that is done at once."""
 
+    is_over = True
+
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._seconds = 0.0

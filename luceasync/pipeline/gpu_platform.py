@@ -179,6 +179,10 @@ class EventWatch:
     def stop(self) -> None:
         self._end.record(self._stream)
 
+    @property
+    def is_over(self) -> bool:
+        return bool(self._end.query())
+
     def seconds(self) -> float:
         self._end.synchronize()
         return float(self._begin.elapsed_time(self._end)) / 1e3

@@ -20,6 +20,9 @@ from luceasync.models.recent import LayerLook, RecentRows
 from luceasync.pipeline.passes import Masses
 from luceasync.pipeline.platform import Platform, Stopwatch
 
+# Layers of a look that are queued at a time: a bus is never idle, and who waits does not for long.
+MOST_AHEAD = 2
+
 # A lane's first tokens in blocks of so many.
 Blocks = Callable[[int], Sequence[Block]]
 
@@ -172,8 +175,11 @@ class _LookBeside:
         self._layers = self._run(rings) if self._filled else iter(())
 
     def go_on(self) -> bool:
-        """See _Found: a layer."""
-        return next(self._layers, None) is not None
+        """See _Found: a layer, unless enough are under way."""
+        ahead = self._watches[-MOST_AHEAD:]
+        if len(ahead) == MOST_AHEAD and not ahead[0].is_over:
+            return True
+        return self._queue()
 
     def goes(self, chunk: int) -> None:
         """See _Found. Who writes its page next comes after what is queued here, and the layers that
@@ -186,10 +192,13 @@ class _LookBeside:
 
     def masses(self) -> Masses:
         """See _Found."""
-        while self.go_on():
+        while self._queue():
             pass
         with self._looks.platform.beside():
             return Masses(self._masses.cpu(), sum(watch.seconds() for watch in self._watches))
+
+    def _queue(self) -> bool:
+        return next(self._layers, None) is not None
 
     def _run(self, rings: Mapping[Mixer, Iterator[Tensor]]) -> Iterator[int]:
         """Queues a layer at a time: the newest rows of each are in `rings`, in order."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -131,9 +132,7 @@ class PagedLanes:
     # --- what lanes go through -------------------------------------------------------------------
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
-        """See Paging. What is found is known when the prompt's end is kept, and moves chunks when
-        the first step comes.
-        """
+        """See Paging. What is found moves chunks when the first step comes."""
         self._look(lane, num_tokens, is_first=True)
 
     def reset(self, lane: int) -> None:
@@ -225,6 +224,11 @@ class PagedLanes:
             look.begun_at, look.begun_s = num_tokens, time.perf_counter()
             look.is_first, look.is_valued = is_first, False
             self._pager.looks(lane, num_tokens)
+            unsaved = None if is_first else self._pager.unsaved(lane, num_tokens)
+            if unsaved is not None:  # in host memory rows stay where they are
+                with suppress(HostMemorySpent):  # pages are read then
+                    self._save(lane, *unsaved)
+                    self._pager.saved(lane, *unsaved)
             self._looks.look(lane, num_tokens)
 
     def _value(self, lane: int, look: _Look) -> None:

@@ -14,7 +14,7 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.hoststore.absent_rows import AbsentRows
-from luceasync.hoststore.staging import Block, Names, blocks_of
+from luceasync.hoststore.staging import Block, InHost, Names, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.state import Keeps
@@ -66,7 +66,8 @@ class PastOfLanes:
             self._looks.recent.ran(lane, begin, begin + batch.num_rows)
             passing = self._looks.pass_by(lane, begin + batch.num_rows)
         short_tokens = self._staging.short_tokens
-        blocks = self._blocks(lane, begin, short_tokens, self._staging.block_tokens)
+        in_host = self._absent.of(lane, with_coming=False)  # nobody waits for what has a page
+        blocks = self._blocks(lane, begin, short_tokens, in_host, self._staging.block_tokens)
         return PastRows(self._staging, blocks, passing)
 
     def rehearsal(self, num_rows: int) -> PastRows:
@@ -96,7 +97,9 @@ class PastOfLanes:
         alone whose rows host memory lacks.
         """
         assert self._looks is not None, "no looks are planned"
-        self._looks.begin(lane, num_tokens, partial(self._blocks, lane, num_tokens, num_tokens))
+        in_host = self._absent.of(lane, with_coming=True)
+        blocks = partial(self._blocks, lane, num_tokens, num_tokens, in_host)
+        self._looks.begin(lane, num_tokens, blocks)
 
     def places(self, events: Sequence[PageEvent]) -> None:
         """Pages are about to change hands."""
@@ -122,12 +125,11 @@ class PastOfLanes:
         self._staging.close()
 
     def _blocks(
-        self, lane: int, num_tokens: int, short_tokens: int, block_tokens: int
+        self, lane: int, num_tokens: int, short_tokens: int, in_host: InHost, block_tokens: int
     ) -> list[Block]:
         """The lane's first tokens, wherever they are, if layers here keep rows of them."""
         if not self._cache.row_stacks:
             return []
-        in_host = self._absent.of(lane)
         return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 

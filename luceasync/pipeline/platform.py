@@ -46,6 +46,11 @@ class Stopwatch(Protocol):
         """With the end of what was queued so far, on the current stream."""
         ...
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the device has come to where it was stopped."""
+        ...
+
     def seconds(self) -> float:
         """What it shows. It is waited for."""
         ...

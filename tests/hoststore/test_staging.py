@@ -73,8 +73,8 @@ class Nodes:
                 tensors = {key: tensor.pin_memory() for key, tensor in tensors.items()}
             self._nodes.append(HostRows(begin, end, 0, tensors, None))
 
-    def has(self, begin: int, end: int) -> bool:
-        return all(not begin <= missing < end for missing in self.missing)
+    def held_until(self, begin: int, end: int) -> int:
+        return min((token for token in self.missing if begin <= token < end), default=end)
 
     def rows(self, begin: int, end: int) -> list[HostRows]:
         found = []
@@ -119,7 +119,8 @@ def test_blocks_are_whole_wherever_their_rows_lie(order, gone, cuts, short_token
     [
         (0, (), [(1, 3), (4, 5)]),
         (64, (), [(1, 3)]),
-        (64, (4 * 64 + 5,), [(1, 3), (4, 5)]),  # not written there yet, or never
+        (64, (4 * 64,), [(1, 3), (4, 5)]),  # not written there yet, or never
+        (128, (2 * 64,), [(2, 3)]),  # from there on
         (128, (), []),
     ],
 )

@@ -41,6 +41,17 @@ def test_what_leaves_is_saved_unless_a_node_holds_it():
     assert growth.unsaved is None and growth.change.evicted == (2,)
 
 
+def test_whole_chunks_may_be_saved_before_they_leave():
+    lanes = pager()
+    grow(lanes, 0, NUM_PAGES * 64)
+    assert lanes.unsaved(0, 200) == (0, 192)
+    lanes.saved(0, 0, 192)
+    assert lanes.unsaved(0, 200) is None and lanes.num_own_tokens == 192
+    assert lanes.grows(0, NUM_PAGES * 64 + 1).unsaved is None
+    lanes.held(0, 192, 500)
+    assert lanes.unsaved(0, 512) == (500, 512)
+
+
 def test_a_node_that_leaves_a_gap_holds_nothing_of_use():
     lanes = pager()
     grow(lanes, 0, NUM_PAGES * 64)

@@ -165,3 +165,24 @@ def test_a_group_refuses_changes_out_of_turn(make_backend, tiny_dir: Path):
     prefilled(backend, 1, prompt(64))
     with pytest.raises(EventsOutOfTurn, match="changes of pages 7 after 1"):
         backend._passes.place(7, [])
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+@torch.inference_mode()
+def test_a_look_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Path, has_room):
+    """What no node holds is saved first, for it may leave while a look is late; else it is read
+    where it is.
+    """
+    backend = make_backend(tiny_dir, **SIZES)
+    prefilled(backend, 1, prompt())
+    decoded(backend, [1], 40)
+    [group] = backend._groups
+    [shard] = group._shards
+    if not has_room:
+        backend.lanes.keep_with(lambda save, num_bytes: False)
+    backend.lanes._look(1, NUM_PROMPT + 40, is_first=False)
+    look = shard.past._looks._found[1]
+    look.go_on()
+    newest = (NUM_PROMPT + 40) // 64
+    assert (look._in_pages == {newest}) == has_room
+    assert newest in look._in_pages and look.masses().of_chunks.sum() > 0
