@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.grouped import KERNELS, TILE, Matrix
+from luceasync.large_pages import into_large_pages
 from luceasync.models.grouped.form import Grouped
 from luceasync.models.grouped.packed import DTYPES, Packed
 from luceasync.models.weights import StackedWeight
@@ -40,6 +41,8 @@ class CompiledGrouped:
         self._kernel = kernel
         self._matrix = _matrix(self._packed)
         self._matrix.interleave()
+        for tensor in self._packed.tensors.values():
+            into_large_pages(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def num_bytes(self) -> int:
