@@ -13,6 +13,7 @@
 
 enum { NO_KERNEL, AVX2, AVX512, AVX512_BF16 };
 enum { MAX_ROWS = 128 }; /* of x that meet a tile while it is unpacked */
+enum { FEW_ROWS = 4 };   /* so few wait for the memory that tiles come from */
 
 typedef struct {
     const Matrix *w;
@@ -85,24 +86,50 @@ INLINE void put_out(const Product *p, int64_t row, int64_t rows, int64_t first, 
 typedef void (*Multiply)(const Matrix *, const int64_t *, int, const void *, const float *, int64_t, float *const *);
 static const Multiply MULTIPLY[] = {NULL, avx2_multiply, avx512_multiply, bf16_multiply};
 
+/* What `count` tiles from row first[0] (and first[1]) on give of rows [row, row + rows) of x. */
+INLINE void multiply(const Product *p, const int64_t *first, int count, int64_t row, int64_t rows, float *const *sums) {
+    const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
+    for (int t = 0; t < count; t++) memset(sums[t], 0, (size_t)(rows * TILE) * 4);
+    MULTIPLY[p->kernel](p->w, first, count, p->panels + row * columns * item, p->sums + row * columns / 16, rows, sums);
+}
+
+INLINE void put_tile(const Product *p, int64_t row, int64_t rows, int64_t first, const float *sums, const float *ups) {
+    if (p->num_out - first >= TILE) put_out(p, row, rows, first, sums, ups, 1);
+    else put_out(p, row, rows, first, sums, ups, 0);
+}
+
+/* Of few rows: many tiles one after the other as they lie in memory, then what gates let through. */
+INLINE void tiles_in_turn(const Product *p, int64_t begin, int64_t end, float (*sums)[MAX_ROWS * TILE]) {
+    const int64_t room = MAX_ROWS / FEW_ROWS, size = p->num_rows * TILE;
+    for (int64_t first = begin; first < end; first += room) {
+        const int64_t count = end - first < room ? end - first : room;
+        for (int part = 0; part < (p->is_swiglu ? 2 : 1); part++)
+            for (int64_t i = 0; i < count; i++) {
+                const int64_t row = (first + i) * TILE + part * p->num_out;
+                float *const to[] = {sums[part] + i * size};
+                multiply(p, &row, 1, 0, p->num_rows, to);
+            }
+        for (int64_t i = 0; i < count; i++)
+            put_tile(p, 0, p->num_rows, (first + i) * TILE, sums[0] + i * size, sums[1] + i * size);
+    }
+}
+
 /* Tiles by twos: side by side, or a gate and what it lets through. */
 INLINE void product_tiles(const Product *p, int64_t begin, int64_t end) {
     float sums[2][MAX_ROWS * TILE] __attribute__((aligned(64)));
     float *const out[2] = {sums[0], sums[1]};
-    const int64_t columns = p->w->num_columns, item = p->kernel == AVX512_BF16 ? 2 : 4;
+    if (p->num_rows <= FEW_ROWS) {
+        tiles_in_turn(p, begin, end, sums);
+        return;
+    }
     const int64_t last = end * TILE < p->num_out ? end * TILE : p->num_out, step = p->is_swiglu ? TILE : 2 * TILE;
     for (int64_t first = begin * TILE; first < last; first += step)
         for (int64_t row = 0; row < p->num_rows; row += MAX_ROWS) {
             const int64_t rows = p->num_rows - row < MAX_ROWS ? p->num_rows - row : MAX_ROWS;
             const int64_t both[2] = {first, first + (p->is_swiglu ? p->num_out : TILE)};
             const int count = p->is_swiglu || both[1] < last ? 2 : 1;
-            for (int t = 0; t < count; t++) memset(sums[t], 0, (size_t)(rows * TILE) * 4);
-            MULTIPLY[p->kernel](p->w, both, count, p->panels + row * columns * item, p->sums + row * columns / 16, rows, out);
-            for (int t = 0; t < (p->is_swiglu ? 1 : count); t++) {
-                const int is_whole = p->num_out - both[t] >= TILE;
-                if (is_whole) put_out(p, row, rows, both[t], sums[t], sums[1], 1);
-                else put_out(p, row, rows, both[t], sums[t], sums[1], 0);
-            }
+            multiply(p, both, count, row, rows, out);
+            for (int t = 0; t < (p->is_swiglu ? 1 : count); t++) put_tile(p, row, rows, both[t], sums[t], sums[1]);
         }
 }
 

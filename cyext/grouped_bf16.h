@@ -4,6 +4,8 @@
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,f16c,fma")
 
+enum { SPAN_STEPS = 8 }; /* whose scales are made at once, before the codes that they belong to are met */
+
 typedef struct {
     __m512i words[2];            /* by code, up to 64 of them */
     __m512i low[4], high[4];     /* bytes by code, 256 of them */
@@ -21,10 +23,6 @@ INLINE BfTables bf16_tables(const Matrix *w) {
     return tables;
 }
 
-INLINE __m512i bf16_units(const uint8_t *units, int64_t place, int64_t lanes, __mmask16 mask) {
-    return _mm512_maskz_loadu_epi32(mask, units + place * lanes * 4);
-}
-
 INLINE __m512i bf16_shifted(__m512i v, int right) {
     return right > 0 ? _mm512_srli_epi16(v, right) : right < 0 ? _mm512_slli_epi16(v, -right) : v;
 }
@@ -35,52 +33,59 @@ INLINE __m512i bf16_bytes(__m512i code, const __m512i *table) {
     return _mm512_mask_blend_epi8(_mm512_movepi8_mask(code), below, above);
 }
 
-/* Where a tile's codes are, and its scales as its columns go by. */
+/* A tile's codes, and its scales as its columns go by. */
 typedef struct {
     Scales at;
     const uint8_t *codes, *planes;
     int64_t lanes;
     __mmask16 mask;
+    __m512 scale[2 * SPAN_STEPS], minimum[2 * SPAN_STEPS]; /* of a span's steps, or of each half of them */
 } BfTile;
 
-INLINE BfTile bf16_begin(const Matrix *w, int64_t first, const int bits) {
+INLINE void bf16_begin(BfTile *tile, const Matrix *w, int64_t first, const int bits) {
     const int64_t lanes = lanes_of(w, first), columns = w->num_columns;
-    BfTile tile = {scales_begin(w, first, lanes), w->codes + first * columns * (bits == 8 ? 8 : 4) / 8, NULL, lanes,
-                   (__mmask16)((1u << lanes) - 1)};
-    if (bits == 5 || bits == 6) tile.planes = w->planes + first * columns * (bits - 4) / 8;
-    return tile;
+    tile->at = scales_begin(w, first, lanes);
+    tile->codes = w->codes + first * columns * (bits == 8 ? 8 : 4) / 8;
+    tile->planes = bits == 5 || bits == 6 ? w->planes + first * columns * (bits - 4) / 8 : NULL;
+    tile->lanes = lanes, tile->mask = (__mmask16)((1u << lanes) - 1);
 }
 
-/* Pairs of columns 2 i, 2 i + 1 of 16 columns, the first or second half of step `step`. */
+INLINE void bf16_scales(BfTile *tile, int64_t num_steps, const int is_fine, const int has_minimum) {
+    const int64_t count = is_fine ? 2 * num_steps : num_steps;
+    Scales at = tile->at;
+    Reals reals = {0};
+    for (int64_t i = 0; i < count; i++) {
+        if (i == 0 || at.supergroup_left == at.w->supergroup) reals = reals_of_16(&at, tile->mask, has_minimum);
+        tile->scale[i] = scale_of_16(&at, reals, tile->mask, &tile->minimum[i], has_minimum);
+        scales_next(&at, is_fine ? STEP / 2 : STEP);
+    }
+    tile->at = at;
+}
+
+INLINE __m512i bf16_units(const uint8_t *units, const BfTile *tile, int64_t place) {
+    return _mm512_maskz_loadu_epi32(tile->mask, units + place * tile->lanes * 4);
+}
+
+/* Of one unit the pairs of columns: four, or two of codes that take a byte. Unit `u` of 16 columns, the
+   first or second half of step `step`. */
 INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const BfTile *tile, int64_t step, const int half,
-                       const int bits) {
-    const int64_t lanes = tile->lanes, units = bits == 8 ? 4 : 2, unit = (2 * step + half) * units;
-#pragma GCC unroll 4
-    for (int i = 0; i < units; i++) /* what is met 16 steps later */
-        _mm_prefetch((const char *)tile->codes + (unit + i + 32 * units) * lanes * 4, _MM_HINT_T0);
+                       const int u, const int bits) {
+    const __m512i codes = bf16_units(tile->codes, tile, bits == 8 ? 8 * step + 4 * half + u : 4 * step + 2 * half + u);
     if (bits == 8) {
         const __m512i low_bytes = _mm512_set1_epi16(0x00ff);
-#pragma GCC unroll 4
-        for (int b = 0; b < 4; b++) {
-            __m512i code = bf16_units(tile->codes, unit + b, lanes, tile->mask);
-            __m512i low = bf16_bytes(code, tables->low), high = bf16_bytes(code, tables->high);
-            pairs[2 * b] = _mm512_ternarylogic_epi32(low_bytes, low, _mm512_slli_epi16(high, 8), 0xca);
-            pairs[2 * b + 1] = _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(low, 8), high, 0xca);
-        }
+        __m512i low = bf16_bytes(codes, tables->low), high = bf16_bytes(codes, tables->high);
+        pairs[0] = _mm512_ternarylogic_epi32(low_bytes, low, _mm512_slli_epi16(high, 8), 0xca);
+        pairs[1] = _mm512_ternarylogic_epi32(low_bytes, _mm512_srli_epi16(low, 8), high, 0xca);
         return;
     }
-    __m512i extra = _mm512_setzero_si512();
-    if (bits > 4) {
-        const int64_t place = bits == 5 ? step : 2 * step + half;
-        _mm_prefetch((const char *)tile->planes + (place + 16 * (bits - 4)) * lanes * 4, _MM_HINT_T0);
-        extra = bf16_units(tile->planes, place, lanes, tile->mask);
-    }
     const __m512i above = _mm512_set1_epi16(bits == 5 ? 0x10 : 0x30);
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        __m512i code = bf16_shifted(bf16_units(tile->codes, unit + i / 4, lanes, tile->mask), 4 * (i % 4));
+    __m512i extra = _mm512_setzero_si512();
+    if (bits > 4) extra = bf16_units(tile->planes, tile, bits == 5 ? step : 2 * step + half);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        __m512i code = bf16_shifted(codes, 4 * i);
         if (bits > 4) {
-            const int right = bits == 5 ? 8 * half + i - 4 : 2 * i - 4;
+            const int right = bits == 5 ? 8 * half + 4 * u + i - 4 : 8 * u + 2 * i - 4;
             code = _mm512_ternarylogic_epi32(above, bf16_shifted(extra, right), code, 0xca);
         }
         pairs[i] = bits == 6 ? _mm512_permutex2var_epi16(tables->words[0], code, tables->words[1])
@@ -88,20 +93,32 @@ INLINE void bf16_pairs(__m512i *pairs, const BfTables *tables, const BfTile *til
     }
 }
 
-/* A half of step `step` of `count` tiles meets all rows; out[t]: float32 [rows][16] of tile t. */
-INLINE void bf16_half(BfTile *tiles, const BfTables *tables, const int32_t *x, const float *sums, int64_t num_rows,
-                      float *const *out, __m512 *scale, __m512 *minimum, int64_t step, const int half,
-                      const int count, const int bits, const int is_fine, const int has_minimum) {
+/* What a half of a step adds to a row's total; `sum`: of x, of both halves. */
+INLINE __m512 bf16_total(__m512 scale, __m512 minimum, __m512 dots, const float *sum, __m512 total, const int half,
+                         const int is_fine, const int has_minimum) {
+    total = _mm512_fmadd_ps(scale, dots, total);
+    if (has_minimum && is_fine) /* a group of 16 has a minimum of its own */
+        total = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(sum[half]), total);
+    else if (has_minimum && half)
+        total = _mm512_fnmadd_ps(minimum, _mm512_set1_ps(sum[0] + sum[1]), total);
+    return total;
+}
+
+/* A half of step `step`, which is `within` its span, of `count` tiles meets all rows; out[t]: of tile t
+   [rows][16]. */
+INLINE void bf16_half(const BfTile *tiles, const BfTables *tables, const int32_t *x, const float *sums, int64_t num_rows,
+                      float *const *out, int64_t step, int64_t within, const int half, const int count, const int bits,
+                      const int is_fine, const int has_minimum) {
+    const int per_unit = bits == 8 ? 2 : 4;
     __m512i pairs[2][8];
+    __m512 scale[2], minimum[2]; /* what out is written to is not these */
 #pragma GCC unroll 2
     for (int t = 0; t < count; t++) {
-        bf16_pairs(pairs[t], tables, &tiles[t], step, half, bits);
-        if (is_fine || !half) scale[t] = scale_of_16(&tiles[t].at, tiles[t].mask, &minimum[t], has_minimum);
-        scales_next(&tiles[t].at, 16);
+#pragma GCC unroll 4
+        for (int u = 0; u < 8 / per_unit; u++) bf16_pairs(pairs[t] + per_unit * u, tables, &tiles[t], step, half, u, bits);
+        scale[t] = tiles[t].scale[is_fine ? 2 * within + half : within];
+        minimum[t] = tiles[t].minimum[is_fine ? 2 * within + half : within];
     }
-    __m512 own_scale[2], own_minimum[2]; /* what out is written to is not these */
-#pragma GCC unroll 2
-    for (int t = 0; t < count; t++) own_scale[t] = scale[t], own_minimum[t] = minimum[t];
     const int32_t *row = x + step * num_rows * 16 + 8 * half;
     const float *sum = sums + step * num_rows * 2;
     for (int64_t m = 0; m < num_rows; m++, row += 16, sum += 2) {
@@ -114,11 +131,8 @@ INLINE void bf16_half(BfTile *tiles, const BfTables *tables, const int32_t *x, c
         }
 #pragma GCC unroll 2
         for (int t = 0; t < count; t++) {
-            __m512 total = _mm512_fmadd_ps(own_scale[t], dots[t], _mm512_load_ps(out[t] + 16 * m));
-            if (has_minimum && is_fine) /* a group of 16 has a minimum of its own */
-                total = _mm512_fnmadd_ps(own_minimum[t], _mm512_set1_ps(sum[half]), total);
-            else if (has_minimum && half)
-                total = _mm512_fnmadd_ps(own_minimum[t], _mm512_set1_ps(sum[0] + sum[1]), total);
+            __m512 total = _mm512_load_ps(out[t] + 16 * m);
+            total = bf16_total(scale[t], minimum[t], dots[t], sum, total, half, is_fine, has_minimum);
             _mm512_store_ps(out[t] + 16 * m, total);
         }
     }
@@ -126,26 +140,84 @@ INLINE void bf16_half(BfTile *tiles, const BfTables *tables, const int32_t *x, c
 
 /* x: of each step [rows][32] bfloat16; sums: of each step [rows][2] float32, of 16 columns each. Adds to
    out[t], float32 [rows][16], what tile first[t] gives. Two tiles share what is read of x. */
-INLINE void bf16_tiles(const Matrix *w, const int64_t *first, const uint8_t *x, const float *sums, int64_t num_rows,
-                       float *const *out, const int count, const int bits, const int is_fine, const int has_minimum) {
+INLINE void bf16_many(const Matrix *w, const int64_t *first, const int32_t *x, const float *sums, int64_t num_rows,
+                      float *const *out, const int count, const int bits, const int is_fine, const int has_minimum) {
     const BfTables tables = bf16_tables(w);
+    const int64_t num_steps = w->num_columns / STEP;
     BfTile tiles[2];
-    __m512 scale[2], minimum[2]; /* of a step, or of each half of it */
-    for (int t = 0; t < count; t++) tiles[t] = bf16_begin(w, first[t], bits);
-    for (int64_t step = 0; step < w->num_columns / STEP; step++) {
-        bf16_half(tiles, &tables, (const int32_t *)x, sums, num_rows, out, scale, minimum, step, 0, count, bits, is_fine,
-                  has_minimum);
-        bf16_half(tiles, &tables, (const int32_t *)x, sums, num_rows, out, scale, minimum, step, 1, count, bits, is_fine,
-                  has_minimum);
+    for (int t = 0; t < count; t++) bf16_begin(&tiles[t], w, first[t], bits);
+    for (int64_t begin = 0; begin < num_steps; begin += SPAN_STEPS) {
+        const int64_t end = begin + SPAN_STEPS < num_steps ? begin + SPAN_STEPS : num_steps;
+        for (int t = 0; t < count; t++) bf16_scales(&tiles[t], end - begin, is_fine, has_minimum);
+        for (int64_t step = begin; step < end; step++) {
+            bf16_half(tiles, &tables, x, sums, num_rows, out, step, step - begin, 0, count, bits, is_fine, has_minimum);
+            bf16_half(tiles, &tables, x, sums, num_rows, out, step, step - begin, 1, count, bits, is_fine, has_minimum);
+        }
     }
 }
 
-#define BF16_KIND(bits, is_fine, has_minimum)                                                               \
-    case (bits) * 4 + (is_fine) * 2 + (has_minimum):                                                       \
-        if (num_rows == 1 && count == 2)                                                                     \
-            bf16_tiles(w, first, x, sums, 1, out, 2, bits, is_fine, has_minimum);                            \
-        else if (count == 1) bf16_tiles(w, first, x, sums, num_rows, out, 1, bits, is_fine, has_minimum);    \
-        else bf16_tiles(w, first, x, sums, num_rows, out, 2, bits, is_fine, has_minimum);                    \
+/* The same of few rows, whose totals stay in registers, and one tile: memory that is read in one go
+   comes fastest, without being told ahead. Codes are met as they are unpacked, in a chain of sums for
+   each half and row. */
+INLINE void bf16_few(const Matrix *w, int64_t first, const int32_t *x, const float *sums, const int num_rows, float *out,
+                     const int bits, const int is_fine, const int has_minimum) {
+    const BfTables tables = bf16_tables(w);
+    const int64_t num_steps = w->num_columns / STEP;
+    const int per_unit = bits == 8 ? 2 : 4;
+    BfTile tile;
+    __m512 totals[FEW_ROWS], dots[FEW_ROWS][2];
+    bf16_begin(&tile, w, first, bits);
+#pragma GCC unroll 4
+    for (int m = 0; m < num_rows; m++) totals[m] = _mm512_load_ps(out + 16 * m);
+    for (int64_t step = 0; step < num_steps; step++, x += 16 * num_rows, sums += 2 * num_rows) {
+        const int64_t within = step % SPAN_STEPS, left = num_steps - step;
+        if (!within) bf16_scales(&tile, left < SPAN_STEPS ? left : SPAN_STEPS, is_fine, has_minimum);
+#pragma GCC unroll 4
+        for (int m = 0; m < num_rows; m++) dots[m][0] = dots[m][1] = _mm512_setzero_ps();
+#pragma GCC unroll 4
+        for (int u = 0; u < 8 / per_unit; u++) {
+            __m512i pairs[2][4];
+            bf16_pairs(pairs[0], &tables, &tile, step, 0, u, bits);
+            bf16_pairs(pairs[1], &tables, &tile, step, 1, u, bits);
+#pragma GCC unroll 8
+            for (int i = 0; i < 2 * per_unit; i++)
+#pragma GCC unroll 4
+                for (int m = 0; m < num_rows; m++) {
+                    const __m512bh pair = (__m512bh)_mm512_set1_epi32(x[16 * m + 8 * (i % 2) + per_unit * u + i / 2]);
+                    dots[m][i % 2] = _mm512_dpbf16_ps(dots[m][i % 2], (__m512bh)pairs[i % 2][i / 2], pair);
+                }
+        }
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++)
+#pragma GCC unroll 4
+            for (int m = 0; m < num_rows; m++) {
+                const int64_t i = is_fine ? 2 * within + half : within;
+                totals[m] = bf16_total(tile.scale[i], tile.minimum[i], dots[m][half], sums + 2 * m, totals[m], half, is_fine,
+                                       has_minimum);
+            }
+    }
+#pragma GCC unroll 4
+    for (int m = 0; m < num_rows; m++) _mm512_store_ps(out + 16 * m, totals[m]);
+}
+
+INLINE void bf16_rows(const Matrix *w, const int64_t *first, int count, const int32_t *x, const float *sums,
+                      int64_t num_rows, float *const *out, const int bits, const int is_fine, const int has_minimum) {
+    if (num_rows > FEW_ROWS) {
+        if (count == 1) bf16_many(w, first, x, sums, num_rows, out, 1, bits, is_fine, has_minimum);
+        else bf16_many(w, first, x, sums, num_rows, out, 2, bits, is_fine, has_minimum);
+        return;
+    }
+    for (int t = 0; t < count; t++) switch (num_rows) {
+        case 1: bf16_few(w, first[t], x, sums, 1, out[t], bits, is_fine, has_minimum); break;
+        case 2: bf16_few(w, first[t], x, sums, 2, out[t], bits, is_fine, has_minimum); break;
+        case 3: bf16_few(w, first[t], x, sums, 3, out[t], bits, is_fine, has_minimum); break;
+        default: bf16_few(w, first[t], x, sums, 4, out[t], bits, is_fine, has_minimum);
+    }
+}
+
+#define BF16_KIND(bits, is_fine, has_minimum)                                                \
+    case (bits) * 4 + (is_fine) * 2 + (has_minimum):                                         \
+        bf16_rows(w, first, count, x, sums, num_rows, out, bits, is_fine, has_minimum);      \
         break;
 #define BF16_KINDS(bits) BF16_KIND(bits, 0, 0) BF16_KIND(bits, 0, 1) BF16_KIND(bits, 1, 0) BF16_KIND(bits, 1, 1)
 

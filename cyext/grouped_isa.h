@@ -36,7 +36,8 @@ INLINE V avx512_of_byte(const Matrix *w, VI code) {
 }
 INLINE V avx512_scale(const Scales *at, int64_t lane, V *minimum, const int has_minimum) {
     (void)lane; /* all 16 rows are in a register */
-    return scale_of_16(at, (__mmask16)((1u << at->lanes) - 1), minimum, has_minimum);
+    const __mmask16 mask = (__mmask16)((1u << at->lanes) - 1);
+    return scale_of_16(at, reals_of_16(at, mask, has_minimum), mask, minimum, has_minimum);
 }
 #include "grouped_floats.h"
 #undef NAME

@@ -52,18 +52,28 @@ INLINE __m512 avx512_smalls(const Scales *at, __mmask16 mask) {
     return _mm512_or_ps(number, _mm512_castsi512_ps(sign));
 }
 
+typedef struct {
+    __m512 scale, minimum;
+} Reals; /* D and M of 16 rows */
+
+INLINE Reals reals_of_16(const Scales *at, __mmask16 mask, const int has_minimum) {
+    Reals found;
+    found.minimum = found.scale = avx512_reals(at, at->scales, mask);
+    if (has_minimum && at->minimums) found.minimum = avx512_reals(at, at->minimums, mask);
+    return found;
+}
+
 /* D s, and M m where there is one, of 16 rows. */
-INLINE __m512 scale_of_16(const Scales *at, __mmask16 mask, __m512 *minimum, const int has_minimum) {
-    __m512 scale = avx512_reals(at, at->scales, mask);
+INLINE __m512 scale_of_16(const Scales *at, Reals reals, __mmask16 mask, __m512 *minimum, const int has_minimum) {
     if (has_minimum) {
-        *minimum = at->minimums ? avx512_reals(at, at->minimums, mask) : scale;
+        *minimum = reals.minimum;
         if (at->small_minimums) {
             __m128i bytes = _mm_maskz_loadu_epi8(mask, at->small_minimums + at->group * at->lanes);
             *minimum = _mm512_mul_ps(*minimum, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes)));
         }
     }
-    if (!at->small_scales) return scale;
+    if (!at->small_scales) return reals.scale;
     __m512 small = avx512_smalls(at, mask);
-    return at->w->divides ? _mm512_maskz_div_ps(mask, small, scale) : _mm512_mul_ps(scale, small);
+    return at->w->divides ? _mm512_maskz_div_ps(mask, small, reals.scale) : _mm512_mul_ps(reals.scale, small);
 }
 #pragma GCC pop_options

@@ -25,12 +25,8 @@ from luceasync.bench.model import Decoding, load_random, plan_for, prefill
 from luceasync.bench.report import NOTHING, figure, share
 from luceasync.bench.rounds import interleave, wall
 from luceasync.bench.shapes import SHAPES, state_bytes
-from luceasync.models.config import read_spec
-from luceasync.models.formats import format_of
-from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices
-from luceasync.pipeline.plan import make_plan
+from scripts.quantised.backends import open_file
 from scripts.quantised.files import MIXES, write_random
 from scripts.quantised.processes import Peer
 
@@ -58,7 +54,7 @@ def measure(report, options, folder: Path) -> None:  # type: ignore[no-untyped-d
     peers: dict[str, Peer] = {}
     for mix in options.mixes:
         path = write_random(folder / f"{mix}.gguf", shape, mix)
-        backends[mix] = open_file(path, context + 256)
+        backends[mix] = open_file(path, context + 256, "bf16")
         if options.peer:
             peers[f"{mix}, llama.cpp"] = Peer(options.peer, path, context)
     prompt = [(7 * i) % 400 + 3 for i in range(context)]
@@ -91,22 +87,6 @@ def measure(report, options, folder: Path) -> None:  # type: ignore[no-untyped-d
         table.add(*row)
     for peer in peers.values():
         peer.close()
-
-
-def open_file(path: Path, max_ctx_tokens: int) -> LayerSplitBackend:
-    """A backend of one lane."""
-    spec = read_spec(path)
-    plan = make_plan(
-        spec,
-        find_devices(["cpu:0"]),
-        precision=Precision.of("bf16"),
-        weights=None,
-        parallel=1,
-        max_ctx_tokens=max_ctx_tokens,
-        prefill_chunk_tokens=None,
-        form_of=format_of(path).forms(path),
-    )
-    return LayerSplitBackend.open(path, spec, plan)
 
 
 def decode_rate(backend: LayerSplitBackend, context: int) -> float:

@@ -17,14 +17,10 @@ import numpy as np
 import torch
 
 from luceasync.bench import command
-from luceasync.models.config import read_spec
-from luceasync.models.formats import format_of
-from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.devices import find_devices
-from luceasync.pipeline.plan import make_plan
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
+from scripts.quantised.backends import open_file
 from scripts.quantised.processes import FP32, Peer
 
 QUESTIONS = (
@@ -60,7 +56,8 @@ def main() -> None:
         for title, path in ((options.file.name, options.file), ("the same in F32", plain)):
             columns = ("question", "equal tokens", "largest difference", "where they part")
             table = report.table(columns, f"{title}, {options.tokens} tokens")
-            peer, backend = Peer(options.peer, path, CONTEXT, FP32), open_file(path)
+            peer = Peer(options.peer, path, CONTEXT, FP32)
+            backend = open_file(path, CONTEXT, "fp32")
             for question, ids in zip(QUESTIONS, prompts, strict=True):
                 theirs = peer.answer(ids, options.tokens)
                 table.add(question, *compared(backend, ids, theirs, tokenizer))
@@ -109,22 +106,6 @@ def write_plain(path: Path, to: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return to
-
-
-def open_file(path: Path) -> LayerSplitBackend:
-    """A backend of one lane, in float32."""
-    spec = read_spec(path)
-    plan = make_plan(
-        spec,
-        find_devices(["cpu:0"]),
-        precision=Precision.of("fp32"),
-        weights=None,
-        parallel=1,
-        max_ctx_tokens=CONTEXT,
-        prefill_chunk_tokens=None,
-        form_of=format_of(path).forms(path),
-    )
-    return LayerSplitBackend.open(path, spec, plan)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ OPEN |= {
     "engine_status",
     "freed_memory",
     "kvflash_options",
+    "large_pages",
     "model_card",
     "model_options",
 }

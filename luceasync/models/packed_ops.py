@@ -64,7 +64,7 @@ class PackedOps(TorchOps):
         dim = x.shape[-1]
         if dim % STEP or dim > MAX_ROW or x.dtype not in (torch.float32, torch.bfloat16):
             return super().norm(x, weight, eps)
-        rows, out = x.contiguous(), torch.empty(x.shape, dtype=x.dtype)
+        rows, out = x.contiguous(), x.new_empty(x.shape)
         places = rows.data_ptr(), weight.data_ptr(), out.data_ptr()
         compiled_norm(*places, x.numel() // dim, dim, eps, x.dtype == torch.bfloat16)
         return out

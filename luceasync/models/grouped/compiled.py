@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.grouped import KERNELS, TILE, Matrix
+from luceasync.large_pages import into_large_pages
 from luceasync.models.grouped.form import Grouped
 from luceasync.models.grouped.packed import DTYPES, Packed
 from luceasync.models.weights import StackedWeight
@@ -35,10 +36,13 @@ class CompiledGrouped:
     def __init__(self, packed: Packed, dtype: torch.dtype, kernel: str) -> None:
         """The memory of `packed` is given away. `kernel`: one of luceasync.cyext.grouped."""
         self._packed = packed.contiguous()
+        self._num_rows, self._num_columns = self._packed.shape
         self._dtype = dtype
         self._kernel = kernel
         self._matrix = _matrix(self._packed)
         self._matrix.interleave()
+        for tensor in self._packed.tensors.values():
+            into_large_pages(tensor.data_ptr(), tensor.nbytes)
 
     @property
     def num_bytes(self) -> int:
@@ -51,44 +55,44 @@ class CompiledGrouped:
 
     def linear(self, x: Tensor) -> Tensor:
         """See Weight."""
-        flat, out = self._rows(x, self._packed.shape[0])
-        self._matrix.multiply(*_given(flat), out.data_ptr(), 0, self._kernel)
-        return out.view(*x.shape[:-1], -1)
+        rows, out = self._rows(x), x.new_empty((*x.shape[:-1], self._num_rows))
+        self._matrix.multiply(*self._given(rows), out.data_ptr(), 0, self._kernel)
+        return out
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight; rounded once, after both are added."""
-        flat, out = self._rows(x, self._packed.shape[0])
-        added = residual.to(out.dtype).contiguous()
-        address = added.data_ptr()
-        self._matrix.multiply(*_given(flat), out.data_ptr(), address, self._kernel)
-        return out.view(residual.shape)
+        rows, out = self._rows(x), x.new_empty(residual.shape)
+        given, added = self._given(rows), residual.to(x.dtype).contiguous()
+        assert out.numel() == given[1] * self._num_rows, (x.shape, residual.shape)
+        self._matrix.multiply(*given, out.data_ptr(), added.data_ptr(), self._kernel)
+        return out
 
     def swiglu(self, x: Tensor) -> Tensor:
         """See Weight; rounded once."""
-        half, rest = divmod(self._packed.shape[0], 2)
+        half, rest = divmod(self._num_rows, 2)
         if rest or half % TILE:  # a tile would have rows of both
             return StackedWeight([self]).swiglu(x)
-        flat, out = self._rows(x, half)
-        self._matrix.swiglu(*_given(flat), out.data_ptr(), self._kernel)
-        return out.view(*x.shape[:-1], half)
+        rows, out = self._rows(x), x.new_empty((*x.shape[:-1], half))
+        self._matrix.swiglu(*self._given(rows), out.data_ptr(), self._kernel)
+        return out
 
     def lookup(self, ids: Tensor) -> Tensor:
         """See Table."""
         flat = ids.reshape(-1).to(torch.int64).contiguous()
-        out = torch.empty(len(flat), self._packed.shape[1])
-        self._matrix.numbers(flat.data_ptr(), len(flat), out.data_ptr())
+        out = torch.empty(flat.numel(), self._num_columns)
+        self._matrix.numbers(flat.data_ptr(), flat.numel(), out.data_ptr())
         return out.to(self._dtype).view(*ids.shape, -1)
 
-    def _rows(self, x: Tensor, num_out: int) -> tuple[Tensor, Tensor]:
-        """x as rows, and room for so many numbers of each."""
-        assert x.shape[-1] == self._packed.shape[1], (x.shape, self._packed.shape)
+    def _rows(self, x: Tensor) -> Tensor:
+        """x in one piece. Few calls of torch: a decode step comes here for every matrix."""
+        assert x.shape[-1] == self._num_columns, (x.shape, self._num_columns)
         assert x.dtype in (torch.float32, torch.bfloat16), x.dtype
-        flat = x.reshape(-1, x.shape[-1]).contiguous()
-        return flat, torch.empty((len(flat), num_out), dtype=x.dtype)
+        return x.contiguous()
 
-
-def _given(flat: Tensor) -> tuple[int, int, bool]:
-    return flat.data_ptr(), len(flat), flat.dtype == torch.bfloat16
+    def _given(self, rows: Tensor) -> tuple[int, int, bool]:
+        """How a product is told of them; who asks holds them while they are read."""
+        count = rows.numel() // self._num_columns
+        return rows.data_ptr(), count, rows.dtype is torch.bfloat16
 
 
 def _matrix(packed: Packed) -> Matrix:

@@ -31,8 +31,9 @@ class CompiledAttention(TorchAttention):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """See TorchAttention."""
         spec, x, (cos, sin) = self._spec, projected.contiguous(), turn
-        q = torch.empty((*x.shape[:-1], spec.num_heads, spec.head_dim), dtype=x.dtype)
-        k = torch.empty((*x.shape[:-1], spec.num_kv_heads, spec.head_dim), dtype=x.dtype)
+        shape = x.shape[:-1]
+        q = x.new_empty((*shape, spec.num_heads, spec.head_dim))
+        k = x.new_empty((*shape, spec.num_kv_heads, spec.head_dim))
         turn_heads(
             x.data_ptr(),
             q.data_ptr(),
@@ -53,7 +54,8 @@ class CompiledAttention(TorchAttention):
         """See TorchAttention."""
         assert q.dtype == keys.dtype and keys.stride() == values.stride(), (q.dtype, keys.dtype)
         assert keys.stride()[1:] == (keys.shape[2], 1), keys.stride()
-        rows, out = q.contiguous(), torch.empty(q.shape, dtype=q.dtype)
+        shape = q.shape  # asked once: each time it is made anew
+        rows, out = q.contiguous(), q.new_empty(shape)
         places = entry.read
         address, first = (0, places.start) if isinstance(places, slice) else (places.data_ptr(), 0)
         attend(
@@ -61,12 +63,12 @@ class CompiledAttention(TorchAttention):
             keys.data_ptr(),
             values.data_ptr(),
             out.data_ptr(),
-            (rows.shape[0], rows.shape[1], rows.shape[2]),
+            (shape[0], shape[1], shape[2]),
             keys.shape[1],
             keys.stride(0) * keys.element_size(),
             address,
             first,
-            entry.end - len(rows),
+            entry.end - shape[0],
             rows.dtype == torch.bfloat16,
         )
         return out

@@ -43,15 +43,15 @@ class TorchAttention:
         q, k, v, gates = self.heads(projected, norms, rows.prepared[self._spec])
         out = []  # of each entry [rows, heads, head_dim]
         for i, entry in enumerate(rows.entries[: rows.num_lanes]):
-            keys[entry.lane, entry.write] = k[i]
-            values[entry.lane, entry.write] = v[i]
+            own_keys, own_values = keys[entry.lane], values[entry.lane]
+            own_keys[entry.write], own_values[entry.write] = k[i], v[i]
             for recent in ring:
                 keep_recent(recent[entry.lane], q[i], entry.begin)
             if rows.past is not None:
                 newest = ring[0][entry.lane] if ring else None
                 out.append(attend_past(q[i], rows.past, (k[i], v[i]), newest))
                 continue
-            out.append(self.attend_entry(q[i], keys[entry.lane], values[entry.lane], entry))
+            out.append(self.attend_entry(q[i], own_keys, own_values, entry))
         return gated(with_padding(_stacked(out), q.shape[0]).flatten(2), gates)
 
     def heads(
