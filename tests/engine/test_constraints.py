@@ -290,3 +290,19 @@ async def test_an_answer_that_would_end_at_once_has_its_least_tokens(tiny_dir, t
                 assert len(ids) == least + 1 and ids.index(END) == least
                 told.append(ids)
     assert told[:3] == told[3:]
+
+
+async def test_a_tools_schema_that_does_not_compile_says_where_its_body_has_it(thinking_dir):
+    parameters = {"type": "object", "properties": {"a": {"type": "strin"}}}
+    function = {"name": "f", "parameters": parameters}
+    prompt = ChatPrompt(
+        [{"role": "user", "content": "x"}],
+        tools=[{"type": "function", "function": function}],
+        must_call=("f",),
+    )
+    async with started(thinking_dir) as engine:
+        for places in ((), ("tools[3].input_schema",)):
+            where = places[0] if places else "tools[0].function.parameters"
+            with pytest.raises(RequestError) as caught:
+                await engine.open(Request(replace(prompt, schema_places=places)))
+            assert caught.value.param == f"{where}.properties.a"
