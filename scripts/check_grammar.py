@@ -1,11 +1,9 @@
-"""Answers of random models to schemas: each has to be as its schema says, and the same with and
-without a drafter, however the layers are split.
+"""Answers of random models to schemas: each as its schema says, the same however drafted and split.
 
     python -m scripts.check_grammar [--schemas 200] [--drafts none,chain,tree] [--places one]
-    python -m scripts.check_grammar --bench FOLDER --schemas 30
 
-FOLDER: the data sets of JSONSchemaBench, of each of which so many schemas are asked for. Exit code
-1 if an answer is wrong. Needs the packages of the tests, and jsonschema for the bench.
+--bench FOLDER: data sets of JSONSchemaBench, so many schemas of each (needs jsonschema).
+Exit code 1 if an answer is wrong. Needs the packages of the tests.
 """
 
 from __future__ import annotations
@@ -73,6 +71,7 @@ async def check(
     family: str, asked: Sequence[cases.Case], options: argparse.Namespace
 ) -> list[list[str]]:
     """How the choices of each case ended, in words."""
+    judge = judging.is_valid if options.bench is None else judging.by_package()
     asking = Asking(
         options.max_tokens, options.temperature, options.choices, stop=tuple(options.stop)
     )
@@ -85,7 +84,6 @@ async def check(
             for draft in options.drafts.split(","):
                 async with running(models, draft, where) as engine:
                     found.append(await answers(engine, asked, asking))
-    judge = judging.is_valid if options.bench is None else judging.by_package
     ends = []
     for i, case in enumerate(asked):
         first = found[0][i]

@@ -51,10 +51,11 @@ def main() -> None:
     export(network, tokenizer, args.out / "model")
     write_json(args.out / "model" / "training.json", record)
     lines = [{"messages": [{"role": r, "content": t} for r, t in turn]} for turn in turns]
-    data = args.out / "records.jsonl"
-    data.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    data, asked = args.out / "records.jsonl", args.out / "asked.jsonl"
+    for path, part in ((data, lines), (asked, lines[:: NUM_OF_A_KIND // 2])):
+        path.write_text("".join(json.dumps(line) + "\n" for line in part), encoding="utf-8")
     program = Path(__file__).with_name("train_draft.py")
-    places = ["--target", args.out / "model", "--data", data, "--eval", data]
+    places = ["--target", args.out / "model", "--data", data, "--eval", asked]
     places += ["--out", args.out / "draft"]
     told = ["--steps", str(args.draft_steps), "--device", args.device, "--checkpoint-s", "1e9"]
     subprocess.run([sys.executable, program, *places, *told, *DRAFT], check=True)

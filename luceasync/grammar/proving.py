@@ -14,6 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import llguidance
+
 from luceasync.errors import RequestError, Unavailable
 from luceasync.grammar import trial
 from luceasync.grammar.program import Program
@@ -25,6 +27,10 @@ WAIT_S = 30.0  # for one's turn
 END_S = 2.0
 MAX_WORDS_CHARS = 200
 MOST_LINE_BYTES = 1 << 20
+# Isolated from everything but the llguidance of this process, wherever it is installed.
+START = (
+    "import runpy, sys; sys.path.append(sys.argv[2]); runpy.run_path(sys.argv[1], {}, '__main__')"
+)
 # Of llguidance: its own, but for what an engine waits for at each token (some milliseconds), and
 # for how much memory a matcher may take.
 LIMITS: dict[str, Any] = {
@@ -102,7 +108,10 @@ class Proving:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-I",
-                str(Path(trial.__file__)),
+                "-c",
+                START,
+                trial.__file__,
+                str(Path(llguidance.__file__).parents[1]),
                 stdin=pipe,
                 stdout=pipe,
                 stderr=nothing,

@@ -14,18 +14,26 @@ from typing import Any
 from scripts.grammar.validity import is_valid
 
 Judge = Callable[[Any, Any], bool]
+DATES = ("date", "time", "date-time")
 VALID, CUT, REFUSED = "valid", "cut off", "refused"
 WRONG = "NOT VALID"
 NO_PREFIX = "CUT OFF, AND NO BEGINNING"
 
 
-def by_package(value: Any, schema: Any) -> bool:
-    """Whether it is valid, formats included."""
+def by_package() -> Judge:
+    """Whether a value is valid, formats included. Raises ImportError without the package."""
     from jsonschema import FormatChecker
     from jsonschema.validators import Draft202012Validator, validator_for
 
-    kind = validator_for(schema, default=Draft202012Validator)
-    return bool(kind(schema, format_checker=FormatChecker()).is_valid(value))
+    formats = FormatChecker()
+    for name in DATES:  # RFC 3339 has a year 0000, which Python and so the package do not know
+        formats.checks(name)(lambda value, name=name: is_valid(value, {"format": name}))
+
+    def judge(value: Any, schema: Any) -> bool:
+        kind = validator_for(schema, default=Draft202012Validator)
+        return bool(kind(schema, format_checker=formats).is_valid(value))
+
+    return judge
 
 
 def end_of(schema: Any, text: str, reason: str, judge: Judge = is_valid) -> str:

@@ -70,7 +70,7 @@ def _formatted(form: str, value: str) -> bool:
     try:
         match form:
             case "date":
-                datetime.date.fromisoformat(value)
+                _day(value)
             case "date-time":
                 return _moment(value)
             case "time":
@@ -93,7 +93,12 @@ def _moment(value: str) -> bool:
     zone = r"(?:[Zz]|[+-](?:[01]\d|2[0-3]):[0-5]\d)"
     time = rf"(?:[01]\d|2[0-3]):[0-5]\d:(?:[0-5]\d|60)(?:\.\d+)?{zone}"
     found = re.fullmatch(rf"(\d{{4}}-\d\d-\d\d)[Tt ]{time}", value, re.ASCII)
-    return found is not None and bool(datetime.date.fromisoformat(found[1]))
+    return found is not None and bool(_day(found[1]))
+
+
+def _day(value: str) -> datetime.date:
+    """A year 0000 is a leap year; Python begins with the year 1. Raises ValueError."""
+    return datetime.date.fromisoformat(re.sub("^0000", "2000", value))
 
 
 def _object(word: str, value: dict[str, Any], schema: dict[str, Any], root: Any) -> bool:

@@ -6,15 +6,20 @@ import asyncio
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import llguidance
 import pytest
 
 from luceasync.constraint import Constraint
 from luceasync.errors import RequestError, Unavailable
+from luceasync.grammar import trial
 from luceasync.grammar.compiler import MAX_WAITING, Compiler
 from luceasync.grammar.program import program
-from luceasync.grammar.proving import Proving
+from luceasync.grammar.proving import START, Proving
 
 pytestmark = pytest.mark.slow
 
@@ -117,3 +122,11 @@ async def test_the_least_lately_used_goes_first(compiler):
     kept._most_bytes = kept._num_bytes + 10
     await compiled(compiler, "regex", "b")
     assert len(kept._matchers) == 1
+
+
+def test_the_process_finds_llguidance_wherever_it_is_installed():
+    where = str(Path(llguidance.__file__).parents[1])
+    order = json.dumps({"program": json.dumps({"grammars": [{"json_schema": {}}]}), "limits": {}})
+    command = [sys.executable, "-I", "-S", "-c", START, trial.__file__, where]
+    found = subprocess.run(command, input=order + "\n", capture_output=True, text=True, timeout=60)
+    assert json.loads(found.stdout) == {"error": ""}, found.stderr
