@@ -11,9 +11,10 @@ from luceasync.kernels.overlap import dot_precision, shared_bytes
 
 CHUNKS = 16  # that a program goes through at a time
 TOGETHER, KEY_BYTES = 2, 32 << 10  # of them in one product, where they are so small
-# Few and small programs, which go through chunks in turns: a step beside them finds room on every
-# multiprocessor, and keys come by no faster than a bus brings them.
-QUERY_ROWS, MOST_PROGRAMS = 64, 132
+QUERY_BYTES = 32 << 10  # of a program
+# They go through chunks in turns, one on each multiprocessor of a large device: steps beside them
+# find room, and keys come by no faster than a bus brings them.
+MOST_PROGRAMS = 132
 
 
 def add_scores(
@@ -34,7 +35,7 @@ def add_scores(
     num_rows = num_heads // num_kv_heads * num_recent
     block_dim = max(16, triton.next_power_of_2(head_dim))
     row_bytes = block_dim * recent.element_size()
-    block_rows = max(16, min(QUERY_ROWS, triton.next_power_of_2(num_rows)))
+    block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
     # Products of float32 are made of three, whose parts lie there too.
     parts = 2 if keys.element_size() == 4 else 1
     together = max(1, min(TOGETHER, KEY_BYTES // (parts * row_bytes * chunk_tokens)))

@@ -52,7 +52,7 @@ def test_queries_and_chunks_of_several_programs_are_those_of_one(device, monkeyp
     ring = random(12, 6, 16, dtype=torch.float32, device=device)
     whole = looked(TritonLook(), ring, keys, range(150), [100, 50])
     monkeypatch.setattr(chunk_scores, "CHUNKS", 2)
-    monkeypatch.setattr(chunk_scores, "QUERY_ROWS", 16)
+    monkeypatch.setattr(chunk_scores, "QUERY_BYTES", 16 * 16 * 4)
     assert distance(looked(TritonLook(), ring, keys, range(150), [100, 50]), whole) < 1e-6
 
 
