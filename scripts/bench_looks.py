@@ -18,7 +18,7 @@ from luceasync.bench import command
 from luceasync.bench.device import at_rest, by_events
 from luceasync.bench.figures import median, paired_ratio
 from luceasync.bench.model import Decoding
-from luceasync.bench.report import figure, ms
+from luceasync.bench.report import NOTHING, figure, ms
 from luceasync.bench.rounds import measure
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.small import SMALL
@@ -41,7 +41,7 @@ def main() -> None:
     parser = command.parser(__doc__, device="cuda:0", rounds=3)
     parser.add_argument("--context", type=int, default=131072, help="tokens of a lane")
     parser.add_argument("--pool", type=int, default=8192, help="tokens of it that stay")
-    parser.add_argument("--programs", type=command.numbers, default=[1 << 16])
+    parser.add_argument("--programs", type=command.numbers, help="default: its own")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="of a sample")
     parser.add_argument("--small", action="store_true", help="a small model")
     options = parser.parse_args()
@@ -63,14 +63,15 @@ def bench(report: Any, options: argparse.Namespace) -> None:
         }
         span = Span(0, options.context, with_state=True)
         tensors = random_tensors(backends["qk"], span, memory, options.device)
-        for programs in options.programs:
-            limit_programs(options, programs)
+        for programs in options.programs or [None]:
+            if programs is not None:
+                limit_programs(options, programs)
             kernel = seconds_of_scores(options, shape)
             for num_lanes in (1, NUM_LANES):
                 for backend in backends.values():
                     take_up(backend, tensors, span, num_lanes)
                 found = steps(options, backends, num_lanes)
-                table.add(num_lanes, programs, *found, ms(kernel), ms(bus))
+                table.add(num_lanes, programs or NOTHING, *found, ms(kernel), ms(bus))
         for backend in backends.values():
             for lane in range(NUM_LANES):
                 backend.reset(lane)

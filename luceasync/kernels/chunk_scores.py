@@ -9,10 +9,12 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import dot_precision, shared_bytes
 
-CHUNKS = 16  # that a program writes at a time
-# Few and small programs, which go through chunks in turns: a step beside them finds room on every
-# multiprocessor, and keys come by no faster than a bus brings them.
-QUERY_ROWS, MOST_PROGRAMS = 64, 132
+CHUNKS = 16  # that a program goes through at a time
+TOGETHER, KEY_BYTES = 2, 32 << 10  # of them in one product, where they are so small
+QUERY_BYTES = 32 << 10  # of a program
+# They go through chunks in turns, one on each multiprocessor of a large device: steps beside them
+# find room, and keys come by no faster than a bus brings them.
+MOST_PROGRAMS = 132
 
 
 def add_scores(
@@ -33,10 +35,13 @@ def add_scores(
     num_rows = num_heads // num_kv_heads * num_recent
     block_dim = max(16, triton.next_power_of_2(head_dim))
     row_bytes = block_dim * recent.element_size()
-    block_rows = max(16, min(QUERY_ROWS, triton.next_power_of_2(num_rows)))
+    block_rows = max(16, min(256, QUERY_BYTES // row_bytes, triton.next_power_of_2(num_rows)))
     # Products of float32 are made of three, whose parts lie there too.
     parts = 2 if keys.element_size() == 4 else 1
-    room = shared_bytes(keys) // (parts * row_bytes) - 3 * chunk_tokens
+    together = max(1, min(TOGETHER, KEY_BYTES // (parts * row_bytes * chunk_tokens)))
+    room = shared_bytes(keys) // (parts * row_bytes) - 3 * together * chunk_tokens
+    if room < block_rows:
+        room, together = room + 3 * (together - 1) * chunk_tokens, 1
     while block_rows > max(16, room):
         block_rows //= 2
     num_columns = num_kv_heads * triton.cdiv(num_rows, block_rows)
@@ -59,6 +64,7 @@ def add_scores(
         BLOCK_ROWS=block_rows,
         CHUNK=chunk_tokens,
         CHUNKS=CHUNKS,
+        TOGETHER=together,
         PRECISION=dot_precision(keys.dtype),
         num_warps=8 if block_rows >= 128 else 4,
         num_stages=2,
@@ -90,6 +96,7 @@ def _chunk_scores_kernel(
     BLOCK_ROWS: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
+    TOGETHER: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     kv_head = tl.program_id(1) % NUM_KV_HEADS
@@ -109,22 +116,24 @@ def _chunk_scores_kernel(
     for turn in range(tl.program_id(0), num_turns, tl.num_programs(0)):
         first = begin // CHUNK + turn * CHUNKS
         last = (first + CHUNKS) * CHUNK
-        # Most chunks are here whole, and behind no query.
-        is_plain = (first * CHUNK >= begin) & (last <= end) & (last <= num_tokens - num_recent + 1)
-        found = tl.full([BLOCK_ROWS, CHUNKS], float("-inf"), tl.float32)
-        if is_plain:
-            for i in range(CHUNKS):
-                t = (first + i) * CHUNK + tl.arange(0, CHUNK) - begin
+        # Most chunks are here whole, and behind no query: nothing of them is known yet.
+        if (first * CHUNK >= begin) & (last <= end) & (last <= num_tokens - num_recent + 1):
+            for i in range(0, CHUNKS, TOGETHER):
+                t = (first + i) * CHUNK + tl.arange(0, TOGETHER * CHUNK) - begin
                 at = (t.to(tl.int64) * NUM_KV_HEADS + kv_head)[:, None] * HEAD_DIM + d[None, :]
                 if HEAD_DIM == BLOCK_DIM:
                     k = tl.load(keys + at)
                 else:
                     k = tl.load(keys + at, mask=d_ok, other=0.0)
                 products = tl.dot(q, tl.trans(k).to(q.dtype), input_precision=PRECISION)
-                best = tl.max(products, 1) * scale
-                total = tl.sum(tl.exp2(products * scale - best[:, None]), 1)
-                found = tl.where(c[None, :] == i, (best + tl.log2(total))[:, None], found)
+                products = tl.reshape(products, [BLOCK_ROWS, TOGETHER, CHUNK])
+                best = tl.max(products, 2) * scale
+                total = tl.sum(tl.exp2(products * scale - best[:, :, None]), 2)
+                found = (best + tl.log2(total)) * 0.6931471805599453
+                at_score = scores + row + first + i + tl.arange(0, TOGETHER)[None, :]
+                tl.store(at_score, found, mask=m_ok[:, None])
         else:
+            found = tl.full([BLOCK_ROWS, CHUNKS], float("-inf"), tl.float32)
             for i in range(CHUNKS):
                 t = (first + i) * CHUNK + tl.arange(0, CHUNK)
                 t_ok = (t >= begin) & (t < end)
@@ -138,10 +147,10 @@ def _chunk_scores_kernel(
                 best = tl.where(best == float("-inf"), 0.0, best)
                 total = tl.sum(tl.exp2(products - best[:, None]), 1)
                 found = tl.where(c[None, :] == i, log2_of(best, total)[:, None], found)
-        ok = m_ok[:, None] & ((first + c) * CHUNK < end)[None, :]
-        before = tl.load(scores + row + first + c, mask=ok, other=float("-inf"))
-        before *= 1.4426950408889634
-        best = tl.maximum(found, before)
-        best = tl.where(best == float("-inf"), 0.0, best)
-        both = log2_of(best, tl.exp2(found - best) + tl.exp2(before - best))
-        tl.store(scores + row + first + c, both * 0.6931471805599453, mask=ok)
+            ok = m_ok[:, None] & ((first + c) * CHUNK < end)[None, :]
+            before = tl.load(scores + row + first + c, mask=ok, other=float("-inf"))
+            before *= 1.4426950408889634
+            best = tl.maximum(found, before)
+            best = tl.where(best == float("-inf"), 0.0, best)
+            both = log2_of(best, tl.exp2(found - best) + tl.exp2(before - best))
+            tl.store(scores + row + first + c, both * 0.6931471805599453, mask=ok)

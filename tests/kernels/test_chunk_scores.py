@@ -52,8 +52,18 @@ def test_queries_and_chunks_of_several_programs_are_those_of_one(device, monkeyp
     ring = random(12, 6, 16, dtype=torch.float32, device=device)
     whole = looked(TritonLook(), ring, keys, range(150), [100, 50])
     monkeypatch.setattr(chunk_scores, "CHUNKS", 2)
-    monkeypatch.setattr(chunk_scores, "QUERY_ROWS", 16)
+    monkeypatch.setattr(chunk_scores, "QUERY_BYTES", 16 * 16 * 4)
     assert distance(looked(TritonLook(), ring, keys, range(150), [100, 50]), whole) < 1e-6
+
+
+def test_whole_chunks_weigh_what_the_loops_say(dtype, device) -> None:
+    """More of them than a program goes through at a time, and some that are not whole."""
+    keys = random(700, 2, 20, dtype=dtype, device=device)
+    ring = random(10, 4, 20, dtype=dtype, device=device)
+    positions = ring_positions(10, 700, device).tolist()
+    found = looked(TritonLook(), ring, keys, range(700), [328, 372])
+    expected = truth.masses(ring.cpu(), keys.cpu(), positions, CHUNK)
+    assert distance(found.cpu(), expected) < 4 * TOLERANCE[dtype]
 
 
 def test_rows_that_were_never_run_look_at_nothing(body, device) -> None:
