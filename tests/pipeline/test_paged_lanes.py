@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.errors import EventsOutOfTurn, HostMemorySpent
+from luceasync.errors import EventsOutOfTurn, GroupFailed, HostMemorySpent
 from luceasync.hoststore.memory import PlainMemory
 from luceasync.hoststore.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -165,3 +165,19 @@ def test_a_group_refuses_changes_out_of_turn(make_backend, tiny_dir: Path):
     prefilled(backend, 1, prompt(64))
     with pytest.raises(EventsOutOfTurn, match="changes of pages 7 after 1"):
         backend._passes.place(7, [])
+
+
+def test_a_lane_is_left_though_a_group_is_gone(make_backend, tiny_dir: Path, monkeypatch):
+    backend = make_backend(tiny_dir, **SIZES)
+    prefilled(backend, 1, prompt())
+
+    def gone(lane: int) -> None:
+        raise GroupFailed(1, "it is gone")
+
+    monkeypatch.setattr(backend.lanes._passes, "reset", gone)
+    with pytest.raises(GroupFailed):
+        backend.reset(1)
+    backend.lanes.vacate(1)
+    monkeypatch.undo()
+    backend.reset(1)  # as all lanes are when the group is there again
+    assert resident(backend, 1) == []
