@@ -32,6 +32,7 @@ RING_BYTES = (1 << 20, 1 << 20)
 PAYLOAD_BYTES = 40_960
 DEADLINE_S = 60.0
 HUNG_S = 0.2  # a deadline that is meant to pass
+SETTLE_S = 2.0
 KILL_AFTER_S = 0.02
 CHILD = "--child"
 
@@ -162,7 +163,7 @@ def left() -> dict[str, object]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "children": len(children),
         "memfd mappings": maps.count("memfd:luceasync"),
-        "threads": threading.active_count(),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
     }
 
 
@@ -190,7 +191,9 @@ def run(report: Report, num_rounds: int) -> None:
     for (mode, transport), found in seen.items():
         noticed = [percentile(found.noticed_s, percent) for percent in (50, 99)]
         table.add(mode, transport, len(found.noticed_s), *(ms(each) for each in noticed))
-    after = left()
+    until_s = time.monotonic() + SETTLE_S  # a thread that starts processes is told to end, and does
+    while (after := left()) != before and time.monotonic() < until_s:
+        time.sleep(0.01)
     report.say(f"\nbefore: {before}\nafter:  {after}")
     if after != before:
         raise SystemExit("something is left")

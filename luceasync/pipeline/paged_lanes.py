@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from luceasync.engine_status import ResidenceStatus
-from luceasync.errors import HostMemorySpent
+from luceasync.errors import GroupFailed, HostMemorySpent
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pager import Growth, KvFlashPager
 from luceasync.kv.pages import CHUNK_TOKENS, PageMap
@@ -144,7 +144,8 @@ class PagedLanes:
     @torch.inference_mode()
     def vacate(self, lane: int) -> None:
         """See Paging. What it held of host memory is free again."""
-        self.reset(lane)
+        with suppress(GroupFailed):  # who needs the group is told so, and all lanes begin anew then
+            self.reset(lane)
 
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:
         self._parts.hold(lane, node, span.end)

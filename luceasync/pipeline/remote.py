@@ -289,7 +289,7 @@ class RemotePasses:
         return Masses(of_chunks, float(seconds))
 
     def reset(self, lane: int) -> None:
-        self._link.mention(wire.Reset(lane))  # another process begins with lanes that are so
+        self._link.tell_soon(wire.Reset(lane))
 
 
 def _flat(paths: Sequence[Sequence[int]]) -> list[Tensor]:

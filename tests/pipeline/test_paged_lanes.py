@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.errors import EventsOutOfTurn, HostMemorySpent
+from luceasync.errors import EventsOutOfTurn, GroupFailed, HostMemorySpent
 from luceasync.hoststore.memory import PlainMemory
 from luceasync.hoststore.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -186,3 +186,19 @@ def test_a_look_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Pa
     newest = (NUM_PROMPT + 40) // 64
     assert (look._in_pages == {newest}) == has_room
     assert newest in look._in_pages and look.masses().of_chunks.sum() > 0
+
+
+def test_a_lane_is_left_though_a_group_is_gone(make_backend, tiny_dir: Path, monkeypatch):
+    backend = make_backend(tiny_dir, **SIZES)
+    prefilled(backend, 1, prompt())
+
+    def gone(lane: int) -> None:
+        raise GroupFailed(1, "it is gone")
+
+    monkeypatch.setattr(backend.lanes._passes, "reset", gone)
+    with pytest.raises(GroupFailed):
+        backend.reset(1)
+    backend.lanes.vacate(1)
+    monkeypatch.undo()
+    backend.reset(1)  # as all lanes are when the group is there again
+    assert resident(backend, 1) == []
