@@ -1,6 +1,6 @@
 """Greedy answers with speculation beside those without, token by token, in float32 on this CPU.
 
-    python -m scripts.check_lossless [--targets bundled,scripted] [--others 200]
+    python -m scripts.check_lossless [--targets bundled,scripted] [--others 200] [--groups 3]
 
 Every round has the shape that its row names: nothing is left to what pays. Prints a table in
 Markdown; exit code 1 if a token differs. The tiny targets need the packages of the tests.
@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +25,7 @@ from luceasync.request import Speculation
 from scripts.lossless.asking import after_restart, answers_of, references, request_of, running
 from scripts.lossless.cases import CASES, Answers, Case, Kind, Target
 from scripts.lossless.targets import MAKERS
+from tests.groups import in_groups
 
 
 def main() -> None:
@@ -33,7 +35,14 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=200, help="of the first four rows")
     parser.add_argument("--others", type=int, default=40, help="conversations of the other rows")
     parser.add_argument("--block", type=int, help="rows of a chain; default: as trained")
+    parser.add_argument("--groups", type=int, default=1, help="that every plan has")
     options = parser.parse_args()
+    with in_groups(options.groups) if options.groups > 1 else nullcontext():
+        sys.exit(1 if compare(options) else 0)
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print a table for each target; how many answers differ."""
     header = "proposals", "prompt from", "sampling", "shards", "lanes", "answers", "restored"
     header += "tokens", "rounds", "tau", "different", "s"
     num_different = 0
@@ -46,7 +55,7 @@ def main() -> None:
                 asked = replace(target, questions=target.questions[:num])
                 if num:
                     num_different += asyncio.run(check(asked, cases, Path(root)))
-    sys.exit(1 if num_different else 0)
+    return num_different
 
 
 async def check(target: Target, cases: Sequence[Case], root: Path) -> int:

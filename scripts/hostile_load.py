@@ -15,14 +15,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from hostile.server import CHAT, ROOT, SAID, Server, chat, watched
 
 DRIVER_NICE = 10
 REST_S = 5.0
-NUM_STREAMS = 2
+# Clients that mean well, by their addresses: beside many others each of them has one lane at times,
+# and where it has two streams they take turns on it.
+OTHERS = {"one stream": ("127.0.9.1",), "two of one client": ("127.0.9.2", "127.0.9.2")}
 NUM_LANES = 4
 Sample = tuple[float, int, int]
 
@@ -77,14 +80,14 @@ def rapid_reset(server: Server, arguments: argparse.Namespace) -> None:
 
 
 class Streams:
-    """Clients that mean well: each holds one streamed answer after the other."""
+    """A client that means well, from `addresses`: each stream is one answer after the other."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, addresses: Sequence[str]) -> None:
         self._server = server
         self.counts: Counter[str] = Counter()
         self.longest_gap_s = 0.0
         self.ended = threading.Event()
-        self._threads = [threading.Thread(target=self._run) for _ in range(NUM_STREAMS)]
+        self._threads = [threading.Thread(target=self._run, args=[a]) for a in addresses]
 
     def __enter__(self) -> Streams:
         for thread in self._threads:
@@ -96,17 +99,17 @@ class Streams:
         for thread in self._threads:
             thread.join()
 
-    def _run(self) -> None:
+    def _run(self, address: str) -> None:
         while not self.ended.is_set():
             try:
-                self.counts[self._stream()] += 1
+                self.counts[self._stream(address)] += 1
             except OSError as error:
                 self.counts[type(error).__name__] += 1
             if self.counts.total() > self.counts["whole"] * 2:
                 time.sleep(1.0)  # as Retry-After says
 
-    def _stream(self) -> str:
-        connection = self._server.speak()
+    def _stream(self, address: str) -> str:
+        connection = self._server.speak(address)
         body = chat("What does os.getcwd do?", stream=True, ignore_eos=True, max_tokens=1000)
         connection.request("POST", CHAT, body, {"content-type": "application/json"})
         response = connection.getresponse()
@@ -127,14 +130,20 @@ def crowd(server: Server, arguments: argparse.Namespace) -> None:
     fill(server)
     time.sleep(REST_S)
     before = server.memory_mib
-    with watched(server) as seen, Streams(server) as streams:
+    streams = {name: Streams(server, addresses) for name, addresses in OTHERS.items()}
+    with watched(server) as seen, ExitStack() as ending:
+        for one in streams.values():
+            ending.enter_context(one)
         time.sleep(2.0)
         said, samples = driven(server, "crowd", arguments.clients, arguments.seconds)
+        for one in streams.values():  # before the first of them is waited for
+            one.ended.set()
     print(json.dumps(said, indent=1))
     status = server.post(f'{{{SAID},"max_tokens":1}}'.encode())[0]
     time.sleep(REST_S)
     after = server.memory_mib
-    print(f"streams of others: {dict(streams.counts)}, longest gap {streams.longest_gap_s:.2f} s")
+    for name, one in streams.items():
+        print(f"others, {name}: {dict(one.counts)}, longest gap {one.longest_gap_s:.2f} s")
     print(f"the next request: {status}")
     told("descriptors", [sample[1] for sample in samples])
     print(

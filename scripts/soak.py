@@ -2,8 +2,9 @@
 
     python scripts/soak.py [--minutes 15] [--clients 8]
 
-Prints memory, what of it prefixes take, descriptors, threads each minute; of the last two thirds
-ranges and memory's slope.
+Prints memory, what of it prefixes take, and where it is (the C library's main heap, its regions of
+threads, blocks and stacks of their own, files), descriptors, threads each minute; of the last two
+thirds ranges and slopes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 
 from hostile.server import CHAT, MIB, Server, chat, posted_head
 
@@ -28,6 +31,8 @@ WORDS = (
     "what does how do I use module function argument returns raise error file"
 ).split()
 SAMPLE_S = 1.0
+REGION_BYTES = 64 << 20  # of the C library for threads: each begins at a multiple of it
+MAPPED = re.compile(r"([0-9a-f]+)-([0-9a-f]+) \S+ \S+ \S+ \d+(.*)")
 TURNS = 4
 
 
@@ -129,6 +134,46 @@ def nodes_mib(server: Server) -> float:
     return float(found[1]) / MIB if found else float("nan")
 
 
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """Where a process's memory is, in MiB: what grows tells who holds it. Free pages between small
+    blocks are in `heap` and `regions`; prefixes and tensors of a MiB or more are in `apart`.
+    """
+
+    heap: float
+    regions: float
+    apart: float
+    files: float
+
+    @staticmethod
+    def of(pid: int) -> Resident:
+        """As /proc/PID/smaps has it."""
+        kinds = Counter[str]()
+        kind = ""
+        for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+            if mapped := MAPPED.match(line):
+                kind = _kind_of(int(mapped[1], 16), int(mapped[2], 16), mapped[3].strip())
+            elif line.startswith("Rss:"):
+                kinds[kind] += int(line.split()[1])
+        return Resident(*(kinds[name] / 1024 for name in ("heap", "regions", "apart", "files")))
+
+
+def _kind_of(begin: int, end: int, name: str) -> str:
+    if name:
+        return "heap" if name == "[heap]" else "files"
+    return "regions" if begin % REGION_BYTES == 0 and end - begin <= REGION_BYTES else "apart"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What the server had at a minute since the load began."""
+
+    minute: float
+    memory: float
+    descriptors: int
+    threads: int
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=15.0)
@@ -153,6 +198,25 @@ def main() -> None:
             server.process.wait()
 
 
+def tell_growth(
+    late: Sequence[Sample], parts: Sequence[tuple[float, float, Resident]], from_minute: float
+) -> None:
+    """Ranges of what the server had since then, and what of its memory grew how fast."""
+    for name in ("memory", "descriptors", "threads"):
+        values = [float(getattr(each, name)) for each in late]
+        middle = statistics.median(values)
+        print(f"{name}: {min(values):.0f} to {max(values):.0f}, median {middle:.0f}")
+    slopes = {"memory": slope_per_minute([(each.minute, each.memory) for each in late])}
+    last = [each for each in parts if each[0] >= from_minute]
+    if len(last) > 1:
+        slopes["of nodes"] = slope_per_minute([(minute, nodes) for minute, nodes, _ in last])
+        for name in (each.name for each in fields(Resident)):
+            values_of = [(minute, getattr(at, name)) for minute, _, at in last]
+            slopes[name] = slope_per_minute(values_of)
+    told = ", ".join(f"{name} {slope:+.2f}" for name, slope in slopes.items())
+    print(f"slopes from minute {from_minute:.0f} on, MiB a minute: {told}")
+
+
 def soak(server: Server, minutes: float, num_clients: int) -> None:
     """Load it for so long, and tell what it held."""
     server.warm()
@@ -160,30 +224,27 @@ def soak(server: Server, minutes: float, num_clients: int) -> None:
     threads = [threading.Thread(target=load.run, args=[i]) for i in range(num_clients)]
     for thread in threads:
         thread.start()
-    begin, samples = time.monotonic(), list[tuple[float, float, int, int]]()
-    next_line = 1.0
-    print("minute     MiB  of nodes  descriptors  threads    acts", flush=True)
+    begin, samples = time.monotonic(), list[Sample]()
+    parts = list[tuple[float, float, Resident]]()  # each minute: when, of prefixes, where
+    head = "minute     MiB  of nodes    heap  regions   apart   files  descriptors  threads    acts"
+    print(head, flush=True)
     while (minute := (time.monotonic() - begin) / 60) < minutes:
-        row = (minute, server.memory_mib, server.num_descriptors, server.num_threads)
-        samples.append(row)
-        if minute >= next_line:
+        now = Sample(minute, server.memory_mib, server.num_descriptors, server.num_threads)
+        samples.append(now)
+        if minute >= len(parts) + 1:
+            parts.append((minute, nodes_mib(server), Resident.of(server.process.pid)))
+            _, nodes, at = parts[-1]
             print(
-                f"{minute:6.0f}{row[1]:8.0f}{nodes_mib(server):10.0f}{row[2]:13}{row[3]:9}"
+                f"{minute:6.0f}{now.memory:8.0f}{nodes:10.0f}{at.heap:8.0f}{at.regions:9.0f}"
+                f"{at.apart:8.0f}{at.files:8.0f}{now.descriptors:13}{now.threads:9}"
                 f"{load.counts.total():8}",
                 flush=True,
             )
-            next_line += 1
         time.sleep(SAMPLE_S)
     load.ended.set()
     for thread in threads:
         thread.join()
-    late = [sample for sample in samples if sample[0] >= minutes / 3]
-    slope = slope_per_minute([(minute, mib) for minute, mib, _, _ in late])
-    for name, column in (("memory, MiB", 1), ("descriptors", 2), ("threads", 3)):
-        values = [sample[column] for sample in late]
-        middle = statistics.median(values)
-        print(f"{name}: {min(values):.0f} to {max(values):.0f}, median {middle:.0f}")
-    print(f"slope of memory over the last {minutes * 2 / 3:.0f} min: {slope:+.2f} MiB a minute")
+    tell_growth([each for each in samples if each.minute >= minutes / 3], parts, minutes / 3)
     time.sleep(3.0)
     print(
         f"at rest: {server.memory_mib:.0f} MiB, {server.num_descriptors} descriptors, "

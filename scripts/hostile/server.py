@@ -64,10 +64,13 @@ class Server:
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
-    def speak(self) -> http.client.HTTPConnection:
-        """A connection to ask by."""
+    def speak(self, address: str | None = None) -> http.client.HTTPConnection:
+        """A connection to ask by, from `address` where one is named: a client of its own."""
+        source = None if address is None else (address, 0)
         if self._trusted is None:
-            return http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+            return http.client.HTTPConnection(
+                "127.0.0.1", self.port, timeout=120, source_address=source
+            )
         return http.client.HTTPSConnection(
             "127.0.0.1", self.port, timeout=120, context=self._trusted
         )

@@ -128,6 +128,11 @@ def backends() -> list[psutil.Process]:
     return found
 
 
+def kill_first() -> None:
+    """The one that was started first: with --groups there are more."""
+    min(backends(), key=lambda process: process.create_time()).send_signal(signal.SIGKILL)
+
+
 async def until(is_so: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not is_so():
@@ -189,8 +194,7 @@ async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_
         alone = [await ask(engine, text, num_tokens=200) for text in texts]
         asking = [asyncio.create_task(ask(engine, text, num_tokens=200)) for text in texts]
         await until(lambda: engine.status().num_running == 4)
-        [victim] = backends()
-        victim.send_signal(signal.SIGKILL)
+        kill_first()
         answers = await asyncio.gather(*asking)
     assert [answer.finish.reason for answer in answers].count("error") == 4
     for answer, told in zip(answers, alone, strict=True):
@@ -202,8 +206,7 @@ async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back
     tiny_dir, tmp_path
 ):
     async with running(tiny_dir, tmp_path / "several", "two", max_queue=1) as engine:
-        [victim] = backends()
-        victim.send_signal(signal.SIGKILL)
+        kill_first()
         await until(lambda: engine.status().processes.away is not None)
         waiting = [asyncio.create_task(ask(engine, f"question {i}")) for i in range(5)]
         await until(lambda: sum(engine._admission._num_held.values()) == 5)
@@ -216,10 +219,9 @@ async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back
 @pytest.mark.covered(0)
 async def test_an_end_while_a_process_is_away_comes_soon(tiny_dir, tmp_path):
     async with running(tiny_dir, tmp_path / "several", "two") as engine:
-        [victim] = backends()
         [program] = (tmp_path / "several").glob("luceasync-backend")
         program.write_text("#!/bin/sh\nexit 1\n")
-        victim.send_signal(signal.SIGKILL)
+        kill_first()
         await until(lambda: engine.status().processes.all[0].num_starts >= 3)
         ending = asyncio.timeout(20)
         await ending.__aenter__()

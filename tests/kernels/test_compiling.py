@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -84,7 +84,8 @@ def hung_server(directory: Path, patience_s: float) -> Iterator[subprocess.Popen
         try:
             yield process
         finally:
-            os.killpg(process.pid, signal.SIGKILL)  # the assembler too
+            with suppress(ProcessLookupError):  # both have ended
+                os.killpg(process.pid, signal.SIGKILL)  # the assembler too
 
 
 @pytest.mark.slow
