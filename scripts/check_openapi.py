@@ -51,7 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     folder = args.folder.resolve()
     SCHEMATHESIS.install(folder)
-    with server(folder / f"run-{os.getpid()}", "qwen3.5") as url:
+    with server(folder / f"run-{os.getpid()}", "--template", "qwen3.5") as url:
         ran = run(folder, url, args.cases)
     print(ran.stdout[-20000:], ran.stderr[-2000:])
     sys.exit(ran.returncode)

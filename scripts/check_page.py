@@ -55,7 +55,7 @@ def main() -> None:
     if args.shots:
         told = drive(folder, "shots.mjs", args.url, str(args.shots.resolve()))
     else:
-        with server(folder / f"run-{os.getpid()}", "qwen3.5") as url:
+        with server(folder / f"run-{os.getpid()}", "--template", "qwen3.5") as url:
             told = drive(folder, "drive.mjs", url)
     for line in told:
         print(f"| {line['case']} | {line['error'] or 'passed'} |")

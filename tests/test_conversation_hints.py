@@ -87,3 +87,42 @@ def test_without_a_name_it_says_the_same_and_is_found_no_more_often(tiny_dir, al
     told, found, _ = asyncio.run(conversation(tiny_dir, 2 * num_bytes, {}))
     named = asyncio.run(conversation(tiny_dir, 2 * num_bytes, SESSION))[1]
     assert told == texts and sum(found) <= sum(named)
+
+
+STATIC = "You know all of the standard library, and you say so in few words. " * 25
+
+
+async def parted(model_dir: Path, mark: dict[str, Any]) -> tuple[list[str], int, int]:
+    """The texts of two prompts that part within their system message, how many tokens of the second
+    were found, and how many it has.
+    """
+    async with running(model_dir, max_ctx_tokens=4096) as engine:
+        transport = httpx.ASGITransport(app=create_app(engine, ServerConfig()))
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            texts = []
+            for day in ("Monday", "a Tuesday"):
+                system = [
+                    {"type": "text", "text": STATIC, **mark},
+                    {"type": "text", "text": f"Today is {day}."},
+                ]
+                asked = [{"role": "user", "content": f"What is {day}? " + "Say it. " * 40}]
+                body = {"model": engine.card.name, "max_tokens": 8, "temperature": 0}
+                sent = await client.post(
+                    "/v1/messages", json={**body, "system": system, "messages": asked}
+                )
+                told = sent.json()
+                texts.append("".join(block["text"] for block in told["content"]))
+            usage = told["usage"]
+            cached = usage["cache_read_input_tokens"]
+            return texts, cached, usage["input_tokens"] + cached
+
+
+def test_behind_a_mark_the_first_that_parts_goes_on(tiny_dir, family):
+    texts, num_found, num_tokens = asyncio.run(
+        parted(tiny_dir, {"cache_control": {"type": "ephemeral"}})
+    )
+    plain, num_found_without, _ = asyncio.run(parted(tiny_dir, {}))
+    assert texts == plain
+    assert num_found > num_tokens // 2
+    if family == "qwen3_5":  # a state is only where it was kept
+        assert num_found_without == 0

@@ -36,9 +36,11 @@ class Client:
         return [int(token) for token in lease.sequence], num_found
 
 
-def hits(word: str, *, recurrent: bool, other: str | None = None) -> list[bool]:
+def hits(
+    word: str, *, recurrent: bool, other: str | None = None, memory_bytes: int = MEMORY_BYTES
+) -> list[bool]:
     """By turn of a conversation whether it was found again as far as it was run, beside titles."""
-    bench = Bench(recurrent=recurrent, memory_bytes=MEMORY_BYTES, disk_bytes=None)
+    bench = Bench(recurrent=recurrent, memory_bytes=memory_bytes, disk_bytes=None)
     main, titles = Client(bench, word), Client(bench, word if other is None else other)
     said, turns, found = [], [], []
     for _ in range(NUM_TURNS):
@@ -66,4 +68,10 @@ def test_of_clients_that_name_nothing_the_titles_take_it(recurrent: bool, most: 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_others_make_it_go_last_too(recurrent: bool):
     found = hits("chat", recurrent=recurrent, other="")
+    assert all(found[2:]), found
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_where_it_takes_nearly_all_of_memory_titles_are_not_kept(recurrent: bool):
+    found = hits("chat", recurrent=recurrent, memory_bytes=8_600)
     assert all(found[2:]), found

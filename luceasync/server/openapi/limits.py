@@ -21,6 +21,8 @@ LIMITS: Mapping[str, Mapping[str, Any]] = {
     "max_tokens": {"minimum": 0, "maximum": 2**31 - 1},
     "max_completion_tokens": {"minimum": 0, "maximum": 2**31 - 1},
     "max_output_tokens": {"minimum": 1, "maximum": 2**31 - 1},
+    "min_tokens": {"minimum": 0, "maximum": 2**31 - 1},
+    "prompt_cache_key": {"maxLength": 64},
     "priority": {"minimum": -1000, "maximum": 1000},
     "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
     "thinking_budget": {"minimum": 0, "maximum": 2**31 - 1},
