@@ -28,9 +28,7 @@ END_S = 2.0
 MAX_WORDS_CHARS = 200
 MOST_LINE_BYTES = 1 << 20
 # Isolated from everything but the llguidance of this process, wherever it is installed.
-START = (
-    "import runpy, sys; sys.path.append(sys.argv[2]); runpy.run_path(sys.argv[1], {}, '__main__')"
-)
+START = "import sys; sys.path.append(sys.argv[2]); exec(open(sys.argv[1], encoding='utf-8').read())"
 # Of llguidance: its own, but for what an engine waits for at each token (some milliseconds), and
 # for how much memory a matcher may take.
 LIMITS: dict[str, Any] = {

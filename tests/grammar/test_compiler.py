@@ -128,5 +128,5 @@ def test_the_process_finds_llguidance_wherever_it_is_installed():
     where = str(Path(llguidance.__file__).parents[1])
     order = json.dumps({"program": json.dumps({"grammars": [{"json_schema": {}}]}), "limits": {}})
     command = [sys.executable, "-I", "-S", "-c", START, trial.__file__, where]
-    found = subprocess.run(command, input=order + "\n", capture_output=True, text=True, timeout=60)
-    assert json.loads(found.stdout) == {"error": ""}, found.stderr
+    found = subprocess.run(command, input=f"{order}\n".encode(), stdout=-1, timeout=60, check=True)
+    assert json.loads(found.stdout) == {"error": ""}
