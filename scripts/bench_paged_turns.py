@@ -2,10 +2,9 @@
 
     python scripts/bench_paged_turns.py [--shape qwen3.5-27b --device cuda:0 --context 131072]
 
-Random weights, on a CPU of the recall model's small form; the same turns with all pages beside.
-`line`, sooner than which no first token can be: the longer of the keys and values from pinned
-memory and of the pass over what is new (as lanes with all pages take), what stays on the device, a
-step, and after a restart the files.
+Random weights; the same turns with all pages beside. `line`: the longer of the keys and values from
+pinned memory and of the pass over what is new (by lanes with all pages), what stays on the device,
+a step, and after a restart the files. No first token can be there sooner.
 """
 
 from __future__ import annotations
