@@ -2,9 +2,9 @@
 
     python scripts/bench_paged_turns.py [--shape qwen3.5-27b --device cuda:0 --context 131072]
 
-Random weights; the same turns with all pages beside. `line`, which no first token can beat: the
-longer of the keys and values from pinned memory and of the pass over what is new (lanes with all
-pages tell it; nothing with --paged-only), then what stays, a step, after a restart the files.
+Random weights; the same turns with all pages beside. `line`: the longer of the keys and values from
+pinned memory and of the pass over what is new (by lanes with all pages), what stays on the device,
+a step, and after a restart the files. No first token can be there sooner.
 """
 
 from __future__ import annotations
