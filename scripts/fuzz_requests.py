@@ -1,6 +1,7 @@
 """Chat requests with two fields at their extremes: no 5xx, and the next is answered as ever.
 
 python scripts/fuzz_requests.py [--requests 20000] [--seed 0]             # in this process
+python scripts/fuzz_requests.py --kvflash 448 [--model FILE.gguf]         # lanes, weights of these
 python scripts/fuzz_requests.py --server [--requests 2000]                # through a server
 python scripts/fuzz_requests.py --routes [--requests 3000]                # of all other routes
 """
@@ -13,6 +14,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from hostile.extremes import asked_plainly, pairs, text_of, wrong_in
@@ -22,7 +24,14 @@ from hostile.routes import wrong_in as wrong_in_any
 from hostile.server import CHAT, Server
 from starlette.types import ASGIApp, Message
 
-from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig
+from luceasync.config import (
+    BUNDLED_MODEL_DIR,
+    CacheConfig,
+    Config,
+    EngineConfig,
+    KvFlashConfig,
+    ModelConfig,
+)
 from luceasync.engine.start import build_engine
 from luceasync.model_card import ANY_NAME
 from luceasync.server.app import create_app
@@ -57,10 +66,15 @@ async def fuzz(ask: Ask, bodies: Iterable[bytes]) -> tuple[Counter[int], list[st
     return statuses, wrong
 
 
-async def in_process(bodies: Iterable[bytes]) -> tuple[Counter[int], list[str]]:
-    """The whole app and a real engine, without sockets."""
+async def in_process(
+    bodies: Iterable[bytes], model: Path, pool_tokens: int | None
+) -> tuple[Counter[int], list[str]]:
+    """The whole app and a real engine, without sockets. A lane's context is twice its pool."""
     config = Config(
-        engine=EngineConfig(max_ctx_tokens=MAX_CTX_TOKENS), cache=CacheConfig(memory_bytes=1 << 26)
+        model=ModelConfig(model_dir=model),
+        engine=EngineConfig(max_ctx_tokens=2 * pool_tokens if pool_tokens else MAX_CTX_TOKENS),
+        cache=CacheConfig(memory_bytes=1 << 26),
+        kvflash=KvFlashConfig(pool_tokens=pool_tokens),
     )
     async with build_engine(config) as engine:
         await engine.load()
@@ -141,14 +155,19 @@ def main() -> None:
     parser.add_argument("--routes", action="store_true")
     parser.add_argument("--requests", type=int)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--model", type=Path, default=BUNDLED_MODEL_DIR)
+    parser.add_argument("--kvflash", type=int, metavar="TOKENS", help="of a lane on the device")
     arguments = parser.parse_args()
     begin = time.perf_counter()
     if arguments.routes:
         driven = of_all_routes(arguments.requests or 3000, arguments.seed)
     else:
         num = arguments.requests or (2000 if arguments.server else 20_000)
-        drive = through_a_server if arguments.server else in_process
-        driven = drive(pairs(num, arguments.seed))
+        bodies = pairs(num, arguments.seed)
+        if arguments.server:
+            driven = through_a_server(bodies)
+        else:
+            driven = in_process(bodies, arguments.model, arguments.kvflash)
     statuses, wrong = asyncio.run(driven)
     seconds = time.perf_counter() - begin
     print(f"{statuses.total()} requests in {seconds:.0f} s: {dict(sorted(statuses.items()))}")
