@@ -67,7 +67,7 @@ async def fuzz(ask: Ask, bodies: Iterable[bytes]) -> tuple[Counter[int], list[st
 
 
 async def in_process(
-    bodies: Iterable[bytes], model: Path, pool_tokens: int | None
+    bodies: Iterable[bytes], model: Path = BUNDLED_MODEL_DIR, pool_tokens: int | None = None
 ) -> tuple[Counter[int], list[str]]:
     """The whole app and a real engine, without sockets. A lane's context is twice its pool."""
     config = Config(

@@ -54,6 +54,7 @@ def test_whole_chunks_alone_are_written(paged: LayerSplitBackend):
 
 def test_the_ledger_goes_with_it(make_backend, qwen3_dir: Path, paged: LayerSplitBackend):
     worth = [float(chunk in (3, 6)) for chunk in range(16)]
+    paged.lanes.ledger(1, NUM_TOKENS)  # what the prompt's own look found is there before
     paged.lanes._pager.value(1, worth)
     other = make_backend(qwen3_dir, **SIZES)
     deserialize(other.lanes, 0, serialize(paged.lanes, 1, NUM_TOKENS), 2048)

@@ -135,11 +135,11 @@ async def test_a_large_body_is_read_beside_the_loop_and_one_at_a_time(in_memory,
     real, threads, at_once = chat.parse_chat, [], []
     reading = threading.Semaphore(1)
 
-    def parse(body, card, caller):
+    def parse(*of_request):
         at_once.append(reading.acquire(blocking=False))
         threads.append(threading.get_ident())
         try:
-            return real(body, card, caller)
+            return real(*of_request)
         finally:
             reading.release()
 
