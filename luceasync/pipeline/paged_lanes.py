@@ -35,7 +35,7 @@ from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.request import Residence
 
-REST = 2  # the next look begins after so many times what the last one took: a bus is half free
+REST = 3  # looks begin after so many times what the last one took: each slows steps while it runs
 LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for it
 
 
