@@ -3,8 +3,8 @@
     python -m scripts.bench_quantised_cpu [--mixes Q4_K_M,Q8_0] [--context 512] [--rounds 5]
         [--peer PYTHON]
 
-Random weights, one lane, all variants in turns. `--peer`: an interpreter that has llama-cpp-python.
-The limit of a step is its bytes / this machine's read bandwidth.
+Random weights, one lane, all variants in turns; before them products with a matrix that no cache
+holds. `--peer`: an interpreter that has llama-cpp-python. Limits are bytes / read bandwidth.
 """
 
 from __future__ import annotations
@@ -22,15 +22,21 @@ import torch
 from luceasync.bench import command
 from luceasync.bench.figures import medians, paired_ratio
 from luceasync.bench.model import Decoding, load_random, plan_for, prefill
-from luceasync.bench.report import NOTHING, figure, share
+from luceasync.bench.report import NOTHING, Report, figure, share
 from luceasync.bench.rounds import interleave, wall
 from luceasync.bench.shapes import SHAPES, state_bytes
+from luceasync.models.forms import Place
+from luceasync.models.grouped.ggml import FORMS
+from luceasync.models.grouped.random import RandomModule
+from luceasync.models.grouped.stack import GroupedStack
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.platform import open_platform
 from scripts.quantised.backends import open_file
 from scripts.quantised.files import MIXES, write_random
 from scripts.quantised.processes import Peer
 
 NUM_TOKENS = 16  # decoded in each measurement
+TYPES, HEAD_SHAPE = ("Q4_K", "Q6_K", "Q8_0"), (151_936, 1024)
 
 
 def main() -> None:
@@ -42,8 +48,33 @@ def main() -> None:
     parser.add_argument("--shape", default="qwen3-0.6b", choices=["qwen3-0.6b", "qwen3-4b"])
     options = parser.parse_args()
     report = command.begin(options)
+    products(report, options.rounds)
     with tempfile.TemporaryDirectory() as folder:
         measure(report, options, Path(folder))
+
+
+def products(report: Report, num_rounds: int) -> None:
+    """Of one row and of four with a matrix as a vocabulary's head, in bf16."""
+    runs: dict[str, Callable[[], float]] = {"read": lambda: 1 / read_bandwidth()}
+    sizes = {}
+    platform = open_platform("cpu:0")
+    place = Place(platform.ops, platform.device, torch.bfloat16)
+    for name in TYPES:
+        form, generator = FORMS[name], torch.Generator().manual_seed(1)
+        stack = GroupedStack(form, HEAD_SHAPE, place)
+        stack.fill(0, RandomModule(name, form, HEAD_SHAPE, generator), lambda rows: rows)
+        weight = stack.weight()
+        sizes[name] = weight.num_bytes
+        for num_rows in (1, 4):
+            x = torch.randn(num_rows, HEAD_SHAPE[1], dtype=torch.bfloat16)
+            runs[f"{name}, {num_rows}"] = lambda own=weight, x=x: wall(lambda: own.linear(x))
+    samples = interleave(runs, num_rounds, num_warmups=1)
+    columns = ("products", "one row, GB/s", "of the read bandwidth", "four rows to one")
+    table = report.table(columns)
+    for name in TYPES:
+        rate, limit = sizes[name] / min(samples[f"{name}, 1"]), 1 / min(samples["read"])
+        four = min(samples[f"{name}, 4"]) / min(samples[f"{name}, 1"])
+        table.add(name, figure(rate / 1e9, digits=1), share(rate / limit), figure(four))
 
 
 def measure(report, options, folder: Path) -> None:  # type: ignore[no-untyped-def]
