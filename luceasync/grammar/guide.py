@@ -54,7 +54,7 @@ class Guide:
         self._matcher = matcher
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
-        self._num_fits = FIT_ROUNDS
+        self._num_fits = 1  # the first proposal of all tells whether the drafter knows the form
 
     @property
     def failure(self) -> str | None:

@@ -125,14 +125,22 @@ def test_a_token_alone_is_allowed_where_its_mask_says_so(new_matcher, tokenizer,
 
 def test_proposals_are_fitted_as_long_as_a_drafter_misses_what_must_come(guide, tokenizer):
     right = tokenizer.encode('{"question": "')
-    for _ in range(FIT_ROUNDS):
-        assert guide.is_fitting
-        guide.fit([0, *right], None, 20)
+    assert guide.is_fitting
+    guide.fit([0, *right], None, 20)  # the first one was right
     assert not guide.is_fitting
     guide.missed(right[1])  # another one must come
     assert not guide.is_fitting
     guide.missed(right[0])
-    assert guide.is_fitting
+    for _ in range(FIT_ROUNDS):
+        assert guide.is_fitting
+        guide.fit([0, *right], None, 20)
+    assert not guide.is_fitting
+    guide.missed(right[0])
+    guide.fit([0, right[1]], None, 20)  # what must come took its place
+    for _ in range(FIT_ROUNDS):
+        assert guide.is_fitting
+        guide.fit([0, *right], None, 20)
+    assert not guide.is_fitting
 
 
 def test_masks_below_a_row_are_those_of_the_whole_proposal(guide, tokenizer):
