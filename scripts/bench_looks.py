@@ -28,8 +28,8 @@ from luceasync.models.mixers.mixer import Mixer, Recent
 from luceasync.models.recent import LayerLook
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
-from scripts.bench_kvflash import CHUNK, NUM_LANES, loaded, memory_of, node_bytes, random_tensors
-from scripts.bench_kvflash import taken_up as take_up
+from scripts.paged.lanes import CHUNK, NUM_LANES, loaded, memory_of, node_bytes, random_tensors
+from scripts.paged.lanes import taken_up as take_up
 
 NUM_STEPS = 512  # of one sample: several looks
 COPY_BYTES = 256 << 20

@@ -66,23 +66,16 @@ def anthropic_json():
 
 
 def parallel_tools():
-    client = instructor.from_openai(open_ai, mode=Mode.PARALLEL_TOOLS)
-    found = client.create(
-        response_model=Iterable[Verdict],
-        messages=[{"role": "user", "content": f"{LONG} [[Verdict {VERDICT}]]"}],
-        **ASK,
-    )
-    check(found)
+    in_parallel(instructor.from_openai(open_ai, mode=Mode.PARALLEL_TOOLS))
 
 
 def anthropic_parallel_tools():
-    client = instructor.from_anthropic(anthropic, mode=Mode.ANTHROPIC_PARALLEL_TOOLS)
-    found = client.create(
-        response_model=Iterable[Verdict],
-        messages=[{"role": "user", "content": f"{LONG} [[Verdict {VERDICT}]]"}],
-        **ASK,
-    )
-    check(found)
+    in_parallel(instructor.from_anthropic(anthropic, mode=Mode.ANTHROPIC_PARALLEL_TOOLS))
+
+
+def in_parallel(client):
+    asked = [{"role": "user", "content": f"{LONG} [[Verdict {VERDICT}]]"}]
+    check(client.create(response_model=Iterable[Verdict], messages=asked, **ASK))
 
 
 tell(json, json_o1, md_json, anthropic_json, parallel_tools, anthropic_parallel_tools)

@@ -5,6 +5,7 @@ import { generateText, stepCountIs, streamText, tool } from "ai";
 import assert from "node:assert";
 import OpenAI from "openai";
 import { z } from "zod";
+import { tell } from "./told.mjs";
 
 const url = process.env.LUCE_URL;
 const model = "luce";
@@ -118,12 +119,4 @@ const cases = {
   },
 };
 
-for (const [name, run] of Object.entries(cases)) {
-  let error = null;
-  try {
-    await run();
-  } catch (raised) {
-    error = String(raised.stack ?? raised).slice(0, 1500);
-  }
-  console.log(JSON.stringify({ case: name, error }));
-}
+await tell(cases);

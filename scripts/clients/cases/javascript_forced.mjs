@@ -5,6 +5,7 @@ import assert from "node:assert";
 import OpenAI from "openai";
 import { zodResponseFormat } from "openai/helpers/zod";
 import { z } from "zod";
+import { tell } from "./told.mjs";
 
 const url = process.env.LUCE_URL;
 const model = "luce";
@@ -72,12 +73,4 @@ const cases = {
   },
 };
 
-for (const [name, run] of Object.entries(cases)) {
-  let error = null;
-  try {
-    await run();
-  } catch (raised) {
-    error = String(raised.stack ?? raised).slice(0, 1500);
-  }
-  console.log(JSON.stringify({ case: name, error }));
-}
+await tell(cases);

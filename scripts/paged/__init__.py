@@ -1,0 +1,1 @@
+"""Lanes with pools, for benches."""
