@@ -129,8 +129,8 @@ async def test_an_answer_that_outgrows_its_pool_goes_on(tiny_dir: Path):
     """Its first tokens, which all of the context was there for, are kept."""
     async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
         prompt = tokens(200)
-        answer, finish = await said(engine, prompt, 900)
-        assert len(answer) == 900 and finish.residence.evicted > 0
+        answer, finish = await said(engine, prompt, 400)
+        assert len(answer) == 400 and finish.residence.evicted > 0
         _, again = await said(engine, prompt + answer + tokens(10, 3), 5)
         is_hybrid = "3_5" in (tiny_dir / "config.json").read_text()
         assert again.usage.cached_tokens >= (190 if is_hybrid else 450)
@@ -195,11 +195,11 @@ async def test_a_request_for_which_there_is_no_host_memory_ends_alone(tiny_dir: 
         lanes = pump.lanes
         keep, lanes._keep = lanes._keep, lambda save, num_bytes: False
         prompt = tokens(120)
-        answer, finish = await said(engine, prompt, 600)  # it grows out of the pool
+        answer, finish = await said(engine, prompt, 420)  # it grows out of the pool
         assert (finish.reason, finish.error_kind) == ("error", "kv_host_memory")
-        assert "--prefix-cache-memory" in finish.error and len(answer) < 600
+        assert "--prefix-cache-memory" in finish.error and len(answer) < 420
         lanes._keep = keep
-        _, finish = await said(engine, prompt, 600)
+        _, finish = await said(engine, prompt, 420)
         assert finish.reason == "length"
 
 
