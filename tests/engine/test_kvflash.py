@@ -159,8 +159,8 @@ async def test_groups_in_other_processes_follow_the_same_map(
         folder.mkdir()
         where = placed(folder, arrangement, transport)
         async with running(tiny_dir, placement=where, pool_tokens=POOL, tau_tokens=16) as engine:
-            first, _ = await said(engine, tokens(900), 100)
-            again, finish = await said(engine, [*tokens(900), *first, *tokens(60, 5)], 40)
+            first, _ = await said(engine, tokens(900), 40)
+            again, finish = await said(engine, [*tokens(900), *first, *tokens(60, 5)], 20)
             found.append((first, again, finish.residence, finish.usage.cached_tokens >= 890))
     assert found[0] == found[1] and found[0][3]
 
