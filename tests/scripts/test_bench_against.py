@@ -11,6 +11,7 @@ def order(shape: str) -> dict:
     return common | {"config": dict(small.SMALL[shape])}
 
 
+@pytest.mark.slow
 def test_every_case_says_the_same_each_time_and_how_long_it_took() -> None:
     passes = Passes(order("qwen3_5"))
     for case, run in passes.cases.items():
@@ -20,6 +21,7 @@ def test_every_case_says_the_same_each_time_and_how_long_it_took() -> None:
     passes.close()
 
 
+@pytest.mark.slow
 def test_other_weights_say_something_else() -> None:
     said = []
     for shape in ("qwen3", "qwen3_5"):

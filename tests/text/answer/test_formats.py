@@ -53,6 +53,7 @@ def test_several_calls_and_the_text_before(form: str) -> None:
     assert read(form, text, range(1, len(text))) == found
 
 
+@pytest.mark.slow
 def test_broken_at_every_character_nothing_leaks(form: str) -> None:
     """What is cut off is text as long as nothing of it was told, and no text afterwards. Split or
     whole, the same is told.
