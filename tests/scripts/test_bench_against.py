@@ -1,5 +1,6 @@
 """The program that runs under two checkouts drives this one: its passes, and what both must say."""
 
+import pytest
 import torch
 from against.passes import Passes, digest, wait
 
