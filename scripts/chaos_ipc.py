@@ -32,7 +32,7 @@ RING_BYTES = (1 << 20, 1 << 20)
 PAYLOAD_BYTES = 40_960
 DEADLINE_S = 60.0
 HUNG_S = 0.2  # a deadline that is meant to pass
-SETTLE_S = 2.0
+SETTLE_S = DEADLINE_S
 KILL_AFTER_S = 0.02
 CHILD = "--child"
 
@@ -125,7 +125,7 @@ MISCHIEF = (
     Mischief(
         "kill -9",
         wait_for_one_that_is_killed,
-        ("it is gone", "has ended", "reset by peer"),
+        ("it is gone", "has ended", "reset by peer", "Broken pipe"),  # after the order or before it
         after_s=KILL_AFTER_S,
     ),
     Mischief("stop", wait_for_one_that_is_stopped, ("silent for",)),

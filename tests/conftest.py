@@ -1,6 +1,7 @@
 """Settings that all tests share: a test marked `gpu` is skipped where there is no CUDA device."""
 
 import asyncio
+import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     for item in gpu_items:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Modules and test items stay to the end: a full collection, of which each later test pays
+    some, looks at what came after them alone.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -75,18 +75,22 @@ def alone(tiny_dir: Path) -> tuple[list[str], int]:
     return texts, num_bytes
 
 
-def test_named_it_is_found_again_at_every_turn_and_says_the_same(tiny_dir, alone):
-    texts, num_bytes = alone
-    told, found, kept_bytes = asyncio.run(conversation(tiny_dir, 2 * num_bytes, SESSION))
+@pytest.fixture(scope="module")
+def named(tiny_dir: Path, alone: tuple[list[str], int]) -> tuple[list[str], list[bool], int]:
+    """The same beside titles, under a name."""
+    return asyncio.run(conversation(tiny_dir, 2 * alone[1], SESSION))
+
+
+def test_named_it_is_found_again_at_every_turn_and_says_the_same(alone, named):
+    (texts, num_bytes), (told, found, kept_bytes) = alone, named
     assert all(found[2:]), found
     assert told == texts and kept_bytes <= 2 * num_bytes
 
 
-def test_without_a_name_it_says_the_same_and_is_found_no_more_often(tiny_dir, alone):
+def test_without_a_name_it_says_the_same_and_is_found_no_more_often(tiny_dir, alone, named):
     texts, num_bytes = alone
     told, found, _ = asyncio.run(conversation(tiny_dir, 2 * num_bytes, {}))
-    named = asyncio.run(conversation(tiny_dir, 2 * num_bytes, SESSION))[1]
-    assert told == texts and sum(found) <= sum(named)
+    assert told == texts and sum(found) <= sum(named[1])
 
 
 STATIC = "You know all of the standard library, and you say so in few words. " * 25

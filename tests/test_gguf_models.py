@@ -69,6 +69,7 @@ def open_backend(path: Path, num_shards: int, chunk_tokens: int = 64) -> LayerSp
     return LayerSplitBackend.open(path, spec, plan)
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_the_same_numbers(files: tuple[Path, Path]):
     """No further than 1e-4 beyond the directory's own distance from transformers' in float64: what
     float32 rounds in these models is as much as that.

@@ -1,5 +1,7 @@
 """Imports run downwards only, in no circle, and what answers --help or HTTP loads no torch.
 
+An import within a function, or for types alone, counts too: it does not break a circle.
+
 The tables are the rules; a test at the end shows that the checker sees what breaks them.
 """
 
@@ -155,18 +157,18 @@ def upward_imports(tree: Tree) -> list[str]:
 
 
 def circles(tree: Tree) -> list[str]:
-    """Modules that come to need themselves when imported, and packages that need each other, by
-    whatever import: each circle once, as a way.
+    """Modules, and packages, that come to need themselves, by whatever import: each circle once, as
+    a way.
     """
     rooms: dict[str, set[str]] = {}
     for module, imports in tree.items():
         ours = {entry.name for entry in imports if entry.name.startswith("luceasync.")}
         rooms.setdefault(room(module), set()).update({room(name) for name in ours} - {room(module)})
-    loaded = {
-        module: {entry.name for entry in imports if not entry.lazy and entry.name in tree}
+    needed = {
+        module: {entry.name for entry in imports if entry.name in tree}
         for module, imports in tree.items()
     }
-    return [*circles_of(loaded), *circles_of(rooms)]
+    return [*circles_of(needed), *circles_of(rooms)]
 
 
 def room(module: str) -> str:
@@ -275,6 +277,13 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
         (
             "kv/pages.py",
             "from luceasync.kv import state",
+            circles,
+            "-> luceasync.kv.state",
+        ),
+        ("kv/pages.py", "def f():\n  import luceasync.kv.state", circles, "-> luceasync.kv.state"),
+        (
+            "kv/pages.py",
+            "if TYPE_CHECKING:\n  from luceasync.kv.state import Keeps",
             circles,
             "-> luceasync.kv.state",
         ),

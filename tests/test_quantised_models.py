@@ -92,6 +92,7 @@ async def test_answers_are_those_of_the_same_numbers_and_are_kept(
     assert cold.ids == again.ids == other.ids
 
 
+@pytest.mark.slow
 def test_matrices_stay_as_small_as_they_are_stored(dirs: tuple[Path, Path]):
     reports = [
         plan_report(Config(model=ModelConfig(path, dtype="fp32"))).shards[0] for path in dirs
@@ -102,6 +103,7 @@ def test_matrices_stay_as_small_as_they_are_stored(dirs: tuple[Path, Path]):
     assert sum(quantised.values()) < 0.32 * plain_bytes
 
 
+@pytest.mark.slow
 def test_the_doctor_says_that_activations_are_not_quantised(dirs: tuple[Path, Path]):
     [finding] = [
         found

@@ -22,7 +22,7 @@ from tests.engines import Answer, ask, running, written
 pytestmark = pytest.mark.slow
 
 PROMPT = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 4
-NUM_TOKENS = 24
+NUM_TOKENS = 8
 NUM_OPENER_TOKENS = 10  # of the prompt's last tokens, which open the answer
 NUM_HEADER_BYTES = 4000  # about
 KEEP = {"keep_prefix": True}

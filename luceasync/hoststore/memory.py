@@ -55,6 +55,8 @@ def map_pages(num_bytes: int) -> mmap.mmap:
         area.resize(num_bytes)
     except OSError as error:
         raise MemoryError(f"no room for {num_bytes} bytes: {error.strerror}") from None
+    except OverflowError:
+        raise MemoryError(f"no room for {num_bytes} bytes: no system counts so many") from None
     with contextlib.suppress(OSError, AttributeError):
         area.madvise(mmap.MADV_HUGEPAGE)
     return area

@@ -19,7 +19,8 @@ from luceasync.models.config_fields import Fields
 from luceasync.models.families import GGUF_FAMILIES
 from luceasync.models.forms import Dense, Form, Shape
 from luceasync.models.grouped import ggml
-from luceasync.models.grouped.form import BLOCK, Grouped
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.layout import BLOCK
 from luceasync.models.spec import ModelSpec
 
 

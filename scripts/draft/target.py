@@ -21,9 +21,11 @@ from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.forms import Place
 from luceasync.models.layers import Layer
 from luceasync.models.loader import TensorReader
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.attention_torch import TorchAttention, gated, heads_of
-from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_sizes import DeltaParameters
 from luceasync.models.mixers.delta_torch import (
     TorchDelta,
     convolved,

@@ -5,49 +5,47 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 
 import pytest
 
 from luceasync import __version__
 from luceasync.cli.flags import POSITIONAL
 from luceasync.options import OPTIONS, SECTIONS
+from tests.cli.forked import Commands, commands
 
 SERVING = ("serve", "doctor")  # the commands with the flags of a server
 
 
-def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "luceasync", *arguments]
-    env = {"PATH": "/usr/bin:/bin", "COLUMNS": "100", "PYTHONPATH": ":".join(sys.path), **environ}
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env, check=False)
+@pytest.fixture(scope="module")
+def luceasync() -> Iterator[Commands]:
+    with commands("plan", "/none") as ready:
+        yield ready
 
 
 @pytest.mark.parametrize("words", [[], ["serve"], ["chat"], ["plan"], ["doctor"], ["cache", "ls"]])
-def test_help_imports_no_torch(words):
-    code = (
-        "import sys; from luceasync.cli.app import app;"
-        f"app({[*words, '--help']!r}, standalone_mode=False);"
-        "sys.exit(bool({'torch', 'numpy', 'transformers', 'starlette'} & set(sys.modules)))"
-    )
-    command = [sys.executable, "-c", code]
-    result = subprocess.run(command, capture_output=True, timeout=60, check=False)
-    assert result.returncode == 0, result.stderr
-    assert b"Usage:" in result.stdout
+def test_help_imports_no_torch(luceasync, words):
+    result = luceasync.run(*words, "--help")
+    assert (result.returncode, result.loaded) == (0, []), result.stderr
+    assert "Usage:" in result.stdout
 
 
 def test_version():
-    assert run("--version").stdout == f"luceasync {__version__}\n"
+    command = [sys.executable, "-m", "luceasync", "--version"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout == f"luceasync {__version__}\n"
 
 
-def test_every_setting_of_the_server_is_a_flag_of_serve():
-    text = run("serve", "--help").stdout
+def test_every_setting_of_the_server_is_a_flag_of_serve(luceasync):
+    text = luceasync.run("serve", "--help", COLUMNS="100").stdout
     for flag in ("--host", "--port", "--parallel", "--max-ctx", "--dtype", "--api-key", "--config"):
         assert flag in text
     assert "(default: 8000)" in text
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "plan", "doctor"])
-def test_help_fits_80_columns_and_cuts_no_flag(command):
-    text = run(command, "--help", COLUMNS="80").stdout
+def test_help_fits_80_columns_and_cuts_no_flag(luceasync, command):
+    text = luceasync.run(command, "--help", COLUMNS="80").stdout
     assert max(map(len, text.splitlines())) <= 80
     assert "…" not in text
     shown = [option for option in OPTIONS if option.section != "server" or command in SERVING]
@@ -55,8 +53,8 @@ def test_help_fits_80_columns_and_cuts_no_flag(command):
     assert missing == []
 
 
-def test_help_has_a_panel_for_each_section_in_the_order_of_the_table():
-    titles = re.findall("╭─ (.+?) ─", run("serve", "--help", COLUMNS="80").stdout)
+def test_help_has_a_panel_for_each_section_in_the_order_of_the_table(luceasync):
+    titles = re.findall("╭─ (.+?) ─", luceasync.run("serve", "--help", COLUMNS="80").stdout)
     assert titles == ["Arguments", "Options", *SECTIONS.values()]
 
 
@@ -70,13 +68,13 @@ def test_help_has_a_panel_for_each_section_in_the_order_of_the_table():
         (["plan", "--target-devices", "abacus"], {}, "--target-devices"),
     ],
 )
-def test_a_bad_setting_is_one_line_and_exit_2(arguments, environ, words):
-    result = run(*arguments, **environ)
+def test_a_bad_setting_is_one_line_and_exit_2(luceasync, arguments, environ, words):
+    result = luceasync.run(*arguments, **environ)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith("luceasync: ")
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
 
 
-def test_a_flag_that_does_not_exist_is_exit_2():
-    assert run("plan", "--port", "1").returncode == 2
+def test_a_flag_that_does_not_exist_is_exit_2(luceasync):
+    assert luceasync.run("plan", "--port", "1").returncode == 2

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import json
 import socket
-import subprocess
-import sys
+from collections.abc import Iterator
 
 import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
-
-CODE = """
-import sys
-from luceasync.cli import app
-sys.argv = ["luceasync", *sys.argv[1:]]
-try:
-    app.main()
-finally:
-    print("torch" in sys.modules)
-"""
+from tests.cli.forked import Commands, Ended, commands
 
 
-def start(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CODE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+@pytest.fixture(scope="module")
+def luceasync() -> Iterator[Commands]:
+    with commands("serve", "/none") as ready:
+        yield ready
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "plan"])
@@ -39,57 +30,62 @@ def start(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--target-device", "cpu", "--target-layer-split", "1,2"], "2 weights for 1 devices"),
     ],
 )
-def test_a_typo_is_one_line_and_no_torch(command, arguments, words):
-    refused(start(command, *arguments), words)
+def test_a_typo_is_one_line_and_no_torch(luceasync, command, arguments, words):
+    refused(luceasync.run(command, *arguments), words)
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
-def test_a_model_without_a_tokenizer(command, tmp_path):
+def test_a_model_without_a_tokenizer(luceasync, command, tmp_path):
     (tmp_path / "config.json").write_bytes((BUNDLED_MODEL_DIR / "config.json").read_bytes())
-    refused(start(command, str(tmp_path), "--draft", "none"), "tokenizer.json does not exist")
+    refused(
+        luceasync.run(command, str(tmp_path), "--draft", "none"), "tokenizer.json does not exist"
+    )
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
-def test_weight_files_that_the_index_names_and_nobody_has(command, tmp_path):
+def test_weight_files_that_the_index_names_and_nobody_has(luceasync, command, tmp_path):
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_bytes((BUNDLED_MODEL_DIR / name).read_bytes())
     (tmp_path / "one.safetensors").touch()
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     words = "1 of 2 weight files do not exist, the first is two.safetensors"
-    refused(start(command, str(tmp_path), "--draft", "none"), words)
+    refused(luceasync.run(command, str(tmp_path), "--draft", "none"), words)
 
 
 @pytest.mark.parametrize("command", ["serve", "chat"])
-def test_a_cache_directory_that_is_a_file(command, tmp_path):
+def test_a_cache_directory_that_is_a_file(luceasync, command, tmp_path):
     (tmp_path / "file").touch()
-    result = start(command, "--kv-cache-dir", str(tmp_path / "file"))
+    result = luceasync.run(command, "--kv-cache-dir", str(tmp_path / "file"))
     refused(result, f"--kv-cache-dir {tmp_path / 'file'}: ")
 
 
-def test_a_certificate_that_is_not_there():
-    result = start("serve", "--tls-cert", "/none.pem", "--tls-key", "/none.pem")
+def test_a_certificate_that_is_not_there(luceasync):
+    result = luceasync.run("serve", "--tls-cert", "/none.pem", "--tls-key", "/none.pem")
     refused(result, "--tls-cert /none.pem: cannot be read")
 
 
-def test_a_port_that_is_taken():
+def test_a_port_that_is_taken(luceasync):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        refused(start("serve", "--port", str(port)), "cannot listen there")
+        refused(luceasync.run("serve", "--port", str(port)), "cannot listen there")
 
 
-def refused(result: subprocess.CompletedProcess[str], words: str) -> None:
-    assert (result.returncode, result.stdout) == (2, "False\n"), result.stderr
+def refused(result: Ended, words: str) -> None:
+    assert (result.returncode, result.stdout) == (2, ""), result.stderr
+    assert "torch" not in result.loaded
     assert result.stderr.startswith("luceasync: ")
     assert result.stderr.count("\n") == 1
     assert words in result.stderr
 
 
 @pytest.mark.parametrize("command", ["serve", "chat", "plan"])
-def test_gguf_files_that_cannot_be_served(command, tmp_path):
+def test_gguf_files_that_cannot_be_served(luceasync, command, tmp_path):
     first, second = tmp_path / "a.gguf", tmp_path / "b.gguf"
     first.write_bytes(b"PK\3\4")
-    refused(start(command, str(first)), f"{first}: not a GGUF file")
-    refused(start(command, "--draft", str(first)), "a.gguf: is a GGUF file; expected a DFlash")
+    refused(luceasync.run(command, str(first)), f"{first}: not a GGUF file")
+    refused(
+        luceasync.run(command, "--draft", str(first)), "a.gguf: is a GGUF file; expected a DFlash"
+    )
     second.touch()
-    refused(start(command, str(tmp_path)), "2 GGUF files are there (a.gguf, b.gguf)")
+    refused(luceasync.run(command, str(tmp_path)), "2 GGUF files are there (a.gguf, b.gguf)")

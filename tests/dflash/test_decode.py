@@ -307,6 +307,7 @@ def test_the_decision_can_be_forced_to_measure_time(open_backend, tokenizer):
         assert len(path) == wanted + 1
 
 
+@pytest.mark.slow
 def test_logits_that_are_no_numbers_end_one_lane_and_not_the_others(open_backend, tokenizer):
     backend = open_backend()
     plain = plain_answers(backend, prepare_four(tokenizer))

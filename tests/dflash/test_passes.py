@@ -56,6 +56,7 @@ def test_chunks_of_any_size_leave_the_same_context(backend, speculator):
     assert proposed(speculator, 0) == proposed(speculator, 2)
 
 
+@pytest.mark.slow
 def test_chunks_of_any_size_are_taken_up_in_few_sizes(backend, speculator, monkeypatch):
     sizes = set()
     draft = speculator.passes._draft

@@ -101,6 +101,8 @@ def test_what_cannot_be_honoured_names_its_flag(config, tmp_path):
         plan_with_drafter(asking(config, draft_dir=tmp_path / "nothing"))
 
 
+@pytest.mark.slow
+@pytest.mark.covered(0)
 def test_a_drafter_may_have_a_process_of_its_own(config, tmp_path):
     program = backend_program(tmp_path, ["hip:0=cpu:0", "cpu:1=cpu:0"])
     report, drafter = plan_with_drafter(asking(config, device="hip:0", ipc_bin=program))
@@ -112,6 +114,7 @@ def test_a_drafter_may_have_a_process_of_its_own(config, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 def test_a_device_is_planned_once_for_both_of_its_processes(config, tmp_path):
     program = backend_program(tmp_path)
     together, _ = plan_with_drafter(asking(config, device="cpu:0"))
@@ -121,6 +124,8 @@ def test_a_device_is_planned_once_for_both_of_its_processes(config, tmp_path):
     assert lanes[0] == lanes[1]
 
 
+@pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     ("script", "device", "words"),
     [

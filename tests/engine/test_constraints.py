@@ -98,6 +98,17 @@ async def ask_all(engine: LocalEngine) -> list[list[tuple[str, str | None]]]:
     return alone
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_dir: Path) -> tuple[list[list[tuple[str, str | None]]], int]:
+    """What is said without a drafter in one group, and in how many steps."""
+
+    async def said() -> tuple[list[list[tuple[str, str | None]]], int]:
+        async with started(tiny_dir) as engine:
+            return await ask_all(engine), engine.status().decode_steps_total
+
+    return asyncio.run(said())
+
+
 def is_person(text: str) -> bool:
     found = json.loads(text)
     return (
@@ -109,9 +120,8 @@ def is_person(text: str) -> bool:
     )
 
 
-async def test_every_answer_is_what_was_asked_for(tiny_dir):
-    async with started(tiny_dir) as engine:
-        *persons, phones, choices, nested, _ = await ask_all(engine)
+def test_every_answer_is_what_was_asked_for(plain):
+    *persons, phones, choices, nested, _ = plain[0]
     for [(text, reason)] in persons:
         assert reason == "stop" and is_person(text)
     assert re.fullmatch(PHONE.source, phones[0][0]) and phones[0][1] == "stop"
@@ -121,21 +131,18 @@ async def test_every_answer_is_what_was_asked_for(tiny_dir):
 
 
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
-async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, tree):
+async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, tree, plain):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
-    async with started(tiny_dir) as engine:
-        plain = await ask_all(engine)
-        num_plain = engine.status().decode_steps_total
+    answers, num_steps = plain
     async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
-        assert await ask_all(engine) == plain
-        assert engine.status().decode_steps_total < num_plain  # what must come is proposed
+        assert await ask_all(engine) == answers
+        assert engine.status().decode_steps_total < num_steps  # what must come is proposed
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("where", ["three groups", "three processes", "the last one elsewhere"])
-async def test_where_the_logits_lie_changes_no_answer(tiny_dir, tmp_path, where):
+async def test_where_the_logits_lie_changes_no_answer(tiny_dir, tmp_path, where, plain):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
-    async with started(tiny_dir) as engine:
-        plain = await ask_all(engine)
     placement, num_groups = PlacementConfig(), 1
     if where == "three groups":
         num_groups = 3
@@ -143,7 +150,7 @@ async def test_where_the_logits_lie_changes_no_answer(tiny_dir, tmp_path, where)
         placement = placed(tmp_path, "three" if where == "three processes" else "two")
     with in_groups(num_groups) if num_groups > 1 else nullcontext():
         async with started(tiny_dir, placement, draft_dir=draft_dir) as engine:
-            assert await ask_all(engine) == plain
+            assert await ask_all(engine) == plain[0]
 
 
 async def test_what_must_come_is_accepted_at_once(tiny_dir, tmp_path):

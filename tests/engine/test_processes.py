@@ -69,6 +69,20 @@ async def running(
         yield engine
 
 
+NUM_ALONE = 2  # of the requests: steps of one lane
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list:
+    """What one process says without a drafter."""
+
+    async def said() -> list:
+        async with running(tiny_dir, tmp_path_factory.mktemp("plain"), "one") as engine:
+            return await ask_all(engine, NUM_ALONE)
+
+    return asyncio.run(said())
+
+
 @pytest.fixture
 def draft_dir(tmp_path: Path) -> Path:
     return tiny.save_draft(tmp_path / "draft", tiny.draft_config())
@@ -79,10 +93,8 @@ def draft_dir(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 @pytest.mark.parametrize("arrangement", ["three", "between"])
 async def test_answers_are_those_of_one_process(
-    tiny_dir, draft_dir, tmp_path, arrangement, tree, transport
+    tiny_dir, draft_dir, tmp_path, arrangement, tree, transport, plain
 ):
-    async with running(tiny_dir, tmp_path / "one", "one") as engine:
-        plain = await ask_all(engine)
     there = running(
         tiny_dir,
         tmp_path / "several",
@@ -92,7 +104,7 @@ async def test_answers_are_those_of_one_process(
         **tree,
     )
     async with there as engine:
-        assert await ask_all(engine) == plain
+        assert await ask_all(engine, NUM_ALONE) == plain
         assert engine.status().speculation.rounds_total > 0
 
 
@@ -191,8 +203,8 @@ async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
     there = running(tiny_dir, tmp_path / "several", "two", pool_tokens=pool_tokens)
     async with there as engine:
-        alone = [await ask(engine, text, num_tokens=200) for text in texts]
-        asking = [asyncio.create_task(ask(engine, text, num_tokens=200)) for text in texts]
+        alone = [await ask(engine, text, num_tokens=60) for text in texts]
+        asking = [asyncio.create_task(ask(engine, text, num_tokens=60)) for text in texts]
         await until(lambda: engine.status().num_running == 4)
         kill_first()
         answers = await asyncio.gather(*asking)

@@ -67,6 +67,7 @@ async def answers(engine: LocalEngine, texts: list[str]) -> list[Answer]:
 TEXTS = ["one", "two " + LONG, "three"]  # the last one waits for a lane
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kinds", "has_draft"),
     [(("prefill", "decode"), False), (("prefill", "verify", "commit"), True)],
@@ -114,6 +115,7 @@ async def test_what_a_failed_answer_computed_is_not_taken_up(tiny_dir):
     assert (again.finish.reason, again.num_cached) == ("length", 0)
 
 
+@pytest.mark.slow
 async def test_an_engine_that_cannot_decode_tells_everybody_and_is_made_anew(
     tiny_dir, tmp_path, monkeypatch
 ):

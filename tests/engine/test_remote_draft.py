@@ -17,7 +17,7 @@ from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, Mod
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from tests import tiny
-from tests.engine.test_processes import LONG, backends
+from tests.engine.test_processes import LONG, NUM_ALONE, backends
 from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
 from tests.processes import backend_program, placed
@@ -62,6 +62,18 @@ async def running(
         yield engine
 
 
+@pytest.fixture(scope="module")
+def plain(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list:
+    """What is said without a drafter."""
+
+    async def said() -> list:
+        folder = tmp_path_factory.mktemp("plain")
+        async with running(tiny_dir, folder, is_remote=False, draft_dir="none") as engine:
+            return await ask_all(engine, NUM_ALONE)
+
+    return asyncio.run(said())
+
+
 @pytest.fixture
 def draft_dir(tmp_path: Path) -> Path:
     return tiny.save_draft(tmp_path / "draft", tiny.draft_config())
@@ -87,10 +99,8 @@ def bundled() -> dict:
     ],
 )
 async def test_answers_are_those_without_a_drafter(
-    tiny_dir, draft_dir, tmp_path, arrangement, transport, tree
+    tiny_dir, draft_dir, tmp_path, arrangement, transport, tree, plain
 ):
-    async with running(tiny_dir, tmp_path / "one", is_remote=False, draft_dir="none") as engine:
-        plain = await ask_all(engine)
     there = running(
         tiny_dir,
         tmp_path / "several",
@@ -100,7 +110,7 @@ async def test_answers_are_those_without_a_drafter(
         **tree,
     )
     async with there as engine:
-        assert await ask_all(engine) == plain
+        assert await ask_all(engine, NUM_ALONE) == plain
         status = engine.status().speculation
         assert status.rounds_total > 0 and status.off_reason is None
     assert backends() == []
@@ -157,11 +167,11 @@ async def test_one_that_is_killed_in_an_answer_costs_no_request(
 ):
     texts = [f"{i} {LONG}" for i in range(3)]
     async with running(tiny_dir, tmp_path / "one", is_remote=False, draft_dir="none") as engine:
-        plain = [await ask(engine, text, num_tokens=300) for text in texts]
+        plain = [await ask(engine, text, num_tokens=120) for text in texts]
     there = running(tiny_dir, tmp_path / "there", draft_dir=draft_dir, transport=transport)
     async with there as engine:
         [victim] = drafters()
-        asking = [asyncio.create_task(ask(engine, text, num_tokens=300)) for text in texts]
+        asking = [asyncio.create_task(ask(engine, text, num_tokens=120)) for text in texts]
         while engine.status().speculation.rounds_total < 3:
             await asyncio.sleep(0.005)
         os.kill(victim.pid, signal.SIGKILL)

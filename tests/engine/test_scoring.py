@@ -82,6 +82,7 @@ async def test_each_of_several_choices_has_them(model):
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 async def test_they_come_from_another_process(tiny_dir, tmp_path):
     async with several_processes(tiny_dir, tmp_path / "one", "one") as engine:
         here, _ = await scored(engine)

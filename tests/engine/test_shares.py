@@ -38,6 +38,7 @@ async def until_behind(engine: LocalEngine, num_idle: int) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 async def test_one_that_reads_is_served_beside_68_that_do_not(start_engine, monkeypatch):
     monkeypatch.setattr(stream_module, "MAX_UNREAD_TOKENS", 16)
     async with start_engine(parallel=4, max_queue=64) as engine:
@@ -57,6 +58,7 @@ async def test_one_that_reads_is_served_beside_68_that_do_not(start_engine, monk
 
 
 @pytest.mark.slow
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("num_lanes", [1, 2])
 async def test_a_lane_is_had_within_a_bounded_number_of_steps(start_engine, monkeypatch, num_lanes):
     most = 16
@@ -92,6 +94,7 @@ async def test_an_answer_that_had_to_wait_says_what_it_would_have_said(start_eng
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 async def test_of_two_answers_with_one_lane_both_go_on(start_engine, monkeypatch):
     """Beside another client's there is one lane for both: neither waits for the other's end."""
     monkeypatch.setattr(roster_module, "MAX_STANDING_S", 0.0)
@@ -136,6 +139,7 @@ async def test_an_answer_that_was_not_read_goes_on_when_it_is(start_engine, monk
 
 
 @pytest.mark.slow
+@pytest.mark.covered(0)
 async def test_who_holds_most_is_told_to_come_back_when_another_comes(start_engine):
     async with start_engine(parallel=1, max_queue=2) as engine:
         streams = [await engine.open(of("a", ask(max_tokens=300))) for _ in range(3)]

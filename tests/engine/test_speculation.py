@@ -60,11 +60,13 @@ async def ask(engine: LocalEngine, text: str, **fields: Any) -> tuple[tuple[int,
     return ids, "".join(delta.text for delta in deltas), deltas[-1].finish
 
 
-async def ask_all(engine: LocalEngine) -> list[tuple[tuple[int, ...], str, str]]:
-    """Every request alone, then all of them together, which finds their prefixes kept."""
+async def ask_all(
+    engine: LocalEngine, num_alone: int = len(REQUESTS)
+) -> list[tuple[tuple[int, ...], str, str]]:
+    """So many requests alone, then all of them together, which finds their prefixes kept."""
     texts = [f"question {i} " * (i + 1) for i in range(len(REQUESTS))]
     pairs = list(zip(texts, REQUESTS, strict=True))
-    alone = [await ask(engine, text, **fields) for text, fields in pairs]
+    alone = [await ask(engine, text, **fields) for text, fields in pairs[:num_alone]]
     together = await asyncio.gather(*(ask(engine, text, **fields) for text, fields in pairs))
     return [(ids, text, finish.reason) for ids, text, finish in [*alone, *together]]
 

@@ -183,6 +183,7 @@ async def test_a_command_that_fails_is_told_apart_from_a_step():
     assert listener.details == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by", ["step", "command", "recovery"])
 async def test_after_failures_in_a_row_everybody_is_told_and_the_engine_is_made_anew(
     by: str, monkeypatch
@@ -205,6 +206,7 @@ async def test_after_failures_in_a_row_everybody_is_told_and_the_engine_is_made_
     assert closed == [True, True, "released"]
 
 
+@pytest.mark.slow
 async def test_what_an_older_life_hears_of_is_nothing_to_the_next(monkeypatch):
     monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.05)
     pump, second = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()
@@ -218,6 +220,7 @@ async def test_what_an_older_life_hears_of_is_nothing_to_the_next(monkeypatch):
     assert seen == [second]
 
 
+@pytest.mark.slow
 async def test_a_life_that_cannot_begin_is_tried_again(monkeypatch):
     monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.01)
     pump, third = Pump(*[ZeroDivisionError("no way")] * MAX_IN_A_ROW), Pump()

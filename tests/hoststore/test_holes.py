@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from luceasync.hoststore.holes import Holes
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_holes_are_what_was_given_and_not_taken(data: st.DataObject):

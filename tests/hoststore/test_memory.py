@@ -33,6 +33,7 @@ def test_plain_memory_goes_back_with_its_last_view():
     assert mapping() is None
 
 
-def test_more_than_the_machine_has_is_a_memory_error():
+@pytest.mark.parametrize("num_bytes", [1 << 60, 1 << 63])
+def test_more_than_the_machine_has_is_a_memory_error(num_bytes: int):
     with pytest.raises(MemoryError, match="no room for"):
-        PlainMemory().allocate(1 << 60)
+        PlainMemory().allocate(num_bytes)

@@ -95,6 +95,7 @@ def test_a_node_is_what_the_lane_holds(order, ends, dtype):
     assert_same(store.export("n"), lane_tensors(cache, 1, begin, end))
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(st.permutations(range(NUM_PAGES)), st.sets(st.integers(1, 256), min_size=1, max_size=4))
 def test_a_chain_is_put_into_another_lane_and_touches_no_other(order, cuts):

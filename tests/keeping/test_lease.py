@@ -159,6 +159,7 @@ def writes_to_leases(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_lease_has_one_owner():
     """Its tokens grow with the generation; all else is for the lease to write."""
     for path in sorted(PACKAGE.rglob("*.py")):

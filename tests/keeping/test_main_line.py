@@ -54,23 +54,27 @@ def hits(
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_thirty_titles_a_turn_leave_it_what_it_goes_on_from(recurrent: bool):
     found = hits("chat", recurrent=recurrent)
     assert all(found[2:]), found  # before the second turn nobody knows that it goes on
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("recurrent", "most"), [(True, NUM_TURNS - 3), (False, 1)])
 def test_of_clients_that_name_nothing_the_titles_take_it(recurrent: bool, most: int):
     assert sum(hits("", recurrent=recurrent)) <= most
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_others_make_it_go_last_too(recurrent: bool):
     found = hits("chat", recurrent=recurrent, other="")
     assert all(found[2:]), found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_where_it_takes_nearly_all_of_memory_titles_are_not_kept(recurrent: bool):
     found = hits("chat", recurrent=recurrent, memory_bytes=8_600)

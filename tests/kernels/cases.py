@@ -6,9 +6,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.attention_torch import rotation
-from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_sizes import DeltaParameters
 from luceasync.models.pass_rows import Entry, Rows
 from luceasync.models.trees import ROOT, torch_trees
 

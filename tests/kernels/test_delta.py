@@ -23,13 +23,15 @@ def spec(request: pytest.FixtureRequest) -> DeltaSpec:
     return request.param
 
 
-def check_against_torch(case: DeltaCase, dtype: torch.dtype) -> None:
+def check_against_torch(case: DeltaCase, dtype: torch.dtype) -> tuple[DeltaCase, DeltaCase]:
+    """What torch has made of the case, and what the kernels have."""
     truth, found = case.copy(), case.copy()
     expected = truth.run(TorchDelta)
     out = found.run(TritonDelta)
     assert distance(out, expected) < TOLERANCE[dtype]
     assert distance(found.delta_state[:-1], truth.delta_state[:-1]) < TOLERANCE[dtype]
     assert torch.equal(found.conv_state[:-1], truth.conv_state[:-1])
+    return truth, found
 
 
 def test_one_row_steps_as_torch_computes_it(spec, dtype, device) -> None:
@@ -49,10 +51,8 @@ def test_the_states_within_a_chunk_are_those_of_torch(mark, num_rows, dtype, dev
     entry = Entry(1, 0, num_rows, slice(0, num_rows), slice(0, num_rows))
     short = replace(case, projected=case.projected[:, :mark]).copy()
     case = replace(case, rows=replace(case.rows, entries=(entry,), mark=mark))
-    check_against_torch(case, dtype)
-    truth, found = case.copy(), case.copy()
-    for each, body in ((truth, TorchDelta), (found, TritonDelta), (short, TritonDelta)):
-        each.run(body)
+    truth, found = check_against_torch(case, dtype)
+    short.run(TritonDelta)
     assert distance(found.delta_state[NO_LANE], truth.delta_state[NO_LANE]) < TOLERANCE[dtype]
     assert torch.equal(found.conv_state[NO_LANE], truth.conv_state[NO_LANE])
     assert torch.equal(found.delta_state[NO_LANE], short.delta_state[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from luceasync.kv.residents import Residents
 NUM_CHUNKS, NUM_PAGES = 9, 6
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.data())
 def test_ranks_and_places_are_those_of_a_list_of_the_rows_that_are_here(data: st.DataObject):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_compiled import CompiledAttention, can_attend
+from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.attention_torch import TorchAttention, rotation
 from luceasync.models.ops import rms_norm
 from luceasync.models.packed_ops import PackedOps

@@ -274,6 +274,7 @@ def test_a_file_larger_than_any_node_is_damage() -> None:
         codec.header_extent(bytes(8), (16 << 30) + 1)
 
 
+@pytest.mark.slow
 @given(st.data())
 def test_no_change_of_the_header_goes_unseen(data: st.DataObject) -> None:
     content = bytearray(file_of(contents_of()))

@@ -308,6 +308,7 @@ async def test_two_tiers_write_and_remove_the_same_node(tmp_path: Path) -> None:
             assert sorted(freed) == [0, results[0].num_bytes]
 
 
+@pytest.mark.slow
 async def test_the_event_loop_goes_on_during_a_large_write(tier: DiskTier) -> None:
     shapes = TOKENS | {"a": ("U8", (200 << 20,))}
     header, buffers = node(contents_of(0, TOKENS) | {"a": bytes(200 << 20)}, shapes)

@@ -62,6 +62,7 @@ async def test_a_process_killed_at_any_time_leaves_whole_nodes_only(tmp_path: Pa
         await expect_whole_nodes_or_none(tmp_path)
 
 
+@pytest.mark.slow
 async def test_reads_are_whole_while_another_process_replaces_the_file(tmp_path: Path) -> None:
     contents = contents_of(0, BIG)
     with child(tmp_path, "before", "never") as process:

@@ -64,6 +64,7 @@ def test_without_the_end_its_bytes_are_not_read(path: Path, tier: object) -> Non
     assert len(read_sizes) > 1
 
 
+@pytest.mark.slow
 def test_memory_of_the_end_goes_with_the_end(path: Path, tier: object) -> None:
     path.write_bytes(file_of(contents_of(0, BIG_END), BIG_END))
     held: list[weakref.ref] = []

@@ -121,6 +121,7 @@ def test_what_sees_an_absent_past_is_compiled_ahead_too(tiny_dir, monkeypatch):
         assert {"_merge_kernel", "_chunk_scores_kernel"} <= ahead
 
 
+@pytest.mark.parametrize("family", ["qwen3_5"], indirect=True, scope="session")
 def test_the_state_within_a_short_chunk_is_taken_between_two_passes(tiny_dir, monkeypatch):
     expected = from_within(tiny_dir)
     monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))

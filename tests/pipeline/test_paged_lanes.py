@@ -45,6 +45,7 @@ def resident(backend: LayerSplitBackend, lane: int) -> list[int]:
     return sorted(backend.lanes._pager._lanes[lane].residency.pages)
 
 
+@pytest.mark.slow
 @pytest.mark.covered(2)
 @pytest.mark.parametrize("is_tree", [False, True])
 @pytest.mark.parametrize(("num_shards", "lanes"), [(1, [1]), (3, [0, 1, 2, 3])])

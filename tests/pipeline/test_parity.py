@@ -74,6 +74,7 @@ def test_64_greedy_tokens_are_the_peers(family: str, tiny_dir: Path, make_backen
     assert ours[0] == peer[0, NUM_PROMPT:].tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_lanes", [2, 4])
 def test_lanes_decoded_together_are_each_as_alone(tiny_dir: Path, make_backend, num_lanes: int):
     backend = make_backend(tiny_dir)

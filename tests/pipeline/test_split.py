@@ -146,6 +146,7 @@ def test_twenty_lives_leave_nothing_behind(deep_dir: Path):
     assert not any(ref() for ref in shards)
 
 
+@pytest.mark.slow
 def test_a_failure_half_way_leaves_nothing_behind(deep_dir: Path, monkeypatch):
     made: list[weakref.ref] = []
     original = Shard.__init__

@@ -244,6 +244,7 @@ def test_a_state_that_was_just_saved_stays_as_a_node_does():
     assert evict_states(chain, 1, min_age_s=0.0).ends
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(forests(), st.integers(0, 3000), st.data())
 def test_nothing_is_missing_while_a_state_could_go(nodes, over_bytes, data):

@@ -1,5 +1,6 @@
 """The program that runs under two checkouts drives this one: its passes, and what both must say."""
 
+import pytest
 import torch
 from against.passes import Passes, digest, wait
 
@@ -11,6 +12,7 @@ def order(shape: str) -> dict:
     return common | {"config": dict(small.SMALL[shape])}
 
 
+@pytest.mark.slow
 def test_every_case_says_the_same_each_time_and_how_long_it_took() -> None:
     passes = Passes(order("qwen3_5"))
     for case, run in passes.cases.items():
@@ -20,6 +22,7 @@ def test_every_case_says_the_same_each_time_and_how_long_it_took() -> None:
     passes.close()
 
 
+@pytest.mark.slow
 def test_other_weights_say_something_else() -> None:
     said = []
     for shape in ("qwen3", "qwen3_5"):

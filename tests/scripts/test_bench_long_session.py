@@ -9,7 +9,7 @@ from luceasync.bench.lives import LIMITS
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 10
+NUM_STEPS = 7
 MAX_SHORT_TOKENS = 64  # of a step
 
 

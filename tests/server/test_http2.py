@@ -84,6 +84,7 @@ async def until_nothing_is_left(others: list[object], *, collect: bool) -> None:
                 gc.collect()
 
 
+@pytest.mark.slow
 async def test_nothing_is_left_of_connections_that_ended(on_port):
     gc.collect()
     others = of_connections()  # a test that failed may hold some

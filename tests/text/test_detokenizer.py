@@ -138,6 +138,7 @@ def first_stop(text: str, stop: list[str]) -> str | None:
     return None
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(
     st.text("ab", max_size=20),

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luceasync.cyext.grouped import KERNELS, TILE, Matrix
 from luceasync.large_pages import into_large_pages
-from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.layout import Layout
 from luceasync.models.grouped.packed import DTYPES, Packed
 from luceasync.models.weights import RowNorm, StackedWeight
 
@@ -23,7 +23,7 @@ def best_kernel() -> str:
     return ("", *KERNELS)[-1]
 
 
-def can_multiply(form: Grouped, num_columns: int) -> bool:
+def can_multiply(form: Layout, num_columns: int) -> bool:
     """Whether the kernels take rows of that form and width."""
     return num_columns % STEP == 0 and (form.group or num_columns) % GROUP_STEP == 0
 
@@ -111,13 +111,13 @@ def _matrix(packed: Packed) -> Matrix:
     )
 
 
-def _codes(form: Grouped) -> str:
+def _codes(form: Layout) -> str:
     if form.bits < 8:
         return ""
     return "uint8" if form.codes == "uint" else form.codes
 
 
-def _numbers(form: Grouped) -> list[float]:
+def _numbers(form: Layout) -> list[float]:
     """What each code stands for, in float32 and in bfloat16 alike."""
     if form.table:
         return [float(number) for number in form.table]

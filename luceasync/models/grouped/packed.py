@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from luceasync.models.grouped.form import BLOCK, Grouped
+from luceasync.models.grouped.layout import BLOCK, Layout
 
 HALF = BLOCK // 2
 DTYPES = {
@@ -26,14 +26,14 @@ DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """Rows of a matrix in `form`: as luceasync.models.grouped.form.Grouped.components has them.
+    """Rows of a matrix in `form`: as luceasync.models.grouped.layout.Layout.components has them.
 
     codes [rows, columns / 2] uint8, of each 32 columns 16 bytes: byte j has the low four bits of
     column j, and above them those of column 16 + j; or [rows, columns] of 8 bits. planes [rows,
     bits - 4, columns / 8]: bit i of byte j is the fifth (sixth) bit of column 8 j + i.
     """
 
-    form: Grouped
+    form: Layout
     codes: Tensor
     scales: Tensor
     planes: Tensor | None = None
@@ -76,7 +76,7 @@ class Packed:
         return Packed(self.form, **{name: change(t) for name, t in self.tensors.items()})
 
 
-def empty(form: Grouped, num_rows: int, num_columns: int, device: torch.device) -> Packed:
+def empty(form: Layout, num_rows: int, num_columns: int, device: torch.device) -> Packed:
     """Room for a matrix."""
     tensors = {
         part.name: torch.empty((num_rows, *part.shape), dtype=DTYPES[part.kind], device=device)
@@ -110,7 +110,7 @@ def table_of(packed: Packed) -> Tensor | None:
     return torch.tensor(table, dtype=torch.float32, device=packed.codes.device) if table else None
 
 
-def real(tensor: Tensor, form: Grouped) -> Tensor:
+def real(tensor: Tensor, form: Layout) -> Tensor:
     """D or M in float32. An e8m0 number e is 2^(e - 128), half of what it is elsewhere: tables of
     4-bit floats have their doubles, which are whole.
     """
@@ -138,7 +138,7 @@ def _codes(packed: Packed, table: Tensor | None) -> Tensor:
     return codes.float() - form.zero
 
 
-def _of_groups(supers: Tensor, form: Grouped, num_groups: int) -> Tensor:
+def _of_groups(supers: Tensor, form: Layout, num_groups: int) -> Tensor:
     """What belongs to super-groups, for each group."""
     if form.supergroup is None or form.group is None:
         return supers.expand(-1, num_groups)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from luceasync.models.forms import Select, Shape
-from luceasync.models.grouped.form import Component, Grouped
+from luceasync.models.grouped.layout import Component, Layout
 from luceasync.models.grouped.packed import DTYPES, Packed, empty
 
 SLICE_ROWS = 4096
@@ -23,7 +23,7 @@ class RandomModule:
     """
 
     name: str
-    form: Grouped
+    form: Layout
     shape: Shape
     generator: torch.Generator
 
@@ -70,7 +70,7 @@ class RandomModule:
         return (1 / scale if form.divides else scale), float(codes.mean())
 
 
-def random_packed(form: Grouped, shape: Shape, generator: torch.Generator) -> Packed:
+def random_packed(form: Layout, shape: Shape, generator: torch.Generator) -> Packed:
     """A whole matrix, on the generator's device."""
     room = empty(form, shape[0], shape[1], generator.device)
     begin = 0

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from luceasync.errors import ModelError
 from luceasync.models.forms import Place, Select, Shape
-from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.layout import Layout
 from luceasync.models.grouped.packed import Packed, empty
 from luceasync.models.weights import Table, Weight
 
@@ -31,7 +31,7 @@ class Quantised(Protocol):
 class GroupedStack:
     """See luceasync.models.forms.Stack."""
 
-    def __init__(self, form: Grouped, shape: Shape, place: Place) -> None:
+    def __init__(self, form: Layout, shape: Shape, place: Place) -> None:
         self._place = place
         self._rows = empty(form, shape[0], shape[1], place.device)
 
@@ -66,13 +66,13 @@ def _check_scales(packed: Packed, name: str) -> None:
         raise ModelError(f"the tensor {name!r} has a scale that is not finite")
 
 
-def _is_finite(tensor: Tensor, form: Grouped) -> bool:
+def _is_finite(tensor: Tensor, form: Layout) -> bool:
     if not tensor.dtype.is_floating_point:
         return True
     return bool(torch.isfinite(tensor.float()).all())
 
 
-def with_smaller_supergroups(packed: Packed, form: Grouped) -> Packed:
+def with_smaller_supergroups(packed: Packed, form: Layout) -> Packed:
     """The same numbers in `form`, whose super-groups are a whole part of what they were."""
     before, after = packed.form.supergroup, form.supergroup
     if before == after or before is None or after is None:

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from luceasync.kernels.grouped_codes import Codes, Coding
 from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
-from luceasync.models.grouped.form import Grouped
 from luceasync.models.grouped.ggml import FLOAT_4
+from luceasync.models.grouped.layout import Layout
 from luceasync.models.grouped.packed import Packed
 
 SLICE_BYTES = 1 << 26  # of a tensor that are moved at once
 
 
-def can_tile(form: Grouped, num_rows: int, num_columns: int) -> bool:
+def can_tile(form: Layout, num_rows: int, num_columns: int) -> bool:
     """Whether the matrix is whole blocks, and each of these whole groups or a part of one."""
     widths = (form.group or BLOCK_COLUMNS, form.supergroup or BLOCK_COLUMNS)
     fits = all(width in (16, 32) or width % BLOCK_COLUMNS == 0 for width in widths)
@@ -62,7 +62,7 @@ def tile(packed: Packed) -> Tiled:
     )
 
 
-def coding_of(form: Grouped) -> Coding:
+def coding_of(form: Layout) -> Coding:
     """What kernels are compiled for."""
     codes: Codes = "uint"
     table: tuple[int, ...] = ()

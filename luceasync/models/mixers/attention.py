@@ -1,6 +1,6 @@
-"""Grouped-query attention to every token before: its sizes, its state, its weights.
+"""Grouped-query attention to every token before: its state, its weights, what runs it where.
 
-What runs it is in attention_torch and attention_triton. Imports no torch at its top.
+Its bodies, attention_torch and others, know its sizes alone. Imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
 from luceasync.models.layer_reader import LayerReader, Part
+from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.mixer import LookBody, MixerBody, Shape, State
 
 if TYPE_CHECKING:
@@ -26,27 +27,8 @@ VERIFY_SPLITS = 32  # of a context among programs of kernels.tree_attention
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionSpec:
-    """A Mixer. `rotary_dim` of each head's `head_dim` are rotated. `gated`: the output is
-    multiplied by sigmoid(gate), and q_proj holds query and gate of each head side by side.
-    `has_head_norms`: each query and key head has an RMS norm.
-    """
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rotary_dim: int
-    rope_theta: float
-    gated: bool
-    has_head_norms: bool = True
-
-    @property
-    def query_dim(self) -> int:
-        return self.num_heads * self.head_dim
-
-    @property
-    def kv_dim(self) -> int:
-        return self.num_kv_heads * self.head_dim
+class AttentionSpec(AttentionSizes):
+    """A Mixer."""
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
@@ -167,19 +149,6 @@ class AttentionLook:
         from luceasync.models.mixers.attention_look import TritonLook
 
         return TritonLook()
-
-
-@dataclass(frozen=True, slots=True)
-class HeadNorms:
-    """RMS norms of query and key heads, float32 [head_dim] each; None: they have none."""
-
-    query: Tensor | None
-    key: Tensor | None
-    eps: float
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(weight.nbytes for weight in (self.query, self.key) if weight is not None)
 
 
 class AttentionBody(MixerBody, Protocol):

@@ -11,14 +11,14 @@ from torch import Tensor
 
 from luceasync.cyext.attention import HAS_KERNEL, attend
 from luceasync.cyext.rows import MAX_HEAD, turn_heads
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, TorchAttention
 from luceasync.models.pass_rows import Entry
 
 HEAD_STEP = 32  # numbers of a head that the kernel takes at once
 
 
-def can_attend(spec: AttentionSpec) -> bool:
+def can_attend(spec: AttentionSizes) -> bool:
     """Whether this machine has the kernel, and it takes heads of that size."""
     return HAS_KERNEL and spec.head_dim % HEAD_STEP == 0 and spec.head_dim <= MAX_HEAD
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
 from luceasync.models.mixers.attention_past import attend_past
+from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import rms_norm
 from luceasync.models.pass_rows import Entry, Paths, Rows, with_padding
@@ -24,7 +24,7 @@ Rotation = tuple[Tensor, Tensor]  # cos and sin, float32 [entries, rows, rotary_
 class TorchAttention:
     """An AttentionBody as plain torch."""
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
 
     def prepare(self, positions: Tensor) -> Rotation:
@@ -124,7 +124,7 @@ def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:
 
 
 def heads_of(
-    projected: Tensor, spec: AttentionSpec, norms: HeadNorms, turn: Rotation
+    projected: Tensor, spec: AttentionSizes, norms: HeadNorms, turn: Rotation
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Query, key and value heads [entries, rows, heads, head_dim], normed and rotated, and the
     gates [entries, rows, query_dim] where the family has them.
@@ -140,7 +140,7 @@ def gated(out: Tensor, gates: Tensor | None) -> Tensor:
     return out if gates is None else out * torch.sigmoid(gates)
 
 
-def rotation(spec: AttentionSpec, positions: Tensor) -> Rotation:
+def rotation(spec: AttentionSizes, positions: Tensor) -> Rotation:
     """RoPE (Su et al., 2021) at `positions`, int32 [entries, rows]."""
     half = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32, device=positions.device)
     inverse = spec.rope_theta ** -(half / spec.rotary_dim)
@@ -236,7 +236,7 @@ def attend_tree(
     return by_head.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def attention_widths(spec: AttentionSpec) -> list[int]:
+def attention_widths(spec: AttentionSizes) -> list[int]:
     """Widths of query, key, value (and gate) in the projection of attention."""
     gates = [spec.query_dim] if spec.gated else []
     return [spec.query_dim, spec.kv_dim, spec.kv_dim, *gates]
@@ -248,7 +248,7 @@ def heads_norm(x: Tensor, head_dim: int, weight: Tensor | None, eps: float) -> T
     return heads if weight is None else rms_norm(heads, weight, eps)
 
 
-def rotate(x: Tensor, spec: AttentionSpec, turn: Rotation) -> Tensor:
+def rotate(x: Tensor, spec: AttentionSizes, turn: Rotation) -> Tensor:
     """Rotary position embedding, halves paired (neox). x: [entries, rows, heads, head_dim]."""
     half = spec.rotary_dim // 2
     first, second, rest = x.split_with_sizes((half, half, spec.head_dim - 2 * half), -1)

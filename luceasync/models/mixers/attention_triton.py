@@ -17,7 +17,7 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.block_attention import attend_block, merge
 from luceasync.kernels.commit import commit_attention, commit_recent
 from luceasync.kernels.tree_attention import attend_tree
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, attend_one, rotation
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, Past, Paths, Rows
@@ -29,7 +29,7 @@ NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBacke
 class TritonAttention:
     """An AttentionBody; TorchAttention says what its operations mean."""
 
-    def __init__(self, spec: AttentionSpec) -> None:
+    def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
 
     def prepare(self, positions: Tensor) -> Rotation:

@@ -1,6 +1,7 @@
-"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its sizes, its state, its weights.
+"""Gated DeltaNet (Yang, Kautz, Hatamizadeh, 2024): its state, its weights, and
+what runs it where.
 
-What runs it is in delta_torch and delta_triton. Imports no torch at its top.
+Its bodies, delta_torch and delta_triton, know its sizes alone. Imports no torch at its top.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
+from luceasync.models.mixers.delta_sizes import DeltaParameters, DeltaSizes
 from luceasync.models.mixers.mixer import MixerBody, Shape, State
 
 if TYPE_CHECKING:
@@ -25,26 +27,8 @@ END_KINDS = CONV, DELTA = "conv", "delta"  # what is kept of a lane's end, as sn
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaSpec:
-    """A Mixer. Key heads are shared by groups of value heads; a causal convolution over
-    `conv_kernel` tokens stands before query, key and value. `stores_decay_rate`: files have
-    -exp(A_log) where others have A_log.
-    """
-
-    num_key_heads: int
-    num_value_heads: int
-    key_dim: int
-    value_dim: int
-    conv_kernel: int
-    stores_decay_rate: bool = False
-
-    @property
-    def conv_channels(self) -> int:
-        return 2 * self.num_key_heads * self.key_dim + self.num_value_heads * self.value_dim
-
-    @property
-    def output_dim(self) -> int:
-        return self.num_value_heads * self.value_dim
+class DeltaSpec(DeltaSizes):
+    """A Mixer."""
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
@@ -130,25 +114,6 @@ class DeltaSpec:
     def compiled_body(self) -> DeltaBody:
         """See Mixer."""
         return self.torch_body()
-
-
-@dataclass(frozen=True, slots=True)
-class DeltaParameters:
-    """Gated DeltaNet's small tensors, all float32.
-
-    conv [channels, kernel]; decay_rate = -exp(A_log) [value_heads]; dt_bias [value_heads];
-    norm [value_dim].
-    """
-
-    conv: Tensor
-    decay_rate: Tensor
-    dt_bias: Tensor
-    norm: Tensor
-    eps: float
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(t.nbytes for t in (self.conv, self.decay_rate, self.dt_bias, self.norm))
 
 
 class DeltaBody(MixerBody, Protocol):

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.delta_sizes import DeltaParameters, DeltaSizes
 from luceasync.models.mixers.gated_delta import delta_chunks, delta_path, delta_step, delta_tree
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, Paths, Rows, with_padding
@@ -19,7 +19,7 @@ from luceasync.models.trees import Trees
 class TorchDelta:
     """A DeltaBody as plain torch."""
 
-    def __init__(self, spec: DeltaSpec) -> None:
+    def __init__(self, spec: DeltaSizes) -> None:
         self._spec = spec
         # Of query|key|value, z, b and a in the projection.
         heads = spec.num_value_heads
@@ -138,7 +138,7 @@ def convolved(window: Tensor, weight: Tensor, num_rows: int) -> Tensor:
     return total
 
 
-def delta_heads(mixed: Tensor, spec: DeltaSpec) -> tuple[Tensor, Tensor, Tensor]:
+def delta_heads(mixed: Tensor, spec: DeltaSizes) -> tuple[Tensor, Tensor, Tensor]:
     """Query, key and value heads, float32 [entries, rows, value_heads, dim] each, of what the
     convolution gave; query and key L2-normalised and shared by groups of value heads.
     """

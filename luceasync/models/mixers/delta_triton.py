@@ -11,7 +11,7 @@ from luceasync.kernels.commit import commit_delta
 from luceasync.kernels.delta import delta_step
 from luceasync.kernels.delta_chunks import delta_rows
 from luceasync.kernels.tree_delta import delta_tree
-from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.delta_sizes import DeltaParameters, DeltaSizes
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, Paths, Rows
 from luceasync.models.trees import Trees
@@ -20,7 +20,7 @@ from luceasync.models.trees import Trees
 class TritonDelta:
     """A DeltaBody; TorchDelta says what its operations mean."""
 
-    def __init__(self, spec: DeltaSpec) -> None:
+    def __init__(self, spec: DeltaSizes) -> None:
         self._spec = spec
 
     def prepare(self, positions: Tensor) -> None:

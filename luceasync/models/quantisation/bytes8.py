@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from luceasync.errors import ModelError
-from luceasync.models.grouped.form import Codes, Grouped
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.layout import Codes
 from luceasync.models.quantisation.found import REALS, Found, Info, Infos, the
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Protocol
 
 from luceasync.errors import ModelError
 from luceasync.models.forms import Select, Shape
-from luceasync.models.grouped.form import Grouped, Real
+from luceasync.models.grouped.form import Grouped
+from luceasync.models.grouped.layout import Real
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -66,6 +66,7 @@ samplings = st.builds(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(samplings, st.integers(0, 2**64), st.integers(0, 1000), st.sampled_from([1, 4, 1024]))
 def test_any_parameters_give_the_token_of_the_slow_truth(sampling, seed, position, num_candidates):

@@ -69,6 +69,7 @@ def test_a_pair_of_extremes_gives_a_token_or_none_and_touches_no_other_row(num_c
         assert NO_TOKEN <= chosen.token_ids[0] < VOCAB, sampling
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(
     st.builds(Sampling, **{name: st.sampled_from(values) for name, values in EXTREMES.items()}),

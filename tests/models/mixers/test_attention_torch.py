@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.attention import AttentionSpec, HeadNorms
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.attention_torch import TorchAttention, attend_one, attention, rotation
 from luceasync.models.pass_rows import NO_LANE, Entry, Rows
 from tests.reference import attention as truth

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.delta import DeltaParameters, DeltaSpec
+from luceasync.models.mixers.delta import DeltaSpec
+from luceasync.models.mixers.delta_sizes import DeltaParameters
 from luceasync.models.mixers.delta_torch import TorchDelta
 from luceasync.models.pass_rows import NO_LANE, Entry, Rows
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import ModuleType
+from typing import Any
 
-import anthropic
 import pytest
 
 from luceasync.config import ServerConfig
@@ -16,12 +17,18 @@ from tests.server.scripted import ScriptedEngine
 ASKED = {"model": "tiny", "max_tokens": 10, "messages": [{"role": "user", "content": "Hi"}]}
 
 
+@pytest.fixture(scope="module")
+def anthropic() -> ModuleType:
+    """To import it takes seconds, in each process that would only collect these tests."""
+    import anthropic
+
+    return anthropic
+
+
 @pytest.fixture
-def connect(on_port):
+def connect(on_port, anthropic):
     @asynccontextmanager
-    async def open_client(
-        engine: ScriptedEngine, api_key: str = "one"
-    ) -> AsyncIterator[anthropic.AsyncAnthropic]:
+    async def open_client(engine: ScriptedEngine, api_key: str = "one") -> AsyncIterator[Any]:
         async with (
             on_port(engine, ServerConfig(api_keys=("one",))) as http,
             anthropic.AsyncAnthropic(
@@ -65,7 +72,7 @@ async def test_the_models(connect):
     assert [model.id for model in models] == ["tiny"]
 
 
-async def test_errors_are_of_their_classes(connect):
+async def test_errors_are_of_their_classes(connect, anthropic):
     async with connect(ScriptedEngine(), api_key="two") as client:
         with pytest.raises(anthropic.AuthenticationError):
             await client.messages.create(**ASKED)

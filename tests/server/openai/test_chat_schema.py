@@ -230,6 +230,7 @@ MESSAGES = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FIELDS), JSON), st.none() | MESSAGES)
 def test_any_json_is_a_request_or_a_refusal(fields, messages):

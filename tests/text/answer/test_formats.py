@@ -53,12 +53,13 @@ def test_several_calls_and_the_text_before(form: str) -> None:
     assert read(form, text, range(1, len(text))) == found
 
 
+@pytest.mark.slow
 def test_broken_at_every_character_nothing_leaks(form: str) -> None:
     """What is cut off is text as long as nothing of it was told, and no text afterwards. Split or
     whole, the same is told.
     """
     rng = random.Random(3)
-    for _ in range(12):
+    for _ in range(6):
         call = a_call(rng)
         text = WRITERS[form](call)
         for end in range(len(text)):

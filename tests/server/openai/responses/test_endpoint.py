@@ -79,6 +79,7 @@ async def test_every_item_is_added_told_and_done(in_memory):
     assert usage["output_tokens_details"] == {"reasoning_tokens": 1}
 
 
+@pytest.mark.slow
 async def test_the_client_reads_the_stream_and_the_plain_answer(connect):
     async with connect(ScriptedEngine(CALLING)) as client:
         plain = await client.responses.create(**BODY)

@@ -1,0 +1,49 @@
+"""Sizes of attention, and the small weights that its bodies are handed.
+
+Imports no torch at its top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSizes:
+    """`rotary_dim` of each head's `head_dim` are rotated. `gated`: the output is
+    multiplied by sigmoid(gate), and q_proj holds query and gate of each head side by side.
+    `has_head_norms`: each query and key head has an RMS norm.
+    """
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rotary_dim: int
+    rope_theta: float
+    gated: bool
+    has_head_norms: bool = True
+
+    @property
+    def query_dim(self) -> int:
+        return self.num_heads * self.head_dim
+
+    @property
+    def kv_dim(self) -> int:
+        return self.num_kv_heads * self.head_dim
+
+
+@dataclass(frozen=True, slots=True)
+class HeadNorms:
+    """RMS norms of query and key heads, float32 [head_dim] each; None: they have none."""
+
+    query: Tensor | None
+    key: Tensor | None
+    eps: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(weight.nbytes for weight in (self.query, self.key) if weight is not None)
