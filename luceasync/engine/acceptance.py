@@ -47,7 +47,8 @@ class Acceptance:
         self._decide = decide
         self._meanwhile = meanwhile
         self._known: list[Rows] | None = None  # the proposal, where the host knows it already
-        self._coming: Coming | None = None  # the proposal, on its way to the host
+        self._columns: torch.Tensor | None = None  # the proposal's, where they are made already
+        self._coming: Coming | None = None  # they, on their way to the host
         self._checked = [g.guide is not None and is_checked(g.next_row) for g in generations]
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
@@ -59,7 +60,9 @@ class Acceptance:
             for g, checked in zip(self._generations, self._checked, strict=True)
         ]
         if not any(fitting):
-            self._coming = _bring(proposal) if any(self._checked) else None
+            if any(self._checked):
+                self._columns = _columns_of(proposal)
+                self._coming = _bring(self._columns)
             return proposal
         given = _rows_of(proposal)
         self._known = [
@@ -74,7 +77,7 @@ class Acceptance:
         The host waits for the device once; twice where a choice has penalties, since the edits of a
         row then depend on the proposed tokens above it, and `fit` has not waited.
         """
-        carry = _columns_of(proposal)
+        carry = _columns_of(proposal) if self._columns is None else self._columns
         rows = self._rows(proposal)
         ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._look_ahead)
         self.arrived_at = time.perf_counter()
@@ -154,11 +157,11 @@ def _columns_of(proposal: Proposal) -> torch.Tensor:
     return torch.cat([tokens, proposal.parents[..., None].long()], -1)
 
 
-def _bring(proposal: Proposal) -> Coming | None:
-    """Have it copied to the host; None where there is nothing to wait for: then all that devices do
-    is done at once, and nothing beside it.
+def _bring(columns: torch.Tensor) -> Coming | None:
+    """Have them copied to the host; None where there is nothing to wait for: then all that devices
+    do is done at once, and nothing beside it.
     """
-    entries, arrival = bring(_columns_of(proposal))
+    entries, arrival = bring(columns)
     return None if arrival is None else (entries, arrival)
 
 
