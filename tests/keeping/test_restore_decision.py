@@ -64,6 +64,17 @@ def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
     assert bench.prefixes._decision.longest(bench.lease(PROMPT)).num_tokens == len(PROMPT)
 
 
+def test_a_prompt_is_looked_up_again_only_when_its_tree_has_changed():
+    bench = Bench()
+    bench.serve(PROMPT)
+    lease, decision = bench.lease(PROMPT), bench.prefixes._decision
+    found = decision.longest(lease)
+    assert decision.longest(lease) is found
+    [*_, last] = bench.prefixes.index.tree(lease.tenant)
+    bench.prefixes.index.forget(last.key, "memory")
+    assert decision.longest(lease).num_tokens < found.num_tokens
+
+
 @pytest.mark.parametrize("is_slow", [False, True])
 def test_what_is_known_is_not_kept_again_though_it_is_run(is_slow: bool):
     bench = on_disk()
