@@ -184,7 +184,7 @@ def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
     """The text of `ids` as a prompt has it: what only spells a control token has a BREAK in it."""
     parts = []
     for is_control, run in groupby(ids, tokenizer.control.is_control):
-        spelled = b"".join(map(tokenizer.token_bytes, run))
+        spelled = tokenizer.spell(run)
         parts.append(spelled if is_control else _broken(tokenizer, spelled))
     return b"".join(parts)
 
