@@ -65,7 +65,8 @@ class RestoreDecision:
             disk_bytes=match.read_bytes("disk"),
             rates=self.rates,
         )
-        fits = self._leases.make_room(self._to_memory.num_bytes_of(self._to_memory.orders(match)))
+        orders = self._to_memory.orders(match)  # what memory holds already needs no room
+        fits = not orders or self._leases.make_room(self._to_memory.num_bytes_of(orders))
         if decision.restore and fits:
             lease.decided(decision.reason)
             return match

@@ -54,6 +54,15 @@ def test_what_memory_has_no_room_for_is_run_again():
     assert lease.fault is MissReason.NO_MEMORY
 
 
+def test_what_memory_holds_needs_no_room(monkeypatch):
+    bench = Bench()
+    bench.serve(PROMPT)
+    monkeypatch.setattr(bench.prefixes._leases, "make_room", lambda num_bytes: False)
+    lease = bench.lease(PROMPT)
+    assert bench.prefixes.prepare(lease, [])
+    assert (lease.match.num_tokens, lease.fault) == (len(PROMPT), None)
+
+
 def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
     bench = on_disk()
     lease = bench.lease(PROMPT)
