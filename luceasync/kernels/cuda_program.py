@@ -11,8 +11,9 @@ import functools
 import hashlib
 import importlib.util
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class Program:
             config.attrs, config.numAttrs = [attribute], 1
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
         types = tuple(_TYPES.get(type(a), ctypes.c_void_p) for a in arguments)
-        with torch.cuda.device(device):
+        with _context(key[0]):
             _checked(driver.cuLaunchKernelEx(config, self._function(key), (values, types), 0))
 
     def _function(self, key: Key) -> Any:
@@ -85,6 +86,8 @@ class Program:
             try:
                 future.set_result(self._load(key))
             except BaseException as error:
+                with self._lock:
+                    del self._loaded[key]  # who asks later may have more luck
                 future.set_exception(error)
         return future.result()
 
@@ -93,8 +96,7 @@ class Program:
         capability = torch.cuda.get_device_capability(index)
         binary = compiled(self._path, dict(constants), capability)
         driver = _driver()
-        with torch.cuda.device(index):
-            torch.cuda.current_stream()  # whose context is then there
+        with _context(index):
             module = _checked(driver.cuModuleLoadData(binary))
             function = _checked(driver.cuModuleGetFunction(module, self._name.encode()))
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
@@ -145,6 +147,24 @@ def can_compile(device_index: int) -> bool:
     except (ImportError, RuntimeError):  # the bindings alone, without the library
         return False
     return major >= 8 and 10 * major + minor in known
+
+
+@contextmanager
+def _context(device_index: int) -> Iterator[None]:
+    """The device's own context, which is torch's too, in a thread that may never have had one."""
+    driver = _driver()
+    _checked(driver.cuCtxPushCurrent(_primary_context(device_index)))
+    try:
+        yield
+    finally:
+        _checked(driver.cuCtxPopCurrent())
+
+
+@functools.cache
+def _primary_context(device_index: int) -> Any:
+    driver = _driver()
+    _checked(driver.cuInit(0))
+    return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device_index))))
 
 
 @functools.cache

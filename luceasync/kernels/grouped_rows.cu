@@ -278,9 +278,11 @@ __device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small 
       scale = {scaled<SMALL, BYTE>(super.near, small.near), scaled<SMALL, BYTE>(super.far, small.far)};
     }
   }
-  if constexpr (DIVIDES || SCALE == E8M0) {  // past the end, where 0 is stored, which is no such scale
+  // Past the end scales are 0: not where that is no scale, nor where one is for blocks before it too.
+  if constexpr (DIVIDES || SCALE == E8M0 || ALIKE && SMALL == NO_SMALL)
     scale = {ok ? scale.near : 0.0f, ok ? scale.far : 0.0f};
-  }
+  if constexpr (MINIMUM != NO_MINIMUM && ALIKE && !SMALL_MINIMUMS)
+    minimum = {ok ? minimum.near : 0.0f, ok ? minimum.far : 0.0f};
   if constexpr (SMALL_MINIMUMS) {
     minimum = {scaled<SMALL_UINT8, BYTE>(minimum.near, small_minimum.near),
                scaled<SMALL_UINT8, BYTE>(minimum.far, small_minimum.far)};
