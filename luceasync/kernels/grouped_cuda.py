@@ -144,7 +144,9 @@ def _few_rows(work: Work) -> Share:
         return Share(1, 5, 2) if num_units <= 10 else Share(1, 6, 3)
     if num_units <= 10 or work.num_outputs >= WIDE:
         return Share(1, 4, 3)
-    return Share(1, 8, 3 if work.num_outputs < SMALL else 2)
+    if work.num_outputs >= SMALL:
+        return Share(1, 8, 2)
+    return Share(1, 10, 4) if num_units >= 32 else Share(1, 8, 3)
 
 
 def _many_rows(work: Work) -> Share:

@@ -52,7 +52,9 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-constexpr int BLOCKS_UNROLLED = SLOTS == 1 ? 2 : UNIT;
+constexpr int BLOCKS_UNROLLED = SLOTS == 1 ? 1 : UNIT;
+// More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.
+constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 16 ? 16 / WARPS : 1;
 constexpr bool RING_X = LONE && !NORM;        // x comes with the weights
 
 constexpr int AT_PLANES = UNIT * CODE_BYTES;
@@ -663,7 +665,7 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
 
 static_assert(SHARED_BYTES == AT_ROW + ROW_BYTES, "who launches has counted otherwise");
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32) grouped_rows(
+extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
     const u16* x, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
     const u8* minimums, const u8* small_minimums, const u16* residual, const float* norm, void* out,
     float eps, int num_rows, int num_row_blocks, int num_blocks, int num_supers, int num_groups,
