@@ -14,7 +14,8 @@ from luceasync.constraint import Constraint
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler
-from luceasync.grammar.guide import Guide, Least
+from luceasync.grammar.guide import Guide
+from luceasync.grammar.least import Least
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import program
 from luceasync.grammar.thought import Limit, Thought

@@ -69,7 +69,8 @@ class Compiler:
         if made.is_error():  # with this vocabulary alone
             words = f"'{program.param}' does not compile: {cut(made.get_error())}"
             raise RequestError(words, param=program.param)
-        return Matcher(made, self._vocabulary.num_words, self._vocabulary.end_ids)
+        known = self._vocabulary
+        return Matcher(made, known.num_words, known.end_ids, known.tokenizer.token_bytes)
 
 
 class _Kept:

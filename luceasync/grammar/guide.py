@@ -9,34 +9,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from itertools import takewhile
-from typing import NamedTuple
 
 import numpy as np
 
 from luceasync.grammar.lack import Lack
+from luceasync.grammar.least import Least
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.thought import Thought
 from luceasync.grammar.vocabulary import WORD_BITS
 
 Tokens = list[int]
 Parents = list[int] | None
-
-
-class Least(NamedTuple):
-    """How many tokens come before an end may; `others`: the mask of all but the ends."""
-
-    num_tokens: int
-    others: np.ndarray
-
-    @classmethod
-    def of(cls, num_tokens: int, end_ids: Iterable[int], num_words: int) -> Least:
-        """The ends are these tokens."""
-        others = np.full(num_words, 0xFFFFFFFF, np.uint32)
-        for token in end_ids:
-            if token < num_words * WORD_BITS:
-                others[token // WORD_BITS] &= ~np.uint32(1 << (token % WORD_BITS))
-        return cls(num_tokens, others.view(np.int32))
 
 
 class Guide:
@@ -57,7 +40,7 @@ class Guide:
         self._matcher = matcher
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
-        self._lack = Lack()
+        self._lack = Lack() if matcher is None else matcher.lack
         self._foreseen: deque[int] = deque()  # entered, though they have not come yet
 
     @property
@@ -232,10 +215,8 @@ class Guide:
         """
         self._lack.end_round()
         sure = tokens[:-1] if is_missed else tokens
-        pairs = zip(self._foreseen, sure, strict=False)
-        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-        self._forget(num_same)
-        if self._is_plain and self._look_at(sure[num_same:]) and is_missed:
+        self._forget(_num_same(self._foreseen, sure))
+        if self._is_plain and self._look_at(sure[len(self._foreseen) :]) and is_missed:
             self.missed(tokens[-1])
             self._look_at(tokens[-1:])
 
@@ -254,7 +235,9 @@ class Guide:
 
     def missed(self, token: int) -> None:
         """No row proposed `token`, which comes next, or the model itself would not have said it."""
-        if self._forced()[:1] == [token]:
+        closing = self._thoughts[-1].forced if self._thoughts else ()
+        by_grammar = self._matcher is not None and self._matcher.must_write(token)
+        if closing[0] == token if closing else by_grammar:
             self._lack.show()
 
     def _forced(self) -> Tokens:
@@ -290,6 +273,16 @@ class Guide:
             self._matcher.take_back(num_tokens)
         if self._thoughts and num_tokens:
             del self._thoughts[-num_tokens:]
+
+
+def _num_same(some: Iterable[int], others: Iterable[int]) -> int:
+    """How many are the same from the first on."""
+    num_same = 0
+    for one, other in zip(some, others, strict=False):
+        if one != other:
+            break
+        num_same += 1
+    return num_same
 
 
 def _allows(mask: np.ndarray, token: int) -> bool:

@@ -9,8 +9,8 @@ FIRST, SHOWN, LITTLE, MOST = 4, 3, 3, 7
 
 
 class Lack:
-    """Of one answer's drafter. Much after two rounds of three that have shown it, and before the
-    first round, which tells whether the drafter knows the form.
+    """Of a drafter, in the answers of one program. Much after two rounds of three that have shown
+    it, and before the first round of all, which tells whether the drafter knows the form.
     """
 
     def __init__(self) -> None:

@@ -5,12 +5,13 @@ Owns the matcher of llguidance, which it advances and takes back. One thread at 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
 
+from luceasync.grammar.lack import Lack
 from luceasync.grammar.vocabulary import WORD_BITS
 
 
@@ -19,9 +20,20 @@ class Matcher:
     then says why.
     """
 
-    def __init__(self, matcher: LLMatcher, num_words: int, end_ids: Sequence[int]) -> None:
-        """`num_words`: of a mask, of as many tokens as there are logits."""
+    def __init__(
+        self,
+        matcher: LLMatcher,
+        num_words: int,
+        end_ids: Sequence[int],
+        spelled: Callable[[int], bytes],
+        lack: Lack | None = None,
+    ) -> None:
+        """`num_words`: of a mask, of as many tokens as there are logits. `spelled`: the bytes of a
+        token. `lack`: what a drafter has shown in other answers of the same program.
+        """
         self._matcher = matcher
+        self._spelled = spelled
+        self.lack = lack or Lack()
         self._num_words = num_words
         self._end_ids = tuple(end_ids)
         self._ends = frozenset(end_ids)
@@ -31,8 +43,9 @@ class Matcher:
         self._at, self._num_bytes = self._words.ctypes.data, self._words.nbytes
 
     def another(self) -> Matcher:
-        """One that stands where this one does."""
-        return Matcher(self._matcher.deep_copy(), self._num_words, self._end_ids)
+        """One that stands where this one does, for another answer."""
+        copied = self._matcher.deep_copy()
+        return Matcher(copied, self._num_words, self._end_ids, self._spelled, self.lack)
 
     @property
     def failure(self) -> str | None:
@@ -65,8 +78,12 @@ class Matcher:
         """
         if self._matcher.is_stopped():
             return list(self._end_ids[:1])
-        # Bytes are known for a tenth of the work; mostly there are none.
-        return self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []
+        return self._matcher.compute_ff_tokens()
+
+    def must_write(self, token: int) -> bool:
+        """Whether nothing else may come next than what `token` spells, by itself or as a part."""
+        forced = self._matcher.compute_ff_bytes()  # mostly none
+        return bool(forced) and forced.startswith(self._spelled(token))
 
     def end(self, token: int) -> bool:
         """Whether `token`, which has come, is an end."""

@@ -161,6 +161,7 @@ async def test_looking_ahead_while_devices_verify_changes_no_answer(
         looked.append(len(tokens))
 
     monkeypatch.setattr(Guide, "look_ahead", counted)
+    monkeypatch.setattr(Guide, "is_fitting", False)  # else the host waits for each of its proposals
     monkeypatch.setattr(acceptance, "bring", lambda source: (source.clone(), Now()))
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
     async with started(tiny_dir) as engine:

@@ -8,7 +8,8 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import Guide, Least
+from luceasync.grammar.guide import Guide
+from luceasync.grammar.least import Least
 from luceasync.grammar.thought import Limit, Thought
 from tests import tiny
 
@@ -152,6 +153,21 @@ def test_proposals_are_fitted_as_long_as_a_drafter_lacks_what_must_come(guide, t
     assert fitting(missed=True)  # the second round of two
     assert all(fitting(missed=True) for _ in range(5))
     assert not [fitting(missed=False) for _ in range(5)][-1]
+
+
+def test_what_one_answer_has_shown_is_known_in_the_next(new_matcher, tokenizer):
+    first = new_matcher("json_schema", SCHEMA)
+    right = tokenizer.encode('{"question": "')
+
+    def answer() -> Guide:
+        return Guide(first.another(), None, NUM_WORDS)
+
+    assert answer().is_fitting
+    answer().foresee(right[:1], is_missed=False)
+    assert not answer().is_fitting
+    for _ in range(2):
+        answer().foresee(right[:1], is_missed=True)
+    assert answer().is_fitting
 
 
 def test_no_proposal_is_fitted_for_a_token_that_another_may_stand_for(guide, tokenizer):
