@@ -16,6 +16,7 @@ setup(
     package_dir=FOLDERS,
     package_data={
         "luceasync": ["py.typed", "assets/**"],
+        "luceasync.kernels": ["*.cu"],
         "luceasync.server": ["web/**"],
         "luceasync.cyext": ["*.h", "*.pxi", "*.pyi"],
     },

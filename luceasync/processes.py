@@ -42,7 +42,10 @@ class Processes:
     @property
     def away(self) -> ProcessStatus | None:
         """The first one that does not do its work, and that requests wait for."""
-        return next((each for each in self.all if each.detail and each.is_waited_for), None)
+        for each in self.all:
+            if each.detail and each.is_waited_for:
+                return each
+        return None
 
 
 NO_PROCESSES = Processes()

@@ -123,6 +123,7 @@ async def _talks(model_dir: Path, args: argparse.Namespace) -> None:
             pass_s = 0.0
             for talk in talks:
                 pass_s = await talk.turn(str(turn), token_s, pass_s)
+    pass_s = 0.0
     for talk in talks if args.restart else ():
         config = _config(model_dir, args, talk.pool)
         assert config.cache.cache_dir is not None
@@ -131,7 +132,7 @@ async def _talks(model_dir: Path, args: argparse.Namespace) -> None:
         async with build_engine(config) as talk.engine:
             await talk.engine.load()
             prepare(files, "disk")
-            await talk.turn("restart", token_s, pass_s, files_s)
+            pass_s = await talk.turn("restart", token_s, pass_s, files_s)
 
 
 def _config(model_dir: Path, args: argparse.Namespace, pool: int | None) -> Config:

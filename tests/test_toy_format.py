@@ -23,6 +23,7 @@ from luceasync.models.formats import FORMATS
 from luceasync.models.forms import Dense, Form, Place, Select, Shape
 from luceasync.models.ops import TorchTable
 from luceasync.models.precision import Precision
+from luceasync.models.weights import RowNorm
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
@@ -59,7 +60,8 @@ class BytesWeight(TorchTable):
     def dtype(self) -> torch.dtype:
         return self._dtype
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
         return (x.float() @ self.rows.float().t() * self._scales).to(x.dtype)
 
     def lookup(self, ids: Tensor) -> Tensor:

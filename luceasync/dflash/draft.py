@@ -97,7 +97,7 @@ class DraftNetwork:
         """
         weights = self._held
         fused = F.linear(features.to(self.dtype), weights.fc)
-        projected = weights.context_kv.linear(weights.hidden_norm(fused))
+        projected = weights.context_kv.linear(fused, weights.hidden_norm)
         self._draft_ops.write_context(projected, weights.key_norms, lanes, begins, counts)
 
     def propose(
@@ -132,7 +132,7 @@ class DraftNetwork:
         rows = ops.block(lanes, begins, block, reach)
         x = self._block_rows(anchors, block)
         for layer, weights in enumerate(self._held.layers):
-            projected = weights.projection.linear(weights.norm(x))
+            projected = weights.projection.linear(x, weights.norm)
             mixed = ops.attend(layer, projected, weights, rows)
             x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
         return x

@@ -18,12 +18,14 @@ from luceasync.engine.checking import Checking
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import Ranked, is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
-from luceasync.pipeline.transfer import on_host
+from luceasync.pipeline.platform import Event
+from luceasync.pipeline.transfer import bring, on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
 
 NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 Rows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
+Coming = tuple[torch.Tensor, Event]  # what will be on the host, and when
 
 
 class Acceptance:
@@ -45,18 +47,27 @@ class Acceptance:
         self._decide = decide
         self._meanwhile = meanwhile
         self._known: list[Rows] | None = None  # the proposal, where the host knows it already
+        self._columns: torch.Tensor | None = None  # the proposal's, where they are made already
+        self._coming: Coming | None = None  # they, on their way to the host
+        self._checked = [g.guide is not None and is_checked(g.next_row) for g in generations]
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
         """See luceasync.dflash.decode.Accept. The host waits for the draft where that is worth
-        while for a guided answer.
+        while for a guided answer, or where masks have to know the proposal anyway.
         """
-        guides = [generation.guide for generation in self._generations]
-        if not any(guide is not None and guide.is_fitting for guide in guides):
+        fitting = [
+            g.guide if g.guide is not None and (g.guide.is_fitting or not checked) else None
+            for g, checked in zip(self._generations, self._checked, strict=True)
+        ]
+        if not any(fitting):
+            if any(self._checked):
+                self._columns = _columns_of(proposal)
+                self._coming = _bring(self._columns)
             return proposal
         given = _rows_of(proposal)
         self._known = [
-            guide.fit(*rows, most_rows) if guide is not None and guide.is_fitting else rows
-            for guide, rows in zip(guides, given, strict=True)
+            rows if guide is None else guide.fit(*rows, most_rows)
+            for guide, rows in zip(fitting, given, strict=True)
         ]
         return proposal if self._known == given else _proposal_of(self._known, proposal)
 
@@ -66,23 +77,31 @@ class Acceptance:
         The host waits for the device once; twice where a choice has penalties, since the edits of a
         row then depend on the proposed tokens above it, and `fit` has not waited.
         """
-        carry = proposal.tokens[..., None].long()  # [entries, rows, 1 or 2]
-        if proposal.parents is not None:
-            carry = torch.cat([carry, proposal.parents[..., None].long()], -1)
+        carry = _columns_of(proposal) if self._columns is None else self._columns
         rows = self._rows(proposal)
-        ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._meanwhile)
+        ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._look_ahead)
         self.arrived_at = time.perf_counter()
         carried = ranked.carried.reshape(*carry.shape).tolist()
         return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(carried)]
+
+    def _look_ahead(self) -> None:
+        """All is queued: guides look at what is being verified, and others do what they have to."""
+        self._meanwhile()
+        if self._coming is None:
+            return
+        entries, arrival = self._coming
+        arrival.synchronize()
+        told = zip(self._generations, self._checked, entries.tolist(), strict=True)
+        for generation, checked, entry in told:
+            if generation.guide is not None and checked:
+                generation.guide.look_ahead(*_columns(entry))
 
     def _rows(self, proposal: Proposal) -> list[RowSampling]:
         """How each row's token is chosen; its position is told when it is visited."""
         num_rows = proposal.tokens.shape[1]
         wanted = [g.next_row for g in self._generations]
-        guides = [
-            None if is_checked(row) else g.guide
-            for g, row in zip(self._generations, wanted, strict=True)
-        ]
+        pairs = zip(self._generations, self._checked, strict=True)
+        guides = [None if checked else g.guide for g, checked in pairs]
         if not any(guides) and not any(has_penalties(row.sampling) for row in wanted):
             return [row for row in wanted for _ in range(num_rows)]
         rows = []
@@ -102,8 +121,9 @@ class Acceptance:
         tokens, parents = _columns(entry)
         first, guide = index * len(tokens), generation.guide
         checking: Checking | None = None
-        if guide is not None and is_checked(generation.next_row):
+        if guide is not None and self._checked[index]:
             checking = Checking(guide, logits, first, tokens, parents)
+            checking.foresee(ranked.best[first : first + len(tokens)])
 
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
@@ -127,6 +147,22 @@ def _columns(entry: Sequence[Sequence[int]]) -> Rows:
     """Those of an entry's rows [rows, 1 or 2]."""
     tokens = [row[0] for row in entry]
     return tokens, [row[1] for row in entry] if len(entry[0]) == 2 else None
+
+
+def _columns_of(proposal: Proposal) -> torch.Tensor:
+    """int64 [entries, rows, 1 or 2], on its device: what `_columns` tells apart."""
+    tokens = proposal.tokens[..., None].long()
+    if proposal.parents is None:
+        return tokens
+    return torch.cat([tokens, proposal.parents[..., None].long()], -1)
+
+
+def _bring(columns: torch.Tensor) -> Coming | None:
+    """Have them copied to the host; None where there is nothing to wait for: then all that devices
+    do is done at once, and nothing beside it.
+    """
+    entries, arrival = bring(columns)
+    return None if arrival is None else (entries, arrival)
 
 
 def _rows_of(proposal: Proposal) -> list[Rows]:

@@ -50,10 +50,10 @@ class Admission:
         """Raise QueueFull unless there is a place for each, or a client that holds more has to make
         room for them.
         """
-        room = self.room
-        if not may_enter(self._num_held, room.num_places, client, num_choices):
+        num_places = self._num_lanes + self._max_queue
+        if not may_enter(self._num_held, num_places, client, num_choices):
             num_held = self._num_held.total()
-            num_missing = max(1, num_held + num_choices - room.num_places)
+            num_missing = max(1, num_held + num_choices - num_places)
             wait_s = self._pace.wait_s(self._clock(), num_missing)
             self._pace.told(num_missing)
             raise QueueFull(max(0, num_held - self._num_lanes), wait_s)

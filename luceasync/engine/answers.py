@@ -6,6 +6,7 @@ neither lanes nor how many answers there may be.
 
 from __future__ import annotations
 
+import asyncio
 from array import array
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -33,6 +34,7 @@ class Answers:
         """`beside` has something done in another thread, and does not wait for it."""
         self._beside = beside
         self._answers: dict[int, _Answer] = {}
+        self._ended: list[tuple[Rendered, array[int]]] = []  # prompts, and what was said to them
 
     def __repr__(self) -> str:
         return f"Answers({len(self._answers)} open)"
@@ -53,7 +55,7 @@ class Answers:
 
     def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[tuple[str, Finish]]:
         """Hand (stream id, delta) pairs to their streams; how the choices ended that did, and
-        whose they were.
+        whose they were. These are to be remembered, once the streams' readers had their turn.
         """
         ended = []
         for stream_id, delta in deltas:
@@ -65,10 +67,23 @@ class Answers:
             said.extend(delta.token_ids)
             if delta.finish is None:
                 continue
-            prompt = answer.prompt
-            if prompt.text is not None:
-                prompt.tenant.history.remember(prompt.text, prompt.ids, said)
+            self._ended.append((answer.prompt, said))
             ended.append((answer.client, delta.finish))
             if answer.stream.num_open == 0:
                 del self._answers[stream_id]
         return ended
+
+    def remember(self) -> None:
+        """Later prompts may begin with the answers that have ended: takes milliseconds where they
+        are long.
+        """
+        ended, self._ended = self._ended, []
+        for prompt, said in ended:
+            if prompt.text is not None:
+                prompt.tenant.history.remember(prompt.text, prompt.ids, said)
+
+
+def in_other_thread(call: Callable[[], object]) -> None:
+    """Have it done there, once what the event loop has to do now is done."""
+    loop = asyncio.get_running_loop()
+    loop.call_soon(loop.run_in_executor, None, call)

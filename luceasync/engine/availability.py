@@ -11,6 +11,8 @@ import math
 import time
 from collections.abc import Callable, Iterable
 
+from luceasync.errors import Unavailable
+
 MAX_LOADING_S = 60  # that clients are told to come back in
 
 
@@ -88,3 +90,8 @@ class Availability:
     def stop(self, words: str) -> None:
         """No request is taken any more."""
         self._fault = words
+
+
+def unavailable(detail: str, retry_after_s: int) -> Unavailable:
+    """What a request is told that cannot be taken."""
+    return Unavailable(f"The model is not available: {detail}.", retry_after_s)

@@ -1,4 +1,5 @@
-"""Greedy tokens of guided choices, looked at once they are known: most may come, and need no mask.
+"""Greedy tokens of guided choices, looked at once they are known, all of a round's in one go: most
+may come, and need no mask.
 
 Decides which tokens stand. Knows no lanes and no proposals but those it is given.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from luceasync.dflash.accept import walk
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import best_behind, is_checked
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.grammar.guide import Guide, Parents, Tokens
-from luceasync.ranking.logits import Logits
+from luceasync.ranking.logits import NO_TOKEN, Logits
 
 
 def permitted(
@@ -50,9 +52,20 @@ class Checking:
         self._tokens, self._parents = tokens, parents
         self._best: dict[int, int] = {}
 
+    def foresee(self, best: Sequence[int]) -> None:
+        """Tell the guide what comes if all of it may. `best`: the token after each of the rows."""
+        path = walk(self._tokens, self._parents, best.__getitem__)
+        said = [best[row] for row in path]
+        is_missed = self._has_below(path[-1])
+        if said[-1] == NO_TOKEN:
+            said, is_missed = said[:-1], False
+        self._guide.foresee(said, is_missed=is_missed)
+
     def permitted(self, row: int, token: int) -> int:
         """`token` of the row, where the answer stands, or the best one that may come."""
-        if self._first + row not in self._best and not self._guide.allows(token):
+        if self._first + row not in self._best:
+            if self._guide.allows(token):
+                return token
             masks = self._guide.masks(self._tokens, self._parents, row)
             told = {self._first + below: mask for below, mask in masks.items()}
             self._best = best_behind(self._logits, told)
@@ -61,6 +74,9 @@ class Checking:
         if proposed and token not in proposed:
             self._guide.missed(token)
         return token
+
+    def _has_below(self, row: int) -> bool:
+        return row + 1 < len(self._tokens) if self._parents is None else row in self._parents
 
     def _proposed(self, row: int) -> list[int]:
         """The tokens of the rows below."""

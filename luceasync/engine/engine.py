@@ -18,8 +18,8 @@ from typing import Self, TypeVar
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
-from luceasync.engine.answers import Answers
-from luceasync.engine.availability import Availability
+from luceasync.engine.answers import Answers, in_other_thread
+from luceasync.engine.availability import Availability, unavailable
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
 from luceasync.engine.looking import drop_nodes, look_at
 from luceasync.engine.outbox import Emitted
@@ -30,7 +30,7 @@ from luceasync.engine.stream import LocalStream
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.engine_look import EngineLook
 from luceasync.engine_status import CacheStatus, EngineStatus
-from luceasync.errors import QueueFull, Unavailable
+from luceasync.errors import QueueFull
 from luceasync.keeping.disk_orders import DiskOrders, NoDisk
 from luceasync.keeping.prefixes import Prefixes
 from luceasync.keeping.tenants import Tenants
@@ -80,7 +80,7 @@ class LocalEngine:
         self._tenants = Tenants(lambda: History(language.tokenizer))
         self._preparing = Preparing(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
-        self._answers = Answers(_in_other_thread)
+        self._answers = Answers(in_other_thread)
         self._stream_ids = itertools.count()
         self._availability = Availability((MODEL, DIRECTORY))
         self._pump: Pump | None = None
@@ -192,6 +192,7 @@ class LocalEngine:
     async def open(self, request: Request) -> LocalStream:
         """See luceasync.request.Engine."""
         self._check_open(request)
+        self._answers.remember()
         stream_id = next(self._stream_ids)
         prompt, choices = await self._preparing.choices(request, stream_id)
         self._check_open(request)  # others may have come in between
@@ -212,7 +213,8 @@ class LocalEngine:
     async def tokens(self, request: Request) -> tuple[int, ...]:
         """See luceasync.request.Engine."""
         self._check_open(request)
-        return (await self._preparing.rendered(request)).ids
+        self._answers.remember()
+        return tuple((await self._preparing.rendered(request)).ids)
 
     async def look(self) -> EngineLook:
         """See luceasync.request.Engine."""
@@ -229,7 +231,7 @@ class LocalEngine:
             with suppress(TimeoutError):
                 await self._thread.call(lambda pump: found.append(ask(pump)), LOOK_DEADLINE_S)
         if not found:
-            raise _unavailable(self._availability.detail, self._availability.retry_after_s)
+            raise unavailable(self._availability.detail, self._availability.retry_after_s)
         return found[0]
 
     def spelled(self, ids: Sequence[int], param: str) -> bytes:
@@ -239,16 +241,16 @@ class LocalEngine:
 
     def _check_open(self, request: Request) -> None:
         if not self._availability.is_ready:
-            raise _unavailable(self._availability.detail, self._availability.retry_after_s)
+            raise unavailable(self._availability.detail, self._availability.retry_after_s)
         away = self._processes().away
         if away is not None and away.retry_after_s > MAX_AWAY_S:
-            raise _unavailable(away.detail, away.retry_after_s)
+            raise unavailable(away.detail, away.retry_after_s)
         try:
             self._admission.check(request.num_choices, request.client)
         except QueueFull:
             if away is None:
                 raise
-            raise _unavailable(away.detail, away.retry_after_s) from None
+            raise unavailable(away.detail, away.retry_after_s) from None
 
     def _cancel(self, stream_id: int) -> None:
         assert self._thread is not None
@@ -267,8 +269,17 @@ class LocalEngine:
 
     def deliver(self, emitted: Sequence[Emitted]) -> None:
         """Hand deltas to their streams."""
-        for client, _ in self._answers.deliver(emitted):
+        ended = self._answers.deliver(emitted)
+        for client, _ in ended:
             self._admission.leave(client)
+        if ended:
+            asyncio.get_running_loop().call_soon(self._ends_are_told)
+
+    def _ends_are_told(self) -> None:
+        """Their readers had their turn: nobody waits any more while the rest is done."""
+        assert self._thread is not None
+        self._thread.post(lambda pump: pump.ends_are_told())
+        self._answers.remember()
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:
         """The model is there, or again, or it will never be."""
@@ -287,13 +298,3 @@ class LocalEngine:
         """The engine has failed; it is made anew."""
         self._pump = None
         self._availability.interrupt(detail, back_in_s)
-
-
-def _in_other_thread(call: Callable[[], object]) -> None:
-    """Do it there, once what the loop has to do now is done."""
-    loop = asyncio.get_running_loop()
-    loop.call_soon(loop.run_in_executor, None, call)
-
-
-def _unavailable(detail: str, retry_after_s: int) -> Unavailable:
-    return Unavailable(f"The model is not available: {detail}.", retry_after_s)

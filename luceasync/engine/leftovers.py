@@ -27,6 +27,7 @@ class Leftovers:
         self._roster = roster
         self._prefilled: deque[Callable[[], None]] = deque()
         self._ended: deque[tuple[Generation, bool]] = deque()  # and whether to keep it
+        self.are_told = False  # nobody waits for the tokens of what is left
 
     def __bool__(self) -> bool:
         return bool(self._prefilled or self._ended)
@@ -64,8 +65,13 @@ class Leftovers:
         self._prefilled.clear()
         self._ended = deque((generation, False) for generation, _ in self._ended)
 
+    def told(self) -> None:
+        """The ends have gone out; nothing, where they have left nothing."""
+        self.are_told = bool(self)
+
     def clear(self) -> None:
         """Keep what is to be kept, and free the lanes of those that have ended."""
+        self.are_told = False
         while self._prefilled:
             self._prefilled.popleft()()
         while self._ended:

@@ -34,7 +34,7 @@ class Prepared:
 
     stream_id: int
     index: int
-    prompt_ids: tuple[int, ...]
+    prompt_ids: Sequence[int]
     max_tokens: int
     stop_ids: frozenset[int]
     sampling: Sampling

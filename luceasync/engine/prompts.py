@@ -6,6 +6,7 @@ nothing of how tokens are chosen.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -57,7 +58,7 @@ class Rendered:
 
     tenant: Tenant
     text: str | None
-    ids: tuple[int, ...]
+    ids: array[int]
     boundaries: tuple[int, ...]
     answer_returns: Returns = field(default_factory=Returns)
     tools_end: int | None = None
@@ -86,9 +87,9 @@ class Prompts:
         match request.prompt:
             case ChatPrompt() as chat:
                 recalled = tenant.calls.recall(chat.messages)
-                chat = replace(chat, messages=self._roles.fit(recalled))
-                is_beginning = _is_beginning(request, chat)
-                prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat)
+                messages = self._roles.fit(recalled)
+                is_beginning = _is_beginning(request, messages)
+                prompt = (self._prefix if is_beginning else self._of_chat)(tenant, chat, messages)
                 if chat.marks:
                     prompt = replace(prompt, marks=self._marks(prompt, chat, recalled))
             case TextPrompt(text):
@@ -103,20 +104,24 @@ class Prompts:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
 
-    def _of_chat(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
+    def _of_chat(self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]) -> Rendered:
+        """`messages`: those of the chat, as the template takes them."""
         template, tokenizer = self._language.template, self._language.tokenizer
-        text = template.render(chat.messages, chat.tools, **chat.template_kwargs)
-        prompt = self._of_text(tenant, text, chat.param)
+        text = template.render(messages, chat.tools, **chat.template_kwargs)
+        ids = self._recall(tenant, text, chat.param)
 
         def new_pieces() -> PieceMaker:
             maker = self._language.answers.maker(text, chat.tools, chat.max_calls)
             return NotedCalls(maker, tenant.calls)
 
-        said = chat.messages, chat.tools, chat.template_kwargs
-        return replace(
-            prompt,
+        said = messages, chat.tools, chat.template_kwargs
+        return Rendered(
+            tenant,
+            text,
+            ids,
+            tuple(self._turns.ends(ids)),
             answer_returns=Returns.of(template, tokenizer, text, *said),
-            tools_end=self._tools_block.end(text, prompt.ids, *said),
+            tools_end=self._tools_block.end(text, ids, *said),
             new_pieces=new_pieces,
             before=self._language.answers.before(text),
         )
@@ -136,10 +141,10 @@ class Prompts:
         return marked_tokens(self._parting, text, ids, messages, marks, render)
 
     def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:
-        ids = tuple(self._recall(tenant, text, param))
+        ids = self._recall(tenant, text, param)
         return Rendered(tenant, text, ids, tuple(self._turns.ends(ids)))
 
-    def _recall(self, tenant: Tenant, text: str, param: str) -> list[int]:
+    def _recall(self, tenant: Tenant, text: str, param: str) -> array[int]:
         """The ids of `text`. Raises ContextLengthError before much work is done for too long a
         one.
         """
@@ -152,19 +157,20 @@ class Prompts:
         those that a client thought of.
         """
         check_ids(ids, self._language.vocab_size)
-        return Rendered(tenant, None, ids, tuple(self._turns.ends(ids)))
+        packed = array("i", ids)
+        return Rendered(tenant, None, packed, tuple(self._turns.ends(packed)))
 
-    def _prefix(self, tenant: Tenant, chat: ChatPrompt) -> Rendered:
+    def _prefix(self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]) -> Rendered:
         """What the prompts share that go on from the messages; no text of its own comes back."""
         ids = shared_ids(
             self._language.template,
             self._turns,
             lambda text: self._recall(tenant, text, chat.param),
-            chat.messages,
+            messages,
             chat.tools,
             chat.template_kwargs,
         )
-        return Rendered(tenant, None, tuple(ids), (*self._turns.ends(ids), len(ids)))
+        return Rendered(tenant, None, ids, (*self._turns.ends(ids), len(ids)))
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
@@ -177,7 +183,7 @@ def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> Non
             )
 
 
-def _is_beginning(request: Request, chat: ChatPrompt) -> bool:
+def _is_beginning(request: Request, messages: Sequence[Message]) -> bool:
     """Whether the messages are only to be kept and a user's turn comes next, not an answer."""
-    is_answered = bool(chat.messages) and chat.messages[-1]["role"] in ("user", "tool")
+    is_answered = bool(messages) and messages[-1]["role"] in ("user", "tool")
     return request.keep_prefix and request.max_tokens == 0 and not is_answered

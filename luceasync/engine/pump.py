@@ -34,7 +34,7 @@ Chosen = Callable[[Generation], bool]
 Command = Callable[["Pump"], list[Emitted] | None]  # what it returns is to be told
 
 IDLE_PAUSE_S = 1.0
-LEAVING_PAUSE_S = 0.001  # in which an answer's end goes out before its prefix is kept
+LEAVING_PAUSE_S = 0.02  # in which an answer's end goes out, at most, before its prefix is kept
 
 
 class Pump:
@@ -67,6 +67,7 @@ class Pump:
         self.roster = Roster(num_lanes)
         self._outbox, self.lanes = Outbox(), lanes
         self._leftovers = Leftovers(prefixes, self.roster, lanes)
+        self.ends_are_told = self._leftovers.told  # whoever listens has had the last deltas
         self._seating = Seating(target, decoding, prefixes, self.roster, self._leftovers, lanes)
         self.steps = Steps(
             target,
@@ -89,9 +90,9 @@ class Pump:
         """How long a step would do nothing unless a command comes before."""
         if self.roster.has_work:
             return 0.0
-        if self._leftovers:
+        if self._leftovers and not self._leftovers.are_told:
             return LEAVING_PAUSE_S
-        return 0.0 if self.prefixes.has_due_writes else IDLE_PAUSE_S
+        return 0.0 if self._leftovers or self.prefixes.has_due_writes else IDLE_PAUSE_S
 
     @property
     def is_idle(self) -> bool:
@@ -115,9 +116,7 @@ class Pump:
         return self._num_completed.total()
 
     def listen(self, post: Callable[[Command], None]) -> None:
-        """Hear of what ends elsewhere. `post`, which any thread may call, has a command run before
-        the next step.
-        """
+        """Hear of what ends elsewhere: `post`, of any thread, has a command run before a step."""
         self.prefixes.listen(lambda call: post(lambda pump: call()))
 
     # --- commands ------------------------------------------------------------------------------

@@ -129,6 +129,8 @@ class Roster:
         own requests changes nothing between clients.
         """
         waiting = self._eligible()
+        if len(waiting) < 2:  # nearly always
+            return waiting
         wanted = [(g.prepared.client, g.prepared.priority) for g in waiting]
         eligible = [waiting[i] for i in by_priority(wanted)]
         clients = [g.prepared.client for g in eligible]

@@ -1,23 +1,26 @@
 """What tokens may come next in one answer, also below the rows of a proposal.
 
 Owns where the answer stands: in its grammar, in its reasoning, before its least length. What is
-walked of a proposal is taken back. Knows no logits; lives in the engine thread.
+walked of a proposal, or looked at before it comes, is taken back. Knows no logits; lives in the
+engine thread.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
 
+from luceasync.grammar.lack import Lack
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.thought import Thought
 from luceasync.grammar.vocabulary import WORD_BITS
 
 Tokens = list[int]
 Parents = list[int] | None
-FIT_ROUNDS = 4  # in which a proposal is looked at, after one in which that was worth while
 
 
 class Least(NamedTuple):
@@ -54,7 +57,8 @@ class Guide:
         self._matcher = matcher
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
-        self._num_fits = 1  # the first proposal of all tells whether the drafter knows the form
+        self._lack = Lack()
+        self._foreseen: deque[int] = deque()  # entered, though they have not come yet
 
     @property
     def failure(self) -> str | None:
@@ -65,18 +69,33 @@ class Guide:
     @property
     def is_over(self) -> bool:
         """Whether nothing may follow but an end, or that has come."""
-        return self._matcher is not None and self._matcher.is_over
+        return self._matcher is not None and not self._foreseen and self._matcher.is_over
 
     def consume(self, token: int) -> None:
         """`token` has come, which the last mask allowed."""
+        if self._foreseen and self._foreseen[0] == token:
+            self._foreseen.popleft()
+            return
+        self._forget()
         if self._matcher is not None and self._matcher.end(token):
             return
         is_allowed = self._enter(token)
         assert is_allowed or self.failure, "a token that its mask did not allow"
         del self._thoughts[:-1]
+        if self._thoughts and self._thoughts[0].phase == "closed":
+            self._thoughts.clear()
+            self._lack.begin()
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come next: what `mask` says, for a fraction of the work."""
+        if not self._foreseen and self._is_plain and token >= 0:
+            self._look_at([token])
+        if self._foreseen and self._foreseen[0] == token:
+            return True
+        self._forget()
+        return self._may_come(token)
+
+    def _may_come(self, token: int) -> bool:
         if self._is_short:
             mask = self.mask()
             return mask is None or _allows(mask, token)
@@ -89,6 +108,7 @@ class Guide:
         """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
         None: any.
         """
+        self._forget()
         mask = self._without_end(None if self._matcher is None else self._matcher.mask())
         forced = self._thoughts[-1].forced if self._thoughts else ()
         # A character that is not whole is finished first, where the grammar wants whole ones.
@@ -97,6 +117,11 @@ class Guide:
         alone = np.zeros(self._num_words, np.uint32)
         alone[forced[0] // WORD_BITS] = 1 << (forced[0] % WORD_BITS)
         return alone.view(np.int32)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the grammar alone says what may come."""
+        return self._matcher is not None and not self._thoughts and not self._is_short
 
     @property
     def _is_short(self) -> bool:
@@ -138,37 +163,33 @@ class Guide:
 
     @property
     def is_fitting(self) -> bool:
-        """Whether proposals are to be fitted, for which the host waits for them: as long as a
-        drafter lately did not know what must come.
+        """Whether it is worth while to wait for proposals on the host, and to fit them: as long as
+        a drafter lately lacked what must come.
         """
-        return self._num_fits > 0
-
-    def missed(self, token: int) -> None:
-        """No row proposed `token`, which comes next, or the model itself would not have said it."""
-        if self._forced()[:1] == [token]:
-            self._num_fits = FIT_ROUNDS
+        return self._lack.is_much
 
     def fit(self, tokens: Tokens, parents: Parents, most_rows: int) -> tuple[Tokens, Parents]:
-        """The proposal with what must come at any rate: where its most probable path meets a place
-        at which nothing else may be written, those tokens take the place of others. A path has at
+        """The proposal with what must come at any rate: where its most probable path ends or goes
+        astray and nothing else may be written, those tokens take the place of others. A path has at
         most `most_rows` rows, the first included.
         """
+        self._forget()
         if parents is None:
             fitted: tuple[Tokens, Parents] = self._fit_chain(tokens[:]), None
         else:
             fitted = self._fit_tree(tokens[:], parents[:], most_rows)
-        self._num_fits = self._num_fits - 1 if fitted == (tokens, parents) else FIT_ROUNDS
+        if fitted != (tokens, parents):
+            self._lack.show()
         return fitted
 
     def _fit_chain(self, tokens: Tokens) -> Tokens:
         num_entered = 0
-        while num_entered + 1 < len(tokens):
+        while True:
+            num_entered += self._enter_all(tokens[num_entered + 1 :])
             forced = self._forced()[: len(tokens) - 1 - num_entered]
-            tokens[num_entered + 1 : num_entered + 1 + len(forced)] = forced
-            num_new = self._enter_all(forced or tokens[num_entered + 1 : num_entered + 2])
-            num_entered += num_new
-            if not num_new:
+            if not forced or forced[0] == tokens[num_entered + 1]:  # an end is not entered
                 break
+            tokens[num_entered + 1 : num_entered + 1 + len(forced)] = forced
         self._leave(num_entered)
         return tokens
 
@@ -176,21 +197,65 @@ class Guide:
         self, tokens: Tokens, parents: list[int], most_rows: int
     ) -> tuple[Tokens, Parents]:
         """The least probable rows, which come last, give their places."""
-        row, depth = 0, 0
+        row = depth = 0
         while depth + 1 < most_rows:
-            children = [r for r in range(row + 1, len(tokens)) if parents[r] == row]
-            forced = self._forced()[: min(most_rows - 1 - depth, len(tokens) - 1 - row)]
-            if forced and forced[0] not in [tokens[r] for r in children]:
+            below = (r for r in range(row + 1, len(tokens)) if parents[r] == row)
+            child = next((r for r in below if self._enter_all([tokens[r]])), None)
+            if child is None:
+                forced = self._forced()[: min(most_rows - 1 - depth, len(tokens) - 1 - row)]
                 first = len(tokens) - len(forced)
                 tokens[first:] = forced
-                parents[first:] = [row, *range(first, len(tokens) - 1)]
+                parents[first:] = [row, *range(first, len(tokens) - 1)][: len(forced)]
                 break
-            row = next((r for r in children if self._enter(tokens[r])), 0)
-            if row == 0:
-                break
-            depth += 1
+            row, depth = child, depth + 1
         self._leave(depth)
         return tokens, parents
+
+    # --- what will probably come -----------------------------------------------------------------
+
+    def look_ahead(self, tokens: Tokens, parents: Parents) -> None:
+        """Look at a proposal's most probable path, while devices verify it."""
+        if self._foreseen or not self._is_plain:
+            return
+        if parents is None:
+            self._look_at(tokens[1:])
+            return
+        row, path = 0, []
+        while row in parents:
+            row = parents.index(row)  # they come in order of falling probability
+            path.append(tokens[row])
+        self._look_at(path)
+
+    def foresee(self, tokens: Tokens, *, is_missed: bool) -> None:
+        """A round's tokens if all of them may come: they are looked at in one go, for a fraction of
+        the work. `is_missed`: no row proposed the last of them.
+        """
+        self._lack.end_round()
+        sure = tokens[:-1] if is_missed else tokens
+        pairs = zip(self._foreseen, sure, strict=False)
+        num_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+        self._forget(num_same)
+        if self._is_plain and self._look_at(sure[num_same:]) and is_missed:
+            self.missed(tokens[-1])
+            self._look_at(tokens[-1:])
+
+    def _look_at(self, tokens: Tokens) -> bool:
+        """Enter as many as may come after what is foreseen; whether all may."""
+        num_entered = self._enter_all(tokens)
+        self._foreseen.extend(tokens[:num_entered])
+        return num_entered == len(tokens)
+
+    def _forget(self, num_kept: int = 0) -> None:
+        """After so many, something else may come than what was foreseen."""
+        if len(self._foreseen) > num_kept:
+            self._leave(len(self._foreseen) - num_kept)
+            while len(self._foreseen) > num_kept:
+                self._foreseen.pop()
+
+    def missed(self, token: int) -> None:
+        """No row proposed `token`, which comes next, or the model itself would not have said it."""
+        if self._forced()[:1] == [token]:
+            self._lack.show()
 
     def _forced(self) -> Tokens:
         """What comes next at any rate, as the tokenizer writes it."""
@@ -199,8 +264,13 @@ class Guide:
         return [] if self._matcher is None else self._matcher.forced()
 
     def _enter_all(self, tokens: Tokens) -> int:
+        """Enter as many of them as may come, one after the other."""
+        if self._is_plain and self._matcher is not None:
+            num_entered = self._matcher.advance_all(tokens)
+            self._num_tokens += num_entered
+            return num_entered
         for number, token in enumerate(tokens):
-            if not self._enter(token):
+            if not (self._may_come(token) and self._enter(token)):
                 return number
         return len(tokens)
 

@@ -6,6 +6,7 @@ Owns the matcher of llguidance, which it advances and takes back. One thread at 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 import numpy as np
 from llguidance import LLMatcher
@@ -23,6 +24,7 @@ class Matcher:
         self._matcher = matcher
         self._num_words = num_words
         self._end_ids = tuple(end_ids)
+        self._ends = frozenset(end_ids)
         self._has_ended = False
         most_words = max(num_words, -(-(max(end_ids) + 1) // WORD_BITS))
         self._words = np.zeros(most_words, np.int32)
@@ -53,7 +55,7 @@ class Matcher:
 
     def allows(self, token: int) -> bool:
         """Whether `token` may come: what its mask says, for a hundredth of the work."""
-        if token in self._end_ids:
+        if token in self._ends:
             return not self._matcher.is_error() and self._matcher.is_accepting()
         return token >= 0 and self._matcher.validate_tokens([token]) == 1
 
@@ -63,18 +65,25 @@ class Matcher:
         """
         if self._matcher.is_stopped():
             return list(self._end_ids[:1])
-        return self._matcher.compute_ff_tokens()
+        # Bytes are known for a tenth of the work; mostly there are none.
+        return self._matcher.compute_ff_tokens() if self._matcher.compute_ff_bytes() else []
 
     def end(self, token: int) -> bool:
         """Whether `token`, which has come, is an end."""
-        self._has_ended |= token in self._end_ids
+        self._has_ended |= token in self._ends
         return self._has_ended
 
     def advance(self, token: int) -> bool:
         """`token` has come; False, and nothing has changed, where it may not, or is an end."""
-        return token not in self._end_ids and self._matcher.try_consume_tokens([token]) == 1
+        return token not in self._ends and self._matcher.try_consume_tokens([token]) == 1
+
+    def advance_all(self, tokens: list[int]) -> int:
+        """How many of `tokens`, from the first on, may come, and have; an end is none of them."""
+        if not self._ends.isdisjoint(tokens):
+            tokens = list(takewhile(lambda token: token not in self._ends, tokens))
+        return self._matcher.try_consume_tokens(tokens) if tokens else 0
 
     def take_back(self, num_tokens: int) -> None:
-        """The last so many have not come."""
-        if num_tokens:
-            assert self._matcher.rollback(num_tokens), self._matcher.get_error()
+        """The last so many have not come; where there is a failure, it stays."""
+        if num_tokens and not self._matcher.rollback(num_tokens):
+            assert self._matcher.is_error(), "more is taken back than has come"

@@ -52,9 +52,11 @@ class AbsentRows:
         arrival: Arrival | None,
     ) -> None:
         """The first rows of these tensors are those of the lane's tokens `[begin, end)`. Others of
-        the same tokens have the same numbers.
+        the same tokens have the same numbers, and are let go.
         """
-        self._held[lane].append(_Held(begin, end, tensors, arrival))
+        held = self._held[lane]
+        held[:] = [each for each in held if each.begin < begin or each.end > end]
+        held.append(_Held(begin, end, tensors, arrival))
 
     def of(self, lane: int, *, with_coming: bool) -> RowsOfLane:
         """The same of one lane; `with_coming`: what has not arrived yet is of use too."""

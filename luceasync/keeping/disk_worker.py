@@ -85,7 +85,7 @@ class DiskWorker:
 
     def touch(self, keys: Sequence[NodeKey]) -> None:
         if keys:
-            self._post(lambda disk: _each(disk.touch, keys))
+            self._post(lambda disk: disk.touch([key.hex() for key in keys]))
 
     def quarantine(self, key: NodeKey) -> None:
         self._post(lambda disk: _each(disk.quarantine, [key]))

@@ -19,9 +19,18 @@ from luceasync.keeping.forks import fork_behind_tools, fork_of
 from luceasync.keeping.marks import marked_places
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.node_words import MissReason, NodeKey
-from luceasync.prefix.node import Match, Node, common_prefix
+from luceasync.prefix.node import Match, Node, Tier
 from luceasync.prefix.policy import Cut, plan_cuts
 from luceasync.request import Restore
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A tree's longest match of a prompt in some tiers, when it had changed so often."""
+
+    num_changes: int
+    tiers: frozenset[Tier]
+    match: Match
 
 
 @dataclass(slots=True, eq=False)
@@ -51,6 +60,7 @@ class Lease:
     is_run_whole: bool = False
     spared: tuple[NodeKey, ...] = ()
     is_main: bool = False
+    last_look: Look | None = None
     match: Match | None = None
     logits: Tensor | None = None
     path: list[NodeKey] = field(default_factory=list)
@@ -96,6 +106,10 @@ class Lease:
         return (node.begin, node.end) == (self.opener, self.num_prompt_tokens)
 
     # --- what becomes of it: nobody else writes its fields ----------------------------------------
+
+    def looked(self, look: Look) -> None:
+        """It was looked up in its tree."""
+        self.last_look = look
 
     def found(self, match: Match) -> None:
         """The most that could be taken up now, or what is to be."""
@@ -275,26 +289,3 @@ class Lease:
 def _with(places: Sequence[int], place: int | None) -> tuple[int, ...]:
     """The places and one more, rising."""
     return tuple(sorted({*places} if place is None else {*places, place}))
-
-
-def shared_tokens(lease: Lease, running: Lease) -> int:
-    """How many tokens the prompts of both begin with, if they may know of each other."""
-    is_ours = lease is not running and lease.tenant == running.tenant
-    return common_prefix(lease.prompt, running.prompt) if is_ours else 0
-
-
-def tokens_to_come(lease: Lease, running: Lease, *, recurrent: bool) -> int:
-    """How many tokens of the lease's prompt the prefill of `running` will have kept when it is
-    through.
-    """
-    if not running.cuts or lease.is_run_whole:
-        return 0
-    prompt, shared = lease.prompt, shared_tokens(lease, running)
-    if shared == len(prompt) == running.num_prompt_tokens:
-        return shared  # with the logits after it: nothing is left to run
-    usable = min(shared, len(prompt) - 1)
-    ends = [cut.end for cut in running.cuts]
-    whole = max((end for end in ends if end <= usable), default=0)
-    if recurrent or ends[-1] < usable:
-        return whole
-    return max(whole, usable // CHUNK_TOKENS * CHUNK_TOKENS)

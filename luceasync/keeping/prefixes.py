@@ -17,11 +17,12 @@ from luceasync.engine_status import CacheStatus
 from luceasync.hoststore.copy_stream import COPY_TIMEOUT_S
 from luceasync.hoststore.tickets import Call, Ticket
 from luceasync.keeping import file_worth
+from luceasync.keeping.coming import shared_tokens, tokens_to_come
 from luceasync.keeping.disk_orders import DiskOrders, Fetched, Written
 from luceasync.keeping.disk_to_memory import DiskToMemory, nodes_of
 from luceasync.keeping.forks import least_tokens
 from luceasync.keeping.lane_to_memory import Kept, LaneToMemory
-from luceasync.keeping.lease import Lease, shared_tokens, tokens_to_come
+from luceasync.keeping.lease import Lease
 from luceasync.keeping.leases import Leases
 from luceasync.keeping.limits import Limits
 from luceasync.keeping.memory_nodes import MemoryNodes

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from luceasync.keeping.disk_to_memory import DiskToMemory
-from luceasync.keeping.lease import Lease
+from luceasync.keeping.lease import Lease, Look
 from luceasync.keeping.leases import Leases
 from luceasync.keeping.node_index import NodeIndex
 from luceasync.kv.pages import CHUNK_TOKENS
@@ -40,10 +40,15 @@ class RestoreDecision:
         """The most of the prompt that could be taken up now: from the disk too, unless that could
         not give what this lease has asked for.
         """
-        tiers = MEMORY if lease.without_disk else TIERS
-        return self._index.tree(lease.tenant).match(
-            lease.prompt, recurrent=self._recurrent, chunk_tokens=CHUNK_TOKENS, tiers=tiers
-        )
+        tree, tiers = self._index.tree(lease.tenant), MEMORY if lease.without_disk else TIERS
+        known = lease.last_look
+        if known is None or (known.num_changes, known.tiers) != (tree.num_changes, tiers):
+            match = tree.match(
+                lease.prompt, recurrent=self._recurrent, chunk_tokens=CHUNK_TOKENS, tiers=tiers
+            )
+            known = Look(tree.num_changes, tiers, match)
+            lease.looked(known)
+        return known.match
 
     def chosen(self, lease: Lease, match: Match) -> Match:
         """What of the match to take up: all of it, or nothing where running it again is faster, or
@@ -60,7 +65,8 @@ class RestoreDecision:
             disk_bytes=match.read_bytes("disk"),
             rates=self.rates,
         )
-        fits = self._leases.make_room(self._to_memory.num_bytes_of(self._to_memory.orders(match)))
+        orders = self._to_memory.orders(match)  # what memory holds already needs no room
+        fits = not orders or self._leases.make_room(self._to_memory.num_bytes_of(orders))
         if decision.restore and fits:
             lease.decided(decision.reason)
             return match

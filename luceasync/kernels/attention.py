@@ -171,6 +171,24 @@ def chunks_of_split(rank, PAGE: tl.constexpr, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def _rows_of_chunk(
+    table,
+    chunk,
+    is_there,
+    rank,
+    t,
+    d,
+    NUM_KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PAGE: tl.constexpr,
+):
+    """Where the rows `t` of a chunk are, [page, dim], and which of them come before `rank`."""
+    place = tl.load(table + chunk, mask=is_there, other=0) * PAGE + t
+    at = place.to(tl.int64)[:, None] * (NUM_KV_HEADS * HEAD_DIM) + d[None, :]
+    return at, ((chunk * PAGE + t < rank) & is_there)[:, None] & (d[None, :] < HEAD_DIM)
+
+
+@triton.jit
 def _write_new_row(
     row,
     key_offset,
@@ -256,20 +274,29 @@ def _attend_kernel(
     split = tl.program_id(1)
     entry = tl.program_id(2)
     start_next(OVERLAP)
-    wait_for_inputs(OVERLAP)
+    # What earlier rows left is there before the kernel in front of this one has ended: that one
+    # waited for all before it.
     lane = tl.load(lanes + entry)
     rank = tl.load(ranks + entry)
-    if lane < 0:
-        return
     num_chunks, chunks_each = chunks_of_split(rank, PAGE, SPLITS)
     begin = split * chunks_each
-    end = tl.minimum(begin + chunks_each, num_chunks)
-    if (begin >= end) & (split > 0):
+    end = tl.where(lane < 0, begin, tl.minimum(begin + chunks_each, num_chunks))
+    d = tl.arange(0, BLOCK_DIM)
+    t = tl.arange(0, PAGE)
+    lane_offset = lane.to(tl.int64) * lane_stride + kv_head * HEAD_DIM
+    keys += lane_offset
+    values += lane_offset
+    table = tables + lane * table_stride
+    if OVERLAP:
+        at, ok = _rows_of_chunk(table, begin, begin < end, rank, t, d, NUM_KV_HEADS, HEAD_DIM, PAGE)
+        first_k = tl.load(keys + at, mask=ok, other=0.0)
+        first_v = tl.load(values + at, mask=ok, other=0.0)
+    wait_for_inputs(OVERLAP)
+    if (lane < 0) | ((begin >= end) & (split > 0)):
         return
 
     g = tl.arange(0, BLOCK_GROUP)
     g_ok = g < GROUP
-    d = tl.arange(0, BLOCK_DIM)
     row = projected + entry.to(tl.int64) * projected_stride
     cos += entry * HALF
     sin += entry * HALF
@@ -277,10 +304,6 @@ def _attend_kernel(
     q = normed_and_rotated(
         row, offset[:, None], g_ok[:, None], d[None, :], query_norm, cos, sin, eps, HEAD_DIM, HALF
     )  # [group, head_dim]
-    lane_offset = lane.to(tl.int64) * lane_stride + kv_head * HEAD_DIM
-    keys += lane_offset
-    values += lane_offset
-    table = tables + lane * table_stride
     best = tl.full([BLOCK_GROUP], float("-inf"), tl.float32)
     weight = tl.zeros([BLOCK_GROUP], tl.float32)
     total = tl.zeros([BLOCK_GROUP, BLOCK_DIM], tl.float32)
@@ -309,16 +332,19 @@ def _attend_kernel(
         weight = tl.full([BLOCK_GROUP], 1.0, tl.float32)
         total += v_new.to(tl.float32)
 
-    t = tl.arange(0, PAGE)
+    if OVERLAP:
+        if begin < end:
+            seen = (begin * PAGE + t < rank)[None, :]
+            best, weight, total = attend_chunk(
+                q, first_k, first_v, seen, scale, best, weight, total, PRECISION
+            )
+        begin += 1
     for chunk in range(begin, end):
-        t_ok = chunk * PAGE + t < rank
-        at = (tl.load(table + chunk) * PAGE + t).to(tl.int64) * NUM_KV_HEADS * HEAD_DIM
-        ok = t_ok[:, None] & (d[None, :] < HEAD_DIM)
-        k = tl.load(keys + at[:, None] + d[None, :], mask=ok, other=0.0)
-        v = tl.load(values + at[:, None] + d[None, :], mask=ok, other=0.0)
-        best, weight, total = attend_chunk(
-            q, k, v, t_ok[None, :], scale, best, weight, total, PRECISION
-        )
+        at, ok = _rows_of_chunk(table, chunk, True, rank, t, d, NUM_KV_HEADS, HEAD_DIM, PAGE)
+        k = tl.load(keys + at, mask=ok, other=0.0)
+        v = tl.load(values + at, mask=ok, other=0.0)
+        seen = (chunk * PAGE + t < rank)[None, :]
+        best, weight, total = attend_chunk(q, k, v, seen, scale, best, weight, total, PRECISION)
 
     part = (entry * NUM_HEADS + kv_head * GROUP + g) * SPLITS + split
     tl.store(weights + part * 2, best, mask=g_ok)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.grouped_codes import few_numbers, num_parts, real, small_number
-from luceasync.kernels.grouped_rows import BLOCK_COLUMNS, Tiled
+from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, Tiled
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 

@@ -15,33 +15,11 @@ from torch import Tensor
 
 from luceasync.kernels.grouped_codes import Coding
 from luceasync.kernels.grouped_kernel import grouped_rows_kernel, sum_parts_kernel
+from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
 from luceasync.kernels.overlap import overlap_options
 
 MAX_ROWS = 64
-BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of a weight that lie together
 SUM_BLOCK = 1024  # results that a program adds up
-
-
-@dataclass(frozen=True, slots=True)
-class Tiled:
-    """A quantised matrix [num_rows, num_columns] in blocks of 16 x 64, [row blocks, column blocks],
-    as luceasync.models.grouped.tiles lays it out. What there is none of is None.
-
-    codes: 16-bit words [.., 256], of 8 bits [.., 2, 256]; planes: 16-bit words [.., 64] for the
-    fifth bits, [.., 128] for the fifth and sixth; scales, minimums: [row blocks, super-groups, 16];
-    small_scales, small_minimums: bytes [.., 16, parts], or [row blocks, groups, 16] where a group
-    is wider than a block. Of 16 rows row 8 i + g is at 2 g + i.
-    """
-
-    coding: Coding
-    num_rows: int
-    num_columns: int
-    codes: Tensor
-    scales: Tensor
-    planes: Tensor | None
-    small_scales: Tensor | None
-    minimums: Tensor | None
-    small_minimums: Tensor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +92,9 @@ def _product(
     assert num_rows <= MAX_ROWS, "few rows"
     num_outputs = weight.num_rows // (2 if paired else 1)
     padded_rows = padded(num_rows, x.is_cuda and torch.version.hip is None)
-    chosen = chosen or tile(weight.coding, num_outputs, padded_rows, paired=paired)
     x = x.contiguous()
     residual = None if residual is None else residual.contiguous()
+    chosen = chosen or tile(weight.coding, num_outputs, padded_rows, paired=paired)
     if chosen.num_splits == 1:
         _launch(x, weight, residual, out, chosen, padded_rows, paired=paired)
         return out

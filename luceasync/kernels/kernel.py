@@ -67,6 +67,16 @@ class _Loader:
 _ahead: ContextVar[_Loader | None] = ContextVar("ahead", default=None)  # None: they are launched
 
 
+def compiled_aside(name: str, load: Callable[[], object]) -> bool:
+    """Whether kernels are compiled ahead: `load`, which compiles another's, then runs beside them,
+    and nothing is to be launched.
+    """
+    if (loader := _ahead.get()) is None:
+        return False
+    loader.compiling.submit(name, load)
+    return True
+
+
 @contextmanager
 def compiled_ahead(device: torch.device, patience_s: float) -> Iterator[None]:
     """Whatever this thread runs inside launches no kernel, so that its results are of no use: the

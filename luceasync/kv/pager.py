@@ -54,14 +54,14 @@ class Counts:
 
 @dataclass(slots=True)
 class _Lane:
-    """`held_end`: host memory has the tokens before it, of which `own_tokens` for this lane alone;
+    """`held_end`: host memory has the tokens before it, of which those `own` for this lane alone;
     `exact_end`: those from it on were computed while something was absent. `coming`: chunks whose
     pages are being filled, so that they are not listed yet.
     """
 
     residency: Residency
     held_end: int = 0
-    own_tokens: int = 0
+    own: tuple[Span, ...] = ()
     exact_end: float = math.inf
     coming: tuple[tuple[int, int], ...] = ()
     looked_at: int = 0
@@ -137,7 +137,7 @@ class KvFlashPager:
     @property
     def num_own_tokens(self) -> int:
         """Tokens that are in host memory for their lane alone, in no node that others know."""
-        return sum(lane.own_tokens for lane in self._lanes)
+        return sum(end - begin for lane in self._lanes for begin, end in lane.own)
 
     def ledger(self, lane: int, end: int) -> list[tuple[bool, float]]:
         """Of each chunk of the lane's first `end` tokens whether it is here, and what it is worth;
@@ -218,8 +218,9 @@ class KvFlashPager:
         return [PageEvent(lane, *given) for given in change.given]
 
     def held(self, lane: int, begin: int, end: int) -> None:
-        """Host memory holds these tokens of the lane, as a node that it keeps."""
+        """Host memory holds these tokens of the lane as a node, and no more for the lane alone."""
         of_lane = self._lanes[lane]
+        of_lane.own = tuple(own for own in of_lane.own if own[0] < begin or own[1] > end)
         if begin <= of_lane.held_end:
             of_lane.held_end = max(of_lane.held_end, end)
 
@@ -248,7 +249,7 @@ class KvFlashPager:
         """These tokens are in host memory, for the lane alone."""
         of_lane = self._lanes[lane]
         of_lane.held_end = end
-        of_lane.own_tokens += end - begin
+        of_lane.own = (*of_lane.own, (begin, end))
 
     def looks(self, lane: int, num_tokens: int) -> None:
         """A look at the lane begins, where it stands after so many tokens."""

@@ -6,6 +6,7 @@ nothing has changed. One that would leave no victim is refused whole. Knows no p
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,10 +125,9 @@ class Residency:
         """Give absent chunks the pages of residents that are worth less: each at least `margin`
         times what its victim is, at most `num_most` of them. Pages that are free are given first.
         """
-        absent = sorted(
-            (c for c in self._scores if c not in self._pages and c < self.num_chunks),
-            key=lambda c: (-self._scores[c], -c),
-        )[:num_most]
+        pages, num_chunks = self._pages, self.num_chunks
+        valued = ((s, c) for c, s in self._scores.items() if c not in pages and c < num_chunks)
+        absent = [chunk for _, chunk in heapq.nlargest(num_most, valued)]
         victims = self._victims(self.num_chunks - TAIL_CHUNKS)
         chosen: list[int] = []
         evicted: list[int] = []

@@ -37,7 +37,7 @@ class Ends:
         only.
         """
         assert self.norm is not None and self.head is not None, "only the last shard projects"
-        logits = self.head.linear(self.norm(x))
+        logits = self.head.linear(x, self.norm)
         return logits.float() if out is None else out.copy_(logits)
 
     @property

@@ -20,7 +20,7 @@ from luceasync.models.layer_reader import Part, whole
 from luceasync.models.layers import Layer
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import ModelSpec
-from luceasync.models.weights import StackedWeight, Table, Weight
+from luceasync.models.weights import Table, Weight
 
 
 class TensorSource(Protocol):
@@ -124,7 +124,7 @@ class TensorReader:
                 self._advance(num_bytes)
                 begin += rows
             segments.append(stack.weight())
-        return segments[0] if len(segments) == 1 else StackedWeight(segments)
+        return segments[0] if len(segments) == 1 else self.ops.stacked(segments)
 
     def table(self, name: str, shape: Shape) -> Table:
         """A matrix whose rows are looked up one by one: as it is."""

@@ -6,7 +6,7 @@ these are their slow truth. Knows weights as tensors, no state and no kind of la
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.trees import Trees, torch_trees
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import RowNorm, StackedWeight, Table, Weight
 
 T = TypeVar("T")
 
@@ -35,6 +35,10 @@ class Ops(Protocol):
 
     def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
         """A quantised matrix, whose memory is given away; `dtype`: of looked up rows."""
+        ...
+
+    def stacked(self, segments: Sequence[Weight]) -> Weight:
+        """Weights that are stored unlike, one below the other."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -70,6 +74,10 @@ class TorchOps:
         """See Ops."""
         return TorchGrouped(packed, dtype)
 
+    def stacked(self, segments: Sequence[Weight]) -> Weight:
+        """See Ops."""
+        return StackedWeight(segments)
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""
         return rms_norm(x, weight, eps)
@@ -102,17 +110,17 @@ class TorchTable:
     def dtype(self) -> torch.dtype:
         return self.rows.dtype
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
-        return F.linear(x, self.rows)
+        return F.linear(x if norm is None else norm(x), self.rows)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""
         return residual + self.linear(x)
 
-    def swiglu(self, x: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
-        gate, up = self.linear(x).chunk(2, -1)
+        gate, up = self.linear(x, norm).chunk(2, -1)
         return F.silu(gate) * up
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -122,7 +130,7 @@ class TorchTable:
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """An RMS norm; weight float32 [dim], with the family's offset already added."""
+    """A RowNorm; weight float32 [dim], with the family's offset already added."""
 
     ops: Ops
     weight: Tensor

@@ -24,7 +24,7 @@ from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchOps, TorchTable
 from luceasync.models.row_counts import filled_up
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import RowNorm, Table, Weight
 
 LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
@@ -86,8 +86,9 @@ class PackedTable(TorchTable):
     def num_bytes(self) -> int:
         return self.rows.numel() * self.rows.element_size()  # a packed tensor has no nbytes
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
+        x = x if norm is None else norm(x)
         num_rows = x.numel() // x.shape[-1]
         missing = _num_missing(num_rows)
         if not missing:

@@ -4,7 +4,7 @@ where the rows are many. Knows which kernel serves which number of rows, and not
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TypeVar
 
@@ -17,12 +17,12 @@ from luceasync.kernels import linear as decode_rows
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import trees as tree_kernels
 from luceasync.models.grouped.packed import Packed
-from luceasync.models.grouped.tiled_weight import TiledGrouped
+from luceasync.models.grouped.tiled_weight import TiledGrouped, TiledStack
 from luceasync.models.grouped.tiles import can_tile, tile
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchTable
 from luceasync.models.trees import Trees
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import RowNorm, StackedWeight, Table, Weight
 
 DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass
 SLICE_NUMBERS = 1 << 23  # of a quantised matrix that are float32 at once: the workspace has room
@@ -51,6 +51,10 @@ class TritonOps:
         num_bytes = packed.num_bytes
         return TiledGrouped(tile(packed), num_bytes, dtype)
 
+    def stacked(self, segments: Sequence[Weight]) -> Weight:
+        tiled = [segment for segment in segments if isinstance(segment, TiledGrouped)]
+        return TiledStack(tiled) if len(tiled) == len(segments) else StackedWeight(segments)
+
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
@@ -69,7 +73,8 @@ class TritonOps:
 class TritonTable(TorchTable):
     """A matrix as it is, multiplied by the kernel that its number of rows wants."""
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
         flat, fused = x.reshape(-1, x.shape[-1]), _fused(x, few_rows.MAX_ROWS)
         out = fused.linear(flat, self.rows) if fused else F.linear(flat, self.rows)
         return out.view(*x.shape[:-1], -1)
@@ -82,7 +87,8 @@ class TritonTable(TorchTable):
         flat_residual.addmm_(flat, self.rows.t())  # in place: else it would be copied first
         return residual
 
-    def swiglu(self, x: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        x = x if norm is None else norm(x)
         flat = x.reshape(-1, x.shape[-1])
         if fused := _fused(x, SWIGLU_ROWS):
             out: Tensor = fused.swiglu(flat, self.rows)

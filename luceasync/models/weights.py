@@ -13,6 +13,18 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+class RowNorm(Protocol):
+    """An RMS norm of rows [..., dim] that are multiplied next; `weight`: float32 [dim]."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
 class Weight(Protocol):
     """A matrix [out, dim] on a device, in the form that the operations there want."""
 
@@ -24,16 +36,16 @@ class Weight(Protocol):
         """Of the numbers that it stands for: what `linear` is computed in."""
         ...
 
-    def linear(self, x: Tensor) -> Tensor:
-        """x @ weight^T. x: [..., dim] -> [..., out]."""
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """x @ weight^T, of x as `norm` has it if one is given. x: [..., dim] -> [..., out]."""
         ...
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + x @ weight^T; `residual` may be what is returned, overwritten."""
         ...
 
-    def swiglu(self, x: Tensor) -> Tensor:
-        """silu(gate) * up, where gate is the first half of x @ weight^T and up the second. ->
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """silu(gate) * up, where gate is the first half of `linear` and up the second. ->
         [..., out / 2].
         """
         ...
@@ -51,29 +63,30 @@ class StackedWeight:
     """Segments that are stored unlike, one below the other: a Weight."""
 
     def __init__(self, segments: Sequence[Weight]) -> None:
-        self._segments = tuple(segments)
+        self.segments = tuple(segments)
 
     @property
     def num_bytes(self) -> int:
-        return sum(segment.num_bytes for segment in self._segments)
+        return sum(segment.num_bytes for segment in self.segments)
 
     @property
     def dtype(self) -> torch.dtype:
-        return self._segments[0].dtype
+        return self.segments[0].dtype
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
         import torch
 
-        return torch.cat([segment.linear(x) for segment in self._segments], -1)
+        x = x if norm is None else norm(x)
+        return torch.cat([segment.linear(x) for segment in self.segments], -1)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""
         return residual + self.linear(x)
 
-    def swiglu(self, x: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
         from torch.nn.functional import silu
 
-        gate, up = self.linear(x).chunk(2, -1)
+        gate, up = self.linear(x, norm).chunk(2, -1)
         return silu(gate) * up

@@ -11,6 +11,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -186,10 +187,9 @@ class DiskTier:
         self._faults.tell("scan", faults[-1] if faults else "")
         return changes(before, self._listings)
 
-    async def touch(self, key: str) -> bool:
-        """The node was used now, also for other processes; False where there is none."""
-        path = self._directory.path(key)
-        return await self._try(partial(_touch, path), False)
+    async def touch(self, keys: Sequence[str]) -> int:
+        """The nodes were used now, also for other processes; how many of them there are."""
+        return await self._try(partial(_touch, [*map(self._directory.path, keys)]), 0)
 
     async def remove(self, key: str, namespace: str | None = None) -> int:
         """Remove a node, of another namespace if it is named; the bytes that are free now, 0 where
@@ -245,6 +245,10 @@ class DiskTier:
         return result
 
 
-def _touch(path: Path) -> bool:
-    os.utime(path, follow_symlinks=False)
-    return True
+def _touch(paths: Sequence[Path]) -> int:
+    num_there = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.utime(path, follow_symlinks=False)
+            num_there += 1
+    return num_there

@@ -33,7 +33,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import RemoteGroup, RemotePasses, load
 from luceasync.pipeline.remote_contents import RemoteContents, SharedBytes, StreamedBytes
 from luceasync.pipeline.sizes import Sizes
-from luceasync.processes import Processes
+from luceasync.processes import NO_PROCESSES, Processes
 
 HEARTBEAT = Heartbeat()
 START_S = 120.0  # until a process has imported what it needs
@@ -115,6 +115,8 @@ class Fleet:
     @property
     def status(self) -> Processes:
         """Of each process. Any thread may ask."""
+        if not self._berths:  # asked at each request
+            return NO_PROCESSES
         found = (
             replace(
                 berth.process.status,

@@ -22,6 +22,8 @@ from luceasync.pipeline.pool import AskedPool, Pool, choose_pool, chunk_that_fit
 from luceasync.pipeline.ranges import check_weights, split_layers
 from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
 
+LEAST_NODE_TOKENS = 2048  # of a prompt that goes on; a node costs a restart half a millisecond
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -64,13 +66,14 @@ class Plan:
     @property
     def most_uncut_tokens(self) -> int:
         """Tokens of a prompt after which a node is to end at the latest: so they need not leave a
-        lane's pages before one holds them.
+        lane's pages before one holds them. Of small pools they do: that they are copied twice
+        costs less than many small files do after a restart.
         """
         if self.pool is None:
             return self.max_ctx_tokens  # what nobody has to observe
         pinned = chunks_of(self.pool.pins, CHUNK_TOKENS) | set(range(SINK_CHUNKS))
         others = (self.num_pages - len(pinned) - 1) * CHUNK_TOKENS
-        return max(self.prefill_chunk_tokens, others - 2 * self.prefill_chunk_tokens)
+        return max(LEAST_NODE_TOKENS, others - 2 * self.prefill_chunk_tokens)
 
     @property
     def host_bytes(self) -> int:

@@ -44,6 +44,18 @@ class Held:
     saved: Ticket = field(default_factory=Arrived)
 
 
+class _Read(NamedTuple):
+    """Regions that a lane is read from, of tokens `[begin, end)`."""
+
+    begin: int
+    end: int
+    regions: Sequence[Region]
+
+    def is_within(self, other: _Read) -> bool:
+        """Whether it is of tokens of the other one."""
+        return other.begin <= self.begin and self.end <= other.end
+
+
 class NodeBytes(Protocol):
     """Where the bytes of nodes lie, and how they come and go."""
 
@@ -71,7 +83,8 @@ class RemoteContents:
         self._link = link
         self._parts = parts
         self._bytes = content
-        self._of_lanes: dict[int, list[Region]] = defaultdict(list)  # that they are read from
+        self._of_lanes: dict[int, list[_Read]] = defaultdict(list)  # that they are read from
+        self._replaced: dict[int, list[_Read]] = {}  # that passes under way may still read
         self._next_ticket = 1
         self._next_number = 1  # none comes again: the other process may still hold an old one
 
@@ -89,7 +102,8 @@ class RemoteContents:
         held = self._new(span)
         at, ticket = self._bytes.places(held.regions), self._number_of_ticket()
         order = wire.Save(held.number, lane, span.begin, span.end, span.with_state, ticket, at)
-        held.saved = self._ask_for_copies(order, held.regions)
+        # What passes before it may have read is free with it: the device takes out behind them.
+        held.saved = self._ask_for_copies(order, [held.regions, self._replaced.pop(lane, ())])
         return held, held.saved
 
     def put_in(self, lane: int, chain: Sequence[Chained[Held]], num_tokens: int) -> Ticket:
@@ -134,13 +148,18 @@ class RemoteContents:
         return self._link.ask(order, wire.Room).is_there
 
     def hold(self, lane: int, span: Span, content: Held, end: int) -> None:
-        """See Nodes. Memory that we gave stays ours as long as the other process reads it."""
-        self._of_lanes[lane] += content.regions
+        """See Nodes. Memory that we gave stays ours as long as the other process reads it: not what
+        it had of these tokens before.
+        """
+        read, new = self._of_lanes[lane], _Read(span.begin, end, tuple(content.regions))
+        self._replaced.setdefault(lane, []).extend(each for each in read if each.is_within(new))
+        self._of_lanes[lane] = [*(each for each in read if not each.is_within(new)), new]
         self._link.tell_soon(wire.Hold(lane, content.number, end))
 
     def release(self, lane: int) -> None:
         """See Nodes. The process has been told that the lane begins anew."""
         self._of_lanes.pop(lane, None)
+        self._replaced.pop(lane, None)
 
     def close(self) -> None:
         """See Contents: whoever has the link closes it."""

@@ -26,6 +26,7 @@ class Tree:
         self._children: dict[NodeKey | None, Siblings] = {}
         self._num_bytes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
         self._num_nodes: dict[Tier, int] = dict.fromkeys(TIERS, 0)
+        self.num_changes = 0  # a match stands as long as this does
 
     def __repr__(self) -> str:
         leaves = sum(key not in self._children for key in self._nodes)
@@ -196,6 +197,7 @@ class Tree:
             self._count(known, -1)
         self._count(node, 1)
         self._nodes[node.key] = node
+        self.num_changes += 1
         return node
 
     def _count(self, node: Node, sign: int) -> None:
@@ -205,6 +207,7 @@ class Tree:
 
     def _forget(self, node: Node) -> None:
         del self._nodes[node.key]
+        self.num_changes += 1
         self._count(node, -1)
         siblings = self._children[node.parent]
         siblings.discard(node.tokens)

@@ -43,13 +43,11 @@ class LocalLogits:
         logits, in float32.
         """
         raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
-        if carry is None:
-            carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
         masks = wanted.masks
         if wanted.is_of_masked and masks is not None:
             assert not wanted.edits, "edits name rows by their place among all"
             rows = torch.from_numpy(masks.rows).to(raw.device, non_blocking=True)
-            raw, carry = raw[rows], carry[rows]
+            raw, carry = raw[rows], None if carry is None else carry[rows]
             masks = Masks(np.arange(len(masks.rows)), masks.words)
         edited = apply_edits(raw.float(), wanted.edits) if wanted.edits else raw
         if masks is not None:
@@ -58,7 +56,8 @@ class LocalLogits:
             return _ranked(raw, edited.float(), wanted, carry)
         peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is
         is_odd = (peaks - peaks).isnan()  # infinite, or NaN
-        return _Best(torch.cat([carry, ids.masked_fill_(is_odd, NO_TOKEN)], 1))
+        ids.masked_fill_(is_odd, NO_TOKEN)
+        return _Best(ids if carry is None else torch.cat([carry, ids], 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +111,11 @@ class _Ranked:
         return float(self.logprobs[index, token_id].item())
 
 
-def _ranked(raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor) -> _Ranked:
+def _ranked(raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None) -> _Ranked:
     """`edited` float32: all is queued on the device, to be copied once."""
     num_vocab = raw.shape[1]
+    if carry is None:
+        carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
     peaks, best = edited.max(-1, keepdim=True)
     values, ids = edited.topk(min(num_vocab, wanted.num_ranked))
     blocks = [carry, best, peaks, _masses(edited, values, wanted.mass_at), values, ids]

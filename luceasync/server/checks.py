@@ -6,9 +6,9 @@ Owns the words of a refusal, and how much of a wrong value they repeat. Knows no
 from __future__ import annotations
 
 import re
-from collections.abc import Sized
+from collections.abc import Mapping, Sized
 from reprlib import Repr
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
@@ -56,6 +56,15 @@ def at_most(param: str, values: Sized, most: int, what: str) -> None:
             f"Invalid value for '{param}': {len(values)} {what}; expected at most {most}.",
             param=param,
         )
+
+
+def check_arguments(param: str, schema: Mapping[str, Any]) -> None:
+    """Raise RequestError where `schema`, that of a tool's arguments, says that they are no object:
+    they always are.
+    """
+    kinds = schema.get("type")
+    if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
+        refuse(f"{param}.type", kinds, "'object'")
 
 
 def in_range(param: str, value: Number, least: Number, most: Number) -> Number:

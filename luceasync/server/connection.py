@@ -18,6 +18,8 @@ from hypercorn.asyncio.tcp_server import MAX_RECV, TCPServer
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import Closed, Event, RawData, Updated
+from hypercorn.protocol.events import Body, Response
+from hypercorn.protocol.events import Event as StreamEvent
 from hypercorn.protocol.h11 import H11Protocol
 from hypercorn.typing import (
     AppWrapper,
@@ -36,6 +38,8 @@ Address = tuple[str, int] | None
 
 SEND_TIMEOUT_S = 60.0  # in which a client has to read some of what waits for it
 AHEAD_TIMEOUT_S = 10.0  # for which a client may have sent more than anybody reads yet
+NO_BODY = frozenset((204, 304))
+FRAMING = frozenset((b"content-length", b"transfer-encoding"))  # headers that say a body's end
 LAST_TURNS = 64  # of the loop, for what a client has said before it left
 LARGE_BYTES = 16 << 10  # of one piece: those of many clients are taken one at a time
 CLOSE_TIMEOUT_S = 5.0  # for the last bytes of a connection that ends
@@ -73,6 +77,26 @@ class Http11(H11Protocol):
 
     An offer to upgrade is passed over, as a server may (RFC 9110, 7.8).
     """
+
+    _in_chunks = False  # so goes what is still sent of the body
+
+    async def stream_send(self, event: StreamEvent) -> None:
+        if isinstance(event, Body) and self._in_chunks and event.data:
+            # Each token comes this way. h11 would look again at what cannot have changed.
+            await self.send(RawData(b"%x\r\n%b\r\n" % (len(event.data), event.data)))
+            return
+        await super().stream_send(event)
+        self._in_chunks = isinstance(event, Response) and self._goes_in_chunks(event)
+
+    def _goes_in_chunks(self, response: Response) -> bool:
+        """Whether h11 has promised so: a body of unknown length, to a client of HTTP/1.1."""
+        return (
+            isinstance(self.connection, h11.Connection)
+            and self.connection.our_state is h11.SEND_BODY
+            and self.connection.their_http_version == b"1.1"
+            and response.status_code not in NO_BODY
+            and not any(name.lower() in FRAMING for name, _ in response.headers)
+        )
 
     async def _check_protocol(self, event: h11.Request) -> None:
         if event.http_version != b"1.1" and event.http_version != b"1.0":

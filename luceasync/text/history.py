@@ -88,7 +88,7 @@ class History:
         """
         self._hold(b"", (), token_ids)
 
-    def recall(self, text: str) -> list[int]:
+    def recall(self, text: str) -> array[int]:
         """The ids of `text`: those of the longest remembered text that it begins with, and of the
         rest by itself; all by `Tokenizer.encode` where none fits. Raises RequestError as that does.
         """
@@ -96,8 +96,8 @@ class History:
         for match in self._beginnings_of(spelled):
             rest = self._encode_rest(spelled, match.num_bytes)
             if rest is not None:
-                return match.sequence.ids[: match.num_ids].tolist() + rest
-        return self._tokenizer.encode(text)
+                return match.sequence.ids[: match.num_ids] + array("i", rest)
+        return array("i", self._tokenizer.encode(text))
 
     def _encode_rest(self, spelled: bytes, seam: int) -> list[int] | None:
         """The ids of `spelled[seam:]`; None where no text must be cut.
@@ -134,7 +134,7 @@ class History:
         return found[::-1]
 
     def _hold(self, prompt: bytes, prompt_ids: Sequence[int], generated_ids: Sequence[int]) -> None:
-        sequence = _Sequence(array("i", (*prompt_ids, *generated_ids)))
+        sequence = _Sequence(array("i", prompt_ids) + array("i", generated_ids))
         if len(sequence.ids) > self._max_tokens_held:
             return
         for said in (generated_ids[:-1], generated_ids):
@@ -184,7 +184,7 @@ def _spell(tokenizer: Tokenizer, ids: Iterable[int]) -> bytes:
     """The text of `ids` as a prompt has it: what only spells a control token has a BREAK in it."""
     parts = []
     for is_control, run in groupby(ids, tokenizer.control.is_control):
-        spelled = b"".join(map(tokenizer.token_bytes, run))
+        spelled = tokenizer.spell(run)
         parts.append(spelled if is_control else _broken(tokenizer, spelled))
     return b"".join(parts)
 

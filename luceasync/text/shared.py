@@ -5,6 +5,7 @@ Owns where that beginning ends. Knows no cache; how text becomes ids is told to 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,11 @@ REPLIES = ("0", "a")
 def shared_ids(
     template: Template,
     turns: Turns,
-    encode: Callable[[str], Sequence[int]],
+    encode: Callable[[str], array[int]],
     messages: Sequence[Mapping[str, Any]],
     tools: Tools = None,
     template_kwargs: Mapping[str, Any] | None = None,
-) -> list[int]:
+) -> array[int]:
     """The ids with which all prompts begin that continue `messages` with a user's turn, up to where
     that turn begins.
 
@@ -34,17 +35,17 @@ def shared_ids(
 
     variables = {**(template_kwargs or {}), "add_generation_prompt": False}
 
-    def ids_of(reply: str, *said: Mapping[str, Any], tools: Tools = None) -> Sequence[int]:
+    def ids_of(reply: str, *said: Mapping[str, Any], tools: Tools = None) -> array[int]:
         asked = {"role": "user", "content": reply}
         return encode(template.render([*said, asked], tools, **variables))
 
     one, other = (ids_of(reply, *messages, tools=tools) for reply in REPLIES)
     parted = (i for i, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1])
-    shared = list(one[: next(parted, min(len(one), len(other)))])
+    shared = one[: next(parted, min(len(one), len(other)))]
     ends = turns.ends(shared)
     if not ends:
         return shared
-    opening, alone = shared[ends[-1] :], list(ids_of(REPLIES[0]))
+    opening, alone = shared[ends[-1] :], ids_of(REPLIES[0])
     begin = max([0, *turns.ends(alone)])
     is_empty = alone[begin : begin + len(opening)] == opening
     return shared[: ends[-1]] if is_empty else shared

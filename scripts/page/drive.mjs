@@ -112,6 +112,62 @@ const cases = {
     await page.getByRole("button", { name: "New", exact: true }).click();
     assert.equal(await page.locator("#messages > li").count(), 0);
   },
+  async tabs_keep_each_others_conversations() {
+    const other = await page.context().newPage();
+    await other.goto(url);
+    await ask(other, say("from the other tab", "Other tab"));
+    await done(other);
+    await page.locator("#conversations button", { hasText: "Other tab" }).waitFor(WAIT);
+    await page.getByRole("button", { name: "New", exact: true }).click();
+    await ask(page, say("from this tab", "This tab"));
+    await done(page);
+    await other.locator("#conversations button", { hasText: "This tab" }).waitFor(WAIT);
+    await other.locator("#delete").click();
+    await page.locator("#conversations button", { hasText: "Other tab" }).waitFor({ state: "detached", ...WAIT });
+    await other.close();
+    await page.reload();
+    const kept = await page.locator("#conversations").textContent();
+    assert.match(kept, /This tab/);
+    assert.doesNotMatch(kept, /Other tab/);
+  },
+  async an_answer_elsewhere_gives_the_buttons_back() {
+    await page.locator("#conversations button", { hasText: "This tab" }).click();
+    await page.getByRole("button", { name: "New", exact: true }).click();
+    await ask(page, say(LONG, "Long beside another."));
+    await page.locator(".growing").waitFor(WAIT);
+    await page.locator("#conversations button", { hasText: "This tab" }).click();
+    assert.equal(await page.getByRole("button", { name: "Edit" }).count(), 0);
+    await done(page);
+    assert.equal(await page.getByRole("button", { name: "Edit" }).count(), 1);
+  },
+  async an_answer_that_failed_is_not_sent_back() {
+    await page.getByRole("button", { name: "New", exact: true }).click();
+    await page.route("**/v1/chat/completions", (route) => route.abort(), { times: 1 });
+    await ask(page, say("never", "Fails."));
+    await page.locator("#messages .wrong").waitFor(WAIT);
+    faults.splice(0); // the browser tells of it too
+    const asked = page.waitForRequest("**/v1/chat/completions");
+    await ask(page, say("at last", "Again."));
+    const { messages } = (await asked).postDataJSON();
+    assert.deepEqual(messages.map(({ role }) => role), ["user", "user"]);
+    await done(page);
+    assert.match(await last(page).textContent(), /at last/);
+  },
+  async works_where_nothing_may_be_kept() {
+    const context = await browser.newContext();
+    await context.addInitScript(() => {
+      for (const name of ["localStorage", "sessionStorage"]) {
+        Object.defineProperty(window, name, { get() { throw new DOMException("no", "SecurityError"); } });
+      }
+    });
+    const bare = await context.newPage();
+    await bare.goto(url);
+    await ask(bare, say("kept nowhere", "Hello"));
+    await done(bare);
+    assert.match(await last(bare).textContent(), /kept nowhere/);
+    assert.match(await bare.locator("#notice").textContent(), /keep nothing/);
+    await context.close();
+  },
   async works_on_a_phone_in_the_dark_and_by_keyboard() {
     const phone = await open({ viewport: { width: 390, height: 760 }, colorScheme: "dark" });
     await phone.keyboard.press("Tab"); // the link that skips to the question

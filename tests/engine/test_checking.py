@@ -25,6 +25,11 @@ class OnlyEven:
         self.num_masked.append(first)
         return {row: np.array([0x55555555], np.int32) for row in range(first, len(tokens))}
 
+    def foresee(self, tokens, *, is_missed: bool) -> None:
+        self.foreseen = tokens
+        if is_missed:
+            self.missed(tokens[-1])
+
     def missed(self, token: int) -> None:
         self.missing.append(token)
 
@@ -65,9 +70,27 @@ def test_one_that_may_not_come_gives_its_place_to_the_best_that_may():
     assert guide.num_masked == [1] and logits.num_times == 1  # once, for all rows below
 
 
+def foreseen(best: list[int], tokens: list[int], parents: list[int] | None = None) -> OnlyEven:
+    guide = OnlyEven()
+    checking = Checking(guide, logits_of(best), 0, tokens, parents)  # type: ignore[arg-type]
+    checking.foresee(best)
+    return guide
+
+
+def test_a_guide_is_told_at_once_what_a_round_says():
+    assert foreseen([4, 6, 8], [0, 4, 6]).foreseen == [4, 6, 8]
+    assert foreseen([4, 6, 8], [0, 4, 12]).foreseen == [4, 6]
+    assert foreseen([4, 6, 9, 8], [0, 2, 4, 6], [-1, 0, 0, 2]).foreseen == [4, 9]
+    assert foreseen([4, -1, 8], [0, 4, 12]).foreseen == [4]
+
+
 def test_a_guide_is_told_of_a_token_that_no_row_proposed():
-    _, guide, _ = walked([4, 6, 8], [0, 4, 12])
-    assert guide.missing == [6]  # below the last row there was nothing to propose
+    assert foreseen([4, 6, 8], [0, 4, 12]).missing == [6]
+    assert foreseen([4, 6, 8], [0, 4, 6]).missing == []  # below the last row nothing was proposed
+    assert foreseen([4, 6, 8], [0, 4, 6], [-1, 0, 0]).missing == []
+    assert foreseen([4, 6, 8, 2], [0, 4, 6, 12], [-1, 0, 0, 1]).missing == [6]
+    _, guide, _ = walked([5, 6, 8], [0, 4, 6])
+    assert guide.missing == [6]  # the token that another one made room for
 
 
 def test_no_finite_number_stays_none():

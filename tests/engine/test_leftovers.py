@@ -79,6 +79,18 @@ def test_prompts_are_kept_first_then_lanes_are_freed(leftovers, heard):
     assert len(heard.calls) == 4
 
 
+def test_what_has_been_told_waits_no_more_until_it_is_done(leftovers):
+    leftovers.told()
+    assert not leftovers.are_told  # there is nothing
+    leftovers.ended(choice("a"))
+    assert not leftovers.are_told
+    leftovers.told()
+    assert leftovers.are_told
+    leftovers.clear()
+    leftovers.ended(choice("b"))
+    assert not leftovers.are_told
+
+
 def test_a_lane_is_free_whoever_cannot_be_told_that_it_is_empty(heard):
     leftovers = Leftovers(heard, heard, heard)
     heard.failing = "vacate"

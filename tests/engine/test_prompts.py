@@ -42,14 +42,14 @@ def test_text_and_ids_are_the_prompt_of_the_messages_that_render_to_them(prompts
     text = language.template.render(CHAT.messages)
     ids = tuple(language.tokenizer.encode(text))
     rendered = [render(prompts, p) for p in (CHAT, TextPrompt(text), TokenPrompt(ids))]
-    assert {r.ids for r in rendered} == {ids}
+    assert {tuple(r.ids) for r in rendered} == {ids}
     assert len({r.boundaries for r in rendered}) == 1
     assert [r.text for r in rendered] == [text, text, None]
 
 
 def test_raw_text_gets_no_template(prompts, language):
-    ids = tuple(language.tokenizer.encode("to be or not"))
-    assert render(prompts, TextPrompt("to be or not")).ids == ids
+    ids = language.tokenizer.encode("to be or not")
+    assert render(prompts, TextPrompt("to be or not")).ids.tolist() == ids
 
 
 def test_ids_outside_the_vocabulary_are_refused_with_their_place(prompts):
@@ -82,8 +82,8 @@ def test_messages_that_are_only_kept_end_where_the_next_turn_begins(prompts, lan
     system = ChatPrompt([{"role": "system", "content": "be brief"}])
     kept = render(prompts, system, keep_prefix=True, max_tokens=0)
     continued = language.template.render([*system.messages, *CHAT.messages])
-    ids = tuple(language.tokenizer.encode(continued))
-    assert kept.ids == ids[: len(kept.ids)]
+    ids = language.tokenizer.encode(continued)
+    assert kept.ids.tolist() == ids[: len(kept.ids)]
     assert kept.boundaries[-1] == len(kept.ids)
     assert kept.text is None
 
@@ -94,15 +94,9 @@ def test_what_a_tenant_was_answered_comes_back_with_the_ids_that_it_had(prompts,
     first = render(prompts, TextPrompt("or not"), tenant="a")
     first.tenant.history.remember(first.text, first.ids, said)
     again = TextPrompt("or not" + "to be")
-    assert render(prompts, again, tenant="a").ids == (*first.ids, *said)
-    assert (
-        render(prompts, again, tenant="b").ids
-        == tuple(encode(again.text))
-        != (
-            *first.ids,
-            *said,
-        )
-    )
+    assert render(prompts, again, tenant="a").ids == first.ids + said
+    others = render(prompts, again, tenant="b").ids.tolist()
+    assert others == encode(again.text) != [*first.ids, *said]
 
 
 def test_a_text_far_beyond_the_context_is_refused_before_it_is_encoded(prompts, language):

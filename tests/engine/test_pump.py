@@ -141,6 +141,8 @@ def test_an_answers_end_goes_out_before_its_prefix_is_kept(make_prepared):
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     pump.step()
     assert pump.pause_s == LEAVING_PAUSE_S
+    pump.ends_are_told()
+    assert pump.pause_s == 0.0
     pump.step()
     assert pump.is_idle
 

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import FIT_ROUNDS, Guide, Least
+from luceasync.grammar.guide import Guide, Least
 from luceasync.grammar.thought import Limit, Thought
 from tests import tiny
 
@@ -96,6 +96,19 @@ def test_in_a_tree_the_least_probable_rows_make_room(guide, tokenizer):
     assert tokens[1 : num_rows - len(line)] == [3] * (num_rows - 1 - len(line))
 
 
+@pytest.mark.parametrize("parents", [None, [-1, *range(40)]])
+def test_an_end_is_what_must_come_last(guide, tokenizer, parents):
+    end = min(tokenizer.eos_ids)
+    right = tokenizer.encode('{"question": "not", "n": 5}')
+    rows = [0, *right, *[3] * (40 - len(right))]
+    tokens, _ = guide.fit(rows, parents, 41)
+    if parents is None:
+        assert tokens[: len(right) + 2] == [0, *right, end]
+    else:
+        assert tokens[1:40] == rows[1:40] and tokens[-1] == end
+    assert guide.fit([0, *right, end], None, 41)[0] == [0, *right, end]
+
+
 def test_no_path_gets_longer_than_may_be(guide):
     for most in (2, 3, 5):
         tokens, parents = guide.fit([0] + [3] * 9, [-1] + [0] * 9, most)
@@ -123,24 +136,76 @@ def test_a_token_alone_is_allowed_where_its_mask_says_so(new_matcher, tokenizer,
     assert [token for token in ids if guide.allows(token)] == allowed(guide.mask())
 
 
-def test_proposals_are_fitted_as_long_as_a_drafter_misses_what_must_come(guide, tokenizer):
-    right = tokenizer.encode('{"question": "')
-    assert guide.is_fitting
-    guide.fit([0, *right], None, 20)  # the first one was right
+def test_proposals_are_fitted_as_long_as_a_drafter_lacks_what_must_come(guide, tokenizer):
+    right, wrong = tokenizer.encode('{"question": "'), [0, 3, 3, 3]
+
+    def fitting(*, missed: bool) -> bool:
+        """Whether the next round's proposal is fitted."""
+        if guide.is_fitting:
+            guide.fit(wrong if missed else [0, *right], None, 20)
+        guide.foresee(right[:1], is_missed=missed)
+        return guide.is_fitting
+
+    assert guide.is_fitting  # the first one
+    assert not any(fitting(missed=False) for _ in range(3))
+    assert not any(fitting(missed=missed) for missed in (True, False, False, True))
+    assert fitting(missed=True)  # the second round of two
+    assert all(fitting(missed=True) for _ in range(5))
+    assert not [fitting(missed=False) for _ in range(5)][-1]
+
+
+def test_no_proposal_is_fitted_for_a_token_that_another_may_stand_for(guide, tokenizer):
+    for token in tokenizer.encode('{"question": "'):
+        guide.consume(token)
+    for _ in range(6):
+        guide.foresee(tokenizer.encode("t"), is_missed=True)
     assert not guide.is_fitting
-    guide.missed(right[1])  # another one must come
-    assert not guide.is_fitting
-    guide.missed(right[0])
-    for _ in range(FIT_ROUNDS):
-        assert guide.is_fitting
-        guide.fit([0, *right], None, 20)
-    assert not guide.is_fitting
-    guide.missed(right[0])
-    guide.fit([0, right[1]], None, 20)  # what must come took its place
-    for _ in range(FIT_ROUNDS):
-        assert guide.is_fitting
-        guide.fit([0, *right], None, 20)
-    assert not guide.is_fitting
+
+
+RIGHT = '{"question": "to be", "n": 12}'
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_foreseen_changes_nothing_of_what_may_come(new_matcher, tokenizer, seed):
+    """Beside a guide that foresees nothing, whatever it foresees and whatever comes."""
+    rng = random.Random(seed)
+    plain = Guide(new_matcher("json_schema", SCHEMA), None, NUM_WORDS)
+    guide = Guide(new_matcher("json_schema", SCHEMA), None, NUM_WORDS)
+    ends, everything = min(tokenizer.eos_ids), range(-1, NUM_WORDS * 32)
+    rest = [*tokenizer.encode(RIGHT), ends]
+    while not plain.is_over:
+        thought = rest[: rng.randint(0, len(rest))]
+        if thought and rng.random() < 0.3:
+            thought[rng.randrange(len(thought))] = rng.choice([3, ends, rest[0]])
+        if rng.random() < 0.5:
+            guide.look_ahead([0, *thought, 3], None)
+        guide.foresee(thought, is_missed=bool(thought) and rng.random() < 0.5)
+        for _ in range(rng.randint(1, 4)):
+            token = rng.choice(allowed(plain.mask())) if rng.random() < 0.3 else rest[0]
+            asked = rng.choice([token, rng.choice(everything)])
+            assert guide.allows(asked) == plain.allows(asked)
+            if rng.random() < 0.3:
+                assert np.array_equal(guide.mask(), plain.mask())
+                assert guide.is_over == plain.is_over and guide.failure is None
+            if not plain.allows(token):
+                break
+            guide.consume(token)
+            plain.consume(token)
+            rest = rest[1:] if token == rest[0] else [ends]
+            if plain.is_over:
+                break
+    assert guide.is_over and np.array_equal(guide.mask(), plain.mask())
+
+
+def test_a_grammar_that_cannot_be_followed_below_a_row_fails_in_words(new_matcher, tokenizer):
+    number = {"type": "integer", "multipleOf": 7919, "minimum": 10**15, "maximum": 10**18}
+    schema = json.dumps({"type": "array", "items": number, "minItems": 1})
+    guide = Guide(new_matcher("json_schema", schema), None, NUM_WORDS)
+    assert guide.failure is None
+    masks = guide.masks([0, *tokenizer.encode("[12345")], None)
+    assert guide.failure is not None and "followed further" in guide.failure
+    assert not masks[max(masks)].any()
+    assert not guide.allows(tokenizer.encode("[")[0]) and not guide.mask().any()
 
 
 def test_masks_below_a_row_are_those_of_the_whole_proposal(guide, tokenizer):

@@ -1,4 +1,4 @@
-"""What a generation keeps of its prompt, and what it may wait for."""
+"""What a generation keeps of its prompt."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.keeping.lease import Lease, tokens_to_come
+from luceasync.keeping.lease import Lease
 from luceasync.prefix.policy import Cut
 
 PACKAGE = Path(__file__).parents[2] / "luceasync"
 CHANGES = {"append", "extend", "add", "discard", "remove", "update", "clear", "pop", "popleft"}
-TENANT, OTHER = b"t" * 32, b"o" * 32
+TENANT = b"t" * 32
 
 
-def lease_of(prompt, *boundaries: int, tenant=TENANT) -> Lease:
-    return Lease(tenant, array("i", prompt), len(prompt), boundaries, keep_prompt=False)
+def lease_of(prompt, *boundaries: int) -> Lease:
+    return Lease(TENANT, array("i", prompt), len(prompt), boundaries, keep_prompt=False)
 
 
 def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=2048) -> Lease:
@@ -114,31 +114,6 @@ def test_of_a_fork_right_behind_the_tools_one_state_is_kept():
     lease.tools_end = 700
     lease.shares(730)
     assert planned(lease, recurrent=True).forks == (640,)
-
-
-@pytest.mark.parametrize(
-    ("prompt", "recurrent", "expected"),
-    [
-        (range(1000), True, 1000),  # the same one: its logits come too
-        ([*range(600), *range(5000, 5100)], True, 500),  # a state is only where it is kept
-        ([*range(600), *range(5000, 5100)], False, 576),  # attention has all whole chunks
-        (range(5000, 5100), False, 0),
-    ],
-)
-def test_who_shares_a_prompt_that_runs_waits_for_what_it_will_keep(prompt, recurrent, expected):
-    running = planned(lease_of(range(1000), 500), recurrent=recurrent)
-    assert tokens_to_come(lease_of(prompt), running, recurrent=recurrent) == expected
-
-
-def test_nobody_waits_for_another_tenant():
-    running = planned(lease_of(range(1000), tenant=OTHER), recurrent=True)
-    assert tokens_to_come(lease_of(range(1000)), running, recurrent=True) == 0
-
-
-def test_nobody_waits_for_a_prompt_that_is_through():
-    running = planned(lease_of(range(1000)), recurrent=True)
-    running.cuts.clear()
-    assert tokens_to_come(lease_of(range(1000)), running, recurrent=True) == 0
 
 
 def writes_to_leases(source: str) -> list[str]:

@@ -54,6 +54,15 @@ def test_what_memory_has_no_room_for_is_run_again():
     assert lease.fault is MissReason.NO_MEMORY
 
 
+def test_what_memory_holds_needs_no_room(monkeypatch):
+    bench = Bench()
+    bench.serve(PROMPT)
+    monkeypatch.setattr(bench.prefixes._leases, "make_room", lambda num_bytes: False)
+    lease = bench.lease(PROMPT)
+    assert bench.prefixes.prepare(lease, [])
+    assert (lease.match.num_tokens, lease.fault) == (len(PROMPT), None)
+
+
 def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
     bench = on_disk()
     lease = bench.lease(PROMPT)
@@ -62,6 +71,17 @@ def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
         bench.disk.deliver(bench.prefixes, FAULT)
     assert bench.prefixes._decision.longest(lease).num_tokens == 0
     assert bench.prefixes._decision.longest(bench.lease(PROMPT)).num_tokens == len(PROMPT)
+
+
+def test_a_prompt_is_looked_up_again_only_when_its_tree_has_changed():
+    bench = Bench()
+    bench.serve(PROMPT)
+    lease, decision = bench.lease(PROMPT), bench.prefixes._decision
+    found = decision.longest(lease)
+    assert decision.longest(lease) is found
+    [*_, last] = bench.prefixes.index.tree(lease.tenant)
+    bench.prefixes.index.forget(last.key, "memory")
+    assert decision.longest(lease).num_tokens < found.num_tokens
 
 
 @pytest.mark.parametrize("is_slow", [False, True])

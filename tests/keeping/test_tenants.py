@@ -82,8 +82,8 @@ def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
     tenants.found([prompt, answer])
     text = "What does os.getcwd do?Return it"
     known = [*prompt.tokens, *answer.tokens]
-    assert tenants.get("a").history.recall(text)[: len(known)] == known
-    assert tenants.get("b").history.recall(text) == tokenizer.encode(text)
+    assert tenants.get("a").history.recall(text)[: len(known)].tolist() == known
+    assert tenants.get("b").history.recall(text).tolist() == tokenizer.encode(text)
 
 
 def test_a_prompt_that_was_kept_whole_is_known_again(tenants, tokenizer):

@@ -52,6 +52,19 @@ def test_whole_chunks_may_be_saved_before_they_leave():
     assert lanes.unsaved(0, 512) == (500, 512)
 
 
+def test_what_a_node_holds_is_no_lanes_own_any_more():
+    lanes = pager()
+    grow(lanes, 0, NUM_PAGES * 64)
+    lanes.saved(0, 0, 64)
+    lanes.saved(0, 64, 192)
+    lanes.held(0, 0, 128)
+    assert lanes.num_own_tokens == 128  # in one piece, of which the node has not all
+    lanes.held(0, 128, 300)
+    assert lanes.num_own_tokens == 128
+    lanes.held(0, 0, 300)
+    assert lanes.num_own_tokens == 0
+
+
 def test_a_node_that_leaves_a_gap_holds_nothing_of_use():
     lanes = pager()
     grow(lanes, 0, NUM_PAGES * 64)

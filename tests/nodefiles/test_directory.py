@@ -65,7 +65,7 @@ async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path
     (found,) = (await tier.scan()).nodes
     assert (found.namespace, found.key, found.metadata) == (NAMESPACE, KEY, METADATA)
     assert (found.num_bytes, found.last_used_s) == (path.stat().st_size, 1000)
-    assert await tier.touch(KEY)
+    assert await tier.touch(["00" * 32, KEY]) == 1
     assert (await tier.scan()).nodes[0].last_used_s > 1000
 
 

@@ -56,7 +56,7 @@ async def test_nobody_else_may_look(tmp_path: Path, path: Path) -> None:
 
 async def test_what_was_never_written_is_absent(tier: DiskTier) -> None:
     assert await reason_of(tier) == MissReason.GONE
-    assert not await tier.touch(KEY)
+    assert await tier.touch([KEY]) == 0
     assert await tier.remove(KEY) == 0
 
 
@@ -233,7 +233,7 @@ async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: 
             await tier.write(KEY, *node(contents_of()))
             assert await reason_of(tier) == MissReason.IO_ERROR
             await tier.write(OTHER_KEY, *node(contents_of(), key=OTHER_KEY))
-            await tier.touch(KEY)
+            await tier.touch([KEY])
             assert os.strerror(errno.EIO) in tier.degraded
         assert as_bytes(await tier.read(KEY)) == contents_of()
         assert tier.degraded == ""

@@ -141,6 +141,21 @@ def test_memory_of_what_was_held_is_free_when_the_lane_is(make_backend, tiny_dir
     assert backend.lanes.own_bytes == 0 and memory.num_held == 0
 
 
+def test_a_node_takes_the_place_of_what_was_held_for_the_lane_alone(make_backend, tiny_dir: Path):
+    memory = Counted()
+    paged = make_backend(tiny_dir, **SIZES, memory=memory)
+    prefilled(paged, 1, prompt(896))
+    num_own = memory.num_held
+    paged.nodes.save(1, b"all", span := Span(0, 896, with_state=False))
+    num_of_node = memory.num_held - num_own
+    paged.lanes.kept(1, b"all", span)
+    assert num_own and paged.lanes.own_bytes == 0 and memory.num_held == num_of_node
+    whole = make_backend(tiny_dir, **{**SIZES, "pool_tokens": None})
+    prefilled(whole, 1, prompt(896))
+    found = [b.prefill(1, 896, prompt(64), project=True) for b in (whole, paged)]
+    assert (found[0] - found[1]).abs().max() < 1e-4
+
+
 class Counted(PlainMemory):
     """Counts the regions that somebody looks at."""
 

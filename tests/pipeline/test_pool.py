@@ -10,7 +10,7 @@ import pytest
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.pipeline.group import LocalGroup
-from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.plan import LEAST_NODE_TOKENS, Plan
 from luceasync.pipeline.pool import AskedPool, Pool
 from tests import tiny
 from tests.pipeline.plans import plan_of, refusal
@@ -86,8 +86,13 @@ def test_a_pool_that_no_device_holds_is_refused():
 
 
 def test_cuts_come_before_their_tokens_would_leave():
-    assert pooled(1024, prefill_chunk_tokens=256).most_uncut_tokens == 14 * 64 - 512
+    large = pooled(8192, prefill_chunk_tokens=2048, max_ctx_tokens=16384)
+    assert large.most_uncut_tokens == 126 * 64 - 2 * 2048
     assert plan_of(parallel=2, max_ctx_tokens=4096).most_uncut_tokens == 4096
+
+
+def test_a_small_pool_does_not_make_small_nodes():
+    assert pooled(1024, prefill_chunk_tokens=256).most_uncut_tokens == LEAST_NODE_TOKENS
 
 
 @pytest.mark.parametrize("policy", ["qk", "lru"])

@@ -201,6 +201,22 @@ def test_a_hit_is_counted_and_time_runs_forwards():
     assert (tree[node.key].hits, tree[node.key].last_used_s) == (2, 8.0)
 
 
+def test_every_change_counts_so_that_a_match_can_be_known_to_stand():
+    tree = Tree()
+    counts = [tree.num_changes]
+    (node,) = grow(tree, [1] * 10, tiers=BOTH, state_tiers=BOTH)
+    counts.append(tree.num_changes)
+    for change in (
+        lambda: tree.touch([node.key], 1.0),
+        lambda: tree.drop_state(node.key, "disk"),
+        lambda: tree.remove(node.key, "disk"),
+        lambda: tree.remove(node.key, "memory"),
+    ):
+        change()
+        counts.append(tree.num_changes)
+    assert counts == sorted(set(counts))
+
+
 def test_a_state_that_is_dropped_takes_the_logits_along():
     tree = Tree()
     (node,) = grow(tree, [1] * 10, tiers=BOTH, state_tiers=BOTH, logits_tiers=BOTH)

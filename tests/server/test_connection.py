@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable
 
+import h11
 import pytest
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
@@ -91,6 +92,51 @@ async def test_requests_that_were_sent_ahead_are_answered_in_order(on_port):
         writer.write(CHAT + HEALTH)
         said = await asyncio.wait_for(reader.readuntil(b'"status":"ok"'), DEADLINE_S)
         assert said.index(b"[DONE]") < said.index(b'"status":"ok"')
+        writer.close()
+
+
+async def read_answer(
+    client: h11.Connection, reader: asyncio.StreamReader
+) -> tuple[h11.Response, bytes]:
+    """The next response as a strict client reads it, and its body."""
+    response, body = None, b""
+    while True:
+        match event := client.next_event():
+            case h11.NEED_DATA:
+                client.receive_data(await asyncio.wait_for(reader.read(1), DEADLINE_S))
+            case h11.Response():
+                response = event
+            case h11.Data():
+                body += event.data
+            case _:
+                assert isinstance(event, h11.EndOfMessage) and response is not None
+                return response, body
+
+
+async def test_an_answer_in_chunks_ends_where_the_next_one_begins(on_port):
+    async with on_port(ScriptedEngine([text_delta(0, "a\r\n0\r\n\r\n"), *answer("é")])) as client:
+        reader, writer = await connect(client)
+        judge = h11.Connection(h11.CLIENT)
+        for request, framing in ((CHAT, b"chunked"), (HEALTH, None), (CHAT, b"chunked")):
+            writer.write(request)
+            method = request.split()[0]
+            judge.send(h11.Request(method=method, target="/", headers=[("host", "localhost")]))
+            judge.send(h11.EndOfMessage())
+            response, body = await read_answer(judge, reader)
+            assert dict(response.headers).get(b"transfer-encoding") == framing
+            if framing:
+                assert rb"a\r\n0\r\n\r\n" in body and body.endswith(b"data: [DONE]\n\n")
+            judge.start_next_cycle()
+        writer.close()
+
+
+async def test_a_client_of_http_1_0_is_sent_no_chunks(on_port):
+    async with on_port(ScriptedEngine()) as client:
+        reader, writer = await connect(client)
+        writer.write(CHAT.replace(b"HTTP/1.1", b"HTTP/1.0"))
+        head, _, body = (await asyncio.wait_for(reader.read(), DEADLINE_S)).partition(b"\r\n\r\n")
+        assert b"transfer-encoding" not in head.lower()
+        assert body.startswith(b"data: ") and body.endswith(b"data: [DONE]\n\n")
         writer.close()
 
 

@@ -21,6 +21,6 @@ FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
     reason=f"no Chromium: {VARIABLE} names no folder in which scripts/check_page.py has put one",
 )
 def test_every_case_of_the_page_passes(tmp_path):
-    with server(tmp_path / "run", "qwen3.5") as url:
+    with server(tmp_path / "run", "--template", "qwen3.5") as url:
         told = drive(FOLDER, "drive.mjs", url)
     assert told and [line for line in told if line["error"]] == []

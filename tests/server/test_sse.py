@@ -50,6 +50,16 @@ async def test_two_writers_start_the_response_once_and_first():
     assert [message["more_body"] for message in wire.messages[1:]] == [True, True, True, False]
 
 
+async def test_who_is_cancelled_while_others_write_holds_up_nobody():
+    wire = Wire()
+    events = EventStream(wire.send)
+    first, second, third = (asyncio.create_task(events.write(b"x")) for _ in range(3))
+    await asyncio.sleep(0)
+    second.cancel()
+    await asyncio.wait_for(asyncio.gather(first, third), 10)
+    assert wire.kinds == ["start", "body", "body"]
+
+
 async def test_silence_is_filled_with_comments():
     wire = Wire()
     task = asyncio.create_task(EventStream(wire.send).keep_alive(0.01))

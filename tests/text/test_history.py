@@ -44,6 +44,10 @@ def by_letter(tokenizer: Tokenizer, text: str) -> list[int]:
     return [i for letter in text for i in tokenizer.encode(letter)]
 
 
+def recalled(history: History, text: str) -> list[int]:
+    return history.recall(text).tolist()
+
+
 def asked(tokenizer: Tokenizer, answer: Sequence[int]) -> tuple[History, list[int]]:
     """A history with one answer, and all the ids that it was given."""
     history, prompt_ids = History(tokenizer), tokenizer.encode(ASKED)
@@ -57,9 +61,9 @@ def asked(tokenizer: Tokenizer, answer: Sequence[int]) -> tuple[History, list[in
 def test_what_is_recalled_is_the_text(any_tokenizer, text, turns):
     history = History(any_tokenizer)
     for generated, rest in turns:
-        history.remember(text, history.recall(text), generated)
+        history.remember(text, recalled(history, text), generated)
         text += spell(any_tokenizer, generated).decode(errors="replace") + rest
-        ids = history.recall(text)
+        ids = recalled(history, text)
         assert spell(any_tokenizer, ids) == spell(any_tokenizer, any_tokenizer.encode(text))
 
 
@@ -71,13 +75,13 @@ def test_the_ids_of_an_answer_come_back(tokenizer, answer, rest):
         said = spell(tokenizer, answer).decode()
     except UnicodeDecodeError:
         return
-    assert history.recall(ASKED + said + "<|im_end|>" + rest)[: len(ids)] == ids
+    assert recalled(history, ASKED + said + "<|im_end|>" + rest)[: len(ids)] == ids
 
 
 def test_a_second_turn_begins_with_the_ids_of_the_first(tokenizer):
     history, ids = asked(tokenizer, by_letter(tokenizer, "cat sat"))
     text = f"{ASKED}cat sat{NEXT}"
-    assert history.recall(text) == ids + tokenizer.encode(NEXT) != tokenizer.encode(text)
+    assert recalled(history, text) == ids + tokenizer.encode(NEXT) != tokenizer.encode(text)
 
 
 def test_every_turn_of_a_conversation_keeps_its_ids(tokenizer):
@@ -86,30 +90,30 @@ def test_every_turn_of_a_conversation_keeps_its_ids(tokenizer):
         answer = by_letter(tokenizer, said)
         history.remember(text, ids, answer)
         text, before = text + said + NEXT, [*ids, *answer]
-        ids = history.recall(text)
+        ids = recalled(history, text)
         assert ids == before + tokenizer.encode(NEXT)
 
 
 def test_the_rest_is_encoded_by_itself(byte_level):
     history, ids = asked(byte_level, by_letter(byte_level, "ca"))
-    assert history.recall(f"{ASKED}cat") == ids + byte_level.encode("t")
+    assert recalled(history, f"{ASKED}cat") == ids + byte_level.encode("t")
 
 
 def test_where_the_template_ends_an_answer_otherwise_its_last_id_is_left_out(tokenizer):
     answer = by_letter(tokenizer, "cat")
     history, ids = asked(tokenizer, [*answer, tokenizer.token_id("<|endoftext|>")])
-    assert history.recall(f"{ASKED}cat{NEXT}") == ids[:-1] + tokenizer.encode(NEXT)
+    assert recalled(history, f"{ASKED}cat{NEXT}") == ids[:-1] + tokenizer.encode(NEXT)
 
 
 def test_nothing_remembered_is_encoding(tokenizer):
-    assert History(tokenizer).recall(ASKED) == tokenizer.encode(ASKED)
-    assert History(tokenizer).recall("") == []
+    assert recalled(History(tokenizer), ASKED) == tokenizer.encode(ASKED)
+    assert recalled(History(tokenizer), "") == []
 
 
 def test_a_kept_prompt_needs_no_answer(byte_level):
     history, prompt_ids = History(byte_level), byte_level.encode("the c")
     history.remember("the c", prompt_ids, [])
-    assert history.recall("the cat") == prompt_ids + byte_level.encode("at")
+    assert recalled(history, "the cat") == prompt_ids + byte_level.encode("at")
 
 
 @pytest.mark.parametrize("said", ["", "cat"])
@@ -119,15 +123,15 @@ def test_what_spells_nothing_does_not_lengthen_a_text(tokenizer, said):
     history.relearn([*ids])
     expected = ids[: -len(unknown)]
     for _ in range(3):
-        assert history.recall(ASKED + said) == expected
+        assert recalled(history, ASKED + said) == expected
         history.remember(ASKED + said, expected, unknown)
-    assert history.recall(ASKED + said + NEXT) == expected + tokenizer.encode(NEXT)
+    assert recalled(history, ASKED + said + NEXT) == expected + tokenizer.encode(NEXT)
 
 
 def test_but_stays_within_it(tokenizer):
     answer = [*by_letter(tokenizer, "cat"), 10**6, *by_letter(tokenizer, "dog")]
     history, ids = asked(tokenizer, answer)
-    assert history.recall(f"{ASKED}catdog{NEXT}")[: len(ids)] == ids
+    assert recalled(history, f"{ASKED}catdog{NEXT}")[: len(ids)] == ids
 
 
 @pytest.mark.parametrize(
@@ -137,22 +141,22 @@ def test_but_stays_within_it(tokenizer):
 )
 def test_a_text_that_is_not_what_was_said_is_encoded(tokenizer, text):
     history, _ = asked(tokenizer, by_letter(tokenizer, "cat sat"))
-    assert history.recall(text) == tokenizer.encode(text)
+    assert recalled(history, text) == tokenizer.encode(text)
 
 
 def test_the_longest_of_two_histories_wins(tokenizer):
     history, short = asked(tokenizer, by_letter(tokenizer, "cat"))
     long = [*tokenizer.encode(ASKED), *by_letter(tokenizer, "cat sat")]
     history.remember(ASKED, tokenizer.encode(ASKED), long[len(tokenizer.encode(ASKED)) :])
-    assert history.recall(f"{ASKED}cat sat{NEXT}")[: len(long)] == long
-    assert history.recall(f"{ASKED}cat ran{NEXT}")[: len(short)] == short
+    assert recalled(history, f"{ASKED}cat sat{NEXT}")[: len(long)] == long
+    assert recalled(history, f"{ASKED}cat ran{NEXT}")[: len(short)] == short
 
 
 def test_of_two_spellings_of_one_text_the_newest_wins(tokenizer):
     history, prompt_ids = History(tokenizer), tokenizer.encode(ASKED)
     for answer in (tokenizer.encode("cat"), by_letter(tokenizer, "cat")):
         history.remember(ASKED, prompt_ids, answer)
-        assert history.recall(f"{ASKED}cat{NEXT}")[: -len(tokenizer.encode(NEXT))] == [
+        assert recalled(history, f"{ASKED}cat{NEXT}")[: -len(tokenizer.encode(NEXT))] == [
             *prompt_ids,
             *answer,
         ]
@@ -162,7 +166,7 @@ def test_an_answer_cut_within_a_character_is_remembered_up_to_the_one_before(byt
     rocket = byte_level.encode("\U0001f680")
     history, ids = asked(byte_level, [*byte_level.encode("go"), rocket[0]])
     assert len(rocket) > 1
-    assert history.recall(f"{ASKED}go\U0001f680") == ids[:-1] + rocket
+    assert recalled(history, f"{ASKED}go\U0001f680") == ids[:-1] + rocket
 
 
 @pytest.mark.parametrize("said", ["<", "<|im_"])
@@ -170,12 +174,12 @@ def test_a_special_token_is_not_cut(tokenizer, said):
     history, _ = asked(tokenizer, by_letter(tokenizer, said))
     text = ASKED + NEXT
     assert text.startswith(ASKED + said)
-    assert history.recall(text) == tokenizer.encode(text)
+    assert recalled(history, text) == tokenizer.encode(text)
 
 
 def test_an_answer_that_ends_like_a_special_token_begins_is_still_found(tokenizer):
     history, ids = asked(tokenizer, by_letter(tokenizer, "1 <"))
-    assert history.recall(f"{ASKED}1 <{NEXT}") == ids + tokenizer.encode(NEXT)
+    assert recalled(history, f"{ASKED}1 <{NEXT}") == ids + tokenizer.encode(NEXT)
 
 
 def test_where_encoding_puts_a_space_before_a_text_only_special_tokens_follow(fallback):
@@ -184,16 +188,16 @@ def test_where_encoding_puts_a_space_before_a_text_only_special_tokens_follow(fa
     history = History(fallback)
     history.remember("<s>the ", prompt_ids, answer)
     kept = prompt_ids + answer
-    assert history.recall("<s>the cat</s><s>dog") == kept + fallback.encode("<s>dog")
-    assert history.recall("<s>the cat</s>dog") == kept[:-1] + fallback.encode("</s>dog")
-    assert history.recall("<s>the catdog") == fallback.encode("<s>the catdog")
+    assert recalled(history, "<s>the cat</s><s>dog") == kept + fallback.encode("<s>dog")
+    assert recalled(history, "<s>the cat</s>dog") == kept[:-1] + fallback.encode("</s>dog")
+    assert recalled(history, "<s>the catdog") == fallback.encode("<s>the catdog")
 
 
 def test_what_was_kept_over_a_restart_is_learned_again(tokenizer):
     ids = [*tokenizer.encode(ASKED), *by_letter(tokenizer, "cat sat")]
     history = History(tokenizer)
     history.relearn(ids)
-    assert history.recall(f"{ASKED}cat sat{NEXT}") == ids + tokenizer.encode(NEXT)
+    assert recalled(history, f"{ASKED}cat sat{NEXT}") == ids + tokenizer.encode(NEXT)
 
 
 def test_the_least_recently_used_is_forgotten_first(byte_level):
@@ -201,9 +205,9 @@ def test_the_least_recently_used_is_forgotten_first(byte_level):
     history = History(byte_level, max_tokens_held=2 * 4 + 1)
     for said in ("cat", "dog"):
         history.remember(":", byte_level.encode(":"), letters[said])
-    history.recall(":cat")
+    recalled(history, ":cat")
     history.remember(":", byte_level.encode(":"), letters["mat"])
-    kept = {said for said in letters if history.recall(f":{said}")[1:] == letters[said]}
+    kept = {said for said in letters if recalled(history, f":{said}")[1:] == letters[said]}
     assert (kept, history.num_tokens_held) == ({"cat", "mat"}, 8)
 
 
@@ -227,7 +231,7 @@ def test_what_is_too_long_to_hold_drives_nothing_out(byte_level):
     answer = by_letter(byte_level, "cat")
     history.remember(":", byte_level.encode(":"), answer)
     history.remember(":", byte_level.encode(":"), [*answer, *answer])
-    assert history.recall(":cat")[1:] == answer
+    assert recalled(history, ":cat")[1:] == answer
 
 
 def test_threads_that_remember_and_recall_get_in_nobodys_way(byte_level):
@@ -236,7 +240,7 @@ def test_threads_that_remember_and_recall_get_in_nobodys_way(byte_level):
 
     def converse(said: str) -> bool:
         history.remember(ASKED, prompt_ids, answers[said])
-        ids = history.recall(ASKED + said + NEXT)
+        ids = recalled(history, ASKED + said + NEXT)
         return spell(byte_level, ids).decode() == ASKED + said + NEXT
 
     with ThreadPoolExecutor(4) as pool:
@@ -247,4 +251,4 @@ def test_threads_that_remember_and_recall_get_in_nobodys_way(byte_level):
 def test_text_that_is_not_unicode_is_refused_as_ever(byte_level):
     history, _ = asked(byte_level, by_letter(byte_level, "cat"))
     with pytest.raises(RequestError, match="not valid Unicode"):
-        history.recall(f"{ASKED}cat\ud800")
+        recalled(history, f"{ASKED}cat\ud800")

@@ -169,6 +169,11 @@ def test_turns_end_where_the_next_one_begins(byte_level):
     assert ends == [len(byte_level.encode(prefix)) for prefix in prefixes]
 
 
+def test_a_turn_begins_with_a_token_and_not_in_the_middle_of_two():
+    parts = [0x01020000, 0x0304]  # their bytes, side by side, hold those of the token
+    assert Turns(0x03040102).ends([0x03040102, *parts, 0x03040102, 5]) == [3]
+
+
 def test_a_prompt_and_its_next_turn_share_their_ends(byte_level):
     template = ChatTemplate(CHATML)
     turns = Turns.of(template, byte_level)

@@ -80,6 +80,7 @@ def test_the_bytes_of_tokens_make_up_the_text(byte_level):
     for text in TEXTS:
         ids = byte_level.encode(text)
         assert b"".join(byte_level.token_bytes(i) for i in ids).decode() == text
+        assert [byte_level.spell(ids).decode() for _ in range(2)] == [text, text]
 
 
 def test_the_bytes_of_pieces_and_byte_tokens_make_up_the_text(fallback):

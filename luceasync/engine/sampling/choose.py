@@ -167,7 +167,7 @@ class Ranked:
         self._rows = rows
         self._num_vocab = num_vocab
         self._ranking = ranking
-        self._best: list[int] = candidates.best.tolist()
+        self.best: list[int] = candidates.best.tolist()  # of every row, NO_TOKEN as in `choose`
         self._block = candidates.block
         self.carried = candidates.carried  # int64 [rows, n], what came to the host beside them
 
@@ -175,7 +175,7 @@ class Ranked:
         """The token of row `index` at `position` of its sequence; NO_TOKEN where the highest logit
         is no finite number. Log-probabilities if the row asked for them and has a token.
         """
-        token = self._best[index]
+        token = self.best[index]
         if self._block is None or token == NO_TOKEN:
             return token, None
         row = replace(self._rows[index], position=position)
@@ -205,7 +205,7 @@ class Ranked:
     def _logprobs(
         self, block: Block, logprobs: Logprobs, index: int, token: int, num_top: int
     ) -> RowLogprobs:
-        known_ids = np.concatenate([[self._best[index]], block.ids[index]])
+        known_ids = np.concatenate([[self.best[index]], block.ids[index]])
         known = np.flatnonzero(known_ids == token)
         if len(known):
             chosen = float(logprobs.known[index, known[0]])

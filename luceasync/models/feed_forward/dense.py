@@ -57,4 +57,4 @@ class DenseLayer:
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
-        return self.down.linear_add(self.gate_up.swiglu(self.norm(x)), x)
+        return self.down.linear_add(self.gate_up.swiglu(x, self.norm), x)

@@ -12,7 +12,7 @@ from luceasync.cyext.grouped import KERNELS, TILE, Matrix
 from luceasync.large_pages import into_large_pages
 from luceasync.models.grouped.layout import Layout
 from luceasync.models.grouped.packed import DTYPES, Packed
-from luceasync.models.weights import StackedWeight
+from luceasync.models.weights import RowNorm, StackedWeight
 
 STEP = 32  # columns that a kernel takes at once
 GROUP_STEP = 16  # columns that share a scale there
@@ -53,8 +53,9 @@ class CompiledGrouped:
         """See Weight."""
         return self._dtype
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
+        x = x if norm is None else norm(x)
         rows, out = self._rows(x), x.new_empty((*x.shape[:-1], self._num_rows))
         self._matrix.multiply(*self._given(rows), out.data_ptr(), 0, self._kernel)
         return out
@@ -67,8 +68,9 @@ class CompiledGrouped:
         self._matrix.multiply(*given, out.data_ptr(), added.data_ptr(), self._kernel)
         return out
 
-    def swiglu(self, x: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight; rounded once."""
+        x = x if norm is None else norm(x)
         half, rest = divmod(self._num_rows, 2)
         if rest or half % TILE:  # a tile would have rows of both
             return StackedWeight([self]).swiglu(x)

@@ -4,13 +4,17 @@ slices of the matrix become plain numbers for the library.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import grouped_numbers, grouped_rows
+from luceasync.kernels import grouped_cuda, grouped_numbers, grouped_rows
 from luceasync.kernels import rows as row_kernels
-from luceasync.kernels.grouped_rows import Tiled
+from luceasync.kernels.grouped_tiled import BLOCK_ROWS, Tiled
+from luceasync.models.weights import RowNorm, StackedWeight
 
 SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
 
@@ -34,37 +38,54 @@ class TiledGrouped:
         """See Weight."""
         return self._dtype
 
-    def linear(self, x: Tensor) -> Tensor:
+    @property
+    def num_rows(self) -> int:
+        """Of the matrix: numbers of a result."""
+        num_rows: int = self._tiled.num_rows
+        return num_rows
+
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
-        if len(flat) <= grouped_rows.MAX_ROWS:
-            out = grouped_rows.linear(flat, self._tiled)
+        if grouped_cuda.can_multiply(flat):
+            out = grouped_cuda.linear(flat, self._tiled, norm=norm)
         else:
-            out = self._many(flat)
+            flat = flat if norm is None else norm(flat)
+            is_few = len(flat) <= grouped_rows.MAX_ROWS
+            out = grouped_rows.linear(flat, self._tiled) if is_few else self._many(flat)
         return out.view(*x.shape[:-1], -1)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if len(flat) <= grouped_rows.MAX_ROWS:
+            few = grouped_cuda if grouped_cuda.can_multiply(flat) else grouped_rows
             before = residual.reshape(-1, residual.shape[-1])
-            return grouped_rows.linear(flat, self._tiled, before).view_as(residual)
+            out: Tensor = few.linear(flat, self._tiled, before)
+            return out.view_as(residual)
         return residual.add_(self._many(flat).view_as(residual))
 
-    def swiglu(self, x: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
-        inner_fits = self._tiled.num_rows % (2 * grouped_rows.BLOCK_ROWS) == 0
-        if len(flat) <= grouped_rows.MAX_ROWS and inner_fits:
-            out = grouped_rows.swiglu(flat, self._tiled)
+        if self._tiled.num_rows % (2 * BLOCK_ROWS) != 0:
+            out = row_kernels.swiglu(self.linear(flat, norm))
+        elif grouped_cuda.can_multiply(flat):
+            out = grouped_cuda.swiglu(flat, self._tiled, norm=norm)
+        elif len(flat) <= grouped_rows.MAX_ROWS:
+            out = grouped_rows.swiglu(flat if norm is None else norm(flat), self._tiled)
         else:
-            out = row_kernels.swiglu(self.linear(flat))
+            out = row_kernels.swiglu(self.linear(flat, norm))
         return out.view(*x.shape[:-1], -1)
 
     def lookup(self, ids: Tensor) -> Tensor:
         """See Table."""
         rows = grouped_numbers.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
+
+    def linear_into(self, x: Tensor, out: Tensor, norm: RowNorm | None) -> None:
+        """`linear` of rows that grouped_cuda.can_multiply, into columns of a wider matrix."""
+        grouped_cuda.linear(x, self._tiled, norm=norm, out=out)
 
     def _many(self, flat: Tensor) -> Tensor:
         """Products with slices of alike sizes: [rows, outputs]."""
@@ -82,3 +103,25 @@ class TiledGrouped:
             # A product into columns of `out` is not what the library would do by itself.
             torch.mm(flat, numbers.t(), out=out[:, begin:end])
         return out
+
+
+class TiledStack(StackedWeight):
+    """Tiled segments; few rows are multiplied with each where its part of the result will be."""
+
+    def __init__(self, segments: Sequence[TiledGrouped]) -> None:
+        super().__init__(segments)
+        self._tiled = tuple(segments)
+        ends = list(accumulate(segment.num_rows for segment in segments))
+        self._ranges = tuple(zip([0, *ends], ends, strict=False))
+
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not grouped_cuda.can_multiply(flat):
+            return super().linear(x, norm)
+        if norm is not None and len(flat) > 1:  # one row is normed by each product, at no cost
+            flat, norm = grouped_cuda.rms_norm(flat, norm), None
+        out = flat.new_empty(len(flat), self._ranges[-1][1])
+        for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
+            segment.linear_into(flat, out[:, begin:end], norm)
+        return out.view(*x.shape[:-1], -1)

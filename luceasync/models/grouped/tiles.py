@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels.grouped_codes import Codes, Coding
-from luceasync.kernels.grouped_rows import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
+from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
 from luceasync.models.grouped.ggml import FLOAT_4
 from luceasync.models.grouped.layout import Layout
 from luceasync.models.grouped.packed import Packed

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.grouped.packed import Packed, dequantise, table_of
+from luceasync.models.weights import RowNorm
 
 SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of 2 MiB holds
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
@@ -43,8 +44,9 @@ class TorchGrouped:
         """See Weight."""
         return self._dtype
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
+        x = x if norm is None else norm(x)
         flat = x.reshape(-1, x.shape[-1]).float()
         num_rows, num_columns = self.packed.shape
         out = torch.empty((len(flat), num_rows), dtype=x.dtype, device=x.device)
@@ -59,9 +61,9 @@ class TorchGrouped:
         """See Weight."""
         return residual + self.linear(x)
 
-    def swiglu(self, x: Tensor) -> Tensor:
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
-        gate, up = self.linear(x).chunk(2, -1)
+        gate, up = self.linear(x, norm).chunk(2, -1)
         return F.silu(gate) * up
 
     def lookup(self, ids: Tensor) -> Tensor:

@@ -184,12 +184,12 @@ class AttentionLayer:
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         """See MixerLayer."""
-        projected = self.projection.linear(self.norm(x))
+        projected = self.projection.linear(x, self.norm)
         mixed = self.body.attend(projected, self.head_norms, state, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
         """See MixerLayer."""
-        projected = self.projection.linear(self.norm(x))
+        projected = self.projection.linear(x, self.norm)
         mixed = self.body.attend_tree(projected, self.head_norms, state, rows, trees, scratch)
         return self.output.linear_add(mixed, x)

@@ -157,14 +157,14 @@ class DeltaLayer:
 
     def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
         """See MixerLayer."""
-        projected = self.projection.linear(self.norm(x))
+        projected = self.projection.linear(x, self.norm)
         conv, delta = state
         mixed = self.body.delta(projected, self.parameters, conv, delta, rows)
         return self.output.linear_add(mixed, x)
 
     def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
         """See MixerLayer."""
-        projected = self.projection.linear(self.norm(x))
+        projected = self.projection.linear(x, self.norm)
         conv, delta = state
         parameters = self.parameters
         mixed = self.body.delta_tree(projected, parameters, conv, delta, rows, trees, scratch)

@@ -15,7 +15,7 @@ from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
 from luceasync.server.anthropic.body import Block, Content, CountBody, Message, Tool, ToolChoice
 from luceasync.server.anthropic.marks import check_marks
-from luceasync.server.checks import at_most, refuse
+from luceasync.server.checks import at_most, check_arguments, refuse
 
 MAX_MESSAGES = 8192
 MAX_BLOCKS = 8192  # of one content
@@ -104,6 +104,7 @@ def _tool(where: str, tool: Tool) -> Said:
         refuse(f"{where}.name", tool.name, "a name")
     if tool.input_schema is None:
         refuse(f"{where}.input_schema", None, "a JSON schema")
+    check_arguments(f"{where}.input_schema", tool.input_schema)
     described = {} if tool.description is None else {"description": tool.description}
     strict = {"strict": True} if tool.strict else {}
     function = {"name": tool.name, **described, "parameters": tool.input_schema, **strict}

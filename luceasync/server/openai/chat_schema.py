@@ -28,7 +28,7 @@ from luceasync.server.openai.sampling import (
     stops_of,
 )
 from luceasync.server.openai.tool_choice import max_calls, must_call
-from luceasync.server.openai.tools import check_tools
+from luceasync.server.openai.tools import check_calls, check_tools
 from luceasync.server.openai.unserved import refuse_unserved
 from luceasync.server.pins import AskedPins, pins_of
 from luceasync.server.tenant import Caller
@@ -187,6 +187,7 @@ def _message(index: int, message: Message) -> dict[str, Any]:
     if message.content is None and message.role != "assistant":
         refuse(where, None, f"text for the role {message.role!r}")
     at_most(f"messages[{index}].tool_calls", message.tool_calls or (), MAX_TOOL_CALLS, "calls")
+    check_calls(f"messages[{index}].tool_calls", message.tool_calls or ())
     fields = {name: value for name, value in _fields(message) if value is not None}
     fields["role"] = "system" if message.role == "developer" else message.role
     fields["content"] = _content(where, message.content)

@@ -14,6 +14,7 @@ const live = new Live(at("live"), () => store.key);
 let current = store.begin();
 let attached = []; // { name, text }
 let asking = null; // the AbortController of the answer under way
+let answered = current; // the conversation that it is of
 
 // --- what is shown ------------------------------------------------------------------------------
 
@@ -103,7 +104,7 @@ function toEnd(always) {
 async function answer() {
   asking = new AbortController();
   const message = { role: "assistant", content: "", grows: true };
-  const conversation = current;
+  const conversation = answered = current;
   conversation.messages.push(message);
   busy(true);
   show();
@@ -134,14 +135,14 @@ async function answer() {
   message.grows = message.thinks = false;
   asking = null;
   busy(false);
-  notice(store.save());
-  if (conversation === current) show();
+  notice(store.save(conversation));
+  show(); // whichever conversation it is: its buttons come back
   at("question").focus();
 }
 
 function bodyOf(conversation) {
   const { system, temperature, maxTokens, thinking } = store.settings;
-  const said = conversation.messages.slice(0, -1).map(({ role, content, reasoning_content, tool_calls }) => (
+  const said = conversation.messages.slice(0, -1).filter(hasSaid).map(({ role, content, reasoning_content, tool_calls }) => (
     { role, content, reasoning_content, tool_calls }
   ));
   return {
@@ -150,6 +151,11 @@ function bodyOf(conversation) {
     ...(maxTokens ? { max_tokens: Number(maxTokens) } : {}),
     chat_template_kwargs: { enable_thinking: thinking },
   };
+}
+
+// An answer that failed before its first word is none.
+function hasSaid({ role, content, tool_calls }) {
+  return role === "user" || Boolean(content || tool_calls?.length);
 }
 
 function send(text) {
@@ -321,6 +327,8 @@ document.addEventListener("keydown", (event) => {
   if (event.altKey && event.key === "n") { event.preventDefault(); begin(); }
   if (event.key === "Escape") { asking?.abort(); closeMenu(); }
 });
+
+addEventListener("storage", () => { store.refresh(current, answered); showConversations(); });
 
 show();
 watch();

@@ -1,15 +1,17 @@
-// Conversations and settings, kept in this browser alone.
+// Conversations and settings, kept in this browser alone, where it lets the page keep anything.
 
-const CONVERSATIONS = "luceasync.conversations";
+const CONVERSATION = "luceasync.conversation."; // and its id: tabs do not write over each other's
 const SETTINGS = "luceasync.settings";
 const KEY = "luceasync.key";
 const DEFAULTS = { system: "", temperature: 0.7, maxTokens: "", thinking: true };
 
 export class Store {
   constructor() {
-    this.conversations = read(localStorage, CONVERSATIONS, []);
-    this.settings = { ...DEFAULTS, ...read(localStorage, SETTINGS, {}) };
-    this.key = sessionStorage.getItem(KEY) ?? ""; // gone with the tab
+    this.kept = allowed("localStorage");
+    this.ofTab = allowed("sessionStorage");
+    this.settings = { ...DEFAULTS, ...read(this.kept, SETTINGS) };
+    this.key = this.ofTab?.getItem(KEY) ?? ""; // gone with the tab
+    this.conversations = this.read();
   }
 
   // A conversation without messages is not kept.
@@ -21,26 +23,55 @@ export class Store {
 
   remove(conversation) {
     this.conversations = this.conversations.filter((each) => each !== conversation);
-    this.save();
+    this.kept?.removeItem(CONVERSATION + conversation.id);
+  }
+
+  // Another tab has changed some; `open` are those that this one works on.
+  refresh(...open) {
+    const found = this.read().filter(({ id }) => !open.some((each) => each.id === id));
+    this.conversations = [...this.conversations.filter((each) => open.includes(each)), ...found];
   }
 
   // What the browser has no room for any more is told: nothing is dropped in silence.
-  save() {
-    localStorage.setItem(SETTINGS, JSON.stringify(this.settings));
-    sessionStorage.setItem(KEY, this.key);
+  save(conversation) {
     try {
-      localStorage.setItem(CONVERSATIONS, JSON.stringify(this.conversations.filter((each) => each.messages.length)));
+      this.kept.setItem(SETTINGS, JSON.stringify(this.settings));
+      this.ofTab.setItem(KEY, this.key);
+      if (conversation && this.conversations.includes(conversation)) { // it may have been removed
+        conversation.savedAt = Date.now();
+        this.kept.setItem(CONVERSATION + conversation.id, JSON.stringify(conversation));
+      }
       return "";
     } catch {
-      return "This browser has no room for more conversations: what is new is lost with this tab. Delete some.";
+      return this.kept
+        ? "This browser has no room for more conversations: what is new is lost with this tab. Delete some."
+        : "This browser lets the page keep nothing: conversations are lost with this tab.";
     }
+  }
+
+  // The newest first.
+  read() {
+    return Object.keys(this.kept ?? {})
+      .filter((name) => name.startsWith(CONVERSATION))
+      .map((name) => read(this.kept, name))
+      .filter((each) => each?.messages?.length)
+      .sort((one, other) => other.savedAt - one.savedAt);
   }
 }
 
-function read(storage, name, otherwise) {
+// One of the browser's stores; null where it refuses the page even a look.
+function allowed(name) {
   try {
-    return JSON.parse(storage.getItem(name)) ?? otherwise;
+    return window[name];
   } catch {
-    return otherwise;
+    return null;
+  }
+}
+
+function read(storage, name) {
+  try {
+    return JSON.parse(storage.getItem(name));
+  } catch {
+    return null;
   }
 }

@@ -69,7 +69,7 @@ class Function:
         others.
         """
         function = tool["function"]
-        given = {"type": "object", **(function.get("parameters") or NO_ARGUMENTS)}
+        given = {**(function.get("parameters") or NO_ARGUMENTS), "type": "object"}
         is_open = any(word in given for word in WORDS_OF_OTHERS)
         parameters = given if is_open else {"additionalProperties": False, **given}
         strict = function.get("strict") is True

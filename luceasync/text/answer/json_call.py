@@ -33,8 +33,7 @@ def read_object(text: Growing, known: Sequence[str] | None = None) -> Reading[No
             found, written = yield from value(text)
             held = _object(found, written)
         else:
-            yield Begun(name)
-            yield from _arguments(text)
+            yield from _called(text, name)
             yield from _rest(text)
             return
         yield from text.skip()
@@ -46,13 +45,18 @@ def read_object(text: Growing, known: Sequence[str] | None = None) -> Reading[No
     yield Argued("{}" if held is None else held)
 
 
-def _arguments(text: Growing) -> Reading[None]:
-    """Told one by one; an object in a string, as some models write it, at once."""
+def _called(text: Growing, name: str) -> Reading[None]:
+    """The call, once there are arguments: told one by one; an object in a string, as some models
+    write it, at once.
+    """
     yield from text.skip()
     if not text.text.startswith("{", text.place):
         found, written = yield from value(text)
-        yield Argued(_object(found, written))
+        arguments = _object(found, written)
+        yield Begun(name)
+        yield Argued(arguments)
         return
+    yield Begun(name)
     told = text.place
     text.place += 1
     yield from text.skip()

@@ -272,7 +272,7 @@ def test_a_field_has_a_largest_size(field, most, make):
 )
 def test_a_message_has_a_largest_size(name, most):
     def said(num: int) -> dict[str, Any]:
-        item = {"type": "text", "text": "a"} if name == "content" else {}
+        item = {"type": "text", "text": "a"} if name == "content" else {"function": {"name": "a"}}
         return {"role": "assistant", name: [item] * num}
 
     parse(messages=[said(most)])

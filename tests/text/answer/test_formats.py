@@ -82,6 +82,9 @@ def test_a_broken_call_is_text_and_the_next_one_a_call() -> None:
         '<tool_call>{"name": 5, "arguments": {}}</tool_call>',
         '<tool_call>{"name": "run_it", "arguments": 5}</tool_call>'.replace("name", "nome"),
         '<tool_call>{"name": "", "arguments": {}}</tool_call>',
+        '<tool_call>{"name": "run_it", "arguments": [5]}</tool_call>',
+        '<tool_call>{"name": "run_it", "arguments": "[5]"}</tool_call>',
+        '<tool_call>{"name": "run_it", "arguments": null}</tool_call>',
         "<tool_call>{'name': 'run_it'}</tool_call>",
     ):
         found = read("qwen-json", bad + good)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.checks import at_most, cut, refuse
+from luceasync.server.checks import at_most, check_arguments, cut, refuse
 from luceasync.server.effort import template_words
 from luceasync.server.openai.responses.body import Item, Part, ResponsesBody, Tool, effort_of
 from luceasync.server.openai.tool_choice import max_calls, must_call
@@ -153,5 +153,6 @@ def _function(where: str, tool: Tool) -> Said:
         refuse(f"{where}.name", tool.name, "a name")
     described = {} if tool.description is None else {"description": tool.description}
     strict = {"strict": True} if tool.strict else {}
+    check_arguments(f"{where}.parameters", tool.parameters or {})
     function = {"name": tool.name, **described, "parameters": tool.parameters or {}, **strict}
     return {"type": "function", "function": function}

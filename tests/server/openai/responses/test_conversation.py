@@ -102,3 +102,10 @@ def test_what_is_wrong_is_named(given: Any, param: str) -> None:
     with pytest.raises(RequestError) as caught:
         prompt(given)
     assert caught.value.param == param
+
+
+def test_arguments_that_are_no_object_are_refused() -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "string"}}
+    with pytest.raises(RequestError) as caught:
+        prompt("Hi", tools=[tool])
+    assert caught.value.param == "tools[0].parameters.type"

@@ -1,0 +1,182 @@
+"""CUDA C++ beside the Triton kernels, for what must say itself when bytes are asked for and who
+waits for them. NVRTC compiles it, which torch's builds for NVIDIA's GPUs bring.
+
+Owns compiled functions, by device and constants. Knows no kernel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from triton.runtime.cache import get_cache_manager
+
+from luceasync.kernels.kernel import compiled_aside
+from luceasync.kernels.overlap import can_overlap
+
+Constants = Mapping[str, int]
+Key = tuple[int, tuple[tuple[str, int], ...], int]  # a device, constants, bytes of shared memory
+
+_TYPES: dict[type, Any] = {int: ctypes.c_int, float: ctypes.c_float}  # others are addresses
+
+
+class CompileError(Exception):
+    """NVRTC did not compile a program; says what it said."""
+
+
+class Program:
+    """One function of a source file."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        self._path = path
+        self._name = name
+        self._loaded: dict[Key, Future[Any]] = {}
+        self._lock = threading.Lock()
+
+    def launch(
+        self,
+        device: torch.device,
+        constants: Constants,
+        grid: int,
+        num_threads: int,
+        shared_bytes: int,
+        arguments: Sequence[Tensor | int | float | None],
+    ) -> None:
+        """Queue it on torch's current stream of `device`; numbers are of 32 bits. The first launch
+        with these constants compiles, and may not be captured. Where the device can, it begins
+        while the kernel before it still runs. Raises CompileError.
+        """
+        key = device.index or 0, tuple(sorted(constants.items())), shared_bytes
+        if compiled_aside(self._name, lambda: self._function(key)):
+            return
+        driver, config = _driver(), _driver().CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
+        config.sharedMemBytes = shared_bytes
+        config.hStream = torch.cuda.current_stream(device).cuda_stream
+        if can_overlap(key[0]):
+            attribute = driver.CUlaunchAttribute()
+            kinds = driver.CUlaunchAttributeID
+            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+            attribute.value.programmaticStreamSerializationAllowed = 1
+            config.attrs, config.numAttrs = [attribute], 1
+        values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
+        types = tuple(_TYPES.get(type(a), ctypes.c_void_p) for a in arguments)
+        with _context(key[0]):
+            _checked(driver.cuLaunchKernelEx(config, self._function(key), (values, types), 0))
+
+    def _function(self, key: Key) -> Any:
+        """Loaded once, by whoever asks first."""
+        with self._lock:
+            future = self._loaded.get(key)
+            if is_first := future is None:
+                future = self._loaded[key] = Future()
+        assert future is not None
+        if is_first:
+            try:
+                future.set_result(self._load(key))
+            except BaseException as error:
+                with self._lock:
+                    del self._loaded[key]  # who asks later may have more luck
+                future.set_exception(error)
+        return future.result()
+
+    def _load(self, key: Key) -> Any:
+        index, constants, shared_bytes = key
+        capability = torch.cuda.get_device_capability(index)
+        binary = compiled(self._path, dict(constants), capability)
+        driver = _driver()
+        with _context(index):
+            module = _checked(driver.cuModuleLoadData(binary))
+            function = _checked(driver.cuModuleGetFunction(module, self._name.encode()))
+            limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            _checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
+        return function
+
+
+def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> bytes:
+    """The machine code of a source file for GPUs of `capability`, kept where Triton keeps its own.
+    Raises CompileError.
+    """
+    from cuda.bindings import nvrtc
+
+    source = path.read_bytes()
+    options = [b"--std=c++17", b"-arch=sm_%d%d" % capability]
+    options += [f"-D{name}={value}".encode() for name, value in sorted(constants.items())]
+    version = _checked(nvrtc.nvrtcVersion())
+    digest = hashlib.sha256(repr((source, options, version)).encode()).hexdigest()
+    kept, name = get_cache_manager(digest), f"{path.stem}.cubin"
+    if (found := kept.get_file(name)) is not None:
+        return Path(found).read_bytes()
+    program = _checked(nvrtc.nvrtcCreateProgram(source, path.name.encode(), 0, [], []))
+    try:
+        (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
+            said = bytearray(_checked(nvrtc.nvrtcGetProgramLogSize(program)))
+            _checked(nvrtc.nvrtcGetProgramLog(program, said))
+            words = said.decode(errors="replace").rstrip("\0").strip()
+            raise CompileError(f"{path.name} for sm_{capability[0]}{capability[1]}: {words}")
+        binary = bytearray(_checked(nvrtc.nvrtcGetCUBINSize(program)))
+        _checked(nvrtc.nvrtcGetCUBIN(program, binary))
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+    kept.put(bytes(binary), name, binary=True)
+    return bytes(binary)
+
+
+@functools.cache
+def can_compile(device_index: int) -> bool:
+    """Whether programs run there: a GPU of NVIDIA's from Ampere on, whose kind NVRTC knows."""
+    if torch.version.hip is not None or importlib.util.find_spec("cuda.bindings") is None:
+        return False
+    major, minor = torch.cuda.get_device_capability(device_index)
+    try:
+        from cuda.bindings import nvrtc
+
+        known = _checked(nvrtc.nvrtcGetSupportedArchs())
+    except (ImportError, RuntimeError):  # the bindings alone, without the library
+        return False
+    return major >= 8 and 10 * major + minor in known
+
+
+@contextmanager
+def _context(device_index: int) -> Iterator[None]:
+    """The device's own context, which is torch's too, in a thread that may never have had one."""
+    driver = _driver()
+    _checked(driver.cuCtxPushCurrent(_primary_context(device_index)))
+    try:
+        yield
+    finally:
+        _checked(driver.cuCtxPopCurrent())
+
+
+@functools.cache
+def _primary_context(device_index: int) -> Any:
+    driver = _driver()
+    _checked(driver.cuInit(0))
+    return _checked(driver.cuDevicePrimaryCtxRetain(_checked(driver.cuDeviceGet(device_index))))
+
+
+@functools.cache
+def _driver() -> Any:
+    from cuda.bindings import driver
+
+    return driver
+
+
+def _checked(answer: tuple[Any, ...]) -> Any:
+    """What a call gave besides its error, which is raised."""
+    error, *found = answer
+    if int(error) != 0:
+        raise RuntimeError(f"CUDA: {error!r}")
+    return found[0] if len(found) == 1 else tuple(found) if found else None

@@ -1,0 +1,188 @@
+"""Products of few rows in CUDA C++: those of the codes' float32 numbers, whoever is beside a row;
+and the program for cards that nobody here has.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.kernels import grouped_cuda
+from luceasync.kernels.cuda_program import CompileError, compiled
+from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
+from luceasync.models.grouped.packed import DTYPES
+from luceasync.models.grouped.tiles import coding_of
+from tests.kernels.offline import BINARIES, CARDS, KIB
+from tests.kernels.test_grouped import ALL, FEW, error, matrix
+
+CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
+MOST_STACK_BYTES = 16  # of a lane: a register or two too many
+OTHERS = tuple(name for name in ALL if name not in FEW)
+SHARES = (Share(1, 4, 3), Share(2, 2, 2))
+on_a_gpu = pytest.mark.gpu
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: Tensor
+    eps: float = 1e-6
+
+
+@pytest.fixture
+def gpu(device: torch.device) -> torch.device:
+    if device.type != "cuda" or not grouped_cuda.can_compile(device.index or 0):
+        pytest.skip("CUDA C++ runs on GPUs of NVIDIA's")
+    return device
+
+
+def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
+    return torch.randn(num_rows, num_columns, device=device, dtype=torch.bfloat16)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("shape", [(48, 384), (32, 2304)])
+@pytest.mark.parametrize("name", ALL)
+def test_products_are_those_of_float64(name: str, shape: tuple[int, int], gpu) -> None:
+    tiled, numbers = matrix(ALL[name], *shape, gpu)
+    x = rows(16, shape[1], gpu)
+    for num_rows in (1, 2, 8, 9, 16):
+        for chosen in (None, *SHARES):
+            part = x[:num_rows]
+            found = grouped_cuda.linear(part, tiled, dtype=torch.float32, chosen=chosen)
+            assert error(found, part, numbers) < 1e-5, (num_rows, chosen)
+
+
+@on_a_gpu
+@pytest.mark.parametrize("name", ALL)
+def test_a_row_is_the_same_bits_among_up_to_eight(name: str, gpu) -> None:
+    tiled, _ = matrix(ALL[name], 96, 2304, gpu)
+    x, norm = rows(8, 2304, gpu), Norm(torch.rand(2304, device=gpu) + 0.5)
+    for given in (None, norm):
+        together = grouped_cuda.linear(x, tiled, norm=given, dtype=torch.float32)
+        three = grouped_cuda.linear(x[:3], tiled, norm=given, dtype=torch.float32)
+        assert torch.equal(three, together[:3])
+        for row in range(8):
+            one = grouped_cuda.linear(x[row : row + 1], tiled, norm=given, dtype=torch.float32)
+            assert torch.equal(one[0], together[row])
+
+
+@on_a_gpu
+@pytest.mark.parametrize("num_rows", [1, 5, 16])
+@pytest.mark.parametrize("name", FEW)
+def test_norm_residual_and_swiglu(name: str, num_rows: int, gpu) -> None:
+    tiled, numbers = matrix(ALL[name], 96, 768, gpu)
+    x, norm = rows(num_rows, 768, gpu), Norm(torch.rand(768, device=gpu) + 0.5)
+    residual = rows(num_rows, 96, gpu)
+    product = F.linear(x.double(), numbers.double())
+    found = grouped_cuda.linear(x, tiled, residual, dtype=torch.float32)
+    torch.testing.assert_close(found.double(), residual + product, rtol=1e-4, atol=1e-4)
+    gate, up = product.chunk(2, -1)
+    found = grouped_cuda.swiglu(x, tiled, dtype=torch.float32)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+    normed = F.rms_norm(x.float(), (768,), norm.weight, norm.eps).bfloat16()
+    found = grouped_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
+    assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
+
+
+@on_a_gpu
+@pytest.mark.parametrize("num_rows", [1, 7, 16])
+def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, gpu) -> None:
+    tiled, _ = matrix(ALL["Q4_K"], 48, 512, gpu)
+    x = rows(num_rows, 512, gpu)
+    wide = torch.full((num_rows, 80), 7.0, device=gpu, dtype=torch.bfloat16)
+    grouped_cuda.linear(x, tiled, out=wide[:, 16:64])
+    assert torch.equal(wide[:, 16:64], grouped_cuda.linear(x, tiled))
+    assert (wide[:, :16] == 7).all() and (wide[:, 64:] == 7).all()
+
+
+@on_a_gpu
+@pytest.mark.parametrize("size", [1e-6, 1e6])
+@pytest.mark.parametrize("name", FEW)
+def test_large_and_small_rows_lose_nothing(name: str, size: float, gpu) -> None:
+    """Rows are lifted by a power of two, and results by another one."""
+    tiled, numbers = matrix(ALL[name], 48, 512, gpu)
+    for num_rows in (1, 8, 16):
+        x = rows(num_rows, 512, gpu) * size
+        found = grouped_cuda.linear(x, tiled, dtype=torch.float32)
+        assert error(found, x, numbers) < 1e-5, num_rows
+
+
+def work(name: str, x_rows: int = 1, *, num_outputs: int = 9728, norm: int = 0) -> Work:
+    coding, scales = coding_of(ALL[name]), DTYPES[ALL[name].scale]
+    return Work(coding, scales, num_outputs, 2560, x_rows, x_rows != 8, norm)
+
+
+@pytest.mark.parametrize("shared_kib", sorted({CARDS[name].shared_kib for name in CAPABILITIES}))
+@pytest.mark.covered(1)
+@pytest.mark.parametrize("num_outputs", [1024, 2560, 9728, 151936])
+@pytest.mark.parametrize("name", ALL)
+def test_shares_fit_and_divide_few_rows_alike(name: str, num_outputs: int, shared_kib: int) -> None:
+    found = {}
+    for x_rows in (1, 8, 16):
+        wanted = work(name, x_rows, num_outputs=num_outputs)
+        found[x_rows] = share(wanted, shared_kib * KIB)
+        assert shared_of(wanted, found[x_rows]) <= shared_kib * KIB
+    alone = share(work(name, 1, num_outputs=num_outputs, norm=2560), shared_kib * KIB)
+    assert alone.warps >= 4, "a row that is normed has 128 threads"
+
+
+@pytest.mark.parametrize("num_outputs", [1024, 2560, 9728, 151936])
+@pytest.mark.parametrize("name", FEW)
+def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None:
+    form = coding_of(ALL[name])
+    shares = {
+        share(Work(form, torch.float16, num_outputs, 4096, x_rows, False), 99 * KIB).warps
+        for x_rows in (1, 8)
+    }
+    assert len(shares) == 1
+
+
+def check(name: str, card: str, x_rows: int, folder: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    wanted = work(name, x_rows, norm=2560 if x_rows == 1 else 0)
+    chosen = share(wanted, CARDS[card].shared_kib * KIB)
+    capability = divmod(CAPABILITIES[card], 10)
+    constants = constants_of(wanted, chosen, overlaps=capability >= (9, 0))
+    binary = folder / "program.cubin"
+    binary.write_bytes(compiled(grouped_cuda.SOURCE, constants, capability))
+    told = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", str(binary)]
+    usage = subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout
+    registers, stack_bytes = re.search(r"grouped_rows:\s*REG:(\d+) STACK:(\d+)", usage).groups()
+    assert int(registers) * chosen.warps * 32 <= 65536
+    assert int(stack_bytes) <= MOST_STACK_BYTES
+
+
+needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="no cuobjdump")
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.parametrize("card", CAPABILITIES)
+def test_the_program_fits_every_card(card: str, tmp_path: Path) -> None:
+    for name in FEW:
+        for x_rows in (1, 16):
+            check(name, card, x_rows, tmp_path)
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.covered(1)
+@pytest.mark.parametrize("x_rows", [1, 8, 16])
+@pytest.mark.parametrize("name", OTHERS)
+def test_every_form_is_compiled(name: str, x_rows: int, tmp_path: Path) -> None:
+    check(name, "sm_86", x_rows, tmp_path)
+
+
+def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    source = tmp_path / "wrong.cu"
+    source.write_text("__device__ int f() { return nothing; }", encoding="utf-8")
+    with pytest.raises(CompileError, match=r"for sm_90: .*\"nothing\" is undefined"):
+        compiled(source, {}, (9, 0))
