@@ -24,6 +24,7 @@ def parsed_or_none(name: str) -> tuple[int, str, int] | None:
         return None
 
 
+@pytest.mark.slow
 @given(NUMBERS, KIND, NUMBERS)
 def test_what_is_built_is_taken_apart_again(shard: int, kind: str, layer: int) -> None:
     assert parse_name(format_name(shard, kind, layer)) == (shard, kind, layer)

@@ -55,6 +55,7 @@ appends = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.integers(1, 6), appends)
 @settings(max_examples=100, deadline=None)
 def test_the_last_rows_since_the_last_jump_are_held(capacity, steps) -> None:

@@ -203,8 +203,8 @@ async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_
     texts = [f"question {i}" for i in range(7)]  # four of them have a lane
     there = running(tiny_dir, tmp_path / "several", "two", pool_tokens=pool_tokens)
     async with there as engine:
-        alone = [await ask(engine, text, num_tokens=60) for text in texts]
-        asking = [asyncio.create_task(ask(engine, text, num_tokens=60)) for text in texts]
+        alone = [await ask(engine, text, num_tokens=120) for text in texts]
+        asking = [asyncio.create_task(ask(engine, text, num_tokens=120)) for text in texts]
         await until(lambda: engine.status().num_running == 4)
         kill_first()
         answers = await asyncio.gather(*asking)

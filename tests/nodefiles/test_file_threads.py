@@ -21,6 +21,7 @@ from tests.nodefiles.faulty_files import hanging
 SIZES = [0, 1, SMALL_BYTES - 1, SMALL_BYTES, PIECE_BYTES, PIECE_BYTES + 1]
 
 
+@pytest.mark.slow
 @given(st.lists(st.sampled_from(SIZES), max_size=6))
 def test_pieces_are_the_buffers_bytes_in_order(sizes: list[int]) -> None:
     buffers = [bytes([i + 1]) * size for i, size in enumerate(sizes)]
