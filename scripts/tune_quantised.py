@@ -1,8 +1,10 @@
-"""Find the tiles of luceasync.kernels.grouped_rows on this GPU: for every shape the best few.
+"""Find how quantised products are best divided on this GPU: for every shape the best few.
 
-    python -m scripts.tune_quantised [--rows 1,16] [--cases FILTER] [--json FILE]
+    python -m scripts.tune_quantised [--rows 1,16] [--cases FILTER] [--triton] [--json FILE]
 
-A candidate runs as a chain of launches in a CUDA graph, over more weights than the L2 cache holds.
+Shares of luceasync.kernels.grouped_cuda; with --triton, and where that does not run, tiles of
+luceasync.kernels.grouped_rows. A candidate runs as a chain of launches in a CUDA graph, over more
+weights than the L2 cache holds.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import os
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import torch
 
@@ -21,7 +24,10 @@ from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copi
 from luceasync.bench.figures import median
 from luceasync.bench.report import Report, figure, share
 from luceasync.bench.rounds import measure
-from luceasync.kernels.grouped_rows import Tile, Tiled, linear, swiglu
+from luceasync.kernels import grouped_cuda, grouped_rows
+from luceasync.kernels.grouped_cuda import Share
+from luceasync.kernels.grouped_rows import Tile
+from luceasync.kernels.grouped_tiled import Tiled
 from luceasync.models.grouped.ggml import FORMS
 from luceasync.models.grouped.random import random_packed
 from luceasync.models.grouped.tiles import tile
@@ -74,31 +80,75 @@ CASES = (
 )
 
 
-def candidates(case: Case, num_rows: int) -> list[Tile]:
-    """Tiles that are worth a try; those that do not fit fail when they are compiled."""
-    found = []
-    for row_blocks, strides, steps, prefetch in itertools.product(
-        (1, 2, 4), (4, 8, 16), (1, 2, 4), (False, True)
-    ):
-        num_programs = case.weight_rows // (16 * row_blocks)
-        is_large = row_blocks * steps * (2 if num_rows > 8 else 1) > 8
-        has_too_few = (
-            num_programs * strides < min(800, case.weight_rows // 4)
-            or strides * steps > case.dim // 128
-        )
-        if (case.paired and row_blocks == 1) or is_large or has_too_few:
-            continue
-        if prefetch and (strides != 8 or steps == 4):
-            continue
-        found.append(Tile(row_blocks, strides, steps, prefetch=prefetch))
-    return found
+class TritonTiles:
+    """Tiles of luceasync.kernels.grouped_rows."""
+
+    def candidates(self, case: Case, num_rows: int) -> list[Tile]:
+        """What is worth a try; tiles that do not fit fail when they are compiled."""
+        found = []
+        for row_blocks, strides, steps, prefetch in itertools.product(
+            (1, 2, 4), (4, 8, 16), (1, 2, 4), (False, True)
+        ):
+            num_programs = case.weight_rows // (16 * row_blocks)
+            is_large = row_blocks * steps * (2 if num_rows > 8 else 1) > 8
+            has_too_few = (
+                num_programs * strides < min(800, case.weight_rows // 4)
+                or strides * steps > case.dim // 128
+            )
+            if (case.paired and row_blocks == 1) or is_large or has_too_few:
+                continue
+            if prefetch and (strides != 8 or steps == 4):
+                continue
+            found.append(Tile(row_blocks, strides, steps, prefetch=prefetch))
+        return found
+
+    def run(
+        self, case: Case, chosen: Tile, x: torch.Tensor, weight: Tiled, residual: torch.Tensor
+    ) -> None:
+        if case.paired:
+            grouped_rows.swiglu(x, weight, chosen=chosen)
+        else:
+            grouped_rows.linear(x, weight, residual, chosen=chosen)
+
+    def kernel_of(self, case: Case, chosen: Tile, num_rows: int) -> tuple[object, ...]:
+        """What differs in nothing but its sizes is one kernel."""
+        step = chosen.steps * chosen.strides * chosen.num_splits
+        alike = replace(chosen, num_splits=min(chosen.num_splits, 2))
+        return case.type, case.paired, alike, num_rows, case.dim // 64 % step == 0
 
 
-def run(case: Case, tile: Tile, x: torch.Tensor, weight: Tiled, residual: torch.Tensor) -> None:
-    if case.paired:
-        swiglu(x, weight, chosen=tile)
-    else:
-        linear(x, weight, residual, chosen=tile)
+class CudaShares:
+    """Shares of luceasync.kernels.grouped_cuda."""
+
+    def candidates(self, case: Case, num_rows: int) -> list[Share]:
+        """What is worth a try; shares that do not fit fail when they are loaded."""
+        num_units = -(-case.dim // 256)
+        found = []
+        for row_blocks, warps, stages in itertools.product(
+            (1, 2, 4), (1, 2, 3, 4, 5, 6, 8, 10, 16), (2, 3, 4)
+        ):
+            has_few_warps = warps < 4 and case.outputs // row_blocks < 6400
+            is_large = num_rows > 1 and (stages == 4 or warps > 10)
+            if (case.paired and row_blocks == 1) or (row_blocks == 4 and num_rows == 1):
+                continue
+            if not has_few_warps and not is_large and warps <= num_units:
+                found.append(Share(row_blocks, warps, stages))
+        return found
+
+    def run(
+        self, case: Case, chosen: Share, x: torch.Tensor, weight: Tiled, residual: torch.Tensor
+    ) -> None:
+        if case.paired:
+            grouped_cuda.swiglu(x, weight, chosen=chosen)
+        else:
+            grouped_cuda.linear(x, weight, residual, chosen=chosen)
+
+    def kernel_of(self, case: Case, chosen: Share, num_rows: int) -> tuple[object, ...]:
+        """What differs in nothing but its sizes is one program."""
+        return case.type, case.paired, chosen, num_rows
+
+
+Body = TritonTiles | CudaShares
 
 
 def weight_of(case: Case) -> Tiled:
@@ -106,52 +156,49 @@ def weight_of(case: Case) -> Tiled:
     return tile(random_packed(FORMS[case.type], (case.weight_rows, case.dim), generator))
 
 
-def compile_one(work: tuple[Case, Tile, int]) -> str:
-    """Fills Triton's cache on disk; what kept it from being compiled."""
-    case, chosen, num_rows = work
+def compile_one(work: tuple[Body, Case, Any, int]) -> str:
+    """Fills the compilers' cache on disk; what kept it from being compiled."""
+    body, case, chosen, num_rows = work
     small = replace(case, outputs=SMALL_ROWS)
     x = torch.zeros(num_rows, case.dim, dtype=torch.bfloat16, device="cuda")
     try:
-        run(small, chosen, x, weight_of(small), x.new_zeros(num_rows, SMALL_ROWS))
+        body.run(small, chosen, x, weight_of(small), x.new_zeros(num_rows, SMALL_ROWS))
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[-200:]}"
     return ""
 
 
-def kernel_of(case: Case, chosen: Tile, num_rows: int) -> tuple[object, ...]:
-    """What differs in nothing but its sizes is one kernel."""
-    step = chosen.steps * chosen.strides * chosen.num_splits
-    alike = replace(chosen, num_splits=min(chosen.num_splits, 2))
-    return case.type, case.paired, alike, num_rows, case.dim // 64 % step == 0
-
-
-def seconds_each(case: Case, chosen: Tile, num_rows: int, weights: list[Tiled]) -> float:
+def seconds_each(body: Body, case: Case, chosen: Any, num_rows: int, weights: list[Tiled]) -> float:
     """Of one launch in a chain."""
     x = torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
     residual = x.new_zeros(num_rows, case.outputs)
 
     def chain() -> None:
         for weight in weights:
-            run(case, chosen, x, weight, residual)
+            body.run(case, chosen, x, weight, residual)
 
     return median(measure({"": captured(chain)}, NUM_REPLAYS, clock=by_events)[""]) / len(weights)
 
 
-def tune(report: Report, case: Case, num_rows: int, tiles: list[Tile], peak: float) -> None:
+def tune(
+    report: Report, body: Body, case: Case, num_rows: int, candidates: list[Any], peak: float
+) -> None:
     """Print the best, keep all."""
     num_bytes = FORMS[case.type].num_bytes((case.weight_rows, case.dim), Precision.of("bf16"))
     weights = [weight_of(case) for _ in range(num_copies(num_bytes, 300_000_000))]
     found = []
-    for chosen in tiles:
-        seconds = seconds_each(case, chosen, num_rows, weights)
-        rate = num_bytes / seconds
+    for chosen in candidates:
+        chosen_s = seconds_each(body, case, chosen, num_rows, weights)
+        rate = num_bytes / chosen_s
         found.append((rate, chosen))
         report.keep({**asdict(case), "rows": num_rows, "GB/s": rate / 1e9, **asdict(chosen)})
-    table = report.table(("tile", "us", "GB/s", "of the copy"), f"{case.name}, {num_rows} rows")
+    table = report.table(
+        ("divided as", "us", "GB/s", "of the copy"), f"{case.name}, {num_rows} rows"
+    )
     for rate, chosen in sorted(found, key=lambda each: -each[0])[:NUM_SHOWN]:
         table.add(
-            str(chosen).removeprefix("Tile"),
+            str(chosen).removeprefix(type(chosen).__name__),
             figure(num_bytes / rate * 1e6, digits=1),
             figure(rate / 1e9, digits=0),
             share(rate / peak),
@@ -163,16 +210,19 @@ def main() -> None:
     parser = command.parser(__doc__)
     parser.add_argument("--rows", type=command.numbers, default="1,16")
     parser.add_argument("--cases", default="", help="only cases whose names have this")
+    parser.add_argument("--triton", action="store_true", help="Triton's kernels, wherever it runs")
     options = parser.parse_args()
     if not torch.backends.cuda.is_built():  # asking for the GPU itself would touch it
         raise SystemExit("tune_quantised.py: a GPU is needed; this torch build knows none")
     cases = [case for case in CASES if options.cases in case.name]
     rows = options.rows
+    is_triton = options.triton or torch.version.hip is not None
+    body: Body = TritonTiles() if is_triton else CudaShares()
     kernels = {
-        kernel_of(case, chosen, n): (case, chosen, n)
+        body.kernel_of(case, chosen, n): (body, case, chosen, n)
         for case in cases
         for n in rows
-        for chosen in candidates(case, n)
+        for chosen in body.candidates(case, n)
     }
     started = time.perf_counter()
     workers = min(16, os.cpu_count() or 1)
@@ -185,12 +235,12 @@ def main() -> None:
     report.say(f"{len(kernels)} kernels compiled in {seconds:.0f} s; {failed or 'none'} failed")
     peak = copy_bandwidth("cuda:0")
     for case, num_rows in itertools.product(cases, rows):
-        tiles = [
+        fine = [
             chosen
-            for chosen in candidates(case, num_rows)
-            if not faults[kernel_of(case, chosen, num_rows)]
+            for chosen in body.candidates(case, num_rows)
+            if not faults[body.kernel_of(case, chosen, num_rows)]
         ]
-        tune(report, case, num_rows, tiles, peak)
+        tune(report, body, case, num_rows, fine, peak)
 
 
 if __name__ == "__main__":

@@ -153,6 +153,20 @@ const cases = {
     await done(page);
     assert.match(await last(page).textContent(), /at last/);
   },
+  async what_an_earlier_page_kept_is_taken_up() {
+    const earlier = await open();
+    await earlier.evaluate(() => {
+      const messages = [{ role: "user", content: "Kept long ago" }];
+      const all = ["one", "two"].map((id) => ({ id, title: `From earlier: ${id}`, messages }));
+      localStorage.setItem("luceasync.conversations", JSON.stringify(all));
+    });
+    for (const _ of [1, 2]) { // once is enough, twice changes nothing
+      await earlier.reload();
+      const titles = await earlier.locator("#conversations button").allTextContents();
+      assert.deepEqual(titles.filter((title) => /From earlier/.test(title)).map((title) => title.trim().slice(-3)), ["one", "two"]);
+    }
+    await earlier.context().close();
+  },
   async works_where_nothing_may_be_kept() {
     const context = await browser.newContext();
     await context.addInitScript(() => {

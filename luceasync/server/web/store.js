@@ -1,6 +1,7 @@
 // Conversations and settings, kept in this browser alone, where it lets the page keep anything.
 
 const CONVERSATION = "luceasync.conversation."; // and its id: tabs do not write over each other's
+const TOGETHER = "luceasync.conversations"; // where an earlier page kept all of them, the newest first
 const SETTINGS = "luceasync.settings";
 const KEY = "luceasync.key";
 const DEFAULTS = { system: "", temperature: 0.7, maxTokens: "", thinking: true };
@@ -11,7 +12,22 @@ export class Store {
     this.ofTab = allowed("sessionStorage");
     this.settings = { ...DEFAULTS, ...read(this.kept, SETTINGS) };
     this.key = this.ofTab?.getItem(KEY) ?? ""; // gone with the tab
+    this.takeUp(read(this.kept, TOGETHER) ?? []);
     this.conversations = this.read();
+  }
+
+  // What an earlier page has kept; it stays where it was until all of it has a place of its own.
+  takeUp(conversations) {
+    const now = Date.now();
+    try {
+      conversations.forEach((each, age) => {
+        const name = CONVERSATION + each.id;
+        if (!this.kept.getItem(name)) this.kept.setItem(name, JSON.stringify({ savedAt: now - age, ...each }));
+      });
+      if (conversations.length) this.kept.removeItem(TOGETHER);
+    } catch {
+      // No room: they are tried again when the page is opened next.
+    }
   }
 
   // A conversation without messages is not kept.
