@@ -16,7 +16,7 @@ setup(
     package_dir=FOLDERS,
     package_data={
         "luceasync": ["py.typed", "assets/**"],
-        "luceasync.kernels": ["*.cu"],
+        "luceasync.kernels": ["*.cu", "*.cuh"],
         "luceasync.server": ["web/**"],
         "luceasync.cyext": ["*.h", "*.pxi", "*.pyi"],
     },

@@ -111,14 +111,16 @@ def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> b
     from cuda.bindings import nvrtc
 
     source = path.read_bytes()
+    headers = {each.name.encode(): each.read_bytes() for each in sorted(path.parent.glob("*.cuh"))}
     options = [b"--std=c++17", b"-arch=sm_%d%d" % capability]
     options += [f"-D{name}={value}".encode() for name, value in sorted(constants.items())]
     version = _checked(nvrtc.nvrtcVersion())
-    digest = hashlib.sha256(repr((source, options, version)).encode()).hexdigest()
+    digest = hashlib.sha256(repr((source, headers, options, version)).encode()).hexdigest()
     kept, name = get_cache_manager(digest), f"{path.stem}.cubin"
     if (found := kept.get_file(name)) is not None:
         return Path(found).read_bytes()
-    program = _checked(nvrtc.nvrtcCreateProgram(source, path.name.encode(), 0, [], []))
+    included = len(headers), list(headers.values()), list(headers)
+    program = _checked(nvrtc.nvrtcCreateProgram(source, path.name.encode(), *included))
     try:
         (result,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:

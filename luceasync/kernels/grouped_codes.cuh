@@ -1,0 +1,167 @@
+// Codes as bfloat16 numbers that tensor cores multiply, exactly, and the scales of their groups.
+
+#pragma once
+
+#include "device_words.cuh"
+#include "grouped_layout.cuh"
+
+// A code's bits are a bfloat16 number as they are: patterns up to 255 are as many times 2^-133. Rows of x
+// are taken 2^96 times, so that products are far from the smallest numbers, and results 2^37 times. A
+// code of 4 bits in the upper half of a byte stands 16 times too large: its x is taken 2^92 times.
+constexpr bool PLAIN = CODES == UINT || CODES == BIASED;
+constexpr int CODE_EXPONENT = PLAIN ? -133 : CODES == E4M3 ? -120 : CODES == E2M1 ? -127 : 0;
+constexpr int X_EXPONENT = CODE_EXPONENT == 0 ? 0 : 96;
+constexpr bool IN_PLACE = PLAIN && BITS == 4;
+
+constexpr float LIFT = (float)((u64)1 << (CODE_EXPONENT == 0 ? 0 : -CODE_EXPONENT - X_EXPONENT));
+
+// A power of two as a bfloat16 number, twice.
+__host__ __device__ constexpr u32 two_to(int exponent) { return (u32)(127 + exponent) << 7 | (u32)(127 + exponent) << 23; }
+__host__ __device__ constexpr int shift_of(int quarter) { return IN_PLACE && quarter % 2 ? 4 : 0; }  // by which codes are too large
+constexpr u32 ONE = 0x3f803f80;
+
+// x, as its products want it.
+template <int QUARTER>
+__device__ __forceinline__ uint2 lifted(uint2 x) {
+  if constexpr (X_EXPONENT == 0) return x;
+  constexpr u32 BY = two_to(X_EXPONENT - shift_of(QUARTER));
+  return make_uint2(times_bf16x2(x.x, BY), times_bf16x2(x.y, BY));
+}
+
+// What a code of 1 is.
+template <int QUARTER>
+__host__ __device__ constexpr u32 one_of() {
+  if (PLAIN) return (u32)0x00010001 << shift_of(QUARTER);
+  return CODES == E4M3 ? two_to(-120) : CODES == E2M1 ? 0x00400040 : ONE;  // 2^-127 is no normal number
+}
+
+// Two floats whose numbers are whole and small: bfloat16 has all their bits.
+__device__ __forceinline__ u32 upper_halves(float low, float high) {
+  return __byte_perm(__float_as_uint(low), __float_as_uint(high), 0x7632);
+}
+
+__device__ __forceinline__ u32 table_bytes(u32 nibbles) {
+  u32 near = nibbles & 0x7777, far = (nibbles & 0x8888) >> 1 | 0x3210;
+  return __byte_perm(__byte_perm(TABLE_0, TABLE_1, near), __byte_perm(TABLE_2, TABLE_3, near), far);
+}
+
+// Codes `QUARTER` of two words of 16 bits, as two bfloat16 numbers; `high`: their high bits, which
+// begin at bit `shift`.
+template <int QUARTER>
+__device__ __forceinline__ u32 numbers(u32 words, u32 high, int shift) {
+  if constexpr (CODES == E4M3) {
+    u32 a = words >> (8 * (QUARTER % 2));
+    return (a & 0x007f007f) << 4 | (a & 0x00800080) << 8;
+  } else if constexpr (CODES == E2M1) {
+    u32 a = words >> (4 * QUARTER);
+    return (a & 0x00070007) << 6 | (a & 0x00080008) << 12;
+  } else if constexpr (CODES == LOOKED_UP) {
+    u32 low = table_bytes(words), up = table_bytes(words >> 16);
+    return upper_halves(large<QUARTER>(low) - 8388736.0f, large<QUARTER>(up) - 8388736.0f);
+  } else {
+    u32 a;
+    if constexpr (BITS == 8) a = words >> (8 * (QUARTER % 2)) & 0x00ff00ff;
+    if constexpr (BITS == 4) a = words >> (8 * (QUARTER / 2)) & 0x000f000f << shift_of(QUARTER);
+    if constexpr (BITS == 5 || BITS == 6) {
+      u32 mask = BITS == 5 ? 0x00100010 : 0x00300030;
+      a = words >> (4 * QUARTER) & 0x000f000f;
+      a |= __funnelshift_l(high, high, 4 - shift & 31) & mask;
+    }
+    constexpr u32 LESS = (CODES == BIASED ? 128 : ZERO) << shift_of(QUARTER);
+    if constexpr (LESS == 0 || MINIMUM != NO_MINIMUM) return a;
+    return fma_bf16x2(a, ONE, 0x80008000 | LESS << 16 | LESS);
+  }
+}
+
+// D or M of rows g and 8 + g.
+struct Two {
+  float near, far;
+};
+
+__device__ __forceinline__ Two super_of(u32 chunks, int entry, int g) {
+  u32 at = chunks + entry * (16 * SCALE_BYTES) + g * (2 * SCALE_BYTES);
+  if constexpr (SCALE == F32) {
+    uint2 two = load<uint2>(at);
+    return {as_float(two.x), as_float(two.y)};
+  } else if constexpr (SCALE == E8M0) {
+    u32 two = load<u16>(at);
+    return {e8m0_of(two & 255), e8m0_of(two >> 8)};
+  } else {
+    u32 two = load<u32>(at);
+    if constexpr (SCALE == BF16) return {as_float(two << 16), as_float(two & 0xffff0000)};
+    return {half_of(two), half_of(two >> 16)};
+  }
+}
+
+// The small numbers of row g and of row 8 + g, PARTS bytes of a block each or the two of a pair.
+struct Small {
+  u32 near, far;
+};
+
+__device__ __forceinline__ Small small_of(u32 chunks, int block, int g) {
+  u32 at = chunks + block * (16 * PARTS) + g * (2 * PARTS);
+  if constexpr (PARTS == 4) {
+    uint2 two = load<uint2>(at);
+    return {two.x, two.y};
+  } else if constexpr (PARTS == 2) {
+    u32 two = load<u32>(at);
+    return {two, two >> 16};
+  } else {
+    u32 two = load<u16>(at);
+    return {two, two >> 8};
+  }
+}
+
+// Of sums 2 pair and 2 pair + 1 of a span.
+__device__ __forceinline__ Small small_of_pair(u32 chunks, int span, int g, int pair) {
+  if constexpr (PARTS == 4) {
+    u32 at = chunks + (2 * span + pair / 2) * 64 + g * 8 + pair % 2 * 2;
+    return {load<u16>(at), load<u16>(at + 4)};
+  } else {
+    return small_of(chunks, pair, g);
+  }
+}
+
+template <int KIND, int BYTE>
+__device__ __forceinline__ float scaled(float super, u32 word) {
+  if constexpr (KIND == SMALL_UINT8) {
+    // The sum is exact before it is rounded, where a fused product is one.
+    return fmaf(large<BYTE>(word), super, super * -8388608.0f);
+  } else if constexpr (KIND == SMALL_INT8) {
+    return super * (large<BYTE>(word ^ 0x80808080) - 8388736.0f);
+  } else {
+    return super * e4m3_of(word >> (8 * BYTE) & 255);
+  }
+}
+
+// The scale of a sum of row g and of row 8 + g, and what is taken off for each 1 of x.
+struct Scales {
+  Two scale, minimum;
+};
+
+// PART: of the bytes of `small` and `small_minimum`; `super`, `super_minimum`: D and M.
+template <int PART>
+__device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small small, Small small_minimum, bool ok) {
+  constexpr int BYTE = PARTS == 1 ? 0 : PART;
+  Two scale = super, minimum = super_minimum;
+  if constexpr (SMALL != NO_SMALL) {
+    if constexpr (DIVIDES) {
+      scale = {scaled<SMALL, BYTE>(1.0f, small.near) / super.near, scaled<SMALL, BYTE>(1.0f, small.far) / super.far};
+    } else {
+      scale = {scaled<SMALL, BYTE>(super.near, small.near), scaled<SMALL, BYTE>(super.far, small.far)};
+    }
+  }
+  // Past the end scales are 0: not where that is no scale, nor where one is for blocks before it too.
+  if constexpr (DIVIDES || SCALE == E8M0 || ALIKE && SMALL == NO_SMALL)
+    scale = {ok ? scale.near : 0.0f, ok ? scale.far : 0.0f};
+  if constexpr (MINIMUM != NO_MINIMUM && ALIKE && !SMALL_MINIMUMS)
+    minimum = {ok ? minimum.near : 0.0f, ok ? minimum.far : 0.0f};
+  if constexpr (SMALL_MINIMUMS) {
+    minimum = {scaled<SMALL_UINT8, BYTE>(minimum.near, small_minimum.near),
+               scaled<SMALL_UINT8, BYTE>(minimum.far, small_minimum.far)};
+  }
+  constexpr int LESS = PLAIN ? (CODES == BIASED ? 128 : ZERO) : 0;  // which the codes still have
+  if constexpr (MINIMUM != NO_MINIMUM && LESS != 0)
+    minimum = {fmaf(scale.near, LESS, minimum.near), fmaf(scale.far, LESS, minimum.far)};
+  return {scale, minimum};
+}

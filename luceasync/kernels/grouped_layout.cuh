@@ -1,0 +1,59 @@
+// How a quantised matrix, and what a program holds of it in shared memory, lie: all of it is known when a
+// program is compiled. luceasync.kernels.grouped_cuda.shared_of counts the same bytes.
+
+#pragma once
+
+enum { UINT, BIASED, E4M3, E2M1, LOOKED_UP };         // CODES
+enum { F16, BF16, F32, E8M0 };                        // SCALE: of D and M
+enum { NO_SMALL, SMALL_UINT8, SMALL_INT8, SMALL_E4M3 };  // SMALL
+enum { NO_MINIMUM, OWN_MINIMUM, SCALE_MINIMUM };      // MINIMUM
+
+constexpr int UNIT = 4;  // blocks that a warp takes at a time: 256 columns
+constexpr int PARTS = GROUP == 16 || GROUP == 32 ? 64 / GROUP : 1;  // scales of a block
+constexpr int SUB = GROUP == 16 ? 16 : 32;                          // columns that are summed, and then scaled
+constexpr int SUBS = 64 / SUB;                                      // of a block
+constexpr int QUARTERS = SUB / 16;                                  // 16 columns each: a tensor core's
+constexpr int SPANS = UNIT * SUBS / 8;                              // of 8 such sums, in a unit
+constexpr bool EACH = SUPERGROUP == 16 || SUPERGROUP == 32;         // as many D as groups
+constexpr int WHOLE = 1 << 30;                                      // blocks of a row
+constexpr int SMALL_BLOCKS = PARTS > 1 ? 1 : GROUP == 0 ? WHOLE : GROUP / 64;
+constexpr int SUPER_BLOCKS = EACH ? 1 : SUPERGROUP == 0 ? WHOLE : SUPERGROUP / 64;
+constexpr bool ALIKE = !EACH && SUPER_BLOCKS % UNIT == 0;           // one D for all of a unit
+constexpr int NUM_SUPERS = EACH ? UNIT * PARTS : ALIKE ? 1 : UNIT;  // of a unit
+
+constexpr int CODE_BYTES = BITS == 8 ? 1024 : 512;                  // of a block
+constexpr int PLANE_BYTES = BITS == 5 ? 8 : BITS == 6 ? 16 : 0;     // of two blocks, for a lane
+constexpr int SCALE_BYTES = SCALE == F32 ? 4 : SCALE == E8M0 ? 1 : 2;
+
+// Scales are copied 16 bytes at a time: 16 rows have SCALE_BYTES or PARTS such chunks.
+constexpr int SMALL_CHUNKS = SMALL == NO_SMALL ? 0 : UNIT * PARTS;
+constexpr int SMALL_MINIMUM_CHUNKS = SMALL_MINIMUMS ? UNIT * PARTS : 0;
+constexpr int SUPER_CHUNKS = NUM_SUPERS * SCALE_BYTES;
+constexpr int MINIMUM_CHUNKS = MINIMUM == OWN_MINIMUM ? SUPER_CHUNKS : 0;
+constexpr int AT_SMALL_MINIMUMS = SMALL_CHUNKS;
+constexpr int AT_SUPERS = AT_SMALL_MINIMUMS + SMALL_MINIMUM_CHUNKS;
+constexpr int AT_MINIMUMS = AT_SUPERS + SUPER_CHUNKS;
+constexpr int NUM_CHUNKS = AT_MINIMUMS + MINIMUM_CHUNKS;
+constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
+
+constexpr bool LONE = X_ROWS == 1;
+constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
+constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
+constexpr int BLOCKS_UNROLLED = SLOTS == 1 ? 1 : UNIT;
+// More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.
+constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 16 ? 16 / WARPS : 1;
+constexpr bool RING_X = LONE && !NORM;        // x comes with the weights
+
+constexpr int AT_PLANES = UNIT * CODE_BYTES;
+constexpr int AT_CHUNKS = AT_PLANES + UNIT / 2 * 32 * PLANE_BYTES;
+constexpr int ROW_BLOCK_BYTES = AT_CHUNKS + NUM_CHUNKS * 16;
+constexpr int AT_X = ROW_BLOCKS * ROW_BLOCK_BYTES;
+constexpr int STAGE_BYTES = AT_X + (RING_X ? UNIT * 128 : 0);
+constexpr int WIDTH = ROW_BLOCKS * 16;
+constexpr int SUM_STRIDE = LONE ? WIDTH : WIDTH + 4;  // of a row of sums: rows are apart in the banks
+constexpr int SUM_BYTES = X_ROWS * SUM_STRIDE * 4;    // of a warp, where its ring was
+constexpr int RING_BYTES = STAGES * STAGE_BYTES > SUM_BYTES ? STAGES * STAGE_BYTES : SUM_BYTES;
+constexpr int AT_ROW = WARPS * RING_BYTES;  // the row of x, normed
+constexpr int ROW_BYTES = NORM ? (NORM + UNIT * 64 - 1) / (UNIT * 64) * (UNIT * 128) : 0;
+
+constexpr int OWN = PAIRED ? ROW_BLOCKS / 2 : ROW_BLOCKS;  // row blocks of results
