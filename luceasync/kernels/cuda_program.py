@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
-import importlib.util
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -139,14 +138,14 @@ def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> b
 @functools.cache
 def can_compile(device_index: int) -> bool:
     """Whether programs run there: a GPU of NVIDIA's from Ampere on, whose kind NVRTC knows."""
-    if torch.version.hip is not None or importlib.util.find_spec("cuda.bindings") is None:
+    if torch.version.hip is not None:
         return False
     major, minor = torch.cuda.get_device_capability(device_index)
     try:
         from cuda.bindings import nvrtc
 
         known = _checked(nvrtc.nvrtcGetSupportedArchs())
-    except (ImportError, RuntimeError):  # the bindings alone, without the library
+    except (ImportError, RuntimeError):  # no bindings, or these without the library
         return False
     return major >= 8 and 10 * major + minor in known
 
