@@ -40,6 +40,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="run every combination of parameters, of tests that mark them, not only some that "
         "cover all values or pairs",
     )
+    parser.addoption(
+        "--few",
+        action="store_true",
+        help="of every test's combinations of parameters run those that cover each value once",
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,22 +79,30 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of combinations that a test marks to be covered only those that are needed for that. What
-    was named one by one is run.
+    """Of combinations that a test marks to be covered only those that are needed for that, with
+    --few of all combinations. What was named one by one is run.
     """
-    marked: dict[tuple[Path, str], list[pytest.Function]] = {}
+    is_few = config.getoption("--few")
+    tests: dict[tuple[Path, str], list[pytest.Function]] = {}
     for item in items:
-        if isinstance(item, pytest.Function) and item.get_closest_marker("covered"):
-            marked.setdefault((item.path, item.originalname), []).append(item)
+        has_several = isinstance(item, pytest.Function) and hasattr(item, "callspec")
+        if item.get_closest_marker("covered") or (is_few and has_several and not _is_left(item)):
+            tests.setdefault((item.path, f"{item.cls} {item.originalname}"), []).append(item)
     left: set[pytest.Item] = set()
-    for these in marked.values():
-        [strength] = these[0].get_closest_marker("covered").args
+    for these in tests.values():
+        marker = these[0].get_closest_marker("covered")
+        strength = min(marker.args[0], 1) if marker and is_few else marker.args[0] if marker else 1
         values = [{k: repr(v) for k, v in each.callspec.params.items()} for each in these]
         kept = covering(values, strength)
         left.update(each for i, each in enumerate(these) if i not in kept)
     if left:
         config.hook.pytest_deselected(items=[*left])
         items[:] = [item for item in items if item not in left]
+
+
+def _is_left(item: pytest.Item) -> bool:
+    """Whether the quick loop leaves it out in any case: then it covers nothing."""
+    return any(item.get_closest_marker(name) for name in ("slow", "gpu"))
 
 
 def pytest_asyncio_loop_factories(

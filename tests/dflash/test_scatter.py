@@ -28,6 +28,7 @@ def steps(draw):
     return taps, lanes, torch.tensor(begins), counts, paths, store, capacity
 
 
+@pytest.mark.slow
 @given(steps(), st.sampled_from([torch.float32, torch.bfloat16]))
 @settings(max_examples=150, deadline=None)
 def test_every_row_comes_to_the_place_of_its_position(step, dtype) -> None:

@@ -277,6 +277,7 @@ class Server(RuleBasedStateMachine):
         self.come_to_rest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_whatever_comes(recurrent: bool, monkeypatch):
     monkeypatch.setattr(index_module, "MIN_AGE_S", 0.0)

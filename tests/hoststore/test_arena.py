@@ -122,6 +122,7 @@ def test_slabs_end_where_no_piece_is_cut():
     assert pages.locked == {}
 
 
+@pytest.mark.slow
 def test_beside_spare_memory_more_waits_for_a_quiet_moment():
     quiet, pages = threading.Event(), NotedLock()
     arena = Arena(CAPACITY_BYTES, pages, PIECE_BYTES, quiet, spare_bytes=PIECE_BYTES)

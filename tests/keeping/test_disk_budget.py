@@ -103,6 +103,7 @@ async def test_a_minutes_writes_never_exceed_the_budget(tmp_path, recurrent, is_
     assert not recurrent or written > 2 * BUDGET_BYTES
 
 
+@pytest.mark.slow
 async def test_states_inside_a_conversation_go_before_its_rows(tmp_path) -> None:
     async with serving(Watched(tmp_path)) as (bench, _):
         await chat(bench, 0, 16, is_settled=True)

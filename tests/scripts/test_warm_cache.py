@@ -108,6 +108,7 @@ async def test_a_prompt_that_does_not_fit_fails_alone(config):
     assert "maximum context length" in failed.error and not fine.error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refusal", [QueueFull(3, 0), Unavailable("loading the model")])
 async def test_a_busy_server_is_asked_again(refusal):
     engine = BusyEngine(refusal, refusal)

@@ -50,6 +50,7 @@ def test_what_was_let_go_of_is_free_once():
             other.grow(SMALL_BYTES + 1)
 
 
+@pytest.mark.slow
 async def test_memory_of_a_large_body_is_given_back(monkeypatch):
     given_back = asyncio.Event()
     loop = asyncio.get_running_loop()

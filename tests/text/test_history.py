@@ -211,6 +211,7 @@ def test_the_least_recently_used_is_forgotten_first(byte_level):
     assert (kept, history.num_tokens_held) == ({"cat", "mat"}, 8)
 
 
+@pytest.mark.slow
 @relaxed
 @given(st.lists(st.tuples(TEXT, IDS), max_size=12))
 def test_no_more_ids_are_held_than_allowed(byte_level, answers):
