@@ -77,6 +77,12 @@ def test_our_kernels_and_compiled_modules_are_importable() -> None:
     run_python("import luceasync.cuda, luceasync.cyext.names")
 
 
+def test_kernels_in_cuda_are_installed() -> None:
+    kinds = {path.suffix for path in (ROOT / "luceasync" / "kernels").glob("*.cu*")}
+    asked = re.search(r'"luceasync.kernels": (\[.*?\])', (ROOT / "setup.py").read_text())
+    assert asked and {f'"*{kind}"' for kind in kinds} == set(asked[1].strip("[]").split(", "))
+
+
 def test_help_loads_no_torch() -> None:
     code = """
 import sys
