@@ -67,13 +67,14 @@ class _Loader:
 _ahead: ContextVar[_Loader | None] = ContextVar("ahead", default=None)  # None: they are launched
 
 
-def compiled_aside(name: str, load: Callable[[], object]) -> bool:
-    """Whether kernels are compiled ahead: `load`, which compiles another's, then runs beside them,
-    and nothing is to be launched.
+def compiled_aside(name: str, load: Callable[[], object] | None) -> bool:
+    """Whether kernels are compiled ahead, so that nothing is to be launched: then `load`, if it is
+    given, compiles what another compiler makes, beside them.
     """
     if (loader := _ahead.get()) is None:
         return False
-    loader.compiling.submit(name, load)
+    if load is not None:
+        loader.compiling.submit(name, load)
     return True
 
 

@@ -8,14 +8,15 @@ import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import grouped_cuda
-from luceasync.kernels.cuda_program import CompileError, compiled
+from luceasync.kernels import grouped_cuda, kernel
+from luceasync.kernels.cuda_program import CompileError, Program, compiled
 from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
 from luceasync.models.grouped.packed import DTYPES
 from luceasync.models.grouped.tiles import coding_of
@@ -178,6 +179,20 @@ def test_the_program_fits_every_card(card: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_every_form_is_compiled(name: str, x_rows: int, tmp_path: Path) -> None:
     check(name, "sm_86", x_rows, tmp_path)
+
+
+def test_a_program_is_compiled_ahead_once() -> None:
+    """However many layers want it: threads that wait for the same one compile nothing else."""
+    asked: list[str] = []
+    compiling = SimpleNamespace(submit=lambda name, load: asked.append(name))
+    program = Program(grouped_cuda.SOURCE, "grouped_rows")
+    token = kernel._ahead.set(SimpleNamespace(compiling=compiling))
+    try:
+        for warps in (4, 5, 4, 4):
+            program.launch(torch.device("cuda:0"), {"WARPS": warps}, 1, 32 * warps, 0, ())
+    finally:
+        kernel._ahead.reset(token)
+    assert asked == ["grouped_rows"] * 2
 
 
 def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:
