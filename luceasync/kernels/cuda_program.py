@@ -27,6 +27,7 @@ from luceasync.kernels.overlap import can_overlap
 Constants = Mapping[str, int]
 Key = tuple[int, tuple[tuple[str, int], ...], int]  # a device, constants, bytes of shared memory
 
+PATIENCE_S = 300.0  # with a thread that compiles what another one wants too
 _TYPES: dict[type, Any] = {int: ctypes.c_int, float: ctypes.c_float}  # others are addresses
 
 
@@ -92,7 +93,11 @@ class Program:
                 with self._lock:
                     del self._loaded[key]  # who asks later may have more luck
                 future.set_exception(error)
-        return future.result()
+        try:
+            return future.result(PATIENCE_S)
+        except TimeoutError:
+            told = f"{self._path.name}: another thread compiles it for more than {PATIENCE_S:.0f} s"
+            raise CompileError(told) from None
 
     def _load(self, key: Key) -> Any:
         index, constants, shared_bytes = key

@@ -276,9 +276,9 @@ def _product(
         0.0 if norm is None else norm.eps,
         num_rows,
         num_row_blocks,
-        num_columns // BLOCK_COLUMNS,
-        -(-num_columns // (work.coding.supergroup or num_columns)),
-        -(-num_columns // (work.coding.group or num_columns)),
+        weight.num_blocks,
+        weight.num_supergroups,
+        weight.num_groups,
         out.stride(0),
     )
     grid, num_threads = -(-num_row_blocks // own_blocks), chosen.warps * 32

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from luceasync.kernels.grouped_codes import few_numbers, num_parts, real, small_number
-from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, Tiled
+from luceasync.kernels.grouped_tiled import Tiled
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
@@ -31,9 +31,7 @@ def numbers(weight: Tiled, begin: int, end: int, out: Tensor) -> None:
 
 
 def _launch(weight: Tiled, ids: Tensor | None, out: Tensor, begin: int) -> None:
-    num_blocks = weight.num_columns // BLOCK_COLUMNS
-    supergroup = weight.coding.supergroup or weight.num_columns
-    group = weight.coding.group or weight.num_columns
+    num_blocks = weight.num_blocks
     _numbers_kernel[(len(out), triton.cdiv(num_blocks, BLOCKS))](
         weight.codes,
         weight.planes,
@@ -45,8 +43,8 @@ def _launch(weight: Tiled, ids: Tensor | None, out: Tensor, begin: int) -> None:
         out,
         begin,
         num_blocks,
-        -(-weight.num_columns // supergroup),
-        -(-weight.num_columns // group),
+        weight.num_supergroups,
+        weight.num_groups,
         BLOCKS=BLOCKS,
         num_warps=4,
         enable_fp_fusion=False,  # the bits are those of the slow truth

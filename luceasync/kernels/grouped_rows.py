@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.kernels.grouped_codes import Coding
 from luceasync.kernels.grouped_kernel import grouped_rows_kernel, sum_parts_kernel
-from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
+from luceasync.kernels.grouped_tiled import BLOCK_ROWS, Tiled
 from luceasync.kernels.overlap import overlap_options
 
 MAX_ROWS = 64
@@ -145,10 +145,8 @@ def _launch(
     num_rows = x.shape[0]
     num_outputs = weight.num_rows // (2 if paired else 1)
     num_row_blocks = num_outputs // BLOCK_ROWS
-    num_blocks = weight.num_columns // BLOCK_COLUMNS
+    num_blocks = weight.num_blocks
     step = chosen.steps * chosen.strides
-    supergroup = weight.coding.supergroup or weight.num_columns
-    group = weight.coding.group or weight.num_columns
     own_blocks = chosen.row_blocks // 2 if paired else chosen.row_blocks
     grouped_rows_kernel[(triton.cdiv(num_row_blocks, own_blocks), chosen.num_splits)](
         x,
@@ -163,8 +161,8 @@ def _launch(
         num_rows,
         num_row_blocks,
         num_blocks,
-        -(-weight.num_columns // supergroup),
-        -(-weight.num_columns // group),
+        weight.num_supergroups,
+        weight.num_groups,
         PAIRED=paired,
         EVEN=num_blocks % (step * chosen.num_splits) == 0,
         ROWS=padded_rows,

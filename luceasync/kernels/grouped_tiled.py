@@ -31,3 +31,18 @@ class Tiled:
     small_scales: Tensor | None
     minimums: Tensor | None
     small_minimums: Tensor | None
+
+    @property
+    def num_blocks(self) -> int:
+        """Of a row, BLOCK_COLUMNS wide."""
+        return self.num_columns // BLOCK_COLUMNS
+
+    @property
+    def num_supergroups(self) -> int:
+        """Of a row; the last one may be a part."""
+        return -(-self.num_columns // (self.coding.supergroup or self.num_columns))
+
+    @property
+    def num_groups(self) -> int:
+        """Of a row, likewise."""
+        return -(-self.num_columns // (self.coding.group or self.num_columns))
