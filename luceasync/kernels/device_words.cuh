@@ -1,4 +1,5 @@
-// What GPUs have of their own, as functions: asynchronous copies, shared memory, tensor cores.
+// What GPUs have of their own, as functions: asynchronous copies, shared memory, tensor cores. PTX is here
+// alone, so that tests can put another body of these functions in its place, and run kernels on CPUs.
 
 #pragma once
 
@@ -32,6 +33,20 @@ __device__ __forceinline__ void copy_8(u32 at, const void* from, bool ok) {
 __device__ __forceinline__ void copy_shared_16(u32 at, const void* from, bool ok) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(ok ? 16 : 0));
 }
+
+// What a lane has copied since it committed before is a group; it waits for all of its own but the NUM_AFTER
+// last ones. What others have copied it may read once these have waited, and it for them.
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;"); }
+template <int NUM_AFTER>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(NUM_AFTER) : "memory");
+}
+__device__ __forceinline__ void wait_for_all_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+// Kernels that overlap: this one waits until those before it are done; the next may begin once every
+// program has let it.
+__device__ __forceinline__ void wait_for_those_before() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+__device__ __forceinline__ void start_next() { asm volatile("griddepcontrol.launch_dependents;"); }
 
 // Of shared memory.
 template <typename T>

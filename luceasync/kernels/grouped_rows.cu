@@ -62,7 +62,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
     if (RING_X && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
   }
   // Results of a thread: the first one's residual is on its way meanwhile.
   u32 num_outputs = num_row_blocks * 16, num_results = num_rows * OWN * 16;
@@ -88,13 +88,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   if constexpr (!LONE) coming = rows.next(1);
   u32 stage = ring, free = ring + (STAGES - 1) * STAGE_BYTES;
   for (int unit = first_unit; unit < num_units; unit += STRIDE) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+    wait_for_copies<STAGES - 2>();
     __syncwarp();  // what others have copied is here, and what was read before is free
     if (unit + (STAGES - 1) * STRIDE < num_units) {
       copier.weights(free);
       if constexpr (RING_X) copier.row_of_x(free);
     }
-    asm volatile("cp.async.commit_group;");
+    commit_copies();
     int first_block = unit * UNIT;
     Place at = place.in(stage, RING_X ? stage + AT_X : begin + AT_ROW + first_block * 128);
     if constexpr (LONE) {
@@ -105,7 +105,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     free = stage;
     stage = stage + STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : stage + STAGE_BYTES;
   }
-  asm volatile("cp.async.wait_all;" ::: "memory");
+  wait_for_all_copies();
   __syncwarp();
 
   // [rows of x, rows of the weight]: of each warp, then their sum.

@@ -8,8 +8,8 @@
 // Until the kernels before are done; those behind may then begin.
 __device__ __forceinline__ void wait_for_inputs() {
   if (OVERLAP) {
-    asm volatile("griddepcontrol.wait;" ::: "memory");
-    asm volatile("griddepcontrol.launch_dependents;");
+    wait_for_those_before();
+    start_next();
   }
 }
 
