@@ -96,20 +96,6 @@ __device__ __forceinline__ float half_of(u32 bits) {
   return v;
 }
 
-__device__ __forceinline__ float e4m3_of(u32 byte) {
-  return as_float((byte & 127) << 20 | (byte & 128) << 24) * 1.329227995784916e36f;  // 2^120
-}
-
-__device__ __forceinline__ float e8m0_of(u32 byte) {
-  return as_float(byte < 2 ? (byte == 0 ? 0x00200000 : 0x00400000) : (byte - 1) << 23);
-}
-
-// 2^23 + a byte of a word.
-template <int BYTE>
-__device__ __forceinline__ float large(u32 word) {
-  return as_float(__byte_perm(word, 0x4b000000, 0x7650 | BYTE));
-}
-
 __device__ __forceinline__ void multiply(float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -143,6 +129,3 @@ __device__ __forceinline__ u32 rounded(float low, float high) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(found) : "f"(high), "f"(low));
   return found;
 }
-
-// Ampere has no product by itself.
-__device__ __forceinline__ u32 times_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000); }

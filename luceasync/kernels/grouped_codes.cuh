@@ -5,6 +5,23 @@
 #include "device_words.cuh"
 #include "grouped_layout.cuh"
 
+__device__ __forceinline__ float e4m3_of(u32 byte) {
+  return as_float((byte & 127) << 20 | (byte & 128) << 24) * 1.329227995784916e36f;  // 2^120
+}
+
+__device__ __forceinline__ float e8m0_of(u32 byte) {
+  return as_float(byte < 2 ? (byte == 0 ? 0x00200000 : 0x00400000) : (byte - 1) << 23);
+}
+
+// 2^23 + a byte of a word.
+template <int BYTE>
+__device__ __forceinline__ float large(u32 word) {
+  return as_float(__byte_perm(word, 0x4b000000, 0x7650 | BYTE));
+}
+
+// Ampere has no product by itself.
+__device__ __forceinline__ u32 times_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000); }
+
 // A code's bits are a bfloat16 number as they are: patterns up to 255 are as many times 2^-133. Rows of x
 // are taken 2^96 times, so that products are far from the smallest numbers, and results 2^37 times. A
 // code of 4 bits in the upper half of a byte stands 16 times too large: its x is taken 2^92 times.

@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from tests.kernels.emulated.program import Compiler, compiler_here
+
 
 @pytest.fixture(autouse=True)
 def scalars_of_new_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,6 +65,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture
 def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
+    """Of CUDA C++ for CPUs."""
+    command = compiler_here()
+    if command is None:
+        pytest.skip("no C++ compiler is installed")
+    return Compiler(command, tmp_path_factory.mktemp("emulated"))
 
 
 @pytest.fixture(params=["fp32", "half"])

@@ -1,14 +1,16 @@
 """Products of few rows in CUDA C++: those of the codes' float32 numbers, whoever is beside a row;
-and the program for cards that nobody here has.
+and the program for cards that nobody here has. A few forms are run on the CPU too.
 """
 
 from __future__ import annotations
 
 import re
 import subprocess
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -20,6 +22,7 @@ from luceasync.kernels.cuda_program import CompileError, Launch, Program, compil
 from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
 from luceasync.models.grouped.packed import DTYPES
 from luceasync.models.grouped.tiles import coding_of
+from tests.kernels.emulated.program import EmulatedProgram
 from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.test_grouped import ALL, FEW, error, matrix
 
@@ -27,7 +30,9 @@ CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_n
 MOST_STACK_BYTES = 16  # of a lane: a register or two too many
 OTHERS = tuple(name for name in ALL if name not in FEW)
 SHARES = (Share(1, 4, 3), Share(2, 2, 2), Share(2, 2, 2, splits=2))
-on_a_gpu = pytest.mark.gpu
+SHAPES = ((48, 384), (32, 2304))
+# One of each kind of codes, scales and minimums: on the CPU, with a share and a shape each.
+EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4")
 
 
 @dataclass(frozen=True)
@@ -37,34 +42,62 @@ class Norm:
 
 
 @pytest.fixture
-def gpu(device: torch.device) -> torch.device:
-    if device.type != "cuda" or not grouped_cuda.can_compile(device.index or 0):
-        pytest.skip("CUDA C++ runs on GPUs of NVIDIA's")
-    return device
+def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """Where programs run: on the GPU, or emulated on the CPU as if it had clusters."""
+    if request.param == "gpu":
+        device = torch.device("cuda")
+        if not grouped_cuda.can_compile(device.index or 0):
+            pytest.skip("CUDA C++ runs on GPUs of NVIDIA's")
+        return device
+    compiler = request.getfixturevalue("compiler")
+    for attribute, name in (("_PRODUCT", "grouped_rows"), ("_NORM", "rms_norm")):
+        program = EmulatedProgram(grouped_cuda.SOURCE, name, compiler)
+        monkeypatch.setattr(grouped_cuda, attribute, program)
+    monkeypatch.setattr(grouped_cuda, "can_overlap", lambda index: True)
+    return torch.device("cpu")
+
+
+def on_both(words: str, gpu: Sequence[Any], emulated: Sequence[Any]) -> pytest.MarkDecorator:
+    """A test of `words` and `place`, with each of these values there."""
+    values = [pytest.param("gpu", *tuple_of(each), marks=pytest.mark.gpu) for each in gpu]
+    values += [pytest.param("emulated", *tuple_of(each)) for each in emulated]
+    return pytest.mark.parametrize(f"place, {words}", values, indirect=["place"])
+
+
+def tuple_of(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def products() -> Iterator[tuple[str, tuple[int, int], tuple[Share, ...]]]:
+    for i, name in enumerate(EMULATED):
+        yield name, SHAPES[i // 2 % 2], (SHARES[i % len(SHARES)],)
 
 
 def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
     return torch.randn(num_rows, num_columns, device=device, dtype=torch.bfloat16)
 
 
-@on_a_gpu
-@pytest.mark.parametrize("shape", [(48, 384), (32, 2304)])
-@pytest.mark.parametrize("name", ALL)
-def test_products_are_those_of_float64(name: str, shape: tuple[int, int], gpu) -> None:
-    tiled, numbers = matrix(ALL[name], *shape, gpu)
-    x = rows(16, shape[1], gpu)
+@on_both(
+    "name, shape, shares",
+    [(name, shape, (None, *SHARES)) for name in ALL for shape in SHAPES],
+    [*products()],
+)
+def test_products_are_those_of_float64(
+    name: str, shape: tuple[int, int], shares: Sequence[Share | None], place
+) -> None:
+    tiled, numbers = matrix(ALL[name], *shape, place)
+    x = rows(16, shape[1], place)
     for num_rows in (1, 2, 8, 9, 16):
-        for chosen in (None, *SHARES):
+        for chosen in shares:
             part = x[:num_rows]
             found = grouped_cuda.linear(part, tiled, dtype=torch.float32, chosen=chosen)
             assert error(found, part, numbers) < 1e-5, (num_rows, chosen)
 
 
-@on_a_gpu
-@pytest.mark.parametrize("name", ALL)
-def test_a_row_is_the_same_bits_among_up_to_eight(name: str, gpu) -> None:
-    tiled, _ = matrix(ALL[name], 96, 2304, gpu)
-    x, norm = rows(8, 2304, gpu), Norm(torch.rand(2304, device=gpu) + 0.5)
+@on_both("name", [*ALL], ["Q4_K", "Q6_K"])
+def test_a_row_is_the_same_bits_among_up_to_eight(name: str, place) -> None:
+    tiled, _ = matrix(ALL[name], 96, 2304, place)
+    x, norm = rows(8, 2304, place), Norm(torch.rand(2304, device=place) + 0.5)
     for given in (None, norm):
         together = grouped_cuda.linear(x, tiled, norm=given, dtype=torch.float32)
         three = grouped_cuda.linear(x[:3], tiled, norm=given, dtype=torch.float32)
@@ -74,13 +107,15 @@ def test_a_row_is_the_same_bits_among_up_to_eight(name: str, gpu) -> None:
             assert torch.equal(one[0], together[row])
 
 
-@on_a_gpu
-@pytest.mark.parametrize("num_rows", [1, 5, 16])
-@pytest.mark.parametrize("name", FEW)
-def test_norm_residual_and_swiglu(name: str, num_rows: int, gpu) -> None:
-    tiled, numbers = matrix(ALL[name], 96, 768, gpu)
-    x, norm = rows(num_rows, 768, gpu), Norm(torch.rand(768, device=gpu) + 0.5)
-    residual = rows(num_rows, 96, gpu)
+@on_both(
+    "name, num_rows",
+    [(name, num_rows) for name in FEW for num_rows in (1, 5, 16)],
+    [("Q4_K", 1), ("Q8_0", 5), ("Q4_K", 16)],
+)
+def test_norm_residual_and_swiglu(name: str, num_rows: int, place) -> None:
+    tiled, numbers = matrix(ALL[name], 96, 768, place)
+    x, norm = rows(num_rows, 768, place), Norm(torch.rand(768, device=place) + 0.5)
+    residual = rows(num_rows, 96, place)
     product = F.linear(x.double(), numbers.double())
     found = grouped_cuda.linear(x, tiled, residual, dtype=torch.float32)
     torch.testing.assert_close(found.double(), residual + product, rtol=1e-4, atol=1e-4)
@@ -92,25 +127,26 @@ def test_norm_residual_and_swiglu(name: str, num_rows: int, gpu) -> None:
     assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
 
 
-@on_a_gpu
-@pytest.mark.parametrize("num_rows", [1, 7, 16])
-def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, gpu) -> None:
-    tiled, _ = matrix(ALL["Q4_K"], 48, 512, gpu)
-    x = rows(num_rows, 512, gpu)
-    wide = torch.full((num_rows, 80), 7.0, device=gpu, dtype=torch.bfloat16)
+@on_both("num_rows", [1, 7, 16], [1, 7, 16])
+def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
+    tiled, _ = matrix(ALL["Q4_K"], 48, 512, place)
+    x = rows(num_rows, 512, place)
+    wide = torch.full((num_rows, 80), 7.0, device=place, dtype=torch.bfloat16)
     grouped_cuda.linear(x, tiled, out=wide[:, 16:64])
     assert torch.equal(wide[:, 16:64], grouped_cuda.linear(x, tiled))
     assert (wide[:, :16] == 7).all() and (wide[:, 64:] == 7).all()
 
 
-@on_a_gpu
-@pytest.mark.parametrize("size", [1e-6, 1e6])
-@pytest.mark.parametrize("name", FEW)
-def test_large_and_small_rows_lose_nothing(name: str, size: float, gpu) -> None:
+@on_both(
+    "name, size",
+    [(name, size) for name in FEW for size in (1e-6, 1e6)],
+    [("Q4_K", 1e-6), ("Q4_K", 1e6)],
+)
+def test_large_and_small_rows_lose_nothing(name: str, size: float, place) -> None:
     """Rows are lifted by a power of two, and results by another one."""
-    tiled, numbers = matrix(ALL[name], 48, 512, gpu)
+    tiled, numbers = matrix(ALL[name], 48, 512, place)
     for num_rows in (1, 8, 16):
-        x = rows(num_rows, 512, gpu) * size
+        x = rows(num_rows, 512, place) * size
         found = grouped_cuda.linear(x, tiled, dtype=torch.float32)
         assert error(found, x, numbers) < 1e-5, num_rows
 

@@ -1,0 +1,169 @@
+"""CUDA C++ on CPUs: what a GPU runs as luceasync.kernels.cuda_program.Program, compiled by the
+system's C++ compiler with another body of device_words.cuh, whose lanes are fibers.
+
+It knows no kernel. machine.h says which mistakes it sees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from luceasync.kernels.cuda_program import Launch
+
+HERE = Path(__file__).parent
+COMPILERS = ("g++", "clang++", "c++")
+# Products and sums are rounded one by one, and words are read as other types than they were written
+# as. To compile takes longer than to run, so that nothing is made faster.
+FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
+FLAGS += (
+    "-fvisibility=hidden",
+    "-U_FORTIFY_SOURCE",
+)  # it takes another fiber's stack for a lost one
+LANES = 32
+
+
+class Fault(Exception):
+    """What a GPU would have done wrong, or left to luck."""
+
+
+class _Range(ctypes.Structure):
+    _fields_ = (("begin", ctypes.c_uint64), ("end", ctypes.c_uint64))
+
+
+class _Launch(ctypes.Structure):
+    """As machine.h has it."""
+
+    _fields_ = (
+        ("num_programs", ctypes.c_uint32),
+        ("num_threads", ctypes.c_uint32),
+        ("shared_bytes", ctypes.c_uint32),
+        ("cluster", ctypes.c_uint32),
+        ("seed", ctypes.c_uint64),
+        ("num_ranges", ctypes.c_uint32),
+        ("ranges", ctypes.POINTER(_Range)),
+        ("begin_statics", ctypes.c_void_p),
+        ("end_statics", ctypes.c_void_p),
+    )
+
+
+class Compiler:
+    """Keeps what it has compiled in `folder`."""
+
+    def __init__(self, command: str, folder: Path) -> None:
+        self._command = command
+        self._folder = folder
+        self._loaded: dict[str, Any] = {}
+
+    def function(self, source: Path, name: str, constants: Mapping[str, int]) -> Any:
+        """A launcher of the function `name`, see launch.h."""
+        headers = {path.name: path.read_text() for path in sorted(source.parent.glob("*.cuh"))}
+        headers |= {path.name: path.read_text() for path in HERE.glob("*.cuh")}  # other bodies
+        text = f"""\
+#include <utility>
+#include "cuda_words.h"
+namespace {{  // else what a kernel has of shared memory by itself cannot be in a section of its own
+{source.read_text()}
+}}
+#define FUNCTION {name}
+#include "launch.h"
+"""
+        flags = [f"-D{key}={value}" for key, value in sorted(constants.items())]
+        digest = hashlib.sha256(repr((text, headers, flags)).encode()).hexdigest()[:16]
+        if digest not in self._loaded:
+            place = self._folder / digest
+            place.mkdir()
+            for header, words in headers.items():
+                (place / header).write_text(words)
+            (place / "program.cpp").write_text(text)
+            self._run(
+                *flags, "-shared", "program.cpp", self._machine(), "-o", "program.so", at=place
+            )
+            self._loaded[digest] = ctypes.CDLL(str(place / "program.so")).launch
+            self._loaded[digest].restype = ctypes.c_char_p
+        return self._loaded[digest]
+
+    def _machine(self) -> str:
+        """It is compiled once."""
+        found = self._folder / "machine.o"
+        if not found.exists():
+            self._run("-c", str(HERE / "machine.cpp"), "-o", str(found), at=self._folder)
+        return str(found)
+
+    def _run(self, *arguments: str, at: Path) -> None:
+        command = [self._command, *FLAGS, f"-I{HERE}", *arguments]
+        done = subprocess.run(
+            command, cwd=at, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def compiler_here() -> str | None:
+    """The command of one that is installed."""
+    return next((found for name in COMPILERS if (found := shutil.which(name))), None)
+
+
+class EmulatedProgram:
+    """As luceasync.kernels.cuda_program.Program, on tensors of the CPU."""
+
+    def __init__(self, path: Path, name: str, compiler: Compiler, seed: int = 0) -> None:
+        self._path = path
+        self._name = name
+        self._compiler = compiler
+        self._seed = seed  # of the order in which programs and lanes run, another one each time
+
+    def launch(
+        self,
+        device: torch.device,
+        constants: Mapping[str, int],
+        wanted: Launch,
+        arguments: Sequence[Tensor | int | float | None],
+    ) -> None:
+        """Runs it to its end. Raises Fault."""
+        assert device.type == "cpu" and wanted.num_threads % LANES == 0
+        assert wanted.num_programs % wanted.cluster == 0, "clusters are whole"
+        function = self._compiler.function(self._path, self._name, constants)
+        self._seed += 1
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        values = [_value(each) for each in arguments]
+        told = function(
+            ctypes.byref(
+                _Launch(
+                    wanted.num_programs,
+                    wanted.num_threads,
+                    wanted.shared_bytes,
+                    wanted.cluster,
+                    self._seed,
+                    len(tensors),
+                    (_Range * len(tensors))(*map(_range, tensors)),
+                )
+            ),
+            (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)),
+        )
+        if told:
+            raise Fault(f"{self._name}: {told.decode()}")
+
+
+def _value(argument: Tensor | int | float | None) -> Any:
+    match argument:
+        case Tensor():
+            return ctypes.c_void_p(argument.data_ptr())
+        case None:
+            return ctypes.c_void_p(0)
+        case float():
+            return ctypes.c_float(argument)
+        case _:
+            return ctypes.c_int(argument)
+
+
+def _range(tensor: Tensor) -> _Range:
+    storage = tensor.untyped_storage()
+    return _Range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())
