@@ -1,5 +1,7 @@
 """Kernel tests run on the GPU where there is one, else in Triton's interpreter on the CPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -74,6 +76,15 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     if command is None:
         pytest.skip("no C++ compiler is installed")
     return Compiler(command, tmp_path_factory.mktemp("emulated"))
+
+
+@pytest.fixture
+def nothing_is_there_before() -> Iterator[None]:
+    """New tensors are NaN, or the largest number, until somebody writes them."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 @pytest.fixture(params=["fp32", "half"])

@@ -54,6 +54,7 @@ def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> to
         program = EmulatedProgram(grouped_cuda.SOURCE, name, compiler)
         monkeypatch.setattr(grouped_cuda, attribute, program)
     monkeypatch.setattr(grouped_cuda, "can_overlap", lambda index: True)
+    request.getfixturevalue("nothing_is_there_before")
     return torch.device("cpu")
 
 
