@@ -1,11 +1,12 @@
 """Kernel tests run on the GPU where there is one, else in Triton's interpreter on the CPU."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import ModuleType
 
 import pytest
 import torch
 
-from tests.kernels.emulated.program import Compiler, compiler_here
+from tests.kernels.emulated.program import Compiler, EmulatedProgram, compiler_here
 
 
 @pytest.fixture(autouse=True)
@@ -79,11 +80,23 @@ def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
 
 
 @pytest.fixture
-def nothing_is_there_before() -> Iterator[None]:
-    """New tensors are NaN, or the largest number, until somebody writes them."""
+def emulate(
+    compiler: Compiler, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., torch.device]]:
+    """Lets a module's programs, by their functions' names, run on the CPU as on a GPU that has
+    clusters. What nobody has written of a new tensor is NaN, or the largest number.
+    """
+
+    def run_here(module: ModuleType, **programs: str) -> torch.device:
+        for attribute, name in programs.items():
+            program = EmulatedProgram(module.SOURCE, name, compiler)
+            monkeypatch.setattr(module, attribute, program)
+        monkeypatch.setattr(module, "can_overlap", lambda index: True)
+        return torch.device("cpu")
+
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
-    yield
+    yield run_here
     torch.use_deterministic_algorithms(False)
 
 

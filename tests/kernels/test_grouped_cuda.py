@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -22,8 +21,8 @@ from luceasync.kernels.cuda_program import CompileError, Launch, Program, compil
 from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
 from luceasync.models.grouped.packed import DTYPES
 from luceasync.models.grouped.tiles import coding_of
-from tests.kernels.emulated.program import EmulatedProgram
 from tests.kernels.offline import BINARIES, CARDS, KIB
+from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_grouped import ALL, FEW, error, matrix
 
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
@@ -42,31 +41,12 @@ class Norm:
 
 
 @pytest.fixture
-def place(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    """Where programs run: on the GPU, or emulated on the CPU as if it had clusters."""
+def place(request: pytest.FixtureRequest) -> torch.device:
+    """Where programs run."""
     if request.param == "gpu":
-        device = torch.device("cuda")
-        if not grouped_cuda.can_compile(device.index or 0):
-            pytest.skip("CUDA C++ runs on GPUs of NVIDIA's")
-        return device
-    compiler = request.getfixturevalue("compiler")
-    for attribute, name in (("_PRODUCT", "grouped_rows"), ("_NORM", "rms_norm")):
-        program = EmulatedProgram(grouped_cuda.SOURCE, name, compiler)
-        monkeypatch.setattr(grouped_cuda, attribute, program)
-    monkeypatch.setattr(grouped_cuda, "can_overlap", lambda index: True)
-    request.getfixturevalue("nothing_is_there_before")
-    return torch.device("cpu")
-
-
-def on_both(words: str, gpu: Sequence[Any], emulated: Sequence[Any]) -> pytest.MarkDecorator:
-    """A test of `words` and `place`, with each of these values there."""
-    values = [pytest.param("gpu", *tuple_of(each), marks=pytest.mark.gpu) for each in gpu]
-    values += [pytest.param("emulated", *tuple_of(each)) for each in emulated]
-    return pytest.mark.parametrize(f"place, {words}", values, indirect=["place"])
-
-
-def tuple_of(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+        return gpu_of_nvidia()
+    emulate = request.getfixturevalue("emulate")
+    return emulate(grouped_cuda, _PRODUCT="grouped_rows", _NORM="rms_norm")
 
 
 def products() -> Iterator[tuple[str, tuple[int, int], tuple[Share, ...]]]:
@@ -95,7 +75,7 @@ def test_products_are_those_of_float64(
             assert error(found, part, numbers) < 1e-5, (num_rows, chosen)
 
 
-@on_both("name", [*ALL], ["Q4_K", "Q6_K"])
+@on_both("name", [*ALL], ["Q4_K", "Q8_0"])  # of the latter a warp reads what others have normed
 def test_a_row_is_the_same_bits_among_up_to_eight(name: str, place) -> None:
     tiled, _ = matrix(ALL[name], 96, 2304, place)
     x, norm = rows(8, 2304, place), Norm(torch.rand(2304, device=place) + 0.5)
