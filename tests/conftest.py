@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import torch
 import uvloop
 
 from tests.combinations import covering
+from tests.forked_backends import Forks
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
 hypothesis.settings.load_profile("no deadline")
@@ -58,6 +60,35 @@ def groups(request: pytest.FixtureRequest) -> Iterator[int]:
 
     with in_groups(num_groups):
         yield num_groups
+
+
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def forked_backends(forks: Forks) -> Iterator[None]:
+    """Launchers fork backends, which have imported torch then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("luceasync.ipc.launcher.subprocess", forks)
+        yield
+
+
+@pytest.fixture
+def may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Cleared, it holds every process that is to be started until it is set: what is seen
+    meanwhile is seen without it, however soon it would come.
+    """
+    from luceasync.ipc.launcher import LocalLauncher
+
+    may_start, start = threading.Event(), LocalLauncher._start
+    may_start.set()
+    monkeypatch.setattr(LocalLauncher, "_start", lambda *a: may_start.wait() and start(*a))
+    yield may_start
+    may_start.set()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

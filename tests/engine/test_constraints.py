@@ -27,7 +27,7 @@ from tests import tiny
 from tests.groups import in_groups
 from tests.processes import placed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
 PERSON = {
     "type": "object",
