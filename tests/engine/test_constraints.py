@@ -132,6 +132,7 @@ def test_every_answer_is_what_was_asked_for(plain):
     assert re.fullmatch(r"\(*[a-c]{1,4}\)*", nested[0][0])
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, tree, plain):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
@@ -148,9 +149,10 @@ class Now:
         """Nothing is waited for."""
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 async def test_looking_ahead_while_devices_verify_changes_no_answer(
-    tiny_dir, tmp_path, tree, monkeypatch
+    tiny_dir, tmp_path, tree, monkeypatch, plain
 ):
     """As beside a GPU, for which the host does not wait until it has verified."""
     looked: list[int] = []
@@ -165,10 +167,10 @@ async def test_looking_ahead_while_devices_verify_changes_no_answer(
     monkeypatch.setattr(acceptance, "bring", lambda source: (source.clone(), Now()))
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
     async with started(tiny_dir) as engine:
-        plain = await ask_all(engine)
+        assert await ask(engine, "question 0", **REQUESTS[0]) == plain[0][0]
     assert not looked
     async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
-        assert await ask_all(engine) == plain
+        assert await ask_all(engine) == plain[0]
     assert looked
 
 
@@ -251,6 +253,7 @@ async def pieces_of(
     return pieces, reason
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     "draft", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"]
 )

@@ -9,7 +9,7 @@ from luceasync.bench.lives import LIMITS
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 7
+NUM_STEPS = 5
 MAX_SHORT_TOKENS = 64  # of a step
 
 
