@@ -13,7 +13,6 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
-import torch
 import uvloop
 
 from tests.combinations import covering
@@ -22,11 +21,23 @@ from tests.forked_backends import Forks
 hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
 hypothesis.settings.load_profile("no deadline")
 
-# Before triton and numba are imported: where there is no GPU, kernels run in the interpreter of
-# the one and the simulator of the other.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before triton and numba are imported: where there is no GPU, kernels run in the interpreter
+    of the one and the simulator of the other. Who only hands tests out, for which the others wait,
+    does without torch.
+    """
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    if not _has_gpu():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -95,7 +106,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not config.getoption("--all"):
         _leave_out(config, items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if torch.cuda.is_available():
+    if not gpu_items or _has_gpu():
         return
     for item in gpu_items:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))
