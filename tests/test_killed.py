@@ -38,7 +38,7 @@ def server(cache_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         line = next(line for line in process.stderr if "Listening on" in line)
         match = re.search(r"http://[\d.]+:\d+", line)
         assert match is not None
-        until(lambda: httpx.get(f"{match[0]}/ready").status_code == 200)
+        until(lambda: httpx.get(f"{match[0]}/ready").status_code == 200, pause_s=0.1)
         try:
             yield process, match[0]
         finally:
@@ -46,11 +46,11 @@ def server(cache_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.communicate()
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], bool], *, pause_s: float = 0.002) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline
-        time.sleep(0.002)
+        time.sleep(pause_s)
 
 
 def body(question: str, **fields: Any) -> dict[str, Any]:

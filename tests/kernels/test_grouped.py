@@ -60,9 +60,9 @@ def error(found: Tensor, x: Tensor, numbers: Tensor) -> float:
 @pytest.mark.parametrize("name", ALL)
 def test_numbers_and_rows_are_those_of_the_slow_truth_bit_by_bit(name: str, device) -> None:
     tiled, numbers = matrix(ALL[name], 48, 384, device)
-    out = torch.empty(20, 384, device=device)
-    grouped_numbers.numbers(tiled, 14, 34, out)  # of three tiles
-    assert torch.equal(out, numbers[14:34])
+    out = torch.empty(6, 384, device=device)
+    grouped_numbers.numbers(tiled, 29, 35, out)  # of two tiles
+    assert torch.equal(out, numbers[29:35])
     ids = torch.tensor([47, 0, 9, 9, 16], device=device)
     assert torch.equal(grouped_numbers.lookup(tiled, ids, torch.float32), numbers[ids])
 
