@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luceasync.dflash.accept import walk
+from luceasync.dflash.accept import Decide, matching_child, walk
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import best_behind, is_checked
 from luceasync.engine.sampling.row import RowSampling
@@ -36,6 +36,13 @@ def permitted(
     return [best.get(i, token) for i, token in enumerate(tokens)]
 
 
+def catch_up(generations: Sequence[Generation]) -> None:
+    """Let guides take up what has come, while devices work."""
+    for generation in generations:
+        if generation.guide is not None:
+            generation.guide.catch_up()
+
+
 class Checking:
     """Of one entry of a proposal, row by row on the path that stands. From the first token on that
     may not come, all rows below have masks: the device is waited for once more, not again and
@@ -52,14 +59,19 @@ class Checking:
         self._tokens, self._parents = tokens, parents
         self._best: dict[int, int] = {}
 
-    def foresee(self, best: Sequence[int]) -> None:
-        """Tell the guide what comes if all of it may. `best`: the token after each of the rows."""
-        path = walk(self._tokens, self._parents, best.__getitem__)
+    def at_once(
+        self, best: Sequence[int], decide: Decide = matching_child
+    ) -> tuple[list[int], Tokens] | None:
+        """The path that stands and the tokens that it says, if all of them may come; None where
+        that has to be asked row by row. `best`: the token after each of the rows; `decide`: see
+        luceasync.dflash.accept.walk.
+        """
+        path = walk(self._tokens, self._parents, best.__getitem__, decide)
         said = [best[row] for row in path]
+        if NO_TOKEN in said:
+            return None
         is_missed = self._has_below(path[-1])
-        if said[-1] == NO_TOKEN:
-            said, is_missed = said[:-1], False
-        self._guide.foresee(said, is_missed=is_missed)
+        return (path, said) if self._guide.foresee(said, is_missed=is_missed) else None
 
     def permitted(self, row: int, token: int) -> int:
         """`token` of the row, where the answer stands, or the best one that may come."""

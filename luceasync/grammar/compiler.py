@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,6 +23,8 @@ from luceasync.grammar.vocabulary import Vocabulary
 MAX_PROGRAM_BYTES = 512 << 10
 KEPT_BYTES = 8 << 20  # of programs; what llguidance makes of one is some ten times as large
 MAX_WAITING = 16
+# Attributes of Lark's rules whose effect llguidance sees once their tokens have come.
+STEPWISE = re.compile(r"(max_tokens|stop)(\s|\\[nrt])*=")
 
 
 class Compiler:
@@ -70,7 +73,13 @@ class Compiler:
             words = f"'{program.param}' does not compile: {cut(made.get_error())}"
             raise RequestError(words, param=program.param)
         known = self._vocabulary
-        return Matcher(made, known.num_words, known.end_ids, known.tokenizer.token_bytes)
+        return Matcher(
+            made,
+            known.num_words,
+            known.end_ids,
+            known.tokenizer.token_bytes,
+            is_stepwise=STEPWISE.search(program.text) is not None,
+        )
 
 
 class _Kept:

@@ -25,10 +25,9 @@ class OnlyEven:
         self.num_masked.append(first)
         return {row: np.array([0x55555555], np.int32) for row in range(first, len(tokens))}
 
-    def foresee(self, tokens, *, is_missed: bool) -> None:
-        self.foreseen = tokens
-        if is_missed:
-            self.missed(tokens[-1])
+    def foresee(self, tokens, *, is_missed: bool) -> bool:
+        self.foreseen, self.is_missed = tokens, is_missed
+        return all(map(self.allows, tokens))
 
     def missed(self, token: int) -> None:
         self.missing.append(token)
@@ -70,25 +69,36 @@ def test_one_that_may_not_come_gives_its_place_to_the_best_that_may():
     assert guide.num_masked == [1] and logits.num_times == 1  # once, for all rows below
 
 
-def foreseen(best: list[int], tokens: list[int], parents: list[int] | None = None) -> OnlyEven:
+Known = tuple[list[int], list[int]]
+
+
+def at_once(
+    best: list[int], tokens: list[int], parents: list[int] | None = None
+) -> tuple[Known | None, OnlyEven]:
+    """What is known of a round, and the guide that was asked."""
     guide = OnlyEven()
     checking = Checking(guide, logits_of(best), 0, tokens, parents)  # type: ignore[arg-type]
-    checking.foresee(best)
-    return guide
+    return checking.at_once(best), guide
 
 
-def test_a_guide_is_told_at_once_what_a_round_says():
-    assert foreseen([4, 6, 8], [0, 4, 6]).foreseen == [4, 6, 8]
-    assert foreseen([4, 6, 8], [0, 4, 12]).foreseen == [4, 6]
-    assert foreseen([4, 6, 9, 8], [0, 2, 4, 6], [-1, 0, 0, 2]).foreseen == [4, 9]
-    assert foreseen([4, -1, 8], [0, 4, 12]).foreseen == [4]
+def test_a_round_of_which_all_may_come_is_known_at_once():
+    assert at_once([4, 6, 8], [0, 4, 6])[0] == ([0, 1, 2], [4, 6, 8])
+    assert at_once([4, 6, 8], [0, 4, 12])[0] == ([0, 1], [4, 6])
+    assert at_once([4, 6, 2, 8], [0, 2, 4, 6], [-1, 0, 0, 2])[0] == ([0, 2], [4, 2])
+
+
+def test_a_round_of_which_one_may_not_come_is_asked_row_by_row():
+    found, guide = at_once([4, 7, 8], [0, 4, 7])
+    assert found is None and guide.foreseen == [4, 7, 8]
+    found, guide = at_once([4, -1, 8], [0, 4, 12])
+    assert found is None  # nor one without a finite number
 
 
 def test_a_guide_is_told_of_a_token_that_no_row_proposed():
-    assert foreseen([4, 6, 8], [0, 4, 12]).missing == [6]
-    assert foreseen([4, 6, 8], [0, 4, 6]).missing == []  # below the last row nothing was proposed
-    assert foreseen([4, 6, 8], [0, 4, 6], [-1, 0, 0]).missing == []
-    assert foreseen([4, 6, 8, 2], [0, 4, 6, 12], [-1, 0, 0, 1]).missing == [6]
+    assert at_once([4, 6, 8], [0, 4, 12])[1].is_missed
+    assert not at_once([4, 6, 8], [0, 4, 6])[1].is_missed  # below the last row is nothing
+    assert not at_once([4, 6, 8], [0, 4, 6], [-1, 0, 0])[1].is_missed
+    assert at_once([4, 6, 8, 2], [0, 4, 6, 12], [-1, 0, 0, 1])[1].is_missed
     _, guide, _ = walked([5, 6, 8], [0, 4, 6])
     assert guide.missing == [6]  # the token that another one made room for
 
