@@ -18,7 +18,6 @@ from luceasync.engine.checking import Checking, catch_up
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import Ranked, is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
-from luceasync.grammar.guide import Tokens
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
@@ -47,8 +46,7 @@ class Acceptance:
         self._meanwhile = meanwhile
         self._known: list[Rows] | None = None  # the proposal, where the host knows it already
         self._wanted = [g.next_row for g in generations]  # of row 0: the others are at later places
-        pairs = zip(generations, self._wanted, strict=True)
-        self._checked = [g.guide is not None and is_checked(row) for g, row in pairs]
+        self._are_best = [is_checked(row) for row in self._wanted]
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
         """See luceasync.dflash.decode.Accept. The host waits for the draft where that is worth
@@ -56,7 +54,7 @@ class Acceptance:
         """
         fitting = [
             g.guide if g.guide is not None and (g.guide.is_fitting or not checked) else None
-            for g, checked in zip(self._generations, self._checked, strict=True)
+            for g, checked in zip(self._generations, self._are_best, strict=True)
         ]
         if not any(fitting):
             return proposal
@@ -89,7 +87,7 @@ class Acceptance:
         """How each row's token is chosen; its position is told when it is visited."""
         num_rows = proposal.tokens.shape[1]
         wanted = self._wanted
-        pairs = zip(self._generations, self._checked, strict=True)
+        pairs = zip(self._generations, self._are_best, strict=True)
         guides = [None if checked else g.guide for g, checked in pairs]
         if not any(guides) and not any(has_penalties(row.sampling) for row in wanted):
             return [row for row in wanted for _ in range(num_rows)]
@@ -110,11 +108,16 @@ class Acceptance:
         tokens, parents = _columns(entry)
         first, guide = index * len(tokens), generation.guide
         checking: Checking | None = None
-        if guide is not None and self._checked[index]:
-            checking = Checking(guide, logits, first, tokens, parents)
+        if self._are_best[index]:
             best = ranked.best[first : first + len(tokens)]
-            if (known := checking.at_once(best, self._decide)) is not None:
-                return _said(generation, *known)
+            path = walk(tokens, parents, best.__getitem__, self._decide)
+            said = [best[row] for row in path]
+            num_known = 0 if NO_TOKEN in said else len(said)
+            if guide is not None:
+                checking = Checking(guide, logits, first, tokens, parents)
+                num_known = num_known and checking.num_at_once(path, said)
+            if num_known:
+                return path[: generation.extend(said[:num_known])]
 
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
@@ -132,14 +135,6 @@ def end_without_token(generation: Generation) -> None:
     """No token could be chosen for it, in words."""
     guide = generation.guide
     generation.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
-
-
-def _said(generation: Generation, path: list[int], said: Tokens) -> list[int]:
-    """As much of `path` as comes before the end, whose tokens `said` go to the generation."""
-    for num_said, token in enumerate(said, 1):
-        if not generation.append(token, None):
-            return path[:num_said]
-    return path
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> Rows:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luceasync.dflash.accept import Decide, matching_child, walk
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import best_behind, is_checked
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.grammar.guide import Guide, Parents, Tokens
-from luceasync.ranking.logits import NO_TOKEN, Logits
+from luceasync.ranking.logits import Logits
 
 
 def permitted(
@@ -59,19 +58,11 @@ class Checking:
         self._tokens, self._parents = tokens, parents
         self._best: dict[int, int] = {}
 
-    def at_once(
-        self, best: Sequence[int], decide: Decide = matching_child
-    ) -> tuple[list[int], Tokens] | None:
-        """The path that stands and the tokens that it says, if all of them may come; None where
-        that has to be asked row by row. `best`: the token after each of the rows; `decide`: see
-        luceasync.dflash.accept.walk.
+    def num_at_once(self, path: Sequence[int], said: Tokens) -> int:
+        """How many tokens of a round need not be asked for row by row: all, or those up to an end,
+        if they may come; else none. `said`: the tokens that the rows of `path` say.
         """
-        path = walk(self._tokens, self._parents, best.__getitem__, decide)
-        said = [best[row] for row in path]
-        if NO_TOKEN in said:
-            return None
-        is_missed = self._has_below(path[-1])
-        return (path, said) if self._guide.foresee(said, is_missed=is_missed) else None
+        return self._guide.foresee(said, is_missed=self._has_below(path[-1]))
 
     def permitted(self, row: int, token: int) -> int:
         """`token` of the row, where the answer stands, or the best one that may come."""

@@ -71,14 +71,23 @@ class Guide:
             self._thoughts.clear()
             self._lack.begin()
 
+    def consume_all(self, tokens: Tokens) -> None:
+        """`tokens` have come, one after the other."""
+        num_come = self._num_come + len(tokens)
+        if self._sure[self._num_come : num_come] == tokens:
+            self._num_come = num_come
+            return
+        for token in tokens:
+            self.consume(token)
+
     def allows(self, token: int) -> bool:
         """Whether `token` may come next: what `mask` says, for a fraction of the work."""
         if self._is_next(token):
             return True
         self.catch_up()
-        if self._is_plain and token >= 0 and self._foresee([token]):
-            return True
-        return self._may_come(token)
+        if self._matcher is not None and self._is_plain and token >= 0:
+            self._sure = [token][: self._matcher.num_allowed([token])]
+        return self._is_next(token) or self._may_come(token)
 
     def _may_come(self, token: int) -> bool:
         if self._is_short:
@@ -198,16 +207,21 @@ class Guide:
 
     # --- what will probably come -----------------------------------------------------------------
 
-    def foresee(self, tokens: Tokens, *, is_missed: bool) -> bool:
-        """Whether all of a round's tokens may come, which is known in one go for a fraction of the
-        work. False also where it is not known before they come. `is_missed`: no row proposed the
-        last of them.
+    def foresee(self, tokens: Tokens, *, is_missed: bool) -> int:
+        """How many of a round's tokens need not be asked for one by one: all of them, or those up
+        to an end, if they may come; else none. They are known in one go, for a fraction of the
+        work. `is_missed`: no row proposed the last of them.
         """
         self.catch_up()
         self._lack.end_round()
-        are_allowed = self._is_plain and self._foresee(tokens)
-        self._is_missed = are_allowed and is_missed
-        return are_allowed
+        if self._matcher is None or not self._is_plain:
+            return 0
+        self._sure = tokens[: self._matcher.num_allowed(tokens)]
+        if len(self._sure) == len(tokens):
+            self._is_missed = is_missed
+        elif not (self._sure and self._matcher.is_end(self._sure[-1])):
+            return 0
+        return len(self._sure)
 
     def catch_up(self) -> None:
         """Enter what has come since the last time; of what has not nothing is sure any more. It is
@@ -223,13 +237,6 @@ class Guide:
             self.missed(come[-1])
             come = come[-1:]
         self._take(come)
-
-    def _foresee(self, tokens: Tokens) -> bool:
-        """Know those that may come, up to the first that may not; whether all may."""
-        assert self._matcher is not None, "the grammar alone says what may come"
-        num_allowed = self._matcher.num_allowed(tokens)
-        self._sure = tokens[:num_allowed]
-        return num_allowed == len(tokens)
 
     def _is_next(self, token: int) -> bool:
         """Whether it is known that `token` may come next."""

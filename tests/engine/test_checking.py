@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from luceasync.dflash.accept import walk
 from luceasync.engine.checking import Checking
 from luceasync.ranking.local import LocalLogits
 
 VOCAB = 32
+END = 30
 
 
 class OnlyEven:
@@ -25,9 +27,10 @@ class OnlyEven:
         self.num_masked.append(first)
         return {row: np.array([0x55555555], np.int32) for row in range(first, len(tokens))}
 
-    def foresee(self, tokens, *, is_missed: bool) -> bool:
+    def foresee(self, tokens, *, is_missed: bool) -> int:
         self.foreseen, self.is_missed = tokens, is_missed
-        return all(map(self.allows, tokens))
+        upto = tokens.index(END) + 1 if END in tokens else len(tokens)
+        return upto if all(map(self.allows, tokens[:upto])) else 0
 
     def missed(self, token: int) -> None:
         self.missing.append(token)
@@ -69,29 +72,29 @@ def test_one_that_may_not_come_gives_its_place_to_the_best_that_may():
     assert guide.num_masked == [1] and logits.num_times == 1  # once, for all rows below
 
 
-Known = tuple[list[int], list[int]]
-
-
 def at_once(
     best: list[int], tokens: list[int], parents: list[int] | None = None
-) -> tuple[Known | None, OnlyEven]:
-    """What is known of a round, and the guide that was asked."""
+) -> tuple[int, OnlyEven]:
+    """How much is known of a round, and the guide that was asked."""
     guide = OnlyEven()
     checking = Checking(guide, logits_of(best), 0, tokens, parents)  # type: ignore[arg-type]
-    return checking.at_once(best), guide
+    path = walk(tokens, parents, best.__getitem__)
+    return checking.num_at_once(path, [best[row] for row in path]), guide
 
 
 def test_a_round_of_which_all_may_come_is_known_at_once():
-    assert at_once([4, 6, 8], [0, 4, 6])[0] == ([0, 1, 2], [4, 6, 8])
-    assert at_once([4, 6, 8], [0, 4, 12])[0] == ([0, 1], [4, 6])
-    assert at_once([4, 6, 2, 8], [0, 2, 4, 6], [-1, 0, 0, 2])[0] == ([0, 2], [4, 2])
+    assert at_once([4, 6, 8], [0, 4, 6])[0] == 3
+    assert at_once([4, 6, 8], [0, 4, 12])[0] == 2
+    assert at_once([4, 6, 2, 8], [0, 2, 4, 6], [-1, 0, 0, 2])[0] == 2
+
+
+def test_nothing_is_said_after_an_end():
+    assert at_once([4, END, 7, 8], [0, 4, END, 7])[0] == 2
 
 
 def test_a_round_of_which_one_may_not_come_is_asked_row_by_row():
-    found, guide = at_once([4, 7, 8], [0, 4, 7])
-    assert found is None and guide.foreseen == [4, 7, 8]
-    found, guide = at_once([4, -1, 8], [0, 4, 12])
-    assert found is None  # nor one without a finite number
+    num_known, guide = at_once([4, 7, 8], [0, 4, 7])
+    assert num_known == 0 and guide.foreseen == [4, 7, 8]
 
 
 def test_a_guide_is_told_of_a_token_that_no_row_proposed():

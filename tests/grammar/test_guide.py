@@ -197,9 +197,13 @@ def test_tokens_that_did_not_come_show_nothing(guide, tokenizer):
     assert not guide.is_fitting
 
 
-def all_may_come(guide: Guide, tokens: list[int]) -> bool:
-    """Whether the last of them, one below the other, has a mask; an end has none."""
-    return len(tokens) in guide.masks([0, *tokens], None)
+def num_at_once(guide: Guide, tokens: list[int], end: int) -> int:
+    """How many may come one after the other: all up to an end, or none."""
+    masks = guide.masks([0, *tokens], None)
+    num_said = tokens.index(end) + 1 if end in tokens else len(tokens)
+    rows = range(num_said)
+    may_come = all(row in masks and tokens[row] in allowed(masks[row]) for row in rows)
+    return num_said if may_come else 0
 
 
 RIGHT = '{"question": "to be", "n": 12}'
@@ -219,8 +223,8 @@ def test_what_is_foreseen_changes_nothing_of_what_may_come(new_matcher, tokenize
             thought[rng.randrange(len(thought))] = rng.choice([3, ends, rest[0]])
         if rng.random() < 0.5:
             guide.catch_up()
-        are_allowed = guide.foresee(thought, is_missed=bool(thought) and rng.random() < 0.5)
-        assert are_allowed == all_may_come(plain, thought)
+        num_known = guide.foresee(thought, is_missed=bool(thought) and rng.random() < 0.5)
+        assert num_known == num_at_once(plain, thought, ends)
         for _ in range(rng.randint(1, 4)):
             token = rng.choice(allowed(plain.mask())) if rng.random() < 0.3 else rest[0]
             asked = rng.choice([token, rng.choice(everything)])
