@@ -16,11 +16,9 @@ import pytest
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.constraint import Constraint
-from luceasync.engine import acceptance
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
-from luceasync.grammar.guide import Guide
 from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece
 from luceasync.request import ChatPrompt, Request, Sampling
 from tests import tiny
@@ -139,37 +137,6 @@ async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, t
     async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
         assert await ask_all(engine) == answers
         assert engine.status().decode_steps_total < num_steps  # what must come is proposed
-
-
-class Now:
-    """A moment that has come."""
-
-    def synchronize(self) -> None:
-        """Nothing is waited for."""
-
-
-@pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
-async def test_looking_ahead_while_devices_verify_changes_no_answer(
-    tiny_dir, tmp_path, tree, monkeypatch
-):
-    """As beside a GPU, for which the host does not wait until it has verified."""
-    looked: list[int] = []
-    look_ahead = Guide.look_ahead
-
-    def counted(self: Guide, tokens: list[int], parents: list[int] | None) -> None:
-        look_ahead(self, tokens, parents)
-        looked.append(len(tokens))
-
-    monkeypatch.setattr(Guide, "look_ahead", counted)
-    monkeypatch.setattr(Guide, "is_fitting", False)  # else the host waits for each of its proposals
-    monkeypatch.setattr(acceptance, "bring", lambda source: (source.clone(), Now()))
-    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
-    async with started(tiny_dir) as engine:
-        plain = await ask_all(engine)
-    assert not looked
-    async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
-        assert await ask_all(engine) == plain
-    assert looked
 
 
 @pytest.mark.covered(1)
