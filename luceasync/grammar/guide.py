@@ -66,6 +66,8 @@ class Guide:
             return
         is_allowed = self._enter(token)
         assert is_allowed or self.failure, "a token that its mask did not allow"
+        if self._matcher is not None:
+            self._matcher.settle()
         del self._thoughts[:-1]
         if self._thoughts and self._thoughts[0].phase == "closed":
             self._thoughts.clear()

@@ -42,6 +42,7 @@ SCHEMA = Constraint("json_schema", json.dumps(PERSON), "response_format.json_sch
 PHONE = Constraint("regex", r"[0-9]{3}-[0-9]{4}( ext [0-9]{1,3})?", "guided_regex")
 CHOICE = Constraint("choice", json.dumps(["yes", "no", 'né\n"?"']), "guided_choice")
 LARK = Constraint("grammar", 'start: "(" start ")" | /[a-c]{1,4}/', "grammar")
+LIMITED = Constraint("grammar", 'start: word ("." word)*\nword[max_tokens=2]: /[a-z]+/', "grammar")
 
 REQUESTS: list[dict[str, Any]] = [
     {"constraint": SCHEMA, "max_tokens": 200},
@@ -56,6 +57,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"constraint": CHOICE, "sampling": Sampling(temperature=1.0, seed=4), "num_choices": 3},
     {"constraint": LARK, "sampling": Sampling(temperature=0.8, top_k=4, seed=5)},
     {"sampling": Sampling(temperature=1.0, seed=6)},
+    {"constraint": LIMITED, "max_tokens": 30},
+    {"constraint": LIMITED, "sampling": Sampling(temperature=1.0, seed=7), "max_tokens": 30},
 ]
 
 
@@ -121,13 +124,15 @@ def is_person(text: str) -> bool:
 
 
 def test_every_answer_is_what_was_asked_for(plain):
-    *persons, phones, choices, nested, _ = plain[0]
+    *persons, phones, choices, nested, _, greedy, drawn = plain[0]
     for [(text, reason)] in persons:
         assert reason == "stop" and is_person(text)
     assert re.fullmatch(PHONE.source, phones[0][0]) and phones[0][1] == "stop"
     assert {text for text, _ in choices} <= set(json.loads(CHOICE.source))
     assert {reason for _, reason in choices} == {"stop"}
     assert re.fullmatch(r"\(*[a-c]{1,4}\)*", nested[0][0])
+    for [(text, reason)] in (greedy, drawn):
+        assert reason in ("stop", "length") and re.fullmatch(r"[a-z.]+", text)
 
 
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])

@@ -87,3 +87,18 @@ def test_what_a_matcher_was_only_asked_of_changes_nothing(new_matcher, tokenizer
     before = matcher.mask()
     assert [matcher.num_allowed(text) for _ in range(3)] == [len(text)] * 3
     assert np.array_equal(matcher.mask(), before)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_taken_back_has_not_come(new_matcher, name):
+    """Also in a program of which llguidance takes nothing back itself."""
+    rng = random.Random(name)
+    for _ in range(8):
+        matcher = new_matcher(*PROGRAMS[name])
+        matcher.advance_all(mostly_allowed(matcher, rng.randint(0, 4), rng))
+        matcher.settle()
+        before = matcher.mask()
+        num_entered = matcher.advance_all(mostly_allowed(matcher, rng.randint(1, 8), rng))
+        matcher.take_back(num_entered)
+        assert matcher.failure is None
+        assert np.array_equal(matcher.mask(), before)
