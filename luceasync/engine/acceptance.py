@@ -134,7 +134,10 @@ class Acceptance:
 def end_without_token(generation: Generation) -> None:
     """No token could be chosen for it, in words."""
     guide = generation.guide
-    generation.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
+    if guide is not None and guide.failure is not None:
+        generation.end("error", guide.failure, "request")
+    else:
+        generation.end("error", NO_NUMBERS)
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> Rows:

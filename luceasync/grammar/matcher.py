@@ -62,7 +62,7 @@ class Matcher:
     @property
     def failure(self) -> str | None:
         """Why there is nothing more to be had from it; None: there is."""
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        return self._matcher.get_error().partition("\n")[0] if self._matcher.is_error() else None
 
     @property
     def is_over(self) -> bool:
