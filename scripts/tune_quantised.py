@@ -124,15 +124,15 @@ class CudaShares:
         """What is worth a try; shares that do not fit fail when they are loaded."""
         num_units = -(-case.dim // 256)
         found = []
-        for row_blocks, warps, stages in itertools.product(
-            (1, 2, 4), (1, 2, 3, 4, 5, 6, 8, 10, 16), (2, 3, 4)
+        for row_blocks, warps, stages, splits in itertools.product(
+            (1, 2, 4), (1, 2, 3, 4, 5, 6, 8, 10, 16), (2, 3, 4), (1, 2, 4)
         ):
-            has_few_warps = warps < 4 and case.outputs // row_blocks < 6400
+            has_few_warps = warps * splits < 4 and case.outputs // row_blocks < 6400
             is_large = num_rows > 1 and (stages == 4 or warps > 10)
             if (case.paired and row_blocks == 1) or (row_blocks == 4 and num_rows == 1):
                 continue
-            if not has_few_warps and not is_large and warps <= num_units:
-                found.append(Share(row_blocks, warps, stages))
+            if not has_few_warps and not is_large and warps * splits <= num_units:
+                found.append(Share(row_blocks, warps, stages, splits))
         return found
 
     def run(

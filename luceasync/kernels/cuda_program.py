@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,18 @@ class CompileError(Exception):
     """NVRTC did not compile a program; says what it said."""
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """`num_programs` of `num_threads`, each with `shared_bytes` of shared memory besides what it
+    has by itself; so many that follow each other are a `cluster`, which GPUs have from Hopper on.
+    """
+
+    num_programs: int
+    num_threads: int
+    shared_bytes: int = 0
+    cluster: int = 1
+
+
 class Program:
     """One function of a source file."""
 
@@ -49,31 +62,25 @@ class Program:
         self,
         device: torch.device,
         constants: Constants,
-        grid: int,
-        num_threads: int,
-        shared_bytes: int,
+        wanted: Launch,
         arguments: Sequence[Tensor | int | float | None],
     ) -> None:
         """Queue it on torch's current stream of `device`; numbers are of 32 bits. The first launch
         with these constants compiles, and may not be captured. Where the device can, it begins
         while the kernel before it still runs. Raises CompileError.
         """
-        key = device.index or 0, tuple(sorted(constants.items())), shared_bytes
+        key = device.index or 0, tuple(sorted(constants.items())), wanted.shared_bytes
         is_new = key not in self._asked  # a step asks for it in every layer
         if compiled_aside(self._name, partial(self._function, key) if is_new else None):
             self._asked.add(key)
             return
         driver, config = _driver(), _driver().CUlaunchConfig()
-        config.gridDimX, config.gridDimY, config.gridDimZ = grid, 1, 1
-        config.blockDimX, config.blockDimY, config.blockDimZ = num_threads, 1, 1
-        config.sharedMemBytes = shared_bytes
+        config.gridDimX, config.gridDimY, config.gridDimZ = wanted.num_programs, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = wanted.num_threads, 1, 1
+        config.sharedMemBytes = wanted.shared_bytes
         config.hStream = torch.cuda.current_stream(device).cuda_stream
-        if can_overlap(key[0]):
-            attribute = driver.CUlaunchAttribute()
-            kinds = driver.CUlaunchAttributeID
-            attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-            attribute.value.programmaticStreamSerializationAllowed = 1
-            config.attrs, config.numAttrs = [attribute], 1
+        config.attrs = _attributes(wanted, can_overlap(key[0]))
+        config.numAttrs = len(config.attrs)
         values = tuple(a.data_ptr() if isinstance(a, Tensor) else a or 0 for a in arguments)
         types = tuple(_TYPES.get(type(a), ctypes.c_void_p) for a in arguments)
         with _context(key[0]):
@@ -110,6 +117,23 @@ class Program:
             limit = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             _checked(driver.cuFuncSetAttribute(function, limit, shared_bytes))
         return function
+
+
+def _attributes(wanted: Launch, overlaps: bool) -> list[Any]:
+    driver, found = _driver(), []
+    kinds = driver.CUlaunchAttributeID
+    if overlaps:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        found.append(attribute)
+    if wanted.cluster > 1:
+        attribute = driver.CUlaunchAttribute()
+        attribute.id = kinds.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        size = attribute.value.clusterDim
+        size.x, size.y, size.z = wanted.cluster, 1, 1
+        found.append(attribute)
+    return found
 
 
 def compiled(path: Path, constants: Constants, capability: tuple[int, int]) -> bytes:

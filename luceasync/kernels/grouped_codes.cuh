@@ -60,7 +60,7 @@ __device__ __forceinline__ u32 numbers(u32 words, u32 high, int shift) {
     return upper_halves(large<QUARTER>(low) - 8388736.0f, large<QUARTER>(up) - 8388736.0f);
   } else {
     u32 a;
-    if constexpr (BITS == 8) a = words >> (8 * (QUARTER % 2)) & 0x00ff00ff;
+    if constexpr (BITS == 8) a = __byte_perm(words, 0, QUARTER % 2 ? 0x4341 : 0x4240);
     if constexpr (BITS == 4) a = words >> (8 * (QUARTER / 2)) & 0x000f000f << shift_of(QUARTER);
     if constexpr (BITS == 5 || BITS == 6) {
       u32 mask = BITS == 5 ? 0x00100010 : 0x00300030;
@@ -78,8 +78,7 @@ struct Two {
   float near, far;
 };
 
-__device__ __forceinline__ Two super_of(u32 chunks, int entry, int g) {
-  u32 at = chunks + entry * (16 * SCALE_BYTES) + g * (2 * SCALE_BYTES);
+__device__ __forceinline__ Two super_of(u32 at) {
   if constexpr (SCALE == F32) {
     uint2 two = load<uint2>(at);
     return {as_float(two.x), as_float(two.y)};
@@ -93,14 +92,16 @@ __device__ __forceinline__ Two super_of(u32 chunks, int entry, int g) {
   }
 }
 
-// The small numbers of row g and of row 8 + g, PARTS bytes of a block each or the two of a pair.
+// The small numbers of row g and of row 8 + g, PARTS bytes of a block each; for one row of x those of a
+// lane's two sums.
 struct Small {
   u32 near, far;
 };
 
-__device__ __forceinline__ Small small_of(u32 chunks, int block, int g) {
-  u32 at = chunks + block * (16 * PARTS) + g * (2 * PARTS);
-  if constexpr (PARTS == 4) {
+__device__ __forceinline__ Small small_of(u32 at) {
+  if constexpr (LONE && PARTS == 4) {
+    return {load<u16>(at), load<u16>(at + 4)};
+  } else if constexpr (PARTS == 4) {
     uint2 two = load<uint2>(at);
     return {two.x, two.y};
   } else if constexpr (PARTS == 2) {
@@ -109,16 +110,6 @@ __device__ __forceinline__ Small small_of(u32 chunks, int block, int g) {
   } else {
     u32 two = load<u16>(at);
     return {two, two >> 8};
-  }
-}
-
-// Of sums 2 pair and 2 pair + 1 of a span.
-__device__ __forceinline__ Small small_of_pair(u32 chunks, int span, int g, int pair) {
-  if constexpr (PARTS == 4) {
-    u32 at = chunks + (2 * span + pair / 2) * 64 + g * 8 + pair % 2 * 2;
-    return {load<u16>(at), load<u16>(at + 4)};
-  } else {
-    return small_of(chunks, pair, g);
   }
 }
 

@@ -14,8 +14,14 @@ struct Chunk {
   int block;   // of the unit
   bool is_super;
 
-  __device__ __forceinline__ int entry(int first_block) const {
-    return is_super ? (first_block + block) / SUPER_BLOCKS : (first_block + block) / SMALL_BLOCKS;
+  // Bytes from the first of a row block's.
+  __device__ __forceinline__ int offset(int first_block) const {
+    return (first_block + block) / (is_super ? SUPER_BLOCKS : SMALL_BLOCKS) * stride;
+  }
+  // Bytes from one unit of the warp to its next, where these are the same for all.
+  __device__ __forceinline__ int step() const {
+    constexpr int BLOCKS = STRIDE * UNIT;
+    return (is_super ? BLOCKS / SUPER_BLOCKS : BLOCKS / SMALL_BLOCKS) * stride;
   }
 };
 
@@ -48,48 +54,67 @@ __device__ __forceinline__ Chunk chunk_of(int c, const Stored& w) {
   return chunk;
 }
 
+// Copies the units of a warp one after the other.
 struct Copier {
-  Stored w;
-  const u16* x;
-  int lane;
-  u64 row_blocks[ROW_BLOCKS];
+  const u8 *codes[ROW_BLOCKS], *planes[ROW_BLOCKS], *scales[ROW_BLOCKS][CHUNK_TURNS];  // of a lane, for the next unit
   Chunk chunks[CHUNK_TURNS];
+  int steps[CHUNK_TURNS];
+  const u16* x;
+  int lane, num_blocks, block, block_of_x;  // the first ones of the next unit
 
-  __device__ __forceinline__ void weights(int unit, u32 stage) const {
-    int first_block = unit * UNIT;
+  __device__ __forceinline__ Copier(const Stored& w, const u16* row, const u64 (&row_blocks)[ROW_BLOCKS], int unit, int lane)
+      : lane(lane), num_blocks(w.num_blocks), block(unit * UNIT), block_of_x(unit * UNIT) {
+#pragma unroll
+    for (int turn = 0; turn < CHUNK_TURNS; turn++) {
+      chunks[turn] = chunk_of(lane + 32 * turn, w);
+      steps[turn] = chunks[turn].step();
+    }
+#pragma unroll
+    for (int r = 0; r < ROW_BLOCKS; r++) {
+      codes[r] = w.codes + (row_blocks[r] * w.num_blocks + block) * CODE_BYTES + lane * 16;
+      planes[r] = w.planes + (row_blocks[r] * (w.num_blocks / 2) + block / 2) * (32 * PLANE_BYTES) + lane * PLANE_BYTES;
+#pragma unroll
+      for (int turn = 0; turn < CHUNK_TURNS; turn++)
+        scales[r][turn] = chunks[turn].base + row_blocks[r] * chunks[turn].row_block_bytes +
+                          (STEADY ? chunks[turn].offset(block) : 0);
+    }
+    x = row + block * 64 + lane * 8;
+  }
+
+  __device__ __forceinline__ bool is_there(int past) const { return !RAGGED || block + past < num_blocks; }
+
+  __device__ __forceinline__ void weights(u32 stage) {
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) {
       u32 to = stage + r * ROW_BLOCK_BYTES;
-      const u8* codes = w.codes + (row_blocks[r] * w.num_blocks + first_block) * CODE_BYTES;
 #pragma unroll
       for (int b = 0; b < UNIT * CODE_BYTES / 512; b++)
-        copy_16(to + b * 512 + lane * 16, codes + b * 512 + lane * 16,
-                first_block + b * 512 / CODE_BYTES < w.num_blocks);
+        copy_16(to + b * 512 + lane * 16, codes[r] + b * 512, is_there(b * 512 / CODE_BYTES));
+      codes[r] += STRIDE * UNIT * CODE_BYTES;
       if constexpr (PLANE_BYTES > 0) {
 #pragma unroll
         for (int two = 0; two < UNIT / 2; two++) {
-          u64 at = (row_blocks[r] * (w.num_blocks / 2) + unit * (UNIT / 2) + two) * 32 + lane;
           u32 place = to + AT_PLANES + (two * 32 + lane) * PLANE_BYTES;
-          bool ok = first_block + 2 * two < w.num_blocks;
-          if constexpr (PLANE_BYTES == 8) copy_8(place, w.planes + at * 8, ok);
-          if constexpr (PLANE_BYTES == 16) copy_16(place, w.planes + at * 16, ok);
+          const u8* from = planes[r] + two * (32 * PLANE_BYTES);
+          if constexpr (PLANE_BYTES == 8) copy_8(place, from, is_there(2 * two));
+          if constexpr (PLANE_BYTES == 16) copy_16(place, from, is_there(2 * two));
         }
+        planes[r] += STRIDE * UNIT / 2 * (32 * PLANE_BYTES);
       }
 #pragma unroll
       for (int turn = 0; turn < CHUNK_TURNS; turn++) {
         int c = lane + 32 * turn;
-        const Chunk& chunk = chunks[turn];
-        if (c < NUM_CHUNKS)
-          copy_16(to + AT_CHUNKS + c * 16,
-                  chunk.base + row_blocks[r] * chunk.row_block_bytes + chunk.entry(first_block) * chunk.stride,
-                  first_block + chunk.block < w.num_blocks);
+        const u8* from = scales[r][turn] + (STEADY ? 0 : chunks[turn].offset(block));
+        if (c < NUM_CHUNKS) copy_16(to + AT_CHUNKS + c * 16, from, is_there(chunks[turn].block));
+        if constexpr (STEADY) scales[r][turn] += steps[turn];
       }
     }
+    block += STRIDE * UNIT;
   }
 
-  __device__ __forceinline__ void row_of_x(int unit, u32 stage) const {
-    int column = unit * (UNIT * 64) + lane * 8;
-    copy_shared_16(stage + AT_X + lane * 16, x + column, column < w.num_blocks * 64);
+  __device__ __forceinline__ void row_of_x(u32 stage) {
+    copy_shared_16(stage + AT_X + lane * 16, x, !RAGGED || block_of_x * 64 + lane * 8 < num_blocks * 64);
+    x += STRIDE * UNIT * 64, block_of_x += STRIDE * UNIT;
   }
 };
 
@@ -99,12 +124,33 @@ struct Words {
   u32 high[2];
 };
 
-__device__ __forceinline__ Words words_of(u32 at, int block, int lane) {
+// Where a lane finds its part of a stage: what it adds to these is known when this is compiled.
+struct Place {
+  u32 codes, planes, small, supers, x;
+
+  __device__ __forceinline__ static Place of(int lane) {
+    int g = lane / 4, pair = lane % 4;
+    int block = LONE ? PARTS == 4 ? pair / 2 : pair : 0;  // of the first span, which has its two sums
+    int entry = !LONE || ALIKE ? 0 : EACH ? 2 * pair : block;
+    u32 small = block * (16 * PARTS) + g * (2 * PARTS) + (LONE && PARTS == 4 ? pair % 2 * 2 : 0);
+    u32 supers = AT_SUPERS * 16 + entry * (16 * SCALE_BYTES) + g * (2 * SCALE_BYTES);
+    return {held(lane * 16), held(AT_PLANES + lane * PLANE_BYTES), held(AT_CHUNKS + small), held(AT_CHUNKS + supers),
+            held(g * (SUB * 2) + pair * 8)};
+  }
+
+  // `stage`: its weights; `row`: its row of x.
+  __device__ __forceinline__ Place in(u32 stage, u32 row) const {
+    return {codes + stage, planes + stage, small + stage, supers + stage, x + row};
+  }
+};
+
+__device__ __forceinline__ Words words_of(const Place& at, int r, int block) {
   Words words;
-  words.codes[0] = load<uint4>(at + block * CODE_BYTES + lane * 16);
-  if constexpr (BITS == 8) words.codes[1] = load<uint4>(at + block * CODE_BYTES + 512 + lane * 16);
+  u32 codes = at.codes + r * ROW_BLOCK_BYTES + block * CODE_BYTES;
+  words.codes[0] = load<uint4>(codes);
+  if constexpr (BITS == 8) words.codes[1] = load<uint4>(codes + 512);
   words.high[0] = words.high[1] = 0;
-  u32 planes = at + AT_PLANES + (block / 2 * 32 + lane) * PLANE_BYTES + block % 2 * (PLANE_BYTES / 2);
+  u32 planes = at.planes + r * ROW_BLOCK_BYTES + block / 2 * (32 * PLANE_BYTES) + block % 2 * (PLANE_BYTES / 2);
   if constexpr (BITS == 5) words.high[0] = load<u32>(planes);
   if constexpr (BITS == 6) {
     uint2 two = load<uint2>(planes);

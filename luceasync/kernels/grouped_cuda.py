@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from luceasync.kernels.cuda_program import Program, can_compile
+from luceasync.kernels.cuda_program import Launch, Program, can_compile
 from luceasync.kernels.grouped_codes import Coding, num_parts
 from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, Tiled
 from luceasync.kernels.overlap import can_overlap, shared_bytes
@@ -25,6 +25,7 @@ STATIC_BYTES = 1024  # of shared memory that are not for a Share
 NORM_THREADS = 128  # of a row that is normed; every program has as many
 WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
 HUGE = 32768
+LONG = 6144  # columns
 
 _CODES = {"uint": 0, "biased": 1, "e4m3": 2, "e2m1": 3, "table": 4}
 _SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.uint8: 3}
@@ -49,13 +50,14 @@ class RowNorm(Protocol):
 @dataclass(frozen=True, slots=True)
 class Share:
     """What a program takes: `row_blocks` of 16 weight rows (of gate and up together), whose columns
-    are divided among `warps`; `stages` of 256 columns, the one that is multiplied counted in, are
-    in shared memory.
+    are divided among `splits` programs of `warps` each; `stages` of 256 columns, the one that is
+    multiplied counted in, are in shared memory.
     """
 
     row_blocks: int
     warps: int
     stages: int
+    splits: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,16 +125,18 @@ def rms_norm(x: Tensor, norm: RowNorm) -> Tensor:
     work = Work(_ANY_FORM, torch.float16, BLOCK_ROWS, x.shape[1], 1, False, norm=x.shape[1])
     share = Share(1, NORM_THREADS // 32, 2)
     constants = constants_of(work, share, overlaps=can_overlap(x.device.index or 0))
-    _NORM.launch(x.device, constants, len(x), NORM_THREADS, 0, (x, norm.weight, out, norm.eps))
+    launch = Launch(len(x), NORM_THREADS)
+    _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
     return out
 
 
-def share(work: Work, most_bytes: int) -> Share:
-    """How a product is divided on a device whose programs may have `most_bytes` of shared memory:
-    the fastest of a sweep over shapes of 4B and 27B models on an H200 (scripts/tune_quantised.py),
-    rounded to a rule. Up to 8 rows `warps`, and with them a row's bits, do not depend on `x_rows`.
+def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
+    """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
+    and may have clusters: the fastest of a sweep over shapes of 4B and 27B models on an H200
+    (scripts/tune_quantised.py), rounded to a rule. Up to 8 rows `warps`, and with them a row's
+    bits, do not depend on `x_rows`.
     """
-    wanted = _many_rows(work) if work.x_rows > 8 else _few_rows(work)
+    wanted = _many_rows(work, has_clusters) if work.x_rows > 8 else _few_rows(work)
     return next(each for each in _smaller(wanted, work) if shared_of(work, each) <= most_bytes)
 
 
@@ -149,16 +153,19 @@ def _few_rows(work: Work) -> Share:
     return Share(1, 10, 4) if num_units >= 32 else Share(1, 8, 3)
 
 
-def _many_rows(work: Work) -> Share:
+def _many_rows(work: Work, has_clusters: bool) -> Share:
+    bits, num_columns = work.coding.bits, work.num_columns
     if work.paired:
-        return Share(2, 3 if work.coding.bits < 8 else 2, 2)
+        return Share(2, 3, 3) if bits < 8 else Share(2, 2, 2)
     if work.num_outputs >= HUGE:
         return Share(2, 2, 2)
     if work.num_outputs >= WIDE:
-        return Share(2, 4, 2)
+        return Share(1, 3, 2) if bits in (5, 6) else Share(2, 4, 2)
     if work.num_outputs < SMALL // 2:
         return Share(1, 8, 3)
-    return Share(2, 6 if work.num_columns <= 10 * UNIT * BLOCK_COLUMNS else 8, 2)
+    if has_clusters and work.num_outputs >= SMALL and num_columns >= LONG:
+        return Share(1, 3, 2, splits=2) if bits in (5, 6) else Share(2, 4, 2, splits=2)
+    return Share(2, 8 if num_columns > 10 * UNIT * BLOCK_COLUMNS else 6, 2)
 
 
 def _smaller(share: Share, work: Work) -> Iterator[Share]:
@@ -224,6 +231,8 @@ def constants_of(
         "FLOAT_OUT": int(out == torch.float32),
         "NORM": work.norm,
         "OVERLAP": int(overlaps),
+        "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
+        "SPLITS": share.splits,
         "SHARED_BYTES": shared_of(work, share),
     }
 
@@ -252,11 +261,12 @@ def _product(
         paired,
         norm=0 if norm is None else num_columns,
     )
-    chosen = chosen or share(work, shared_bytes(x) - STATIC_BYTES)
+    overlaps = can_overlap(x.device.index or 0)  # GPUs that can have clusters too
+    chosen = chosen or share(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
     constants = constants_of(
         work,
         chosen,
-        overlaps=can_overlap(x.device.index or 0),
+        overlaps=overlaps,
         has_residual=residual is not None,
         out=out.dtype,
     )
@@ -281,9 +291,9 @@ def _product(
         weight.num_groups,
         out.stride(0),
     )
-    grid, num_threads = -(-num_row_blocks // own_blocks), chosen.warps * 32
-    wanted_bytes = constants["SHARED_BYTES"]
-    _PRODUCT.launch(x.device, constants, grid, num_threads, wanted_bytes, arguments)
+    grid = -(-num_row_blocks // own_blocks) * chosen.splits
+    launch = Launch(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
+    _PRODUCT.launch(x.device, constants, launch, arguments)
     return out
 
 

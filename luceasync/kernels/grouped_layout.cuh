@@ -19,6 +19,9 @@ constexpr int WHOLE = 1 << 30;                                      // blocks of
 constexpr int SMALL_BLOCKS = PARTS > 1 ? 1 : GROUP == 0 ? WHOLE : GROUP / 64;
 constexpr int SUPER_BLOCKS = EACH ? 1 : SUPERGROUP == 0 ? WHOLE : SUPERGROUP / 64;
 constexpr bool ALIKE = !EACH && SUPER_BLOCKS % UNIT == 0;           // one D for all of a unit
+// Whether a lane copies the same parts of every unit: then it only goes on.
+constexpr bool STEADY = (SMALL_BLOCKS == WHOLE || UNIT % SMALL_BLOCKS == 0) && (SUPER_BLOCKS == WHOLE || UNIT % SUPER_BLOCKS == 0);
+constexpr int STRIDE = WARPS * SPLITS;                              // units from one of a warp's to its next
 constexpr int NUM_SUPERS = EACH ? UNIT * PARTS : ALIKE ? 1 : UNIT;  // of a unit
 
 constexpr int CODE_BYTES = BITS == 8 ? 1024 : 512;                  // of a block
@@ -39,9 +42,18 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-constexpr int BLOCKS_UNROLLED = SLOTS == 1 ? 1 : UNIT;
+// As many as there are registers for: columns of 16 that are summed alone want more, as do newer cards.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+constexpr int FEW_UNROLLED = 1;
+#else
+constexpr int FEW_UNROLLED = SUBS == 4 && MINIMUM != NO_MINIMUM ? 1 : 2;
+#endif
+constexpr int BLOCKS_UNROLLED = SLOTS > 1 ? UNIT : FEW_UNROLLED;
 // More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.
 constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 16 ? 16 / WARPS : 1;
+// Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
+constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
+                         (CODES == BIASED ? 128 : ZERO) == 0;
 constexpr bool RING_X = LONE && !NORM;        // x comes with the weights
 
 constexpr int AT_PLANES = UNIT * CODE_BYTES;

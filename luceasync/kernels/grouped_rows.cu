@@ -1,14 +1,14 @@
 // Products of few rows with a quantised matrix: out = x @ W^T, or silu(gate) * up, (+ residual).
 //
 // W lies in blocks of 16 rows by 64 columns, so that what a lane of a tensor core multiplies is one
-// load (luceasync.kernels.grouped_tiled.Tiled). The warps of a program share the columns of its row
-// blocks; each copies what it needs ahead into its own ring of shared memory, and waits for nobody
-// until its sums are added to the others'. Codes are multiplied as they are, exact in bfloat16; each
+// load (luceasync.kernels.grouped_tiled.Tiled). The warps of a program, or of a cluster of SPLITS of them,
+// share the columns of its row blocks; each copies what it needs ahead into its own ring of shared
+// memory, and waits for nobody until its sums are added to the others'. Codes are multiplied as they are, exact in bfloat16; each
 // group is summed in float32, and scaled then.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
-// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, PAIRED, RESIDUAL,
-// FLOAT_OUT, NORM, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says what they
+// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, RAGGED, PAIRED,
+// RESIDUAL, FLOAT_OUT, NORM, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says what they
 // mean.
 
 #include "device_words.cuh"
@@ -28,6 +28,11 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
   }
 }
 
+// A warp's sum, of the program that has this rank in the cluster.
+__device__ __forceinline__ float sum_of(u32 at, u32 rank) {
+  return SPLITS == 1 ? as_float(load<u32>(at)) : load_of_program(at, rank);
+}
+
 static_assert(SHARED_BYTES == AT_ROW + ROW_BYTES, "who launches has counted otherwise");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
@@ -36,38 +41,38 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     float eps, int num_rows, int num_row_blocks, int num_blocks, int num_supers, int num_groups,
     int out_stride) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-  u32 ring = warp * RING_BYTES;
-  Copier copier;
-  copier.w = {codes, planes, scales, small_scales, minimums, small_minimums, num_blocks, num_supers, num_groups};
-  copier.x = x, copier.lane = lane;
+  u32 rank = blockIdx.x % SPLITS, first_own = blockIdx.x / SPLITS * OWN;
+  u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
+  u64 row_blocks[ROW_BLOCKS];
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     // Rows of a second half follow all first ones; past the end the last are read, and not stored.
-    u32 own = blockIdx.x * OWN + r % OWN;
-    copier.row_blocks[r] = (own < num_row_blocks ? own : num_row_blocks - 1) + r / OWN * num_row_blocks;
+    u32 own = first_own + r % OWN;
+    row_blocks[r] = (own < num_row_blocks ? own : num_row_blocks - 1) + r / OWN * num_row_blocks;
   }
-#pragma unroll
-  for (int turn = 0; turn < CHUNK_TURNS; turn++) copier.chunks[turn] = chunk_of(lane + 32 * turn, copier.w);
-
-  int num_units = (num_blocks + UNIT - 1) / UNIT;  // of which a warp takes every WARPS-th
+  Stored stored = {codes, planes, scales, small_scales, minimums, small_minimums, num_blocks, num_supers, num_groups};
+  int num_units = (num_blocks + UNIT - 1) / UNIT;
+  int first_unit = rank * WARPS + warp;  // of every STRIDE-th
+  Copier copier(stored, x, row_blocks, first_unit, lane);
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++)
-    if (warp + s * WARPS < num_units) copier.weights(warp + s * WARPS, ring + s * STAGE_BYTES);
+    if (first_unit + s * STRIDE < num_units) copier.weights(ring + s * STAGE_BYTES);
   Norming norming(norm);
   wait_for_inputs();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
-    if (RING_X && warp + s * WARPS < num_units) copier.row_of_x(warp + s * WARPS, ring + s * STAGE_BYTES);
+    if (RING_X && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
     asm volatile("cp.async.commit_group;");
   }
   // Results of a thread: the first one's residual is on its way meanwhile.
   u32 num_outputs = num_row_blocks * 16, num_results = num_rows * OWN * 16;
-  auto column_of = [&](u32 e) { return blockIdx.x * (OWN * 16) + e % (OWN * 16); };
+  u32 first_result = rank * (WARPS * 32) + threadIdx.x;
+  auto column_of = [&](u32 e) { return first_own * 16 + e % (OWN * 16); };
   auto residual_of = [&](u32 e) {
     bool ok = RESIDUAL && e < num_results && column_of(e) < num_outputs;
     return ok ? residual[(u64)(e / (OWN * 16)) * num_outputs + column_of(e)] : (u16)0;
   };
-  u16 before = residual_of(threadIdx.x);
+  u16 before = residual_of(first_result);
   if constexpr (NORM != 0) {
     norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + AT_ROW + column * 2) = normed; });
     constexpr int PAST = (ROW_BYTES - NORM * 2) / 16;
@@ -76,38 +81,26 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   }
   float total[ROW_BLOCKS][TILES][SLOTS][4] = {};  // [.., pair of sums, row and column of a lane]
   float lone[ROW_BLOCKS][2] = {};
-  Rows rows(x, num_blocks, num_rows, lane);
+  Place place = Place::of(lane);
+  Own own(lane);
+  Rows rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
   Columns coming;
-  if constexpr (!LONE) coming = rows.columns(warp * UNIT);
+  if constexpr (!LONE) coming = rows.next(1);
   u32 stage = ring, free = ring + (STAGES - 1) * STAGE_BYTES;
-  for (int unit = warp; unit < num_units; unit += WARPS) {
+  for (int unit = first_unit; unit < num_units; unit += STRIDE) {
     asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
     __syncwarp();  // what others have copied is here, and what was read before is free
-    if (unit + (STAGES - 1) * WARPS < num_units) {
-      copier.weights(unit + (STAGES - 1) * WARPS, free);
-      if constexpr (RING_X) copier.row_of_x(unit + (STAGES - 1) * WARPS, free);
+    if (unit + (STAGES - 1) * STRIDE < num_units) {
+      copier.weights(free);
+      if constexpr (RING_X) copier.row_of_x(free);
     }
     asm volatile("cp.async.commit_group;");
     int first_block = unit * UNIT;
+    Place at = place.in(stage, RING_X ? stage + AT_X : begin + AT_ROW + first_block * 128);
     if constexpr (LONE) {
-      u32 at = RING_X ? stage + AT_X : AT_ROW + first_block * 128;
-      add_lone(lone, stage, at, first_block, num_blocks, lane);
+      add_lone(lone, at, own, first_block, num_blocks, lane);
     } else {
-#pragma unroll BLOCKS_UNROLLED
-      for (int block = 0; block < UNIT; block++) {
-        Columns columns = lifted(coming);
-        coming = rows.columns(block + 1 < UNIT ? first_block + block + 1 : first_block + WARPS * UNIT);
-        Words words[ROW_BLOCKS];
-#pragma unroll
-        for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(stage + r * ROW_BLOCK_BYTES, block, lane);
-        bool ok = first_block + block < num_blocks;
-        add_part<0>(total, stage, block, ok, g, words, columns);
-        add_part<1>(total, stage, block, ok, g, words, columns);
-        if constexpr (SUBS == 4) {
-          add_part<2 % SUBS>(total, stage, block, ok, g, words, columns);
-          add_part<3 % SUBS>(total, stage, block, ok, g, words, columns);
-        }
-      }
+      add_several(total, at, first_block, num_blocks, rows, coming, lane);
     }
     free = stage;
     stage = stage + STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : stage + STAGE_BYTES;
@@ -116,7 +109,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   __syncwarp();
 
   // [rows of x, rows of the weight]: of each warp, then their sum.
-  float* sums = (float*)(shared + ring);
+  float* sums = (float*)(shared + warp * RING_BYTES);
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     if constexpr (LONE) {
@@ -140,15 +133,16 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
         }
     }
   }
-  __syncthreads();
-  for (u32 e = threadIdx.x; e < num_results; e += WARPS * 32) {
-    u32 m = e / (OWN * 16), n = e % (OWN * 16);
+  if constexpr (SPLITS == 1) __syncthreads();
+  if constexpr (SPLITS > 1) wait_for_cluster();
+  for (u32 e = first_result; e < num_results; e += STRIDE * 32) {
+    u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + (m * SUM_STRIDE + n) * 4;
     float result = 0.0f, up = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) {
-      const float* of_warp = (const float*)(shared + w * RING_BYTES) + m * SUM_STRIDE + n;
-      result += of_warp[0];
-      if (PAIRED) up += of_warp[OWN * 16];
+    for (u32 w = 0; w < STRIDE; w++) {
+      u32 there = at + w % WARPS * RING_BYTES;
+      result += sum_of(there, w / WARPS);
+      if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
     }
     result *= LIFT, up *= LIFT;
     if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
@@ -161,6 +155,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
         ((u16*)out)[place] = rounded(result);
       }
     }
-    before = residual_of(e + WARPS * 32);
+    before = residual_of(e + STRIDE * 32);
   }
+  if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read what is here
 }

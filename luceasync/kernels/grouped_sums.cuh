@@ -18,17 +18,26 @@ __device__ __forceinline__ void add_sums_at(float (&sums)[4], int quarter, u32 b
   if (shift_of(quarter) != 0) add_sums<1>(sums, b0, b1);
 }
 
+// What a lane of one row of x multiplies by: its own sum's columns, of the 8 that it takes part in.
+struct Own {
+  u32 ones[8];  // of sum j: 1, twice, or 0
+
+  __device__ __forceinline__ explicit Own(int lane) {
+#pragma unroll
+    for (int j = 0; j < 8; j++) ones[j] = LONE ? held(lane / 4 == j ? ONE : 0) : 0;
+  }
+};
+
 // One row of x: the 8 columns of a tensor core's product are 8 sums of a span, so that a lane has two
 // of each row, and scales them alone.
-__device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], u32 stage, u32 x, int first_block,
+__device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Place& at, const Own& is_own, int first_block,
                                          int num_blocks, int lane) {
   int g = lane / 4, pair = lane % 4;
 #pragma unroll
   for (int span = 0; span < SPANS; span++) {
     uint2 own[QUARTERS];  // of sum g
 #pragma unroll
-    for (int q = 0; q < QUARTERS; q++)
-      own[q] = load<uint2>(x + (span * 8 + g) * (SUB * 2) + q * 32 + pair * 8);
+    for (int q = 0; q < QUARTERS; q++) own[q] = load<uint2>(at.x + span * (8 * SUB * 2) + q * 32);
     // Of groups of 16 columns two follow each other, so that g says which quarter they are.
     if constexpr (QUARTERS == 2) {
       own[0] = lifted<0>(own[0]), own[QUARTERS - 1] = lifted<1>(own[QUARTERS - 1]);
@@ -44,12 +53,10 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], u32 stag
     for (int block = 0; block < UNIT / SPANS; block++) {
       Words words[ROW_BLOCKS];
 #pragma unroll
-      for (int r = 0; r < ROW_BLOCKS; r++)
-        words[r] = words_of(stage + r * ROW_BLOCK_BYTES, span * (UNIT / SPANS) + block, lane);
+      for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(at, r, span * (UNIT / SPANS) + block);
 #pragma unroll
       for (int quarter = 0; quarter < 4; quarter++) {
-        bool is_own = g == block * SUBS + quarter / QUARTERS;
-        u32 one = is_own ? ONE : 0;  // a product, where the other pipe is busy with codes
+        u32 one = is_own.ones[block * SUBS + quarter / QUARTERS];  // a product, where the other pipe is busy with codes
         u32 b0 = times_bf16x2(own[quarter % QUARTERS].x, one), b1 = times_bf16x2(own[quarter % QUARTERS].y, one);
         if constexpr (MINIMUM != NO_MINIMUM) add_sums_at(sums, quarter, b0, b1);
 #pragma unroll
@@ -61,18 +68,19 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], u32 stag
       }
     }
     int block = PARTS == 4 ? 2 * span + pair / 2 : pair;
-    bool ok = first_block + block < num_blocks;
+    bool ok = !RAGGED || first_block + block < num_blocks;
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) {
-      u32 chunks = stage + r * ROW_BLOCK_BYTES + AT_CHUNKS;
+      u32 own_small = at.small + r * ROW_BLOCK_BYTES + span * (2 * 16 * PARTS), own_supers = at.supers + r * ROW_BLOCK_BYTES;
       Small small = {0, 0}, small_minimum = {0, 0};
-      if constexpr (SMALL != NO_SMALL) small = small_of_pair(chunks, span, g, pair);
-      if constexpr (SMALL_MINIMUMS) small_minimum = small_of_pair(chunks + AT_SMALL_MINIMUMS * 16, span, g, pair);
+      if constexpr (SMALL != NO_SMALL) small = small_of(own_small);
+      if constexpr (SMALL_MINIMUMS) small_minimum = small_of(own_small + AT_SMALL_MINIMUMS * 16);
 #pragma unroll
       for (int e = 0; e < 2; e++) {
-        int entry = EACH ? span * 8 + 2 * pair + e : ALIKE ? 0 : block;
-        Two super = super_of(chunks + AT_SUPERS * 16, entry, g), super_minimum = super;
-        if constexpr (MINIMUM == OWN_MINIMUM) super_minimum = super_of(chunks + AT_MINIMUMS * 16, entry, g);
+        int entry = EACH ? span * 8 + e : ALIKE || SPANS == 1 ? 0 : 2 * span;
+        u32 supers = own_supers + entry * (16 * SCALE_BYTES);
+        Two super = super_of(supers), super_minimum = super;
+        if constexpr (MINIMUM == OWN_MINIMUM) super_minimum = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
         Scales s = e == 0 ? scales_of<0>(super, super_minimum, small, small_minimum, ok)
                           : scales_of<1>(super, super_minimum, small, small_minimum, ok);
         total[r][0] = fmaf(products[r][e], s.scale.near, total[r][0]);
@@ -103,35 +111,72 @@ __device__ __forceinline__ Columns lifted(const Columns& columns) {
 }
 
 struct Rows {
-  const u16* of[TILES];
-  int num_blocks;
+  const u16* of[TILES];  // the next block
+  int num_blocks, block;
 
-  __device__ __forceinline__ Rows(const u16* x, int num_blocks, int num_rows, int lane) : num_blocks(num_blocks) {
+  __device__ __forceinline__ Rows(const u16* x, int first_block, int num_blocks, int num_rows, int lane)
+      : num_blocks(num_blocks), block(first_block) {
+    int begin = RAGGED ? 0 : min(first_block, num_blocks - 1) * 64;
 #pragma unroll
     for (int i = 0; i < TILES; i++)
-      of[i] = x + (u64)min(8 * i + lane / 4, num_rows - 1) * (num_blocks * 64) + lane % 4 * 4;
+      of[i] = x + (u64)min(8 * i + lane / 4, num_rows - 1) * (num_blocks * 64) + begin + lane % 4 * 4;
   }
 
-  __device__ __forceinline__ Columns columns(int block) const {
+  // Of the next block, `on` blocks after which the one after it begins.
+  __device__ __forceinline__ Columns next(int on) {
     Columns found;
-    int at = min(block, num_blocks - 1) * 64;
+    int at = RAGGED ? min(block, num_blocks - 1) * 64 : 0;
 #pragma unroll
-    for (int i = 0; i < TILES; i++)
+    for (int i = 0; i < TILES; i++) {
 #pragma unroll
       for (int q = 0; q < 4; q++) found.of[i][q] = *(const uint2*)(of[i] + at + q * 16);
+      if constexpr (!RAGGED) of[i] += on * 64;
+    }
+    block += on;
     return found;
   }
 };
 
+// D and M of a unit's rows, where one is for all of it.
+struct Supers {
+  Two scale[ROW_BLOCKS], minimum[ROW_BLOCKS];
+
+  __device__ __forceinline__ void load(const Place& at, int entry) {
+#pragma unroll
+    for (int r = 0; r < ROW_BLOCKS; r++) {
+      u32 supers = at.supers + r * ROW_BLOCK_BYTES + entry * (16 * SCALE_BYTES);
+      scale[r] = minimum[r] = super_of(supers);
+      if constexpr (MINIMUM == OWN_MINIMUM) minimum[r] = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
+    }
+  }
+};
+
+struct Smalls {
+  Small scale[ROW_BLOCKS], minimum[ROW_BLOCKS];
+
+  __device__ __forceinline__ void load(const Place& at, int block) {
+#pragma unroll
+    for (int r = 0; r < ROW_BLOCKS; r++) {
+      u32 small = at.small + r * ROW_BLOCK_BYTES + block * (16 * PARTS);
+      scale[r] = minimum[r] = {0, 0};
+      if constexpr (SMALL != NO_SMALL) scale[r] = small_of(small);
+      if constexpr (SMALL_MINIMUMS && !BY_UNIT) minimum[r] = small_of(small + AT_SMALL_MINIMUMS * 16);
+    }
+  }
+};
+
 template <int PART>
-__device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], u32 stage, int block, bool ok, int g,
-                                         const Words (&words)[ROW_BLOCKS], const Columns& columns) {
+__device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
+                                         Supers& supers, const Smalls& smalls, const Words (&words)[ROW_BLOCKS],
+                                         const Columns& columns) {
   constexpr int FIRST = PART * QUARTERS;
+  constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;
+  if constexpr (EACH) supers.load(at, block * PARTS + PART);
   float sums[TILES][4];
 #pragma unroll
   for (int i = 0; i < TILES; i++) {
     clear(sums[i]);
-    if constexpr (MINIMUM != NO_MINIMUM)
+    if constexpr (SUMMED)
 #pragma unroll
       for (int q = 0; q < QUARTERS; q++)
         add_sums_at(sums[i], FIRST + q, columns.of[i][FIRST + q].x, columns.of[i][FIRST + q].y);
@@ -139,14 +184,7 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
   int slot = SLOTS == 1 ? 0 : (block * SUBS + PART) % 8 / 2;  // as lanes divide the sums of one row
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
-    u32 chunks = stage + r * ROW_BLOCK_BYTES + AT_CHUNKS;
-    int entry = EACH ? block * PARTS + PART : ALIKE ? 0 : block;
-    Two super = super_of(chunks + AT_SUPERS * 16, entry, g), super_minimum = super;
-    if constexpr (MINIMUM == OWN_MINIMUM) super_minimum = super_of(chunks + AT_MINIMUMS * 16, entry, g);
-    Small small = {0, 0}, small_minimum = {0, 0};
-    if constexpr (SMALL != NO_SMALL) small = small_of(chunks, block, g);
-    if constexpr (SMALL_MINIMUMS) small_minimum = small_of(chunks + AT_SMALL_MINIMUMS * 16, block, g);
-    Scales s = scales_of<PART>(super, super_minimum, small, small_minimum, ok);
+    Scales s = scales_of<PART>(supers.scale[r], supers.minimum[r], smalls.scale[r], smalls.minimum[r], ok);
     float products[TILES][4];
 #pragma unroll
     for (int i = 0; i < TILES; i++) clear(products[i]);
@@ -163,7 +201,82 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
       for (int k = 0; k < 4; k++) {
         float& sum = total[r][i][slot][k];
         sum = fmaf(products[i][k], k < 2 ? s.scale.near : s.scale.far, sum);
-        if constexpr (MINIMUM != NO_MINIMUM) sum = fmaf(-sums[i][k], k < 2 ? s.minimum.near : s.minimum.far, sum);
+        if constexpr (SUMMED) sum = fmaf(-sums[i][k], k < 2 ? s.minimum.near : s.minimum.far, sum);
       }
   }
+}
+
+// Sums of x of all 8 groups of a unit: rows of x are the product's rows here, groups its columns.
+__device__ __forceinline__ void add_groups(float (&groups)[4], const Columns& columns, int block, int g) {
+#pragma unroll
+  for (int q = 0; q < 4; q++) {
+    u32 one = g == block * SUBS + q / QUARTERS ? two_to(shift_of(q)) : 0;
+    const u32 a[4] = {columns.of[0][q].x, columns.of[TILES - 1][q].x, columns.of[0][q].y, columns.of[TILES - 1][q].y};
+    multiply(groups, a, one, one);
+  }
+}
+
+// Takes off M m for each 1 of x: small numbers m, as they are, times sums of x, whose 24 bits are in
+// three bfloat16 numbers.
+__device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int lane,
+                                              const Supers& supers, const float (&groups)[4]) {
+  u32 parts[TILES][3];
+#pragma unroll
+  for (int i = 0; i < TILES; i++) {
+    float near = groups[2 * i], far = groups[2 * i + 1];
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+      parts[i][k] = rounded(near, far);
+      near -= as_float(parts[i][k] << 16), far -= as_float(parts[i][k] & 0xffff0000);
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < ROW_BLOCKS; r++) {
+    // Of row g groups 2 (lane % 4) and the next, and these of row 8 + g.
+    u32 m = load<u32>(at.small + r * ROW_BLOCK_BYTES + AT_SMALL_MINIMUMS * 16 + lane % 4 * (16 * PARTS));
+    u32 near = __byte_perm(m, 0, 0x4140), far = __byte_perm(m, 0, 0x4342);
+    const u32 a[4] = {near, far, near, far};
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      float less[4];
+      clear(less);
+      multiply(less, a, parts[i][0], parts[i][1]);
+      multiply(less, near, far, parts[i][2]);
+#pragma unroll
+      for (int k = 0; k < 4; k++)
+        total[r][i][0][k] = fmaf(-less[k], k < 2 ? supers.minimum[r].near : supers.minimum[r].far, total[r][i][0][k]);
+    }
+  }
+}
+
+// A unit of several rows of x; `coming`: the columns of its first block, and of the next unit's then.
+__device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int first_block,
+                                            int num_blocks, Rows& rows, Columns& coming, int lane) {
+  Supers supers;
+  float groups[4];
+  clear(groups);
+  if constexpr (ALIKE) supers.load(at, 0);
+#pragma unroll BLOCKS_UNROLLED
+  for (int block = 0; block < UNIT; block++) {
+    Columns columns = lifted(coming);
+    // The last of a unit is followed by the warp's next unit; that of the last one is read again.
+    bool is_last = first_block + STRIDE * UNIT >= num_blocks;
+    int on = block < UNIT - 2 ? 1 : block == UNIT - 2 ? (is_last ? 0 : (STRIDE - 1) * UNIT + 1) : 1;
+    coming = rows.next(on);
+    Words words[ROW_BLOCKS];
+#pragma unroll
+    for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(at, r, block);
+    Smalls smalls;
+    smalls.load(at, block);
+    if constexpr (!ALIKE && !EACH) supers.load(at, block);
+    bool ok = !RAGGED || first_block + block < num_blocks;
+    if constexpr (BY_UNIT) add_groups(groups, columns, block, lane / 4);
+    add_part<0>(total, at, block, ok, supers, smalls, words, columns);
+    add_part<1>(total, at, block, ok, supers, smalls, words, columns);
+    if constexpr (SUBS == 4) {
+      add_part<2 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
+      add_part<3 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
+    }
+  }
+  if constexpr (BY_UNIT) take_minimums(total, at, lane, supers, groups);
 }

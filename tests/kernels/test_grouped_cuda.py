@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import grouped_cuda, kernel
-from luceasync.kernels.cuda_program import CompileError, Program, compiled
+from luceasync.kernels.cuda_program import CompileError, Launch, Program, compiled
 from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
 from luceasync.models.grouped.packed import DTYPES
 from luceasync.models.grouped.tiles import coding_of
@@ -26,7 +26,7 @@ from tests.kernels.test_grouped import ALL, FEW, error, matrix
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
 MOST_STACK_BYTES = 16  # of a lane: a register or two too many
 OTHERS = tuple(name for name in ALL if name not in FEW)
-SHARES = (Share(1, 4, 3), Share(2, 2, 2))
+SHARES = (Share(1, 4, 3), Share(2, 2, 2), Share(2, 2, 2, splits=2))
 on_a_gpu = pytest.mark.gpu
 
 
@@ -145,6 +145,13 @@ def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None
     assert len(shares) == 1
 
 
+@pytest.mark.parametrize("bits", ["Q4_K", "Q6_K"])
+def test_only_devices_with_clusters_divide_columns_among_programs(bits: str) -> None:
+    down = Work(coding_of(ALL[bits]), torch.float16, 5120, 17408, 16, paired=False)
+    assert share(down, 227 * KIB, has_clusters=True).splits == 2
+    assert share(down, 227 * KIB).splits == 1
+
+
 def check(name: str, card: str, x_rows: int, folder: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     wanted = work(name, x_rows, norm=2560 if x_rows == 1 else 0)
@@ -190,7 +197,7 @@ def test_a_program_is_compiled_ahead_once() -> None:
     token = kernel._ahead.set(SimpleNamespace(compiling=compiling))
     try:
         for warps in (4, 5, 4, 4):
-            program.launch(torch.device("cuda:0"), {"WARPS": warps}, 1, 32 * warps, 0, ())
+            program.launch(torch.device("cuda:0"), {"WARPS": warps}, Launch(1, 32 * warps), ())
     finally:
         kernel._ahead.reset(token)
     assert asked == ["grouped_rows"] * 2
