@@ -16,7 +16,7 @@ from luceasync.model_card import ModelCard
 from luceasync.pieces import Piece, ReasoningPiece, TextPiece
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
-ErrorKind = Literal["failed", "unavailable", "gave_way", "kv_host_memory"]
+ErrorKind = Literal["failed", "request", "unavailable", "gave_way", "kv_host_memory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,11 +198,12 @@ class Residence:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind`
-    "unavailable": not the request's fault, it may be sent again; "gave_way": the place was for a
-    client that holds fewer; "kv_host_memory": host memory had no room for its context.
-    `retry_after_s`: when to come back. `speculation` None: the server has no draft; `residence`
-    None: all of a context stays on the devices. `stop`: the stop string that ended it.
+    """Why a choice ended. `error` holds the words when `reason` is "error"; `error_kind` "request":
+    sent again it would end alike; "unavailable": not the request's fault, it may be sent again;
+    "gave_way": the place was for a client that holds fewer; "kv_host_memory": host memory had no
+    room for its context. `retry_after_s`: when to come back. `speculation` None: the server has no
+    draft; `residence` None: all of a context stays on the devices. `stop`: the stop string that
+    ended it.
     """
 
     reason: FinishReason

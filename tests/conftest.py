@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,19 +13,31 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
-import torch
 import uvloop
 
 from tests.combinations import covering
+from tests.forked_backends import Forks
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # timings decide no test
 hypothesis.settings.load_profile("no deadline")
 
-# Before triton and numba are imported: where there is no GPU, kernels run in the interpreter of
-# the one and the simulator of the other.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-    os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before triton and numba are imported: where there is no GPU, kernels run in the interpreter
+    of the one and the simulator of the other. Who only hands tests out, for which the others wait,
+    does without torch.
+    """
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return
+    if not _has_gpu():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+        os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -60,11 +73,40 @@ def groups(request: pytest.FixtureRequest) -> Iterator[int]:
         yield num_groups
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    forks = Forks()
+    yield forks
+    forks.close()
+
+
+@pytest.fixture(scope="module")
+def forked_backends(forks: Forks) -> Iterator[None]:
+    """Launchers fork backends, which have imported torch then."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("luceasync.ipc.launcher.subprocess", forks)
+        yield
+
+
+@pytest.fixture
+def may_start(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Cleared, it holds every process that is to be started until it is set: what is seen
+    meanwhile is seen without it, however soon it would come.
+    """
+    from luceasync.ipc.launcher import LocalLauncher
+
+    may_start, start = threading.Event(), LocalLauncher._start
+    may_start.set()
+    monkeypatch.setattr(LocalLauncher, "_start", lambda *a: may_start.wait() and start(*a))
+    yield may_start
+    may_start.set()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--all"):
         _leave_out(config, items)
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
-    if torch.cuda.is_available():
+    if not gpu_items or _has_gpu():
         return
     for item in gpu_items:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))

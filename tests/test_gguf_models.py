@@ -31,8 +31,10 @@ from tests.engine.test_processes import running as arranged
 from tests.engines import ask, running, written
 from tests.gguf.tiny_files import K_MIX, Tiny, write
 
+pytestmark = pytest.mark.usefixtures("forked_backends")
+
 QUESTION = "to be or not to be, that is the question. " * 6
-NUM_TOKENS = 64
+NUM_TOKENS = 32
 FOURS = {"ssm_alpha.weight": "F16", "attn_k.weight": "IQ4_XS", "token_embd.weight": "BF16"}
 ODD = FOURS | {"ffn_up.weight": "Q3_K", "ffn_down.weight": "Q2_K", "": "Q5_1"}
 MODELS = {

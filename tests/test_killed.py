@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import subprocess
 import sys
@@ -14,9 +15,15 @@ from typing import Any
 import httpx
 import pytest
 
+from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.engine.engine import LocalEngine
+from tests.engines import Answer, running, user
+from tests.engines import ask as asked
+
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 120.0
+NUM_TOKENS = 24
 SYSTEM = {"role": "system", "content": "You explain functions of Python's library. " * 12}
 QUESTIONS = ["What does json.dumps do?", "What does os.path.join do?"]
 
@@ -31,7 +38,7 @@ def server(cache_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         line = next(line for line in process.stderr if "Listening on" in line)
         match = re.search(r"http://[\d.]+:\d+", line)
         assert match is not None
-        until(lambda: httpx.get(f"{match[0]}/ready").status_code == 200)
+        until(lambda: httpx.get(f"{match[0]}/ready").status_code == 200, pause_s=0.1)
         try:
             yield process, match[0]
         finally:
@@ -39,16 +46,16 @@ def server(cache_dir: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
             process.communicate()
 
 
-def until(is_so: Callable[[], bool]) -> None:
+def until(is_so: Callable[[], bool], *, pause_s: float = 0.002) -> None:
     deadline = time.monotonic() + DEADLINE_S
     while not is_so():
         assert time.monotonic() < deadline
-        time.sleep(0.002)
+        time.sleep(pause_s)
 
 
 def body(question: str, **fields: Any) -> dict[str, Any]:
     messages = [SYSTEM, {"role": "user", "content": question}]
-    return {"messages": messages, "temperature": 0, "max_tokens": 24, **fields}
+    return {"messages": messages, "temperature": 0, "max_tokens": NUM_TOKENS, **fields}
 
 
 def ask(url: str, question: str) -> tuple[str, int]:
@@ -71,9 +78,17 @@ def files(cache_dir: Path, pattern: str) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    with server(tmp_path_factory.mktemp("none")) as (_, url):
-        return {question: ask(url, question)[0] for question in QUESTIONS}
+def cold() -> dict[str, str]:
+    """What is said where nothing is kept."""
+
+    async def said() -> dict[str, str]:
+        async with running(BUNDLED_MODEL_DIR, memory_bytes=0) as engine:
+            return {q: (await answer(engine, q)).text for q in QUESTIONS}
+
+    async def answer(engine: LocalEngine, question: str) -> Answer:
+        return await asked(engine, [SYSTEM, *user(question)], NUM_TOKENS, ignore_eos=False)
+
+    return asyncio.run(said())
 
 
 def test_what_was_written_before_the_kill_is_taken_up(cold, tmp_path):

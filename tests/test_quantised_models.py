@@ -23,6 +23,7 @@ from tests.models.quantisation.test_schemes import FP4, FP8_BLOCKS, INT4, compre
 from tests.reference import quantised as truth
 
 QUESTION = "to be or not to be, that is the question. " * 6
+NUM_TOKENS = 32
 INT4_32 = INT4 | {"group_size": 32, "symmetric": False}
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[..., truth.Module]]] = {
     "awq": (
@@ -82,13 +83,13 @@ async def test_answers_are_those_of_the_same_numbers_and_are_kept(
 ):
     quant, plain = dirs
     async with running(quant, tmp_path, shards=3) as engine:
-        cold = await ask(engine, QUESTION, 64, keep_prefix=True)
+        cold = await ask(engine, QUESTION, NUM_TOKENS, keep_prefix=True)
         await written(engine)
     async with running(quant, tmp_path) as engine:
-        again = await ask(engine, QUESTION, 64)
+        again = await ask(engine, QUESTION, NUM_TOKENS)
     assert (again.finish.restore.tier, again.num_prefilled) == ("disk", 0)
     async with running(plain) as engine:
-        other = await ask(engine, QUESTION, 64)
+        other = await ask(engine, QUESTION, NUM_TOKENS)
     assert cold.ids == again.ids == other.ids
 
 

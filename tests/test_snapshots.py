@@ -23,7 +23,7 @@ from tests.engines import Answer, ask, running, user, written
 
 pytestmark = pytest.mark.slow
 
-NUM_TOKENS = 128
+NUM_TOKENS = 72  # more than a page
 LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
 KEEP = {"keep_prefix": True}
 

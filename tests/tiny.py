@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,20 @@ COMMON = {
 
 
 def build(
-    family: str, num_layers: int = 4, *, tied: bool = False, seed: int = 0
+    family: str,
+    num_layers: int = 4,
+    *,
+    tied: bool = False,
+    seed: int = 0,
+    kinds: Sequence[str] = ("linear_attention",) * 3 + ("full_attention",),
 ) -> PreTrainedModel:
-    """The model as transformers runs it, float32."""
+    """The model as transformers runs it, float32. Of layers that are of several kinds these come
+    again and again.
+    """
     torch.manual_seed(seed)
     common = COMMON | {"num_hidden_layers": num_layers, "tie_word_embeddings": tied}
     if family == "qwen3":
         return Qwen3ForCausalLM(Qwen3Config(**common)).eval()
-    kinds = ["linear_attention"] * 3 + ["full_attention"]
     config = Qwen3_5TextConfig(
         **common,
         linear_conv_kernel_dim=4,
@@ -53,7 +60,7 @@ def build(
         linear_value_head_dim=16,
         linear_num_key_heads=2,
         linear_num_value_heads=4,
-        layer_types=[kinds[layer % 4] for layer in range(num_layers)],
+        layer_types=[kinds[layer % len(kinds)] for layer in range(num_layers)],
         rope_parameters={
             "rope_theta": 10000.0,
             "partial_rotary_factor": 0.25,

@@ -14,18 +14,16 @@ import numpy as np
 import torch
 
 from luceasync.dflash.accept import Decide, lines, matching_child, walk
-from luceasync.engine.checking import Checking
+from luceasync.engine.checking import Checking, catch_up
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import Ranked, is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, has_penalties
-from luceasync.pipeline.platform import Event
-from luceasync.pipeline.transfer import bring, on_host
+from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.ranking.proposals import Proposal
 
 NO_NUMBERS = "the logits, with the penalties and biases of the request, are not finite numbers"
 Rows = tuple[list[int], list[int] | None]  # tokens and parents of an entry's rows
-Coming = tuple[torch.Tensor, Event]  # what will be on the host, and when
 
 
 class Acceptance:
@@ -47,9 +45,8 @@ class Acceptance:
         self._decide = decide
         self._meanwhile = meanwhile
         self._known: list[Rows] | None = None  # the proposal, where the host knows it already
-        self._columns: torch.Tensor | None = None  # the proposal's, where they are made already
-        self._coming: Coming | None = None  # they, on their way to the host
-        self._checked = [g.guide is not None and is_checked(g.next_row) for g in generations]
+        self._wanted = [g.next_row for g in generations]  # of row 0: the others are at later places
+        self._are_best = [is_checked(row) for row in self._wanted]
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
         """See luceasync.dflash.decode.Accept. The host waits for the draft where that is worth
@@ -57,12 +54,9 @@ class Acceptance:
         """
         fitting = [
             g.guide if g.guide is not None and (g.guide.is_fitting or not checked) else None
-            for g, checked in zip(self._generations, self._checked, strict=True)
+            for g, checked in zip(self._generations, self._are_best, strict=True)
         ]
         if not any(fitting):
-            if any(self._checked):
-                self._columns = _columns_of(proposal)
-                self._coming = _bring(self._columns)
             return proposal
         given = _rows_of(proposal)
         self._known = [
@@ -77,30 +71,23 @@ class Acceptance:
         The host waits for the device once; twice where a choice has penalties, since the edits of a
         row then depend on the proposed tokens above it, and `fit` has not waited.
         """
-        carry = _columns_of(proposal) if self._columns is None else self._columns
+        carry = _columns_of(proposal)
         rows = self._rows(proposal)
-        ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._look_ahead)
+        ranked = rank(logits, rows, carry=carry.flatten(0, 1), meanwhile=self._while_verifying)
         self.arrived_at = time.perf_counter()
         carried = ranked.carried.reshape(*carry.shape).tolist()
         return [self._walk(i, logits, ranked, entry) for i, entry in enumerate(carried)]
 
-    def _look_ahead(self) -> None:
-        """All is queued: guides look at what is being verified, and others do what they have to."""
+    def _while_verifying(self) -> None:
+        """All is queued: guides catch up with what has come, and others do what they have to."""
+        catch_up(self._generations)
         self._meanwhile()
-        if self._coming is None:
-            return
-        entries, arrival = self._coming
-        arrival.synchronize()
-        told = zip(self._generations, self._checked, entries.tolist(), strict=True)
-        for generation, checked, entry in told:
-            if generation.guide is not None and checked:
-                generation.guide.look_ahead(*_columns(entry))
 
     def _rows(self, proposal: Proposal) -> list[RowSampling]:
         """How each row's token is chosen; its position is told when it is visited."""
         num_rows = proposal.tokens.shape[1]
-        wanted = [g.next_row for g in self._generations]
-        pairs = zip(self._generations, self._checked, strict=True)
+        wanted = self._wanted
+        pairs = zip(self._generations, self._are_best, strict=True)
         guides = [None if checked else g.guide for g, checked in pairs]
         if not any(guides) and not any(has_penalties(row.sampling) for row in wanted):
             return [row for row in wanted for _ in range(num_rows)]
@@ -121,9 +108,16 @@ class Acceptance:
         tokens, parents = _columns(entry)
         first, guide = index * len(tokens), generation.guide
         checking: Checking | None = None
-        if guide is not None and self._checked[index]:
-            checking = Checking(guide, logits, first, tokens, parents)
-            checking.foresee(ranked.best[first : first + len(tokens)])
+        if self._are_best[index]:
+            best = ranked.best[first : first + len(tokens)]
+            path = walk(tokens, parents, best.__getitem__, self._decide)
+            said = [best[row] for row in path]
+            num_known = 0 if NO_TOKEN in said else len(said)
+            if guide is not None:
+                checking = Checking(guide, logits, first, tokens, parents)
+                num_known = num_known and checking.num_at_once(path, said)
+            if num_known:
+                return path[: generation.extend(said[:num_known])]
 
         def follow(row: int) -> int | None:
             token, logprobs = ranked.choose(first + row, generation.position + 1)
@@ -140,7 +134,10 @@ class Acceptance:
 def end_without_token(generation: Generation) -> None:
     """No token could be chosen for it, in words."""
     guide = generation.guide
-    generation.end("error", (None if guide is None else guide.failure) or NO_NUMBERS)
+    if guide is not None and guide.failure is not None:
+        generation.end("error", guide.failure, "request")
+    else:
+        generation.end("error", NO_NUMBERS)
 
 
 def _columns(entry: Sequence[Sequence[int]]) -> Rows:
@@ -155,14 +152,6 @@ def _columns_of(proposal: Proposal) -> torch.Tensor:
     if proposal.parents is None:
         return tokens
     return torch.cat([tokens, proposal.parents[..., None].long()], -1)
-
-
-def _bring(columns: torch.Tensor) -> Coming | None:
-    """Have them copied to the host; None where there is nothing to wait for: then all that devices
-    do is done at once, and nothing beside it.
-    """
-    entries, arrival = bring(columns)
-    return None if arrival is None else (entries, arrival)
 
 
 def _rows_of(proposal: Proposal) -> list[Rows]:

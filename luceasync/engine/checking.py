@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from luceasync.dflash.accept import walk
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import best_behind, is_checked
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.grammar.guide import Guide, Parents, Tokens
-from luceasync.ranking.logits import NO_TOKEN, Logits
+from luceasync.ranking.logits import Logits
 
 
 def permitted(
@@ -36,6 +35,13 @@ def permitted(
     return [best.get(i, token) for i, token in enumerate(tokens)]
 
 
+def catch_up(generations: Sequence[Generation]) -> None:
+    """Let guides take up what has come, while devices work."""
+    for generation in generations:
+        if generation.guide is not None:
+            generation.guide.catch_up()
+
+
 class Checking:
     """Of one entry of a proposal, row by row on the path that stands. From the first token on that
     may not come, all rows below have masks: the device is waited for once more, not again and
@@ -52,14 +58,11 @@ class Checking:
         self._tokens, self._parents = tokens, parents
         self._best: dict[int, int] = {}
 
-    def foresee(self, best: Sequence[int]) -> None:
-        """Tell the guide what comes if all of it may. `best`: the token after each of the rows."""
-        path = walk(self._tokens, self._parents, best.__getitem__)
-        said = [best[row] for row in path]
-        is_missed = self._has_below(path[-1])
-        if said[-1] == NO_TOKEN:
-            said, is_missed = said[:-1], False
-        self._guide.foresee(said, is_missed=is_missed)
+    def num_at_once(self, path: Sequence[int], said: Tokens) -> int:
+        """How many tokens of a round need not be asked for row by row: all, or those up to an end,
+        if they may come; else none. `said`: the tokens that the rows of `path` say.
+        """
+        return self._guide.foresee(said, is_missed=self._has_below(path[-1]))
 
     def permitted(self, row: int, token: int) -> int:
         """`token` of the row, where the answer stands, or the best one that may come."""

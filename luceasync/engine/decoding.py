@@ -14,7 +14,7 @@ from luceasync.dflash.accept import Decide, matching_child
 from luceasync.dflash.adapt import Plan
 from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import Acceptance, end_without_token
-from luceasync.engine.checking import permitted
+from luceasync.engine.checking import catch_up, permitted
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, is_checked, nothing
 from luceasync.engine.sampling.row import RowSampling
@@ -191,7 +191,12 @@ def choose_next(
     luceasync.engine.sampling.choose.rank.
     """
     rows = [_masked_row(g) for g in generations]
-    choice = choose(logits, rows, meanwhile=meanwhile)
+
+    def then() -> None:
+        catch_up(generations)
+        meanwhile()
+
+    choice = choose(logits, rows, meanwhile=then)
     tokens = permitted(generations, rows, choice.token_ids, logits)
     for g, token, logprobs in zip(generations, tokens, choice.logprobs, strict=True):
         if token == NO_TOKEN:

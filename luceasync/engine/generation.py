@@ -148,8 +148,7 @@ class Generation:
         """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
         self._earlier = self._work(speculation)
         self.left_at = time.monotonic()
-        self.lane = None
-        self.last_token = None
+        self.lane = self.last_token = None
         self.num_cached = self.num_prefilled = 0
         self.prefill_s = 0.0
         begun = self.lease.sequence[len(self.prepared.prompt_ids) :]
@@ -194,6 +193,21 @@ class Generation:
         elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
             self.end("stop")  # nothing may follow, and no token says so
         return self._reason is None
+
+    def extend(self, tokens: list[int]) -> int:
+        """Append tokens that have no log-probabilities, as far as the text goes; how many."""
+        prepared, num_generated = self.prepared, self.num_generated + len(tokens)
+        may_end = num_generated >= prepared.max_tokens or not prepared.stop_ids.isdisjoint(tokens)
+        may_end |= not prepared.stop_ids or prepared.detokenizer.has_stops
+        if may_end or self.last_token is None or prepared.counts is not None:
+            each = enumerate(tokens, 1)
+            return next((n for n, token in each if not self.append(token, None)), len(tokens))
+        self.last_token, self.num_generated = tokens[-1], num_generated
+        self._unsent.add(tokens)
+        self.lease.sequence.extend(tokens)
+        if prepared.guide is not None:
+            prepared.guide.consume_all(tokens)
+        return len(tokens)
 
     def scored(self, logprob: TokenLogprob) -> None:
         """That of the prompt's next token; the prompt's end comes after all of them."""
@@ -272,18 +286,15 @@ class Generation:
     def _work(self, speculation: Speculation | None) -> LaneWork:
         """What it did on all its lanes; `speculation`: on the last one."""
         num_run = self.num_prefilled - self.num_cached
-        restore = self.lease.restore
-        work = LaneWork(self.num_cached, num_run, self.prefill_s, restore, speculation)
+        work = LaneWork(self.num_cached, num_run, self.prefill_s, self.lease.restore, speculation)
         return work.after(self._earlier)
 
     def _timings(self, work: LaneWork) -> Timings:
         now = time.monotonic()
-        started = now if self.started_at is None else self.started_at
-        first = now if self.first_token_at is None else self.first_token_at
         return Timings(
-            queued_s=started - self.submitted_at,
+            queued_s=(self.started_at or now) - self.submitted_at,
             prefill_s=work.prefill_s,
-            decode_s=now - first,
+            decode_s=now - (self.first_token_at or now),
             num_prefilled=work.num_run,
             num_decoded=max(0, self.num_generated - 1),
         )

@@ -17,7 +17,7 @@ from luceasync.grammar.compiler import Compiler
 from luceasync.grammar.guide import Guide
 from luceasync.grammar.least import Least
 from luceasync.grammar.matcher import Matcher
-from luceasync.grammar.program import program
+from luceasync.grammar.program import Program, program
 from luceasync.grammar.thought import Limit, Thought
 from luceasync.grammar.vocabulary import Vocabulary
 from luceasync.request import ChatPrompt, Request
@@ -64,20 +64,32 @@ class Guidance:
         """Let go of what compiles."""
         await self._compiler.close()
 
+    def known(self, request: Request, prompt: Rendered) -> NewGuide | None:
+        """What `of` gives; None where that has to be compiled. From any thread."""
+        asked = asked_of(request, self._answers)
+        if asked.is_nothing:
+            return self._guides(request, prompt, None)
+        matcher = self._compiler.kept(self._program(asked, prompt))
+        return None if matcher is None else self._guides(request, prompt, matcher)
+
     async def of(self, request: Request, prompt: Rendered) -> NewGuide:
         """What makes a guide for each choice of the request. Raises RequestError for what does not
         compile, Unavailable where that cannot be found out now.
         """
-        before = prompt.before
         asked = await asyncio.to_thread(asked_of, request, self._answers)
         matcher: Matcher | None = None
         if not asked.is_nothing:
-            # A model that would not think is not to begin with it because little else may come.
-            first = "nothing" if before == "perhaps" and not self._answers.opens else before
-            matcher = await self._compiler.matcher(
-                lambda: program(asked.constraint, asked.calls, first)
-            )
-        most = request.most_reasoning_tokens
+            matcher = await self._compiler.matcher(lambda: self._program(asked, prompt))
+        return self._guides(request, prompt, matcher)
+
+    def _program(self, asked: Asked, prompt: Rendered) -> Program:
+        # A model that would not think is not to begin with it because little else may come.
+        is_silent = prompt.before == "perhaps" and not self._answers.opens
+        return program(asked.constraint, asked.calls, "nothing" if is_silent else prompt.before)
+
+    def _guides(self, request: Request, prompt: Rendered, matcher: Matcher | None) -> NewGuide:
+        """Each with a copy of `matcher`."""
+        most, before = request.most_reasoning_tokens, prompt.before
         thought: Thought | None = None
         if most is not None and before != "nothing":
             limit = Limit(most, self._close_ids, self._vocabulary.tokenizer.token_bytes)

@@ -30,20 +30,25 @@ class Preparing:
 
     async def choices(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
         """The prompt, and as many choices as are asked for. Raises RequestError."""
-        if not is_guided(request):
-            return await asyncio.to_thread(self._plain, request, stream_id)
-        prompt = await self.rendered(request)
-        new_guide = await self._guidance.of(request, prompt)
-        choices = await asyncio.to_thread(
-            prepare, self._language, request, prompt, stream_id, new_guide
-        )
+        prompt, choices = await asyncio.to_thread(self._at_once, request, stream_id)
+        if choices is None:
+            new_guide = await self._guidance.of(request, prompt)
+            choices = await asyncio.to_thread(
+                prepare, self._language, request, prompt, stream_id, new_guide
+            )
         return prompt, choices
 
     async def close(self) -> None:
         """Wait for whoever compiles what guides."""
         await self._guidance.close()
 
-    def _plain(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared]]:
-        """All of it in one go of one thread."""
+    def _at_once(self, request: Request, stream_id: int) -> tuple[Rendered, list[Prepared] | None]:
+        """All of it in one go of one thread; no choices where something has to be compiled first,
+        which is waited for elsewhere.
+        """
         prompt = self._prompts.render(request)
-        return prompt, prepare(self._language, request, prompt, stream_id, unguided)
+        guided = is_guided(request)
+        new_guide = self._guidance.known(request, prompt) if guided else unguided
+        if new_guide is None:
+            return prompt, None
+        return prompt, prepare(self._language, request, prompt, stream_id, new_guide)

@@ -5,6 +5,7 @@ Owns tokens, their text and log-probabilities until they are taken. Knows no lan
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from luceasync.request import TokenLogprob
@@ -27,6 +28,11 @@ class Unsent:
     @property
     def has_logprobs(self) -> bool:
         return bool(self.logprobs or self.scores)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """They have come; what they spell is made out later."""
+        self.ids += tokens
+        self.unspelled += tokens
 
     def spell(self) -> bool:
         """Make out the text of the tokens that have come; whether a stop string has ended it."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import re
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
@@ -22,10 +24,14 @@ from luceasync.grammar.vocabulary import Vocabulary
 MAX_PROGRAM_BYTES = 512 << 10
 KEPT_BYTES = 8 << 20  # of programs; what llguidance makes of one is some ten times as large
 MAX_WAITING = 16
+# Attributes of Lark's rules whose effect llguidance sees once their tokens have come.
+STEPWISE = re.compile(r"(max_tokens|stop)(\s|\\[nrt])*=")
 
 
 class Compiler:
-    """Of one model's programs. Used from the event loop; compiling is done in threads."""
+    """Of one model's programs. Used from the event loop, but for `kept`; compiling is done in
+    threads.
+    """
 
     def __init__(self, vocabulary: Vocabulary, proving: Proving | None = None) -> None:
         self._vocabulary = vocabulary
@@ -37,6 +43,10 @@ class Compiler:
         """Let the process go that tries programs."""
         await self._proving.close()
 
+    def kept(self, program: Program) -> Matcher | None:
+        """What `matcher` gives for it; None where it is not compiled. From any thread."""
+        return self._kept.get(_digest_of(program.text.encode()))
+
     async def matcher(self, make: Callable[[], Program]) -> Matcher:
         """A matcher at the beginning of the program that `make` gives, in a thread. Raises
         RequestError, which names the field and the place in its schema, for one that does not
@@ -47,7 +57,7 @@ class Compiler:
         if len(text) > MAX_PROGRAM_BYTES:
             words = f"'{program.param}' becomes {len(text)} bytes; {MAX_PROGRAM_BYTES} may be."
             raise RequestError(words, param=program.param)
-        digest = hashlib.blake2b(text, digest_size=32).digest()
+        digest = _digest_of(text)
         if (kept := self._kept.get(digest)) is None:
             kept = await self._compiled(program)
             self._kept.put(digest, kept, len(text))
@@ -70,30 +80,43 @@ class Compiler:
             words = f"'{program.param}' does not compile: {cut(made.get_error())}"
             raise RequestError(words, param=program.param)
         known = self._vocabulary
-        return Matcher(made, known.num_words, known.end_ids, known.tokenizer.token_bytes)
+        return Matcher(
+            made,
+            known.num_words,
+            known.end_ids,
+            known.tokenizer.token_bytes,
+            is_stepwise=STEPWISE.search(program.text) is not None,
+        )
+
+
+def _digest_of(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=32).digest()
 
 
 class _Kept:
     """Matchers that stand at the beginning, by the digest of their program; the least lately used
-    goes first.
+    goes first. From any thread.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._most_bytes = most_bytes
         self._num_bytes = 0
+        self._lock = threading.Lock()
         self._matchers: OrderedDict[bytes, tuple[Matcher, int]] = OrderedDict()
 
     def get(self, digest: bytes) -> Matcher | None:
-        if digest not in self._matchers:
-            return None
-        self._matchers.move_to_end(digest)
-        return self._matchers[digest][0]
+        with self._lock:
+            if digest not in self._matchers:
+                return None
+            self._matchers.move_to_end(digest)
+            return self._matchers[digest][0]
 
     def put(self, digest: bytes, matcher: Matcher, num_bytes: int) -> None:
-        if digest in self._matchers:  # two have come at once
-            return
-        self._matchers[digest] = matcher, num_bytes
-        self._num_bytes += num_bytes
-        while self._num_bytes > self._most_bytes and len(self._matchers) > 1:
-            _, (_, freed) = self._matchers.popitem(last=False)
-            self._num_bytes -= freed
+        with self._lock:
+            if digest in self._matchers:  # two have come at once
+                return
+            self._matchers[digest] = matcher, num_bytes
+            self._num_bytes += num_bytes
+            while self._num_bytes > self._most_bytes and len(self._matchers) > 1:
+                _, (_, freed) = self._matchers.popitem(last=False)
+                self._num_bytes -= freed

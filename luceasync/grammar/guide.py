@@ -1,14 +1,11 @@
 """What tokens may come next in one answer, also below the rows of a proposal.
 
 Owns where the answer stands: in its grammar, in its reasoning, before its least length. What is
-walked of a proposal, or looked at before it comes, is taken back. Knows no logits; lives in the
-engine thread.
+walked of a proposal is taken back. Tokens that may come are entered once a device works on what
+follows them. Knows no logits; lives in the engine thread.
 """
 
 from __future__ import annotations
-
-from collections import deque
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -41,7 +38,9 @@ class Guide:
         self._thoughts = [] if thought is None else [thought]  # the last one is where it stands
         self._num_words = num_words
         self._lack = Lack() if matcher is None else matcher.lack
-        self._foreseen: deque[int] = deque()  # entered, though they have not come yet
+        self._sure: Tokens = []  # may come, one after the other; none of them is entered yet
+        self._num_come = 0  # of these
+        self._is_missed = False  # no row proposed the last of these
 
     @property
     def failure(self) -> str | None:
@@ -52,31 +51,45 @@ class Guide:
     @property
     def is_over(self) -> bool:
         """Whether nothing may follow but an end, or that has come."""
-        return self._matcher is not None and not self._foreseen and self._matcher.is_over
+        if self._matcher is None or self._num_come < len(self._sure):
+            return False
+        self.catch_up()
+        return self._matcher.is_over
 
     def consume(self, token: int) -> None:
         """`token` has come, which the last mask allowed."""
-        if self._foreseen and self._foreseen[0] == token:
-            self._foreseen.popleft()
+        if self._is_next(token):
+            self._num_come += 1
             return
-        self._forget()
+        self.catch_up()
         if self._matcher is not None and self._matcher.end(token):
             return
         is_allowed = self._enter(token)
         assert is_allowed or self.failure, "a token that its mask did not allow"
+        if self._matcher is not None:
+            self._matcher.settle()
         del self._thoughts[:-1]
         if self._thoughts and self._thoughts[0].phase == "closed":
             self._thoughts.clear()
             self._lack.begin()
 
+    def consume_all(self, tokens: Tokens) -> None:
+        """`tokens` have come, one after the other."""
+        num_come = self._num_come + len(tokens)
+        if self._sure[self._num_come : num_come] == tokens:
+            self._num_come = num_come
+            return
+        for token in tokens:
+            self.consume(token)
+
     def allows(self, token: int) -> bool:
         """Whether `token` may come next: what `mask` says, for a fraction of the work."""
-        if not self._foreseen and self._is_plain and token >= 0:
-            self._look_at([token])
-        if self._foreseen and self._foreseen[0] == token:
+        if self._is_next(token):
             return True
-        self._forget()
-        return self._may_come(token)
+        self.catch_up()
+        if self._matcher is not None and self._is_plain and token >= 0:
+            self._sure = [token][: self._matcher.num_allowed([token])]
+        return self._is_next(token) or self._may_come(token)
 
     def _may_come(self, token: int) -> bool:
         if self._is_short:
@@ -91,7 +104,7 @@ class Guide:
         """The tokens that may come next, int32 `[words]` as in luceasync.ranking.logits.Masks;
         None: any.
         """
-        self._forget()
+        self.catch_up()
         mask = self._without_end(None if self._matcher is None else self._matcher.mask())
         forced = self._thoughts[-1].forced if self._thoughts else ()
         # A character that is not whole is finished first, where the grammar wants whole ones.
@@ -156,7 +169,7 @@ class Guide:
         astray and nothing else may be written, those tokens take the place of others. A path has at
         most `most_rows` rows, the first included.
         """
-        self._forget()
+        self.catch_up()
         if parents is None:
             fitted: tuple[Tokens, Parents] = self._fit_chain(tokens[:]), None
         else:
@@ -196,42 +209,46 @@ class Guide:
 
     # --- what will probably come -----------------------------------------------------------------
 
-    def look_ahead(self, tokens: Tokens, parents: Parents) -> None:
-        """Look at a proposal's most probable path, while devices verify it."""
-        if self._foreseen or not self._is_plain:
-            return
-        if parents is None:
-            self._look_at(tokens[1:])
-            return
-        row, path = 0, []
-        while row in parents:
-            row = parents.index(row)  # they come in order of falling probability
-            path.append(tokens[row])
-        self._look_at(path)
-
-    def foresee(self, tokens: Tokens, *, is_missed: bool) -> None:
-        """A round's tokens if all of them may come: they are looked at in one go, for a fraction of
-        the work. `is_missed`: no row proposed the last of them.
+    def foresee(self, tokens: Tokens, *, is_missed: bool) -> int:
+        """How many of a round's tokens need not be asked for one by one: all of them, or those up
+        to an end, if they may come; else none. They are known in one go, for a fraction of the
+        work. `is_missed`: no row proposed the last of them.
         """
+        self.catch_up()
         self._lack.end_round()
-        sure = tokens[:-1] if is_missed else tokens
-        self._forget(_num_same(self._foreseen, sure))
-        if self._is_plain and self._look_at(sure[len(self._foreseen) :]) and is_missed:
-            self.missed(tokens[-1])
-            self._look_at(tokens[-1:])
+        if self._matcher is None or not self._is_plain:
+            return 0
+        self._sure = tokens[: self._matcher.num_allowed(tokens)]
+        if len(self._sure) == len(tokens):
+            self._is_missed = is_missed
+        elif not (self._sure and self._matcher.is_end(self._sure[-1])):
+            return 0
+        return len(self._sure)
 
-    def _look_at(self, tokens: Tokens) -> bool:
-        """Enter as many as may come after what is foreseen; whether all may."""
-        num_entered = self._enter_all(tokens)
-        self._foreseen.extend(tokens[:num_entered])
-        return num_entered == len(tokens)
+    def catch_up(self) -> None:
+        """Enter what has come since the last time; of what has not nothing is sure any more. It is
+        done anyway before it is needed: best is while a device works.
+        """
+        if not self._sure:
+            return
+        come, is_missed = self._sure[: self._num_come], self._is_missed
+        is_missed &= self._num_come == len(self._sure)
+        self._sure, self._num_come, self._is_missed = [], 0, False
+        if is_missed:
+            self._take(come[:-1])
+            self.missed(come[-1])
+            come = come[-1:]
+        self._take(come)
 
-    def _forget(self, num_kept: int = 0) -> None:
-        """After so many, something else may come than what was foreseen."""
-        if len(self._foreseen) > num_kept:
-            self._leave(len(self._foreseen) - num_kept)
-            while len(self._foreseen) > num_kept:
-                self._foreseen.pop()
+    def _is_next(self, token: int) -> bool:
+        """Whether it is known that `token` may come next."""
+        return self._num_come < len(self._sure) and self._sure[self._num_come] == token
+
+    def _take(self, tokens: Tokens) -> None:
+        """They have come, and may."""
+        if tokens and self._matcher is not None:
+            self._matcher.take(tokens)
+            self._num_tokens += len(tokens)
 
     def missed(self, token: int) -> None:
         """No row proposed `token`, which comes next, or the model itself would not have said it."""
@@ -273,16 +290,6 @@ class Guide:
             self._matcher.take_back(num_tokens)
         if self._thoughts and num_tokens:
             del self._thoughts[-num_tokens:]
-
-
-def _num_same(some: Iterable[int], others: Iterable[int]) -> int:
-    """How many are the same from the first on."""
-    num_same = 0
-    for one, other in zip(some, others, strict=False):
-        if one != other:
-            break
-        num_same += 1
-    return num_same
 
 
 def _allows(mask: np.ndarray, token: int) -> bool:

@@ -27,13 +27,19 @@ class Matcher:
         end_ids: Sequence[int],
         spelled: Callable[[int], bytes],
         lack: Lack | None = None,
+        *,
+        is_stepwise: bool = False,
     ) -> None:
         """`num_words`: of a mask, of as many tokens as there are logits. `spelled`: the bytes of a
         token. `lack`: what a drafter has shown in other answers of the same program.
+        `is_stepwise`: llguidance knows only of one token ahead what the program says of it, and
+        takes none back.
         """
         self._matcher = matcher
         self._spelled = spelled
         self.lack = lack or Lack()
+        self._is_stepwise = is_stepwise
+        self._before: list[LLMatcher] = []  # each token that may be taken back, if it is stepwise
         self._num_words = num_words
         self._end_ids = tuple(end_ids)
         self._ends = frozenset(end_ids)
@@ -44,13 +50,19 @@ class Matcher:
 
     def another(self) -> Matcher:
         """One that stands where this one does, for another answer."""
-        copied = self._matcher.deep_copy()
-        return Matcher(copied, self._num_words, self._end_ids, self._spelled, self.lack)
+        return Matcher(
+            self._matcher.deep_copy(),
+            self._num_words,
+            self._end_ids,
+            self._spelled,
+            self.lack,
+            is_stepwise=self._is_stepwise,
+        )
 
     @property
     def failure(self) -> str | None:
         """Why there is nothing more to be had from it; None: there is."""
-        return self._matcher.get_error() if self._matcher.is_error() else None
+        return self._matcher.get_error().partition("\n")[0] if self._matcher.is_error() else None
 
     @property
     def is_over(self) -> bool:
@@ -72,6 +84,12 @@ class Matcher:
             return not self._matcher.is_error() and self._matcher.is_accepting()
         return token >= 0 and self._matcher.validate_tokens([token]) == 1
 
+    def num_allowed(self, tokens: list[int]) -> int:
+        """How many of `tokens`, from the first on, are known to be ones that may come one after the
+        other; none after an end. Nothing changes. A third of the work of `advance_all`.
+        """
+        return self._matcher.validate_tokens(tokens[:1] if self._is_stepwise else tokens)
+
     def forced(self) -> list[int]:
         """The tokens that would be written next if a model wrote as its tokenizer does, because no
         other text may come; few or none.
@@ -85,6 +103,10 @@ class Matcher:
         forced = self._matcher.compute_ff_bytes()  # mostly none
         return bool(forced) and forced.startswith(self._spelled(token))
 
+    def is_end(self, token: int) -> bool:
+        """Whether nothing follows it."""
+        return token in self._ends
+
     def end(self, token: int) -> bool:
         """Whether `token`, which has come, is an end."""
         self._has_ended |= token in self._ends
@@ -92,15 +114,38 @@ class Matcher:
 
     def advance(self, token: int) -> bool:
         """`token` has come; False, and nothing has changed, where it may not, or is an end."""
-        return token not in self._ends and self._matcher.try_consume_tokens([token]) == 1
+        if token in self._ends:
+            return False
+        before = self._matcher.deep_copy() if self._is_stepwise else None
+        has_come: bool = self._matcher.try_consume_tokens([token]) == 1
+        if has_come and before is not None:
+            self._before.append(before)
+        return has_come
 
     def advance_all(self, tokens: list[int]) -> int:
         """How many of `tokens`, from the first on, may come, and have; an end is none of them."""
         if not self._ends.isdisjoint(tokens):
             tokens = list(takewhile(lambda token: token not in self._ends, tokens))
+        if self._is_stepwise:
+            return sum(1 for _ in takewhile(self.advance, tokens))
         return self._matcher.try_consume_tokens(tokens) if tokens else 0
+
+    def take(self, tokens: list[int]) -> None:
+        """These have come, all of which may; the last one may be an end. What cannot be followed
+        shows as `failure`.
+        """
+        self._matcher.consume_tokens(tokens[:-1] if self.end(tokens[-1]) else tokens)
+        self.settle()
+
+    def settle(self) -> None:
+        """What has come is not taken back any more."""
+        self._before.clear()
 
     def take_back(self, num_tokens: int) -> None:
         """The last so many have not come; where there is a failure, it stays."""
-        if num_tokens and not self._matcher.rollback(num_tokens):
+        if self._is_stepwise and num_tokens:
+            if self.failure is None:
+                self._matcher = self._before[-num_tokens]
+            del self._before[-num_tokens:]
+        elif num_tokens and not self._matcher.rollback(num_tokens):
             assert self._matcher.is_error(), "more is taken back than has come"

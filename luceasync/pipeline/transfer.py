@@ -39,17 +39,6 @@ def queue_copy(source: Tensor, target: Tensor) -> torch.cuda.Event | None:
     return event
 
 
-def bring(source: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-    """A copy of a few numbers on the host, in the order of the source's stream; nobody waits where
-    a GPU does it. What comes when it is there, None: now.
-    """
-    here = source.to("cpu", non_blocking=True)  # memory that a GPU may write to, if it does
-    if source.device.type == "cpu":
-        return here, None
-    event: torch.cuda.Event = torch.cuda.current_stream(source.device).record_event()
-    return here, event
-
-
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:
     """A few integers, by way of NumPy, which reads lists three times as fast. A copy of them to a
     GPU need not be waited for: so few bytes are staged before the call returns.

@@ -129,15 +129,24 @@ def _ranked(raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None) -
 
 
 def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
-    """float64 `[rows, 1]`, row by row, so that the order of summation cannot depend on how many
+    """float64 `[rows, 1]`; sums are made row by row, so that their order cannot depend on how many
     rows there are.
     """
-    masses = [torch.zeros((), dtype=torch.float64, device=edited.device)] * len(edited)
-    for i, temperature in enumerate(mass_at):
-        if temperature:
-            scaled = (edited[i] - values[i, 0]) / temperature  # [vocab]
-            masses[i] = scaled.exp_().sum(dtype=torch.float64)
-    return torch.stack(masses)[:, None]
+    device = edited.device
+    masses = torch.zeros(len(edited), 1, dtype=torch.float64, device=device)
+    rows = [i for i, temperature in enumerate(mass_at) if temperature]
+    if not rows:
+        return masses
+    if len(rows) < len(edited):
+        at = torch.from_numpy(np.array(rows)).to(device, non_blocking=True)
+        edited, values = edited[at], values[at]
+    limits = np.finfo(np.float32)
+    told = np.clip([[mass_at[i]] for i in rows], limits.tiny, limits.max)
+    temperatures = torch.from_numpy(told.astype(np.float32)).to(device, non_blocking=True)
+    scaled = (edited - values[:, :1]).div_(temperatures).exp_()  # [rows, vocab]
+    for i, row in zip(rows, scaled, strict=True):
+        torch.sum(row, 0, dtype=torch.float64, out=masses[i, 0])
+    return masses
 
 
 def _sorted(row: Tensor) -> WholeRow:

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from luceasync.errors import GaveWay, GenerationFailed, NoHostMemory, Unavailable
+from luceasync.errors import GaveWay, GenerationFailed, NoHostMemory, RequestError, Unavailable
 from luceasync.request import Delta, Finish, Stream
 from luceasync.server.metrics import AnswerClock
 from luceasync.server.request_log import RequestNote
 
 
 class AnswerStream:
-    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed, GaveWay
-    or Unavailable.
+    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed,
+    RequestError, GaveWay, NoHostMemory or Unavailable.
     """
 
     def __init__(
@@ -57,6 +57,8 @@ def _raise_failure(finish: Finish) -> None:
     if finish.reason == "error":
         words = finish.error or "The generation failed."
         match finish.error_kind:
+            case "request":
+                raise RequestError(words, code="cannot_be_followed")
             case "gave_way":
                 raise GaveWay(finish.retry_after_s)
             case "unavailable":

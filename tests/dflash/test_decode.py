@@ -66,7 +66,7 @@ def prepare_four(tokenizer: Tokenizer, **fields):
     ]
 
 
-@pytest.mark.covered(2)
+@pytest.mark.covered(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, *TREES], ids=str)
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -80,6 +80,7 @@ def test_lanes_together_say_what_each_says_alone(open_backend, tokenizer, num_sh
     assert tau > 2, "long paths are to be accepted here"
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 def test_a_draft_of_random_weights_changes_nothing_either(
     open_backend, tokenizer, tiny_dir, tmp_path, shape
@@ -104,7 +105,7 @@ def speculate_greedily(backend, tokenizer, shape=CHAIN, share_wrong=0.0, **field
     return lanes, plain
 
 
-@pytest.mark.covered(2)
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("max_tokens", [2, 3, 8, 9, 10])
 def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, max_tokens):
@@ -113,7 +114,7 @@ def test_max_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape, 
     assert plain[0].num_tokens == max_tokens
 
 
-@pytest.mark.covered(2)
+@pytest.mark.covered(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("index", [1, 4, 6, 9])
@@ -126,6 +127,7 @@ def test_stop_tokens_end_the_text_inside_a_block(open_backend, tokenizer, shape,
     assert plain[0].reason == "stop"
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[1]], ids=str)
 @pytest.mark.parametrize("index", [4, 9])
 def test_stop_strings_end_the_text_inside_a_block(open_backend, tokenizer, shape, index):
@@ -137,6 +139,7 @@ def test_stop_strings_end_the_text_inside_a_block(open_backend, tokenizer, shape
     assert plain[0].reason == "stop"
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("shape", [CHAIN, TREES[2]], ids=str)
 @pytest.mark.parametrize("max_tokens", [2, 5, 9])
 def test_the_lane_stands_where_the_text_ends(open_backend, tokenizer, shape, max_tokens):

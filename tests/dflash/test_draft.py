@@ -129,6 +129,7 @@ class Pair:
         return torch.tensor(lanes, dtype=torch.int32, device=device), *given
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("fields", [{}, SLIDING, SLIDING | {"is_causal": False}])
 @pytest.mark.parametrize("begin", [1, 20, 140])
 def test_hidden_rows_are_the_slow_truths(target, ids, tmp_path, fields, begin):

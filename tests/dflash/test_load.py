@@ -60,6 +60,7 @@ def opened(tiny_dir: Path, tmp_path: Path, devices, draft_device) -> Iterator[Op
     opened.close()
 
 
+@pytest.mark.covered(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("devices", "draft_device"), PLACES)
 def test_wherever_the_drafter_is_no_answer_changes(opened):

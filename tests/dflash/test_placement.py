@@ -35,6 +35,8 @@ from luceasync.pipeline.offer import offer_of
 from tests import tiny
 from tests.processes import backend_program
 
+pytestmark = pytest.mark.usefixtures("forked_backends")
+
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 100}
 CPU = offer_of("cpu:0", 2**33)
 BACKEND = "a luceasync-backend"

@@ -26,7 +26,7 @@ from tests import tiny
 from tests.dflash.scripted import plain_answers, prepare, random_prompt, speculated_answers
 from tests.processes import backend_program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
 TRANSPORTS = ["shared", "stream"]
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 65}  # of 64 rows
@@ -224,11 +224,12 @@ def until_it_is_back(both: Both) -> None:
 
 @pytest.mark.covered(1)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_one_that_was_killed_is_left_out_and_started_again(both, transport):
+def test_one_that_was_killed_is_left_out_and_started_again(both, transport, may_start):
     both = both(transport)
     both.prefill(0, [])
     features, passes = both.there.features, both.there.speculator.passes
     kept = features.take_out(0, 0, len(TOKENS))
+    may_start.clear()
     kill(both)
     with pytest.raises(DraftFailed, match="SIGKILL"):
         proposed(both.there, 0, CHAIN)
@@ -237,6 +238,7 @@ def test_one_that_was_killed_is_left_out_and_started_again(both, transport):
     assert not features.held(1, 0, len(TOKENS))
     assert both.there.speculator.speculation(1).off_reason == passes.off_reason
     assert both.there.speculator.plan([1], alone=True).shape is None
+    may_start.set()
     until_it_is_back(both)
     both.prefill(1, [90])
     agree(both, 1)

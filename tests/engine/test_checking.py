@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from luceasync.dflash.accept import walk
 from luceasync.engine.checking import Checking
 from luceasync.ranking.local import LocalLogits
 
 VOCAB = 32
+END = 30
 
 
 class OnlyEven:
@@ -25,10 +27,10 @@ class OnlyEven:
         self.num_masked.append(first)
         return {row: np.array([0x55555555], np.int32) for row in range(first, len(tokens))}
 
-    def foresee(self, tokens, *, is_missed: bool) -> None:
-        self.foreseen = tokens
-        if is_missed:
-            self.missed(tokens[-1])
+    def foresee(self, tokens, *, is_missed: bool) -> int:
+        self.foreseen, self.is_missed = tokens, is_missed
+        upto = tokens.index(END) + 1 if END in tokens else len(tokens)
+        return upto if all(map(self.allows, tokens[:upto])) else 0
 
     def missed(self, token: int) -> None:
         self.missing.append(token)
@@ -70,25 +72,36 @@ def test_one_that_may_not_come_gives_its_place_to_the_best_that_may():
     assert guide.num_masked == [1] and logits.num_times == 1  # once, for all rows below
 
 
-def foreseen(best: list[int], tokens: list[int], parents: list[int] | None = None) -> OnlyEven:
+def at_once(
+    best: list[int], tokens: list[int], parents: list[int] | None = None
+) -> tuple[int, OnlyEven]:
+    """How much is known of a round, and the guide that was asked."""
     guide = OnlyEven()
     checking = Checking(guide, logits_of(best), 0, tokens, parents)  # type: ignore[arg-type]
-    checking.foresee(best)
-    return guide
+    path = walk(tokens, parents, best.__getitem__)
+    return checking.num_at_once(path, [best[row] for row in path]), guide
 
 
-def test_a_guide_is_told_at_once_what_a_round_says():
-    assert foreseen([4, 6, 8], [0, 4, 6]).foreseen == [4, 6, 8]
-    assert foreseen([4, 6, 8], [0, 4, 12]).foreseen == [4, 6]
-    assert foreseen([4, 6, 9, 8], [0, 2, 4, 6], [-1, 0, 0, 2]).foreseen == [4, 9]
-    assert foreseen([4, -1, 8], [0, 4, 12]).foreseen == [4]
+def test_a_round_of_which_all_may_come_is_known_at_once():
+    assert at_once([4, 6, 8], [0, 4, 6])[0] == 3
+    assert at_once([4, 6, 8], [0, 4, 12])[0] == 2
+    assert at_once([4, 6, 2, 8], [0, 2, 4, 6], [-1, 0, 0, 2])[0] == 2
+
+
+def test_nothing_is_said_after_an_end():
+    assert at_once([4, END, 7, 8], [0, 4, END, 7])[0] == 2
+
+
+def test_a_round_of_which_one_may_not_come_is_asked_row_by_row():
+    num_known, guide = at_once([4, 7, 8], [0, 4, 7])
+    assert num_known == 0 and guide.foreseen == [4, 7, 8]
 
 
 def test_a_guide_is_told_of_a_token_that_no_row_proposed():
-    assert foreseen([4, 6, 8], [0, 4, 12]).missing == [6]
-    assert foreseen([4, 6, 8], [0, 4, 6]).missing == []  # below the last row nothing was proposed
-    assert foreseen([4, 6, 8], [0, 4, 6], [-1, 0, 0]).missing == []
-    assert foreseen([4, 6, 8, 2], [0, 4, 6, 12], [-1, 0, 0, 1]).missing == [6]
+    assert at_once([4, 6, 8], [0, 4, 12])[1].is_missed
+    assert not at_once([4, 6, 8], [0, 4, 6])[1].is_missed  # below the last row is nothing
+    assert not at_once([4, 6, 8], [0, 4, 6], [-1, 0, 0])[1].is_missed
+    assert at_once([4, 6, 8, 2], [0, 4, 6, 12], [-1, 0, 0, 1])[1].is_missed
     _, guide, _ = walked([5, 6, 8], [0, 4, 6])
     assert guide.missing == [6]  # the token that another one made room for
 

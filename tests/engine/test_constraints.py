@@ -16,18 +16,16 @@ import pytest
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
 from luceasync.constraint import Constraint
-from luceasync.engine import acceptance
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
-from luceasync.grammar.guide import Guide
 from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece
 from luceasync.request import ChatPrompt, Request, Sampling
 from tests import tiny
 from tests.groups import in_groups
 from tests.processes import placed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
 PERSON = {
     "type": "object",
@@ -44,6 +42,7 @@ SCHEMA = Constraint("json_schema", json.dumps(PERSON), "response_format.json_sch
 PHONE = Constraint("regex", r"[0-9]{3}-[0-9]{4}( ext [0-9]{1,3})?", "guided_regex")
 CHOICE = Constraint("choice", json.dumps(["yes", "no", 'né\n"?"']), "guided_choice")
 LARK = Constraint("grammar", 'start: "(" start ")" | /[a-c]{1,4}/', "grammar")
+LIMITED = Constraint("grammar", 'start: word ("." word)*\nword[max_tokens=2]: /[a-z]+/', "grammar")
 
 REQUESTS: list[dict[str, Any]] = [
     {"constraint": SCHEMA, "max_tokens": 200},
@@ -58,6 +57,8 @@ REQUESTS: list[dict[str, Any]] = [
     {"constraint": CHOICE, "sampling": Sampling(temperature=1.0, seed=4), "num_choices": 3},
     {"constraint": LARK, "sampling": Sampling(temperature=0.8, top_k=4, seed=5)},
     {"sampling": Sampling(temperature=1.0, seed=6)},
+    {"constraint": LIMITED, "max_tokens": 30},
+    {"constraint": LIMITED, "sampling": Sampling(temperature=1.0, seed=7), "max_tokens": 30},
 ]
 
 
@@ -123,15 +124,18 @@ def is_person(text: str) -> bool:
 
 
 def test_every_answer_is_what_was_asked_for(plain):
-    *persons, phones, choices, nested, _ = plain[0]
+    *persons, phones, choices, nested, _, greedy, drawn = plain[0]
     for [(text, reason)] in persons:
         assert reason == "stop" and is_person(text)
     assert re.fullmatch(PHONE.source, phones[0][0]) and phones[0][1] == "stop"
     assert {text for text, _ in choices} <= set(json.loads(CHOICE.source))
     assert {reason for _, reason in choices} == {"stop"}
     assert re.fullmatch(r"\(*[a-c]{1,4}\)*", nested[0][0])
+    for [(text, reason)] in (greedy, drawn):
+        assert reason in ("stop", "length") and re.fullmatch(r"[a-z.]+", text)
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, tree, plain):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
@@ -139,37 +143,6 @@ async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, t
     async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
         assert await ask_all(engine) == answers
         assert engine.status().decode_steps_total < num_steps  # what must come is proposed
-
-
-class Now:
-    """A moment that has come."""
-
-    def synchronize(self) -> None:
-        """Nothing is waited for."""
-
-
-@pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
-async def test_looking_ahead_while_devices_verify_changes_no_answer(
-    tiny_dir, tmp_path, tree, monkeypatch
-):
-    """As beside a GPU, for which the host does not wait until it has verified."""
-    looked: list[int] = []
-    look_ahead = Guide.look_ahead
-
-    def counted(self: Guide, tokens: list[int], parents: list[int] | None) -> None:
-        look_ahead(self, tokens, parents)
-        looked.append(len(tokens))
-
-    monkeypatch.setattr(Guide, "look_ahead", counted)
-    monkeypatch.setattr(Guide, "is_fitting", False)  # else the host waits for each of its proposals
-    monkeypatch.setattr(acceptance, "bring", lambda source: (source.clone(), Now()))
-    draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
-    async with started(tiny_dir) as engine:
-        plain = await ask_all(engine)
-    assert not looked
-    async with started(tiny_dir, draft_dir=draft_dir, **tree) as engine:
-        assert await ask_all(engine) == plain
-    assert looked
 
 
 @pytest.mark.covered(1)
@@ -251,6 +224,7 @@ async def pieces_of(
     return pieces, reason
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize(
     "draft", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"]
 )

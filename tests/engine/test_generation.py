@@ -97,6 +97,35 @@ def test_tokens_that_come_together_are_one_delta(tokenizer: Tokenizer):
     assert choice.shown() is None
 
 
+@pytest.mark.parametrize("stop", [(), ("ne",)])
+@pytest.mark.parametrize("stop_ids", [frozenset(), frozenset({EOS})])
+@pytest.mark.parametrize("max_tokens", [1, 3, 4, 5, 100])
+@pytest.mark.parametrize("counted", [False, True])
+def test_tokens_that_are_known_together_do_what_each_does(
+    tokenizer, stop, stop_ids, max_tokens, counted
+):
+    spelled = letters(tokenizer, "yesnever")
+    for rounds in ([spelled], [spelled[:1], spelled[1:5], [*spelled[5:], EOS, *spelled]]):
+        fields = {"stop": stop, "stop_ids": stop_ids, "max_tokens": max_tokens}
+        one, other = (
+            make(tokenizer, counts=TokenCounts(PROMPT) if counted else None, **fields)
+            for _ in range(2)
+        )
+        for tokens in rounds:
+            if not one.has_ended:
+                taken = [one.append(token, None) for token in tokens if not one.has_ended]
+                assert other.extend(tokens) == len(taken)
+            assert (other.has_ended, other.position) == (one.has_ended, one.position)
+            assert other.lease.sequence == one.lease.sequence
+            assert other.last_token == one.last_token and other.first_token_at is not None
+        deltas = one.shown(), other.shown()
+        assert len({(d.pieces, d.token_ids, d.finish and d.finish.reason) for d in deltas}) == 1
+        if counted:
+            assert all(
+                one.next_row.counts.count(t) == other.next_row.counts.count(t) for t in spelled
+            )
+
+
 def test_half_a_character_is_held_back_with_its_tokens(tokenizer: Tokenizer):
     ids = letters(tokenizer, "\u20ac")
     assert feed(make(tokenizer), ids) == [None, None, text_delta(3, "\u20ac", tuple(ids))]

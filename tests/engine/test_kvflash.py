@@ -27,6 +27,8 @@ from tests import tiny
 from tests.engines import written
 from tests.processes import placed
 
+pytestmark = pytest.mark.usefixtures("forked_backends")
+
 POOL = 512
 
 

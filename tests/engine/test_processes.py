@@ -29,7 +29,7 @@ from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
 from tests.processes import placed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
 LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind at all. " * 6
 
@@ -155,7 +155,7 @@ async def until(is_so: Callable[[], bool]) -> None:
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 @pytest.mark.parametrize("is_busy", [True, False], ids=["in an answer", "idle"])
 async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_alone(
-    tiny_dir, tmp_path, monkeypatch, is_busy, transport
+    tiny_dir, tmp_path, monkeypatch, may_start, is_busy, transport
 ):
     rehearsed: list[Part] = []
 
@@ -174,6 +174,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         if is_busy:
             asking = asyncio.create_task(ask(engine, "more", num_tokens=800))
             await asyncio.sleep(0.3)
+        may_start.clear()
         last.send_signal(signal.SIGKILL)
         if is_busy:
             finish = (await asking).finish
@@ -185,6 +186,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         assert status.ready  # who comes now waits
         away = status.processes.away
         assert (away.name, away.devices) == ("group 2 of the model", ("cuda:0",))
+        may_start.set()
         after = await ask(engine, LONG)
         status = engine.status()
         assert (status.processes.away, status.restarts_total) == (None, 0)
@@ -215,9 +217,10 @@ async def test_who_waits_when_a_process_dies_is_served_afterwards(tiny_dir, tmp_
 
 @pytest.mark.covered(0)
 async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back(
-    tiny_dir, tmp_path
+    tiny_dir, tmp_path, may_start
 ):
     async with running(tiny_dir, tmp_path / "several", "two", max_queue=1) as engine:
+        may_start.clear()
         kill_first()
         await until(lambda: engine.status().processes.away is not None)
         waiting = [asyncio.create_task(ask(engine, f"question {i}")) for i in range(5)]
@@ -225,6 +228,7 @@ async def test_a_queue_that_fills_while_a_process_is_away_says_when_to_come_back
         with pytest.raises(Unavailable, match="group 1 of the model") as refused:
             await ask(engine, "one too many")
         assert refused.value.retry_after_s >= 1
+        may_start.set()
         assert {(await each).finish.reason for each in waiting} == {"length"}
 
 

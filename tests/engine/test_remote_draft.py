@@ -22,7 +22,7 @@ from tests.engine.test_speculation import ask_all
 from tests.engines import ask, written
 from tests.processes import backend_program, placed
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
 TREE = {"ddtree": True, "ddtree_budget": 12}
 

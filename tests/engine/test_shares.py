@@ -75,6 +75,7 @@ async def test_a_lane_is_had_within_a_bounded_number_of_steps(start_engine, monk
             await stream.aclose()
 
 
+@pytest.mark.covered(0)
 @pytest.mark.slow
 async def test_an_answer_that_had_to_wait_says_what_it_would_have_said(start_engine):
     request = ask(max_tokens=200, sampling=SEEDED)
@@ -123,6 +124,7 @@ async def test_of_two_answers_with_one_lane_both_go_on(start_engine, monkeypatch
         await beside
 
 
+@pytest.mark.covered(0)
 @pytest.mark.slow
 async def test_an_answer_that_was_not_read_goes_on_when_it_is(start_engine, monkeypatch):
     monkeypatch.setattr(stream_module, "MAX_UNREAD_TOKENS", 16)

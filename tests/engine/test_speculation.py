@@ -71,6 +71,7 @@ async def ask_all(
     return [(ids, text, finish.reason) for ids, text, finish in [*alone, *together]]
 
 
+@pytest.mark.covered(1)
 @pytest.mark.parametrize("tree", [{}, {"ddtree": True, "ddtree_budget": 12}], ids=["chain", "tree"])
 async def test_every_answer_is_the_one_without_a_drafter(tiny_dir, draft_dir, tree):
     async with started(tiny_dir) as engine:

@@ -36,6 +36,13 @@ async def compiled(compiler: Compiler, kind: str, source: Any, *, strict: bool =
     return await compiler.matcher(lambda: program(Constraint(kind, source, "field", strict)))
 
 
+async def test_what_is_compiled_is_kept_and_known_to_every_thread(compiler):
+    asked = program(Constraint("regex", "[a-c]+", "field"))
+    assert compiler.kept(asked) is None
+    made = await compiler.matcher(lambda: asked)
+    assert await asyncio.to_thread(compiler.kept, asked) is made
+
+
 @pytest.mark.parametrize(
     ("kind", "source", "param", "words"),
     [

@@ -137,17 +137,26 @@ def test_a_token_alone_is_allowed_where_its_mask_says_so(new_matcher, tokenizer,
     assert [token for token in ids if guide.allows(token)] == allowed(guide.mask())
 
 
-def test_proposals_are_fitted_as_long_as_a_drafter_lacks_what_must_come(guide, tokenizer):
-    right, wrong = tokenizer.encode('{"question": "'), [0, 3, 3, 3]
+def say(guide: Guide, tokens: list[int], *, is_missed: bool) -> None:
+    """A round says them, and the next one has begun."""
+    guide.foresee(tokens, is_missed=is_missed)
+    for token in tokens:
+        guide.consume(token)
+    guide.catch_up()
+
+
+def test_proposals_are_fitted_as_long_as_a_drafter_lacks_what_must_come(new_matcher, tokenizer):
+    first, right, wrong = new_matcher("json_schema", SCHEMA), tokenizer.encode('{"'), [0, 3, 3, 3]
 
     def fitting(*, missed: bool) -> bool:
         """Whether the next round's proposal is fitted."""
+        guide = Guide(first.another(), None, NUM_WORDS)
         if guide.is_fitting:
             guide.fit(wrong if missed else [0, *right], None, 20)
-        guide.foresee(right[:1], is_missed=missed)
+        say(guide, right, is_missed=missed)
         return guide.is_fitting
 
-    assert guide.is_fitting  # the first one
+    assert first.lack.is_much  # the first one
     assert not any(fitting(missed=False) for _ in range(3))
     assert not any(fitting(missed=missed) for missed in (True, False, False, True))
     assert fitting(missed=True)  # the second round of two
@@ -163,19 +172,38 @@ def test_what_one_answer_has_shown_is_known_in_the_next(new_matcher, tokenizer):
         return Guide(first.another(), None, NUM_WORDS)
 
     assert answer().is_fitting
-    answer().foresee(right[:1], is_missed=False)
+    say(answer(), right[:1], is_missed=False)
     assert not answer().is_fitting
     for _ in range(2):
-        answer().foresee(right[:1], is_missed=True)
+        say(answer(), right[:1], is_missed=True)
     assert answer().is_fitting
 
 
-def test_no_proposal_is_fitted_for_a_token_that_another_may_stand_for(guide, tokenizer):
-    for token in tokenizer.encode('{"question": "'):
-        guide.consume(token)
+def test_no_proposal_is_fitted_for_a_token_that_another_may_stand_for(new_matcher, tokenizer):
+    first = new_matcher("json_schema", SCHEMA)
     for _ in range(6):
-        guide.foresee(tokenizer.encode("t"), is_missed=True)
+        guide = Guide(first.another(), None, NUM_WORDS)
+        for token in tokenizer.encode('{"question": "'):
+            guide.consume(token)
+        say(guide, tokenizer.encode("t"), is_missed=True)
     assert not guide.is_fitting
+
+
+def test_tokens_that_did_not_come_show_nothing(guide, tokenizer):
+    guide.foresee(tokenizer.encode('{"'), is_missed=False)
+    for _ in range(3):
+        guide.foresee(tokenizer.encode('{"'), is_missed=True)
+        guide.catch_up()
+    assert not guide.is_fitting
+
+
+def num_at_once(guide: Guide, tokens: list[int], end: int) -> int:
+    """How many may come one after the other: all up to an end, or none."""
+    masks = guide.masks([0, *tokens], None)
+    num_said = tokens.index(end) + 1 if end in tokens else len(tokens)
+    rows = range(num_said)
+    may_come = all(row in masks and tokens[row] in allowed(masks[row]) for row in rows)
+    return num_said if may_come else 0
 
 
 RIGHT = '{"question": "to be", "n": 12}'
@@ -194,8 +222,9 @@ def test_what_is_foreseen_changes_nothing_of_what_may_come(new_matcher, tokenize
         if thought and rng.random() < 0.3:
             thought[rng.randrange(len(thought))] = rng.choice([3, ends, rest[0]])
         if rng.random() < 0.5:
-            guide.look_ahead([0, *thought, 3], None)
-        guide.foresee(thought, is_missed=bool(thought) and rng.random() < 0.5)
+            guide.catch_up()
+        num_known = guide.foresee(thought, is_missed=bool(thought) and rng.random() < 0.5)
+        assert num_known == num_at_once(plain, thought, ends)
         for _ in range(rng.randint(1, 4)):
             token = rng.choice(allowed(plain.mask())) if rng.random() < 0.3 else rest[0]
             asked = rng.choice([token, rng.choice(everything)])

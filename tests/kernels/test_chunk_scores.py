@@ -32,6 +32,7 @@ def looked(body, ring, keys, filled: range, sizes: list[int]) -> torch.Tensor:
     return look.masses()
 
 
+@pytest.mark.covered(2)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("sizes", [[75], [32, 43], [32, 5, 11, 27]], ids=str)
 def test_masses_are_those_of_the_loops(body, shape, sizes, dtype, device) -> None:

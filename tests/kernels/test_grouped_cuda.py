@@ -189,11 +189,12 @@ needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="
 
 @needs_tools
 @pytest.mark.slow
+@pytest.mark.covered(2)
+@pytest.mark.parametrize("x_rows", [1, 16])
+@pytest.mark.parametrize("name", FEW)
 @pytest.mark.parametrize("card", CAPABILITIES)
-def test_the_program_fits_every_card(card: str, tmp_path: Path) -> None:
-    for name in FEW:
-        for x_rows in (1, 16):
-            check(name, card, x_rows, tmp_path)
+def test_the_program_fits_every_card(card: str, name: str, x_rows: int, tmp_path: Path) -> None:
+    check(name, card, x_rows, tmp_path)
 
 
 @needs_tools

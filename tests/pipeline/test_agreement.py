@@ -21,6 +21,8 @@ from tests.processes import backend_program
 
 FP32 = "fp32/fp32/fp32"
 
+pytestmark = pytest.mark.usefixtures("forked_backends")
+
 
 def test_a_dtype_is_told_of_each_kind_of_number():
     assert dtype_words(Precision("bf16", "fp32", "bf16")) == "bf16/fp32/bf16"

@@ -23,13 +23,18 @@ from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.pool import AskedPool, Pool
+from tests import tiny
+from tests.kernels.conftest import (  # noqa: F401
+    one_patch_for_each_launch,
+    scalars_of_new_numpy,
+)
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run in the interpreter here"),
 ]
 PROMPT, MARK = [5, 9, 2, 7, 3], 3
-SHORT_ROWS = (16,)  # to which it is filled up
+SHORT_ROWS = (8,)  # to which it is filled up
 
 
 class Again:
@@ -51,6 +56,13 @@ class Again:
                 output.copy_(found)
 
         return SimpleNamespace(replay=replay, output=output)
+
+
+@pytest.fixture(scope="module")
+def tiny_dir(family: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two layers, of each kind one: the interpreter takes long."""
+    model = tiny.build(family, 2, kinds=["linear_attention", "full_attention"])
+    return tiny.save(model, tmp_path_factory.mktemp("two_layers"))
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed
 from tests.test_groups import SPAN, life, turn
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
 TAPS = (0, 3)
 NODE_BYTES = 16 << 20

@@ -22,6 +22,8 @@ from tests.pipeline.test_remote import Opened
 from tests.processes import placed
 from tests.test_groups import NUM_PROMPT, SPAN, life
 
+pytestmark = pytest.mark.usefixtures("forked_backends")
+
 DEADLINE_S = 30.0
 LATE = "tests.pipeline.late_backend"
 

@@ -9,18 +9,19 @@ from luceasync.bench.lives import LIMITS
 
 pytestmark = pytest.mark.slow
 
-NUM_STEPS = 7
+NUM_STEPS = 5
 MAX_SHORT_TOKENS = 64  # of a step
 
 
+@pytest.mark.covered(1)
+@pytest.mark.parametrize("with_disk", [False, True])
 @pytest.mark.parametrize("kind", ["left", "parts"])
-async def test_no_step_runs_again_what_was_seen(kind: str):
+async def test_no_step_runs_again_what_was_seen(kind: str, with_disk: bool):
     run = kinds(NUM_STEPS, every=4)[kind]
     everything = within(LIMITS.memory_bytes, with_disk=False)
     filled_bytes = (await held(run, NUM_STEPS, everything))[1]
-    for with_disk in (False, True):
-        limits = within(filled_bytes // 3, with_disk=with_disk)
-        steps, held_bytes = await held(run, NUM_STEPS, limits)
-        assert held_bytes <= limits.memory_bytes
-        assert max(step.num_short for step in steps) <= MAX_SHORT_TOKENS
-        assert not any(step.is_from_disk for step in steps)  # what is in use stays in memory
+    limits = within(filled_bytes // 3, with_disk=with_disk)
+    steps, held_bytes = await held(run, NUM_STEPS, limits)
+    assert held_bytes <= limits.memory_bytes
+    assert max(step.num_short for step in steps) <= MAX_SHORT_TOKENS
+    assert not any(step.is_from_disk for step in steps)  # what is in use stays in memory

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -27,7 +28,7 @@ from recall.facts import (
 )
 from recall.network import Network
 from safetensors.torch import load_file
-from train_recall import FORMS, Training, export
+from train_recall import FORMS, Form, Training, export
 from transformers import AutoModelForCausalLM
 
 from luceasync.config import KvFlashConfig, ServerConfig
@@ -122,11 +123,17 @@ def test_a_drafter_finds_the_mask_that_texts_never_use(tmp_path: Path):
     assert not (Writer(SMALL, 3).rows(4, 512, 8, 4, num_hops=1) == MASK).any()
 
 
+def in_few_rows(form: Form) -> Form:
+    """It learns as much from them as from more."""
+    stages = zip(form.stages, (8, 2, 2), strict=True)
+    return replace(form, stages=tuple(replace(stage, num_rows=rows) for stage, rows in stages))
+
+
 @pytest.mark.slow
 async def test_what_has_learnt_finds_what_is_away(tmp_path: Path):
     """As in docs/results/kvflash.md, in small: whole servers, free-running."""
     torch.manual_seed(0)
-    form, network = FORMS["small"], Network(FORMS["small"].sizes)
+    form, network = in_few_rows(FORMS["small"]), Network(FORMS["small"].sizes)
     begin(network)
     Training(form, network, 0, tmp_path).run()
     args = Namespace(

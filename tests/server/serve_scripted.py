@@ -14,6 +14,7 @@ import uvloop
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ModelError
+from luceasync.server import serve as serve_module
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
 from tests.deltas import text_delta
@@ -23,8 +24,9 @@ from tests.server.scripted import ScriptedEngine, answer
 async def main(options: dict[str, float]) -> None:
     """`load_s` (negative: loading fails), `answer_s`: seconds; `answer_bytes`;
     `graceful_timeout_s`; `verbose`: the log is shown; `hang_s`: how long a thread goes on that
-    nobody can end.
+    nobody can end; `end_s`: how long the server waits for it.
     """
+    serve_module.END_S = options.get("end_s", serve_module.END_S)
     if options.get("verbose"):
         logging.basicConfig(level=logging.INFO, format="%(message)s")
     pause = asyncio.Event()

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.errors import GaveWay, GenerationFailed, Unavailable
+from luceasync.errors import GaveWay, GenerationFailed, RequestError, Unavailable
 from luceasync.request import Delta
 from luceasync.server.answer_stream import AnswerStream
 from luceasync.server.metrics import Metrics
@@ -54,6 +54,14 @@ async def test_a_choice_that_gave_its_place_to_another_client_says_when_to_come_
     with pytest.raises(GaveWay, match="Retry after 7 s") as caught:
         await read([Delta(0, finish=gone)])
     assert caught.value.retry_after_s == 7
+
+
+async def test_a_choice_whose_grammar_cannot_be_followed_is_the_requests_fault():
+    """Clients that ask again after a 500 would get it again."""
+    lost = replace(finish("error", error="too many items"), error_kind="request")
+    with pytest.raises(RequestError, match="too many items") as caught:
+        await read([text_delta(0, "a", (1,)), Delta(0, finish=lost)])
+    assert caught.value.status == 400 and caught.value.code == "cannot_be_followed"
 
 
 async def test_a_choice_without_an_end_is_a_failure():

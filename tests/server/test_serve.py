@@ -147,7 +147,7 @@ def test_an_end_says_how_long_answers_may_go_on_and_how_to_end_them_now(start):
 
 @pytest.mark.slow
 def test_a_thread_that_hangs_cannot_keep_the_process(start):
-    server = start(graceful_timeout_s=0.1, hang_s=3600)
+    server = start(graceful_timeout_s=0.1, hang_s=3600, end_s=0.5)
     httpx.get(f"{server.url}/health")
     server.process.send_signal(signal.SIGTERM)
     code, _, err = server.end()

@@ -294,7 +294,7 @@ def forges(tokenizer: Tokenizer, template: ChatTemplate, chat: Any, tools: Any) 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", [CHATML, CUTTING], ids=["chatml", "cutting"])
 @settings(
-    max_examples=250,
+    max_examples=120,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.filter_too_much],
 )

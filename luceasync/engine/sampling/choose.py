@@ -6,7 +6,7 @@ Owns what is asked of the logits and when. Knows nothing of lanes, of text, or o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -178,9 +178,9 @@ class Ranked:
         token = self.best[index]
         if self._block is None or token == NO_TOKEN:
             return token, None
-        row = replace(self._rows[index], position=position)
+        row = self._rows[index]
         if not is_greedy(row.sampling):
-            token = self._draw(self._block, index, row)
+            token = self._draw(self._block, index, row.sampling, uniform(row.seed, position))
         if row.top_logprobs is None:
             return token, None
         return token, self.logprobs(index, token, row.top_logprobs)
@@ -192,15 +192,15 @@ class Ranked:
         assert self._block is not None and self._block.logprobs is not None, "none were wanted"
         return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
-    def _draw(self, block: Block, index: int, row: RowSampling) -> int:
-        u, mass = uniform(row.seed, row.position), block.masses[index]
+    def _draw(self, block: Block, index: int, sampling: Sampling, u: float) -> int:
+        mass = block.masses[index]
         order = _certain(block.values[index], block.ids[index], self._num_vocab)
-        rank = draw(order.values, order.ids, order.num_all, mass, row.sampling, u)
-        if rank is None:
+        token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
+        if token is None:
             order = _whole(self._ranking.whole_row(index))
-            rank = draw(order.values, order.ids, order.num_all, mass, row.sampling, u)
-            assert rank is not None, "a whole ranking decides every draw"
-        return int(order.ids[rank])
+            token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
+            assert token is not None, "a whole ranking decides every draw"
+        return token
 
     def _logprobs(
         self, block: Block, logprobs: Logprobs, index: int, token: int, num_top: int
@@ -212,7 +212,9 @@ class Ranked:
         else:
             chosen = self._ranking.logprob(index, token)
         num_top = min(num_top, self._num_vocab)
-        order = _certain(logprobs.top_values[index], logprobs.top_ids[index], self._num_vocab)
+        values, ids = logprobs.top_values[index], logprobs.top_ids[index]
+        by_id = np.lexsort((ids, -values))
+        order = _certain(values[by_id], ids[by_id], self._num_vocab)
         if len(order.ids) < num_top:
             order = _whole(self._ranking.whole_logprobs(index))
         top = zip(order.ids[:num_top].tolist(), order.values[:num_top].tolist(), strict=True)
@@ -221,8 +223,8 @@ class Ranked:
 
 @dataclass(frozen=True, slots=True)
 class _Order:
-    """A row's most probable tokens by logit, then by lowest id: float64 and int64 `[ranked]`, of
-    `num_all` that may come at all.
+    """A row's most probable tokens by logit: float64 and int64 `[ranked]`, of `num_all` that may
+    come at all. Equal ones are in the order in which they were given.
     """
 
     values: np.ndarray
@@ -231,11 +233,7 @@ class _Order:
 
 
 def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Order:
-    """The order that follows from a top-k selection, whose last value may have equals left
-    outside.
-    """
-    order = np.lexsort((ids, -values))
-    values, ids = values[order], ids[order]
+    """What is known from a top-k selection, whose last value may have equals left outside."""
     if values[-1] == -np.inf:  # behind a mask: whatever may come is before it
         return _possible(values, ids)
     if len(values) < num_vocab:

@@ -42,11 +42,12 @@ def _mix(x: int) -> int:
 def draw(
     values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
 ) -> int | None:
-    """The rank that `u` in [0, 1) falls on, or None when these candidates do not decide it.
+    """The token that `u` in [0, 1) falls on, or None when these candidates do not decide it.
 
-    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` int64 `[n]`.
-    The highest is finite. `total`: the sum of exp((value - highest) / temperature) over the
-    vocabulary; not read where top_k leaves tokens out, nor where it is 0 (n is everything).
+    `values` float64 `[n]`: the n highest logits of `num_vocab`, descending; `ids` `[n]`: of equal
+    ones in any order. The highest is finite. `total`: the sum of exp((value - highest) /
+    temperature) over the vocabulary; not read where top_k leaves tokens out, nor where it is 0 (n
+    is everything).
     """
     if not len(values):
         return None
@@ -67,24 +68,46 @@ def draw(
         num_kept = min(num_kept, above) if above < num_known else num_kept
     if num_kept > num_known and filtered:
         return None
-    kept_mass = mass[num_kept - 1] if filtered else total
-    return _fall(values, ids, weights, num_kept, u * kept_mass)
+    if num_kept < len(values) and values[num_kept - 1] == values[num_kept]:
+        ids = _with_lowest_first(values, ids, num_kept)
+    target = u * (mass[num_kept - 1] if filtered else total)
+    return _fall(values[:num_kept], ids, weights, mass[:num_kept], target, num_kept)
+
+
+def _with_lowest_first(values: np.ndarray, ids: np.ndarray, num_kept: int) -> np.ndarray:
+    """`ids`, where those are in order whose equal values lie on both sides of what is kept."""
+    begin, end = (
+        int(np.searchsorted(-values, -values[num_kept], side=side)) for side in ("left", "right")
+    )
+    return np.concatenate([ids[:begin], np.sort(ids[begin:end]), ids[end:]])
 
 
 def _fall(
-    values: np.ndarray, ids: np.ndarray, weights: np.ndarray, num_kept: int, target: float
+    values: np.ndarray,
+    ids: np.ndarray,
+    weights: np.ndarray,
+    mass: np.ndarray,
+    target: float,
+    num_kept: int,
 ) -> int | None:
-    """The rank at which the summed weights of the kept tokens, in the order of STEP, pass `target`;
-    None where that is beyond the steps that are known whole.
+    """The token at which the summed weights of the kept ones, in the order of STEP, pass `target`;
+    None where that is beyond the steps that are known whole. `mass`: the sums in order of value,
+    which are the same at the borders of steps.
     """
-    num_known = min(num_kept, len(weights))
-    steps = np.floor(values[:num_known] / STEP)
-    order = np.lexsort((ids[:num_known], -steps))
-    mass = np.cumsum(weights[order])
-    if num_kept > num_known:
-        num_whole = int(np.searchsorted(-steps, -steps[-1]))
-        if num_whole == 0 or target >= mass[num_whole - 1]:
+    num_known = len(mass)
+    at = int(np.searchsorted(mass, target, side="right"))
+    if at == num_known:
+        if num_kept > num_known:
             return None
-    # Rounded up to the last border, it is the last token with any probability.
-    place = min(np.searchsorted(mass, target, side="right"), np.searchsorted(mass, mass[-1]))
-    return int(order[place])
+        # Rounded up to the last border, it is the last token with any probability.
+        at = int(np.searchsorted(mass, mass[-1]))
+    steps = -np.floor(values / STEP)
+    begin, end = (int(np.searchsorted(steps, steps[at], side=side)) for side in ("left", "right"))
+    if num_kept > num_known and end == num_known:
+        return None
+    order = np.argsort(ids[begin:end])
+    inside = np.cumsum(weights[begin:end][order])
+    if begin:
+        inside += mass[begin - 1]
+    place = min(np.searchsorted(inside, target, side="right"), np.searchsorted(inside, inside[-1]))
+    return int(ids[begin + order[place]])

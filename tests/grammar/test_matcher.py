@@ -1,0 +1,104 @@
+"""What may come in one go is what may come token by token."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 9},
+            "at": {"type": "string", "format": "date"},
+            "n": {"type": "array", "items": {"type": "number"}, "maxItems": 3},
+            "kind": {"enum": ["to be", "to", "not"]},
+        },
+        "required": ["name", "at", "n", "kind"],
+        "additionalProperties": False,
+    }
+)
+PROGRAMS = {
+    "schema": ("json_schema", SCHEMA),
+    "object": ("json_object", ""),
+    "regex": ("regex", r"([a-f]{2,5}(, |-))*[0-9]{3}"),
+    "choice": ("choice", json.dumps(["to be", "to be or", "not to be", "to"])),
+    "recursion": ("grammar", 'root ::= "(" root ")" | [a-c]{1,4}'),
+    "limited": ("grammar", 'start: word ("." word)*\nword[max_tokens=3]: /[a-z]+/'),
+    "lazy": ("grammar", 'start: word "z"\nword[lazy]: /[a-z]+/'),
+    "stop": ("grammar", 'start: word "." word\nword[ stop = "be"]: /[a-z]+/'),
+    "suffix": ("grammar", 'start: word /[a-c]+/\nword[suffix="be"]: /(?s:.*)/'),
+}
+
+
+def mostly_allowed(matcher, num_tokens: int, rng: random.Random) -> list[int]:
+    """Tokens each of which its mask allows, but for one now and then."""
+    copied, tokens = matcher.another(), []
+    for _ in range(num_tokens):
+        bits = np.unpackbits(copied.mask().view(np.uint8), bitorder="little")
+        known = np.flatnonzero(bits).tolist()
+        token = rng.choice(known) if known and rng.random() < 0.95 else rng.randrange(len(bits))
+        tokens.append(token)
+        if not copied.advance(token):
+            tokens += [rng.randrange(len(bits)) for _ in range(rng.randint(0, 2))]
+            break
+    return tokens
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_many_may_come_in_one_go_as_one_by_one(new_matcher, name):
+    """Of a program whose tokens llguidance has to be given, the first one."""
+    rng = random.Random(name)
+    first = new_matcher(*PROGRAMS[name])
+    for _ in range(12):
+        one, all_at_once = first.another(), first.another()
+        for _ in range(6):
+            tokens = mostly_allowed(one, rng.randint(0, 12), rng)
+            num_allowed = all_at_once.num_allowed(tokens)
+            if name in ("limited", "stop"):
+                assert num_allowed <= 1
+                tokens = tokens[:1]
+            assert num_allowed == sum(_until_refused(one, tokens))
+            if num_allowed:
+                all_at_once.take(tokens[:num_allowed])
+                one.end(tokens[num_allowed - 1])
+            assert all_at_once.failure is None
+            assert np.array_equal(all_at_once.mask(), one.mask())
+            assert all_at_once.is_over == one.is_over
+            if one.is_over:
+                break
+
+
+def _until_refused(matcher, tokens: list[int]):
+    """True for each that may come, up to the first that may not, or an end."""
+    for token in tokens:
+        if not matcher.allows(token):
+            return
+        yield True
+        if not matcher.advance(token):
+            return
+
+
+def test_what_a_matcher_was_only_asked_of_changes_nothing(new_matcher, tokenizer):
+    matcher, text = new_matcher(*PROGRAMS["regex"]), tokenizer.encode("abc, de-123")
+    before = matcher.mask()
+    assert [matcher.num_allowed(text) for _ in range(3)] == [len(text)] * 3
+    assert np.array_equal(matcher.mask(), before)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_taken_back_has_not_come(new_matcher, name):
+    """Also in a program of which llguidance takes nothing back itself."""
+    rng = random.Random(name)
+    for _ in range(8):
+        matcher = new_matcher(*PROGRAMS[name])
+        matcher.advance_all(mostly_allowed(matcher, rng.randint(0, 4), rng))
+        matcher.settle()
+        before = matcher.mask()
+        num_entered = matcher.advance_all(mostly_allowed(matcher, rng.randint(1, 8), rng))
+        matcher.take_back(num_entered)
+        assert matcher.failure is None
+        assert np.array_equal(matcher.mask(), before)
