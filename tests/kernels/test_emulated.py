@@ -101,9 +101,14 @@ def run(folder: Path, compiler: Compiler, body: str, *tensors: Tensor) -> None:
     source.write_text(
         f"""
 #include "device_words.cuh"
+template <typename T>
+__device__ T* of_program() {{
+  __shared__ T own[64];
+  return own;
+}}
 extern "C" __global__ void kernel(const u32* x, u32* out) {{
   u32 begin = shared_begin(), lane = threadIdx.x;
-  __shared__ u32 own[64];
+  u32* own = of_program<u32>();
   {body}
 }}
 """,
@@ -128,6 +133,7 @@ def test_what_is_right_runs(compiler: Compiler, tmp_path: Path) -> None:
       own[lane] = 100 * (blockIdx.x + 1) + lane;
       *(float*)(shared + lane * 4) = lane + 1000.0f * blockIdx.x;
       wait_for_cluster();
+      __syncthreads();
       float other = load_of_program(begin + (63 - lane) * 4, 1 - blockIdx.x);
       out[128 + blockIdx.x * 64 + lane] = other + own[lane];
       wait_for_cluster();"""

@@ -13,8 +13,9 @@
 #define __global__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
-// Each program has its own: `machine` puts them in here while one of its lanes runs.
-#define __shared__ static __attribute__((section("statics")))
+// Each program has its own, which are put in place while one of its lanes runs. All of them lie together,
+// since nothing else here is a thread's: compilers do not let templates name a section.
+#define __shared__ static thread_local
 
 #define threadIdx machine::thread
 #define blockIdx machine::program

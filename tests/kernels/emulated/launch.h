@@ -2,13 +2,29 @@
 
 #pragma once
 
+#include <dlfcn.h>
+#include <link.h>
+
 #include <utility>
 
 #include "machine.h"
 
-extern uint8_t __start_statics[] __attribute__((weak)), __stop_statics[] __attribute__((weak));
-
 namespace {
+
+thread_local uint8_t first_static;  // there is one, so that there is a place for them
+
+// Where the thread's variables of this library lie: what its kernels have of shared memory by themselves.
+int find_statics(dl_phdr_info* library, size_t, void* launch) {
+  Dl_info own;
+  if (!dladdr((void*)find_statics, &own) || (void*)library->dlpi_addr != own.dli_fbase) return 0;
+  for (int i = 0; i < library->dlpi_phnum; i++)
+    if (library->dlpi_phdr[i].p_type == PT_TLS) {
+      machine::Launch& found = *(machine::Launch*)launch;
+      found.begin_statics = (uint8_t*)library->dlpi_tls_data;
+      found.end_statics = found.begin_statics + library->dlpi_phdr[i].p_memsz;
+    }
+  return 1;
+}
 
 template <typename... Types, size_t... N>
 void call(void (*function)(Types...), void* const* arguments, std::index_sequence<N...>) {
@@ -25,6 +41,8 @@ void call(void (*function)(Types...), void* const* arguments) {
 // Empty, or what went wrong.
 extern "C" __attribute__((visibility("default"))) const char* launch(const machine::Launch* wanted, void* const* arguments) {
   machine::Launch launch = *wanted;
-  launch.begin_statics = __start_statics, launch.end_statics = __stop_statics;
+  first_static = 0;
+  dl_iterate_phdr(find_statics, &launch);
+  if (!launch.begin_statics) return "the thread's variables are nowhere";
   return machine::run(launch, [](void* arguments) { call(FUNCTION, (void* const*)arguments); }, (void*)arguments);
 }

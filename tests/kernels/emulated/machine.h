@@ -1,8 +1,8 @@
 // A GPU's programs on a CPU: each lane is a fiber that runs until it must wait for others.
 //
-// Lanes of a warp meet where hardware has them meet, in whatever order they come; programs of a cluster
-// run side by side, clusters one after the other. What memory hardware would leave to luck is an error in
-// words: see `Shared`.
+// Lanes of a warp meet where hardware has them meet, in whatever order they come; a few clusters of
+// programs run side by side, and the others after them. What hardware would leave to luck in shared memory is
+// an error in words.
 
 #pragma once
 

@@ -21,13 +21,13 @@ from luceasync.kernels.cuda_program import Launch
 
 HERE = Path(__file__).parent
 COMPILERS = ("g++", "clang++", "c++")
-# Products and sums are rounded one by one, and words are read as other types than they were written
-# as. To compile takes longer than to run, so that nothing is made faster.
-FLAGS = ("-std=c++17", "-O0", "-w", "-fPIC", "-ffp-contract=off", "-fno-strict-aliasing")
-FLAGS += (
-    "-fvisibility=hidden",
-    "-U_FORTIFY_SOURCE",
-)  # it takes another fiber's stack for a lost one
+FLAGS = (
+    *("-std=c++17", "-fPIC", "-fvisibility=hidden", "-w"),
+    "-O0",  # to compile takes longer than to run
+    "-ffp-contract=off",  # products and sums are rounded one by one
+    "-fno-strict-aliasing",  # words are read as other types than they were written as
+    "-U_FORTIFY_SOURCE",  # it takes the stack of another fiber for a lost one
+)
 LANES = 32
 
 
@@ -68,11 +68,8 @@ class Compiler:
         headers = {path.name: path.read_text() for path in sorted(source.parent.glob("*.cuh"))}
         headers |= {path.name: path.read_text() for path in HERE.glob("*.cuh")}  # other bodies
         text = f"""\
-#include <utility>
 #include "cuda_words.h"
-namespace {{  // else what a kernel has of shared memory by itself cannot be in a section of its own
 {source.read_text()}
-}}
 #define FUNCTION {name}
 #include "launch.h"
 """
@@ -80,23 +77,24 @@ namespace {{  // else what a kernel has of shared memory by itself cannot be in 
         digest = hashlib.sha256(repr((text, headers, flags)).encode()).hexdigest()[:16]
         if digest not in self._loaded:
             place = self._folder / digest
-            place.mkdir()
+            place.mkdir(exist_ok=True)
             for header, words in headers.items():
                 (place / header).write_text(words)
             (place / "program.cpp").write_text(text)
             self._run(
-                *flags, "-shared", "program.cpp", self._machine(), "-o", "program.so", at=place
+                *flags, "-shared", "program.cpp", *self._machine(), "-o", "program.so", at=place
             )
             self._loaded[digest] = ctypes.CDLL(str(place / "program.so")).launch
             self._loaded[digest].restype = ctypes.c_char_p
         return self._loaded[digest]
 
-    def _machine(self) -> str:
-        """It is compiled once."""
-        found = self._folder / "machine.o"
-        if not found.exists():
-            self._run("-c", str(HERE / "machine.cpp"), "-o", str(found), at=self._folder)
-        return str(found)
+    def _machine(self) -> list[str]:
+        """What all programs are linked with. It is compiled once."""
+        found = {path: str(self._folder / f"{path.stem}.o") for path in HERE.glob("*.cpp")}
+        for path, compiled in found.items():
+            if not Path(compiled).exists():
+                self._run("-c", str(path), "-o", compiled, at=self._folder)
+        return list(found.values())
 
     def _run(self, *arguments: str, at: Path) -> None:
         command = [self._command, *FLAGS, f"-I{HERE}", *arguments]
