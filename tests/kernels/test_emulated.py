@@ -85,6 +85,10 @@ MISTAKES = {
         "waits at .*, where program ., warp ., lane .* waits at ",
         "if (lane % 32 == 5) __syncwarp(); else __shfl_xor_sync(~0u, lane, 1);",
     ),
+    "a tensor written past its end": (
+        "has written outside of a tensor",
+        "out[256] = 1;",
+    ),
     "memory of a program that has ended": (
         "reads memory of program 1, .* which has ended",
         """
@@ -120,7 +124,7 @@ extern "C" __global__ void kernel(const u32* x, u32* out) {{
 
 @pytest.mark.parametrize(("words", "body"), MISTAKES.values(), ids=MISTAKES)
 def test_a_mistake_is_told(words: str, body: str, compiler: Compiler, tmp_path: Path) -> None:
-    x, out = torch.zeros(1024, dtype=torch.int32), torch.zeros(64, dtype=torch.int32)
+    x, out = torch.zeros(1024, dtype=torch.int32), torch.zeros(256, dtype=torch.int32)
     with pytest.raises(Fault, match=words):
         run(tmp_path, compiler, body, x, out)
 

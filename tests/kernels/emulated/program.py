@@ -29,6 +29,7 @@ FLAGS = (
     "-U_FORTIFY_SOURCE",  # it takes the stack of another fiber for a lost one
 )
 LANES = 32
+BESIDE_BYTES = 4096  # of a tensor
 
 
 class Fault(Exception):
@@ -130,8 +131,9 @@ class EmulatedProgram:
         assert wanted.num_programs % wanted.cluster == 0, "clusters are whole"
         function = self._compiler.function(self._path, self._name, constants)
         self._seed += 1
-        tensors = [each for each in arguments if isinstance(each, Tensor)]
-        values = [_value(each) for each in arguments]
+        spaces = _spaces(arguments)
+        values = [_value(each, spaces) for each in arguments]
+        ranges = [space.range() for space in spaces.values()]
         told = function(
             ctypes.byref(
                 _Launch(
@@ -140,28 +142,62 @@ class EmulatedProgram:
                     wanted.shared_bytes,
                     wanted.cluster,
                     self._seed,
-                    len(tensors),
-                    (_Range * len(tensors))(*map(_range, tensors)),
+                    len(ranges),
+                    (_Range * len(ranges))(*ranges),
                 )
             ),
             (ctypes.c_void_p * len(values))(*map(ctypes.addressof, values)),
         )
         if told:
             raise Fault(f"{self._name}: {told.decode()}")
+        for space in spaces.values():
+            if not space.take_back():
+                raise Fault(f"{self._name}: has written outside of a tensor")
 
 
-def _value(argument: Tensor | int | float | None) -> Any:
+class _Space:
+    """A tensor's storage while programs run: a copy with room before and after it, which nobody may
+    write to, and whose numbers are NaN.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._begin = storage.data_ptr()
+        self._own = torch.empty(0, dtype=torch.uint8).set_(storage)
+        self._copy = torch.full((len(self._own) + 2 * BESIDE_BYTES,), 0xFF, dtype=torch.uint8)
+        self._inner.copy_(self._own)
+
+    @property
+    def _inner(self) -> Tensor:
+        return self._copy[BESIDE_BYTES:-BESIDE_BYTES]
+
+    def place(self, tensor: Tensor) -> int:
+        return self._inner.data_ptr() + tensor.data_ptr() - self._begin
+
+    def range(self) -> _Range:
+        return _Range(self._inner.data_ptr(), self._inner.data_ptr() + len(self._own))
+
+    def take_back(self) -> bool:
+        """Returns whether nothing beside it has been written."""
+        self._own.copy_(self._inner)
+        beside = self._copy[:BESIDE_BYTES], self._copy[-BESIDE_BYTES:]
+        return all(bool((each == 0xFF).all()) for each in beside)
+
+
+def _spaces(arguments: Sequence[Tensor | int | float | None]) -> dict[int, _Space]:
+    """By where a storage is: views of one are in one."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    return {each.untyped_storage().data_ptr(): _Space(each) for each in tensors}
+
+
+def _value(argument: Tensor | int | float | None, spaces: Mapping[int, _Space]) -> Any:
     match argument:
         case Tensor():
-            return ctypes.c_void_p(argument.data_ptr())
+            space = spaces[argument.untyped_storage().data_ptr()]
+            return ctypes.c_void_p(space.place(argument))
         case None:
             return ctypes.c_void_p(0)
         case float():
             return ctypes.c_float(argument)
         case _:
             return ctypes.c_int(argument)
-
-
-def _range(tensor: Tensor) -> _Range:
-    storage = tensor.untyped_storage()
-    return _Range(storage.data_ptr(), storage.data_ptr() + storage.nbytes())

@@ -1,4 +1,5 @@
-// Which lane runs: one that has nobody to wait for, at random, until it waits or ends.
+// Which lane runs, until it waits or ends: at random one of those that have nobody to wait for. Now and then
+// a lane lags behind as far as it can, until all others wait.
 
 #include <stdarg.h>
 #include <stdio.h>
@@ -13,11 +14,16 @@ Machine m;
 
 namespace {
 
-constexpr size_t TOGETHER = 3;  // clusters that run side by side
+constexpr size_t TOGETHER = 12;  // clusters that run side by side
 
 uint32_t below(uint32_t limit) {
   m.random ^= m.random << 13, m.random ^= m.random >> 7, m.random ^= m.random << 17;
   return (m.random >> 32) % limit;
+}
+
+void be_ready(int lane) {
+  bool lags = below(m.lag_once_in) == 0;
+  m.ready.push({lags ? 0 : 1 + below(1 << 30), lane});
 }
 
 void put_statics(int program) {
@@ -41,7 +47,7 @@ bool come(Meeting& meeting, size_t num_lanes, const char* name) {
   meeting.lanes.push_back(m.lane);
   if (meeting.lanes.size() < num_lanes) return false;
   for (int lane : meeting.lanes)
-    if (lane != m.lane) m.ready.push_back(lane);
+    if (lane != m.lane) be_ready(lane);
   meeting.lanes.clear();
   return true;
 }
@@ -102,12 +108,12 @@ void run_together(const std::vector<uint32_t>& firsts) {
   for (uint32_t i = 0; i < m.programs.size(); i++) begin(m.programs[i], firsts[i / size] + i % size);
   for (Meeting& cluster : m.clusters) begin(cluster);
   m.of_statics = NOBODY;
-  m.ready.clear();
-  for (size_t i = 0; i < m.lanes.size(); i++) begin(m.lanes[i]), m.ready.push_back(i);
+  m.ready = {};
+  m.lag_once_in = 16 << below(12);  // who lags seldom lags late too
+  for (size_t i = 0; i < m.lanes.size(); i++) begin(m.lanes[i]), be_ready(i);
   while (!m.ready.empty()) {
-    std::swap(m.ready[below(m.ready.size())], m.ready.back());
-    int lane = m.ready.back();
-    m.ready.pop_back();
+    int lane = m.ready.top().second;
+    m.ready.pop();
     go_on(lane);
   }
   size_t num_ended = 0;

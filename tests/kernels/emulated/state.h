@@ -7,6 +7,7 @@
 
 #include <deque>
 #include <memory>
+#include <queue>
 #include <string>
 #include <vector>
 
@@ -71,9 +72,10 @@ struct Machine {
   std::vector<Program> programs;  // that run side by side
   std::vector<Lane> lanes;        // all of theirs
   std::vector<Meeting> clusters;
-  std::vector<int> ready;
+  std::priority_queue<std::pair<uint32_t, int>> ready;  // how hasty a lane is, and it
   int lane;
   int of_statics;  // whose are in their place
+  uint32_t lag_once_in;
   uint64_t random;
   jmp_buf scheduler, end;
   char words[512];
