@@ -128,6 +128,7 @@ def main() -> None:
     parser.add_argument("--template", choices=WRITERS, default="qwen3.5")
     args = parser.parse_args()
     under = args.folder.resolve()
+    under.mkdir(parents=True, exist_ok=True)
     runs = Path(tempfile.mkdtemp(prefix="run-", dir=under))
     chosen = [one for one in PROGRAMS if not args.only or one.name in args.only]
     for program in chosen:
