@@ -1,12 +1,19 @@
-"""Kernel tests run on the GPU where there is one, else in Triton's interpreter on the CPU."""
+"""Kernel tests run on the GPU where there is one, else in Triton's interpreter on the CPU.
+
+This is read before it is known which, so whatever imports Triton is imported by fixtures.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
-from tests.kernels.emulated.program import Compiler, EmulatedProgram, compiler_here
+if TYPE_CHECKING:
+    from tests.kernels.emulated.program import Compiler
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +80,8 @@ def device() -> torch.device:
 @pytest.fixture(scope="session")
 def compiler(tmp_path_factory: pytest.TempPathFactory) -> Compiler:
     """Of CUDA C++ for CPUs."""
+    from tests.kernels.emulated.program import Compiler, compiler_here
+
     command = compiler_here()
     if command is None:
         pytest.skip("no C++ compiler is installed")
@@ -86,6 +95,8 @@ def emulate(
     """Lets a module's programs, by their functions' names, run on the CPU as on a GPU that has
     clusters. What nobody has written of a new tensor is NaN, or the largest number.
     """
+
+    from tests.kernels.emulated.program import EmulatedProgram
 
     def run_here(module: ModuleType, **programs: str) -> torch.device:
         for attribute, name in programs.items():
