@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,13 +23,10 @@ hypothesis.settings.register_profile("no deadline", deadline=None)  # timings de
 hypothesis.settings.load_profile("no deadline")
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def _settle_kernels() -> None:
     """Before triton and numba are imported: where there is no GPU, kernels run in the interpreter
-    of the one and the simulator of the other. Who only hands tests out, for which the others wait,
-    does without torch.
+    of the one and the simulator of the other.
     """
-    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
-        return
     if not _has_gpu():
         os.environ.setdefault("TRITON_INTERPRET", "1")
         os.environ.setdefault("NUMBA_ENABLE_CUDASIM", "1")
@@ -38,6 +36,23 @@ def _has_gpu() -> bool:
     import torch
 
     return torch.cuda.is_available()
+
+
+def _hands_out(words: list[str]) -> bool:
+    """Whether these start xdist's processes: the last number of them counts."""
+    wanted = "0"
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word in ("-n", "--numprocesses"):
+            wanted = following
+        elif word.startswith(("-n", "--numprocesses=")):
+            wanted = word.removeprefix("--numprocesses=").removeprefix("-n")
+    return wanted != "0"
+
+
+# Who only hands tests out, for which the others wait, does without torch. All others settle it now:
+# settings of folders that are named to pytest are imported next, some of them with triton.
+if "PYTEST_XDIST_WORKER" in os.environ or not _hands_out(sys.argv):
+    _settle_kernels()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
