@@ -65,8 +65,8 @@ struct Norming {
       u32 normed[4];
 #pragma unroll
       for (int k = 0; k < 4; k++) {
-        u32 low = rounded(as_float(pairs[k] << 16) * inverse_rms * each[2 * k]);
-        normed[k] = low | rounded(as_float(pairs[k] & 0xffff0000) * inverse_rms * each[2 * k + 1]) << 16;
+        float low = as_float(pairs[k] << 16) * inverse_rms * each[2 * k];
+        normed[k] = rounded(low, as_float(pairs[k] & 0xffff0000) * inverse_rms * each[2 * k + 1]);
       }
       store(column(turn), make_uint4(normed[0], normed[1], normed[2], normed[3]));
     }

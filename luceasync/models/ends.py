@@ -30,15 +30,14 @@ class Ends:
         Last shard only.
         """
         assert self.head is not None, "only the last shard projects"
-        return self.head.linear(x).float()
+        return self.head.linear_float(x)
 
     def project(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """[..., hidden] -> logits float32 [..., vocab], in `out` if it is given. Last shard
         only.
         """
         assert self.norm is not None and self.head is not None, "only the last shard projects"
-        logits = self.head.linear(x, self.norm)
-        return logits.float() if out is None else out.copy_(logits)
+        return self.head.linear_float(x, self.norm, out)
 
     @property
     def num_bytes(self) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.trees import Trees, torch_trees
-from luceasync.models.weights import RowNorm, StackedWeight, Table, Weight
+from luceasync.models.weights import RowNorm, StackedWeight, Table, Weight, as_float
 
 T = TypeVar("T")
 
@@ -43,6 +43,12 @@ class Ops(Protocol):
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """RMS norm over the last dimension, computed in float32, in x's dtype; weight float32."""
+        ...
+
+    def ranks(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+        """How many of their lanes' rows before them are here: `positions` int32 [entries, rows]
+        less `absent` int32 [lanes + 1] of `lanes` int32 [entries], where NO_LANE is the last one.
+        """
         ...
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
@@ -82,6 +88,10 @@ class TorchOps:
         """See Ops."""
         return rms_norm(x, weight, eps)
 
+    def ranks(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+        """See Ops."""
+        return positions - absent[lanes.long()][:, None]
+
     def trees(self, parents: Tensor, reach: int) -> Trees:
         """See Ops."""
         return torch_trees(parents, reach)
@@ -113,6 +123,12 @@ class TorchTable:
     def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
         return F.linear(x if norm is None else norm(x), self.rows)
+
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See Weight."""
+        return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""

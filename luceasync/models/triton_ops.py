@@ -14,6 +14,7 @@ from torch import Tensor
 
 from luceasync.kernels import few_rows
 from luceasync.kernels import linear as decode_rows
+from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import trees as tree_kernels
 from luceasync.models.grouped.packed import Packed
@@ -57,6 +58,9 @@ class TritonOps:
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
+
+    def ranks(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+        return position_kernels.ranks(positions, lanes, absent)
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
         return Trees(*tree_kernels.trees(parents, reach))

@@ -40,6 +40,14 @@ class Weight(Protocol):
         """x @ weight^T, of x as `norm` has it if one is given. x: [..., dim] -> [..., out]."""
         ...
 
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """`linear` in float32, in `out` if it is given: not rounded before where that costs
+        nothing.
+        """
+        ...
+
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + x @ weight^T; `residual` may be what is returned, overwritten."""
         ...
@@ -57,6 +65,11 @@ class Table(Weight, Protocol):
     def lookup(self, ids: Tensor) -> Tensor:
         """Rows of int64 ids [...]: [..., dim]."""
         ...
+
+
+def as_float(product: Tensor, out: Tensor | None) -> Tensor:
+    """`product` in float32, in `out` if it is given."""
+    return product.float() if out is None else out.copy_(product)
 
 
 class StackedWeight:
@@ -79,6 +92,12 @@ class StackedWeight:
 
         x = x if norm is None else norm(x)
         return torch.cat([segment.linear(x) for segment in self.segments], -1)
+
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See Weight."""
+        return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""

@@ -130,7 +130,7 @@ class Shard:
     ) -> Rows:
         """Rows from tensors that are on this device already."""
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
-        ranks = positions - self._absent(lanes)[:, None]
+        ranks = self._ops.ranks(positions, lanes, self.cache.absent)
         return Rows(entries, lanes, ranks, self.cache.tables, prepared, mark)
 
     def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
@@ -197,7 +197,7 @@ class Shard:
         self, kept: tuple[Kept, ...], lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
     ) -> Paths:
         """Paths from tensors that are on this device already; `begins` are positions."""
-        ranks = begins - self._absent(lanes)
+        ranks = self._ops.ranks(begins[:, None], lanes, self.cache.absent)[:, 0]
         return Paths(kept, lanes, ranks, rows, counts, self.cache.tables)
 
     def commit(self, paths: Paths) -> None:
@@ -260,10 +260,6 @@ class Shard:
     def _tap(self, layer: int, x: Tensor) -> None:
         if layer in self._tapped:
             self.taps[layer] = x.clone()  # the next layer may overwrite it
-
-    def _absent(self, lanes: Tensor) -> Tensor:
-        """Of each lane how many tokens before the next one are not here; int32 [entries]."""
-        return self.cache.absent[lanes.long()]  # NO_LANE is the last one
 
     def _committed(self, lane: int, num_tokens: int) -> Entry:
         """No row, and what the lane holds in whole chunks: see models.mixers.attention_torch."""

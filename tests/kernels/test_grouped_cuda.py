@@ -20,6 +20,7 @@ from luceasync.kernels import grouped_cuda, kernel
 from luceasync.kernels.cuda_program import CompileError, Launch, Program, compiled
 from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
 from luceasync.models.grouped.packed import DTYPES
+from luceasync.models.grouped.tiled_weight import TiledGrouped
 from luceasync.models.grouped.tiles import coding_of
 from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
@@ -116,6 +117,21 @@ def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
     grouped_cuda.linear(x, tiled, out=wide[:, 16:64])
     assert torch.equal(wide[:, 16:64], grouped_cuda.linear(x, tiled))
     assert (wide[:, :16] == 7).all() and (wide[:, 64:] == 7).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 16, 40])
+def test_logits_are_not_rounded_on_their_way(num_rows: int) -> None:
+    device = gpu_of_nvidia()
+    tiled, numbers = matrix(ALL["Q6_K"], 96, 768, device)
+    table = TiledGrouped(tiled, 0, torch.bfloat16)
+    x, norm = rows(num_rows, 768, device), Norm(torch.ones(768, device=device))
+    out = torch.full((num_rows, 96), torch.nan, device=device)
+    assert table.linear_float(x, out=out) is out
+    assert error(out, x, numbers) < (1e-5 if num_rows <= grouped_cuda.MAX_ROWS else 4e-3)
+    if num_rows <= grouped_cuda.MAX_ROWS:
+        normed = grouped_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
+        assert torch.equal(table.linear_float(x[None], norm)[0], normed)
 
 
 @on_both(

@@ -12,7 +12,7 @@ from luceasync.cyext.grouped import KERNELS, TILE, Matrix
 from luceasync.large_pages import into_large_pages
 from luceasync.models.grouped.layout import Layout
 from luceasync.models.grouped.packed import DTYPES, Packed
-from luceasync.models.weights import RowNorm, StackedWeight
+from luceasync.models.weights import RowNorm, StackedWeight, as_float
 
 STEP = 32  # columns that a kernel takes at once
 GROUP_STEP = 16  # columns that share a scale there
@@ -59,6 +59,12 @@ class CompiledGrouped:
         rows, out = self._rows(x), x.new_empty((*x.shape[:-1], self._num_rows))
         self._matrix.multiply(*self._given(rows), out.data_ptr(), 0, self._kernel)
         return out
+
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See Weight."""
+        return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight; rounded once, after both are added."""

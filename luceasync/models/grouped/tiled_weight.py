@@ -14,7 +14,7 @@ from torch import Tensor
 from luceasync.kernels import grouped_cuda, grouped_numbers, grouped_rows
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.grouped_tiled import BLOCK_ROWS, Tiled
-from luceasync.models.weights import RowNorm, StackedWeight
+from luceasync.models.weights import RowNorm, StackedWeight, as_float
 
 SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
 
@@ -54,6 +54,18 @@ class TiledGrouped:
             is_few = len(flat) <= grouped_rows.MAX_ROWS
             out = grouped_rows.linear(flat, self._tiled) if is_few else self._many(flat)
         return out.view(*x.shape[:-1], -1)
+
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not grouped_cuda.can_multiply(flat):
+            return as_float(self.linear(x, norm), out)
+        if out is None:
+            out = x.new_empty((*x.shape[:-1], self.num_rows), dtype=torch.float32)
+        grouped_cuda.linear(flat, self._tiled, norm=norm, out=out.view(len(flat), -1))
+        return out
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""

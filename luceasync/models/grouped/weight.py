@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.grouped.packed import Packed, dequantise, table_of
-from luceasync.models.weights import RowNorm
+from luceasync.models.weights import RowNorm, as_float
 
 SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of 2 MiB holds
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
@@ -56,6 +56,12 @@ class TorchGrouped:
             numbers = dequantise(self.packed.rows(begin, end), self._table)
             out[:, begin:end] = self._product(flat, numbers)
         return out.view(*x.shape[:-1], num_rows)
+
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See Weight."""
+        return as_float(self.linear(x, norm), out)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """See Weight."""

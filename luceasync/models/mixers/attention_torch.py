@@ -142,10 +142,14 @@ def gated(out: Tensor, gates: Tensor | None) -> Tensor:
 
 def rotation(spec: AttentionSizes, positions: Tensor) -> Rotation:
     """RoPE (Su et al., 2021) at `positions`, int32 [entries, rows]."""
-    half = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32, device=positions.device)
-    inverse = spec.rope_theta ** -(half / spec.rotary_dim)
-    angles = positions.float()[..., None] * inverse
+    angles = positions.float()[..., None] * frequencies(spec, positions.device)
     return angles.cos(), angles.sin()
+
+
+def frequencies(spec: AttentionSizes, device: torch.device) -> Tensor:
+    """How far each pair of dimensions turns from one position to the next: float32 [half]."""
+    half = torch.arange(0, spec.rotary_dim, 2, dtype=torch.float32, device=device)
+    return spec.rope_theta ** -(half / spec.rotary_dim)
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -16,9 +16,10 @@ from luceasync.kernels import attention as attention_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.block_attention import attend_block, merge
 from luceasync.kernels.commit import commit_attention, commit_recent
+from luceasync.kernels.positions import rotation
 from luceasync.kernels.tree_attention import attend_tree
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
-from luceasync.models.mixers.attention_torch import Rotation, attend_one, rotation
+from luceasync.models.mixers.attention_torch import Rotation, attend_one, frequencies
 from luceasync.models.mixers.mixer import State
 from luceasync.models.pass_rows import NO_LANE, Past, Paths, Rows
 from luceasync.models.trees import Trees
@@ -31,9 +32,12 @@ class TritonAttention:
 
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
+        self._frequencies: Tensor | None = None  # where the first pass is, as are all others
 
     def prepare(self, positions: Tensor) -> Rotation:
-        return rotation(self._spec, positions)
+        if self._frequencies is None:
+            self._frequencies = frequencies(self._spec, positions.device)
+        return rotation(positions, self._frequencies)
 
     def attend(self, projected: Tensor, norms: HeadNorms, state: State, rows: Rows) -> Tensor:
         spec = self._spec

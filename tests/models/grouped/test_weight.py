@@ -77,6 +77,16 @@ def test_residual_swiglu_and_lookup(ops: TorchOps):
     assert torch.equal(own.lookup(ids), numbers.float()[ids])
 
 
+def test_products_of_half_precision_rows_may_be_asked_for_in_float32(ops: TorchOps):
+    own, _ = weight("Q6_K", ops, torch.bfloat16)
+    stack, x = StackedWeight([own, own]), torch.randn(2, 2, 512).bfloat16()
+    for each in (own, stack, ops.pack(torch.randn(60, 512).bfloat16())):
+        plain = each.linear(x)
+        out = torch.full(plain.shape, torch.nan)
+        assert torch.equal(each.linear_float(x), plain.float())
+        assert each.linear_float(x, out=out) is out and torch.equal(out, plain.float())
+
+
 def test_segments_that_are_stored_unlike_are_one_weight(ops: TorchOps):
     segments = [weight("Q4_K", ops), weight("Q6_K", ops)]
     dense = torch.randn(60, 512)

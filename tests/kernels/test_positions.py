@@ -1,0 +1,42 @@
+"""What a pass makes of its positions: as torch computes it."""
+
+import math
+
+import pytest
+import torch
+
+from luceasync.kernels.positions import ranks, rotation
+from luceasync.models.mixers import attention_torch
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.mixers.attention_triton import TritonAttention
+from luceasync.models.ops import TorchOps
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.triton_ops import TritonOps
+
+SPEC = AttentionSpec(4, 2, 64, 48, 1e7, gated=False)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 1), (2, 17)])
+def test_rotation_is_as_torch_computes_it(shape, device) -> None:
+    positions = torch.randint(0, 262144, shape, dtype=torch.int32, device=device)
+    expected = attention_torch.rotation(SPEC, positions)
+    found = TritonAttention(SPEC).prepare(positions)
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-6)
+
+
+def test_the_last_position_of_a_long_context_turns_by_its_own_angle(device) -> None:
+    positions = torch.tensor([[262143]], dtype=torch.int32, device=device)
+    cos, sin = rotation(positions, torch.ones(1, device=device))
+    assert (cos.item(), sin.item()) == pytest.approx((math.cos(262143), math.sin(262143)), abs=1e-6)
+
+
+@pytest.mark.parametrize("num_rows", [1, 5])
+def test_ranks_are_positions_without_what_is_absent(num_rows: int, device) -> None:
+    absent = torch.tensor([0, 64, 192, 0], dtype=torch.int32, device=device)
+    lanes = torch.tensor([2, 0, NO_LANE, 1], dtype=torch.int32, device=device)
+    positions = 192 + torch.arange(4 * num_rows, dtype=torch.int32, device=device).view(4, -1)
+    found = TritonOps().ranks(positions, lanes, absent)
+    assert torch.equal(found, TorchOps().ranks(positions, lanes, absent))
+    assert torch.equal(found, ranks(positions, lanes, absent)) and found[2, 0] == positions[2, 0]
