@@ -25,6 +25,7 @@ from luceasync.bench.shapes import SHAPES, step_bytes
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
+from luceasync.ranking.logits import Wanted
 
 NUM_ACCEPTED = 6  # rows of a path, where the proposal is that deep
 DECODE = "decode"
@@ -126,7 +127,8 @@ def run_round(
     parents: Tensor,
     paths: Sequence[Sequence[int]],
 ) -> object:
-    best = backend.verify(lanes, begins, tokens, parents).whole().argmax(-1).tolist()
+    logits = backend.verify(lanes, begins, tokens, parents)
+    best = logits.rank(Wanted()).candidates().best.tolist()
     backend.commit(paths)
     synchronize()
     return best

@@ -49,7 +49,7 @@ MAY_IMPORT = {
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
     "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
-    | {"kernels.kernel"},
+    | {"kernels.kernel", "kernels.best_token"},
     "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,

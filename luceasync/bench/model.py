@@ -20,6 +20,7 @@ from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.pool import AskedPool
+from luceasync.ranking.logits import Wanted
 
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
 
@@ -98,10 +99,8 @@ class Decoding:
         self._tokens = [1] * num_lanes
 
     def __call__(self) -> None:
-        logits = self._backend.decode(
-            self._lanes, [self.position] * len(self._lanes), self._tokens
-        ).whole()
-        self._tokens = logits.argmax(-1).tolist()
+        logits = self._backend.decode(self._lanes, [self.position] * len(self._lanes), self._tokens)
+        self._tokens = logits.rank(Wanted()).candidates().best.tolist()
 
     def steps(self, num_steps: int) -> None:
         """Steps at one position after the other."""

@@ -22,7 +22,7 @@ from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import Transfer
-from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.local import BestTokens, LocalLogits, best_tokens
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
@@ -62,6 +62,12 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> Steps:
     return shard.platform.passes(eager=eager, captured=captured)
 
 
+def _fused_best() -> BestTokens:
+    from luceasync.kernels.best_token import best_tokens as fused
+
+    return fused
+
+
 class ShardPasses:
     """See Passes."""
 
@@ -70,6 +76,7 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
+        self._best_tokens = shard.platform.pick(torch=lambda: best_tokens, triton=_fused_best)
         self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
@@ -113,7 +120,7 @@ class ShardPasses:
 
     def logits(self, num_entries: int) -> Logits:
         assert self._logits is not None, "logits follow decode or verify"
-        return LocalLogits(self._logits[:num_entries])
+        return LocalLogits(self._logits[:num_entries], self._best_tokens)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         batch, self._verified = self._verified, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,13 +22,28 @@ from luceasync.ranking.logits import (
 )
 from luceasync.ranking.masks import apply_masks
 
+# Of float rows `[rows, vocab]` the lowest id of the highest logit, NO_TOKEN where that is no finite
+# number: int64 `[rows, n + 1]`, behind what is carried, int64 `[rows, n]`.
+BestTokens = Callable[[Tensor, Tensor | None, int], Tensor]
+
+
+def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
+    """BestTokens in torch, for any device."""
+    peaks, ids = rows.max(-1, keepdim=True)  # a peak is NaN where any logit is
+    is_odd = (peaks - peaks).isnan()  # infinite, or NaN
+    ids.masked_fill_(is_odd, no_token)
+    return ids if carry is None else torch.cat([carry, ids], 1)
+
 
 class LocalLogits:
     """See Logits."""
 
-    def __init__(self, logits: Tensor) -> None:
-        """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are."""
+    def __init__(self, logits: Tensor, best: BestTokens = best_tokens) -> None:
+        """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are. `best`:
+        a body for that device.
+        """
         self._logits = logits
+        self._best = best
 
     @property
     def num_vocab(self) -> int:
@@ -54,10 +69,7 @@ class LocalLogits:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
             return _ranked(raw, edited.float(), wanted, carry)
-        peaks, ids = edited.max(-1, keepdim=True)  # a peak is NaN where any logit is
-        is_odd = (peaks - peaks).isnan()  # infinite, or NaN
-        ids.masked_fill_(is_odd, NO_TOKEN)
-        return _Best(ids if carry is None else torch.cat([carry, ids], 1))
+        return _Best(self._best(edited, carry, NO_TOKEN))
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,11 +33,13 @@ from luceasync.kernels import (
     overlap,
     rows,
 )
+from luceasync.kernels.best_token import best_tokens
 from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_delta, commit_recent
 from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import draft_rows
 from luceasync.kernels.kernel import Kernel
+from luceasync.kernels.positions import ranks, rotation
 from luceasync.kernels.trees import trees
 from luceasync.models.grouped.ggml import FORMS
 from luceasync.models.grouped.random import random_packed
@@ -192,6 +194,14 @@ def rows_of_prefill() -> None:
     rows.swiglu(torch.empty(64, 2 * 17408, dtype=DTYPE))
 
 
+def ends_of_a_step() -> None:
+    """What is made of positions, and of logits."""
+    positions, lanes = torch.zeros(2, 16, dtype=torch.int32), torch.zeros(2, dtype=torch.int32)
+    rotation(positions, torch.ones(32))
+    ranks(positions, lanes, torch.zeros(3, dtype=torch.int32))
+    best_tokens(torch.zeros(32, 248320), torch.zeros(32, 2, dtype=torch.int64), -1)
+
+
 def attention() -> None:
     """A decode step, and the rows of a chunk."""
     body = TritonAttention(ATTENTION)
@@ -280,13 +290,14 @@ ALL = (
     dense_products,
     quantised_products,
     rows_of_prefill,
+    ends_of_a_step,
     attention,
     blocks_of_attention,
     trees_of_attention,
     delta,
     drafts,
 )
-FEW = (one_quantised_product, rows_of_prefill)
+FEW = (one_quantised_product, rows_of_prefill, ends_of_a_step)
 
 
 # --- what it takes --------------------------------------------------------------------------------

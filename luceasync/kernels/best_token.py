@@ -1,0 +1,109 @@
+"""The highest logit of every row: two small kernels, where torch takes six.
+
+The first looks at stretches of a row side by side, the second at what these found.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from luceasync.kernels.kernel import kernel
+from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
+
+STRETCH = 4096  # logits of a program
+
+
+def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
+    """What is carried, then the lowest id of the highest logit; `no_token` where that is no finite
+    number.
+
+    logits: float [rows, vocab], the numbers of a row beside each other; carry: int64 [rows, n].
+    Returns int64 [rows, n + 1].
+    """
+    num_rows, num_vocab = logits.shape
+    num_stretches = triton.cdiv(num_vocab, STRETCH)
+    peaks = torch.empty(num_rows, num_stretches, device=logits.device)
+    ids = torch.empty(num_rows, num_stretches, dtype=torch.int32, device=logits.device)
+    num_carried = 0 if carry is None else carry.shape[1]
+    packed = torch.empty(num_rows, num_carried + 1, dtype=torch.int64, device=logits.device)
+    options = overlap_options(logits)
+    _stretches_kernel[(num_stretches, num_rows)](
+        logits,
+        peaks,
+        ids,
+        logits.stride(0),
+        num_vocab,
+        STRETCH=STRETCH,
+        num_warps=8,
+        **options,
+    )
+    _rows_kernel[(num_rows,)](
+        peaks,
+        ids,
+        None if carry is None else carry.contiguous(),
+        packed,
+        num_stretches,
+        num_carried,
+        BLOCK=triton.next_power_of_2(num_stretches),
+        BLOCK_CARRIED=triton.next_power_of_2(max(num_carried, 1)),
+        NO_TOKEN=no_token,
+        num_warps=1,
+        **options,
+    )
+    return packed
+
+
+@triton.jit
+def _highest(values, ids):
+    """The highest of values and, of these, the lowest id."""
+    peak = tl.max(values, 0)
+    return peak, tl.min(tl.where(values == peak, ids, 0x7FFFFFFF), 0)
+
+
+@kernel()
+def _stretches_kernel(
+    logits, peaks, ids, stride, num_vocab, STRETCH: tl.constexpr, OVERLAP: tl.constexpr
+):
+    start_next(OVERLAP)
+    stretch, row = tl.program_id(0), tl.program_id(1)
+    token = stretch * STRETCH + tl.arange(0, STRETCH)
+    wait_for_inputs(OVERLAP)
+    at = logits + row.to(tl.int64) * stride + token
+    value = tl.load(at, mask=token < num_vocab, other=float("-inf")).to(tl.float32)
+    # No number is higher than any, so that its row has no token.
+    peak, best = _highest(tl.where(value == value, value, float("inf")), token)
+    place = row * tl.num_programs(0) + stretch
+    tl.store(peaks + place, peak)
+    tl.store(ids + place, best)
+
+
+@kernel()
+def _rows_kernel(
+    peaks,
+    ids,
+    carry,
+    packed,
+    num_stretches,
+    num_carried,
+    BLOCK: tl.constexpr,
+    BLOCK_CARRIED: tl.constexpr,
+    NO_TOKEN: tl.constexpr,
+    OVERLAP: tl.constexpr,
+):
+    start_next(OVERLAP)
+    row = tl.program_id(0)
+    stretch, column = tl.arange(0, BLOCK), tl.arange(0, BLOCK_CARRIED)
+    ok, place = stretch < num_stretches, row * num_stretches + stretch
+    wait_for_inputs(OVERLAP)
+    peak = tl.load(peaks + place, mask=ok, other=float("-inf"))
+    peak, best = _highest(peak, tl.load(ids + place, mask=ok, other=0x7FFFFFFF))
+    is_number = (peak > float("-inf")) & (peak < float("inf"))
+    packed += row * (num_carried + 1)
+    tl.store(packed + num_carried, tl.where(is_number, best, NO_TOKEN).to(tl.int64))
+    if carry is not None:
+        ok = column < num_carried
+        carried = tl.load(carry + row * num_carried + column, mask=ok)
+        tl.store(packed + column, carried, mask=ok)
