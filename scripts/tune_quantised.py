@@ -13,6 +13,7 @@ import itertools
 import multiprocessing
 import os
 import time
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -25,15 +26,17 @@ from luceasync.bench.figures import median
 from luceasync.bench.report import Report, figure, share
 from luceasync.bench.rounds import measure
 from luceasync.kernels import grouped_cuda, grouped_rows
-from luceasync.kernels.grouped_cuda import Share
 from luceasync.kernels.grouped_rows import Tile
+from luceasync.kernels.grouped_share import Share
 from luceasync.kernels.grouped_tiled import Tiled
+from luceasync.kernels.prepared_rows import Arranged, prepared
 from luceasync.models.grouped.ggml import FORMS
 from luceasync.models.grouped.random import random_packed
-from luceasync.models.grouped.tiles import tile
+from luceasync.models.grouped.tiles import coding_of, tile
 from luceasync.models.precision import Precision
 
 NUM_REPLAYS = 5
+NUM_PREPARED = 100  # times, in a chain
 NUM_SHOWN = 5  # of the candidates, for people
 SMALL_ROWS = 2048  # of a weight that a kernel is compiled with
 
@@ -102,6 +105,10 @@ class TritonTiles:
             found.append(Tile(row_blocks, strides, steps, prefetch=prefetch))
         return found
 
+    def prepared(self, case: Case, x: torch.Tensor) -> torch.Tensor:
+        """What `run` multiplies."""
+        return x
+
     def run(
         self, case: Case, chosen: Tile, x: torch.Tensor, weight: Tiled, residual: torch.Tensor
     ) -> None:
@@ -135,8 +142,17 @@ class CudaShares:
                 found.append(Share(row_blocks, warps, stages, splits))
         return found
 
+    def prepared(self, case: Case, x: torch.Tensor) -> torch.Tensor | Arranged:
+        """What `run` multiplies: more than 8 rows are arranged before."""
+        return prepared(x, (coding_of(FORMS[case.type]),))[0]
+
     def run(
-        self, case: Case, chosen: Share, x: torch.Tensor, weight: Tiled, residual: torch.Tensor
+        self,
+        case: Case,
+        chosen: Share,
+        x: torch.Tensor | Arranged,
+        weight: Tiled,
+        residual: torch.Tensor,
     ) -> None:
         if case.paired:
             grouped_cuda.swiglu(x, weight, chosen=chosen)
@@ -162,7 +178,8 @@ def compile_one(work: tuple[Body, Case, Any, int]) -> str:
     small = replace(case, outputs=SMALL_ROWS)
     x = torch.zeros(num_rows, case.dim, dtype=torch.bfloat16, device="cuda")
     try:
-        body.run(small, chosen, x, weight_of(small), x.new_zeros(num_rows, SMALL_ROWS))
+        residual = x.new_zeros(num_rows, SMALL_ROWS)
+        body.run(small, chosen, body.prepared(small, x), weight_of(small), residual)
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[-200:]}"
@@ -170,15 +187,25 @@ def compile_one(work: tuple[Body, Case, Any, int]) -> str:
 
 
 def seconds_each(body: Body, case: Case, chosen: Any, num_rows: int, weights: list[Tiled]) -> float:
-    """Of one launch in a chain."""
-    x = torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
+    """Of one launch in a chain, of rows that are prepared."""
+    x = rows_of(case, num_rows)
     residual = x.new_zeros(num_rows, case.outputs)
+    rows = body.prepared(case, x)
+    return seconds(lambda i: body.run(case, chosen, rows, weights[i], residual), len(weights))
+
+
+def rows_of(case: Case, num_rows: int) -> torch.Tensor:
+    return torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
+
+
+def seconds(launch: Callable[[int], object], num_launches: int) -> float:
+    """Of one of them, one after the other in a CUDA graph."""
 
     def chain() -> None:
-        for weight in weights:
-            body.run(case, chosen, x, weight, residual)
+        for i in range(num_launches):
+            launch(i)
 
-    return median(measure({"": captured(chain)}, NUM_REPLAYS, clock=by_events)[""]) / len(weights)
+    return median(measure({"": captured(chain)}, NUM_REPLAYS, clock=by_events)[""]) / num_launches
 
 
 def tune(
@@ -196,6 +223,10 @@ def tune(
     table = report.table(
         ("divided as", "us", "GB/s", "of the copy"), f"{case.name}, {num_rows} rows"
     )
+    x = rows_of(case, num_rows)
+    if not isinstance(body.prepared(case, x), torch.Tensor):
+        prepared_s = seconds(lambda i: body.prepared(case, x), NUM_PREPARED)
+        report.say(f"{case.name}: {num_rows} rows are arranged in {prepared_s * 1e6:.1f} us")
     for rate, chosen in sorted(found, key=lambda each: -each[0])[:NUM_SHOWN]:
         table.add(
             str(chosen).removeprefix(type(chosen).__name__),

@@ -4,6 +4,7 @@
 
 #include "device_words.cuh"
 #include "grouped_layout.cuh"
+#include "lifts.cuh"
 
 __device__ __forceinline__ float e4m3_of(u32 byte) {
   return as_float((byte & 127) << 20 | (byte & 128) << 24) * 1.329227995784916e36f;  // 2^120
@@ -19,21 +20,16 @@ __device__ __forceinline__ float large(u32 word) {
   return as_float(__byte_perm(word, 0x4b000000, 0x7650 | BYTE));
 }
 
-// Ampere has no product by itself.
-__device__ __forceinline__ u32 times_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000); }
-
 // A code's bits are a bfloat16 number as they are: patterns up to 255 are as many times 2^-133. Rows of x
 // are taken 2^96 times, so that products are far from the smallest numbers, and results 2^37 times. A
 // code of 4 bits in the upper half of a byte stands 16 times too large: its x is taken 2^92 times.
 constexpr bool PLAIN = CODES == UINT || CODES == BIASED;
 constexpr int CODE_EXPONENT = PLAIN ? -133 : CODES == E4M3 ? -120 : CODES == E2M1 ? -127 : 0;
-constexpr int X_EXPONENT = CODE_EXPONENT == 0 ? 0 : 96;
+constexpr int X_EXPONENT = CODE_EXPONENT == 0 ? 0 : LIFT_EXPONENT;
 constexpr bool IN_PLACE = PLAIN && BITS == 4;
 
 constexpr float LIFT = (float)((u64)1 << (CODE_EXPONENT == 0 ? 0 : -CODE_EXPONENT - X_EXPONENT));
 
-// A power of two as a bfloat16 number, twice.
-__host__ __device__ constexpr u32 two_to(int exponent) { return (u32)(127 + exponent) << 7 | (u32)(127 + exponent) << 23; }
 __host__ __device__ constexpr int shift_of(int quarter) { return IN_PLACE && quarter % 2 ? 4 : 0; }  // by which codes are too large
 constexpr u32 ONE = 0x3f803f80;
 

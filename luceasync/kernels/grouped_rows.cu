@@ -8,25 +8,16 @@
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
 // DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, RAGGED, PAIRED,
-// RESIDUAL, FLOAT_OUT, NORM, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says what they
-// mean.
+// RESIDUAL, FLOAT_OUT, NORM, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says
+// what they mean.
 
 #include "device_words.cuh"
 #include "grouped_codes.cuh"
+#include "grouped_columns.cuh"
 #include "grouped_copies.cuh"
 #include "grouped_layout.cuh"
 #include "grouped_sums.cuh"
 #include "row_norm.cuh"
-
-// Several rows, for a product that takes them as they are: a block of NORM_THREADS each.
-extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, float eps) {
-  u64 row = (u64)blockIdx.x * NORM;
-  if constexpr (NORM != 0) {
-    Norming norming(norm);
-    wait_for_inputs();
-    norming(x + row, eps, [&](int column, uint4 normed) { *(uint4*)(out + row + column) = normed; });
-  }
-}
 
 // A warp's sum, of the program that has this rank in the cluster.
 __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
@@ -36,7 +27,7 @@ __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
 static_assert(SHARED_BYTES == AT_ROW + ROW_BYTES, "who launches has counted otherwise");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
-    const u16* x, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
+    const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
     const u8* minimums, const u8* small_minimums, const u16* residual, const float* norm, void* out,
     float eps, int num_rows, int num_row_blocks, int num_blocks, int num_supers, int num_groups,
     int out_stride) {
@@ -83,7 +74,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   float lone[ROW_BLOCKS][2] = {};
   Place place = Place::of(lane);
   Own own(lane);
-  Rows rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
+  RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
   Columns coming;
   if constexpr (!LONE) coming = rows.next(1);
   u32 stage = ring, free = ring + (STAGES - 1) * STAGE_BYTES;
@@ -100,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     if constexpr (LONE) {
       add_lone(lone, at, own, first_block, num_blocks, lane);
     } else {
-      add_several(total, at, first_block, num_blocks, rows, coming, lane);
+      add_several(total, at, first_block, num_blocks, rows, coming, group_sums + lane * 16, lane);
     }
     free = stage;
     stage = stage + STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : stage + STAGE_BYTES;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "grouped_columns.cuh"
 #include "grouped_copies.cuh"
 
 __device__ __forceinline__ void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0.0f; }
@@ -94,49 +95,6 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
   }
 }
 
-// Several rows of x, straight from memory: what a lane multiplies of a block. Rows past the last are
-// the last one, whose products nobody stores, as are blocks, whose weights are 0.
-struct Columns {
-  uint2 of[TILES][4];
-};
-
-__device__ __forceinline__ Columns lifted(const Columns& columns) {
-  Columns found;
-#pragma unroll
-  for (int i = 0; i < TILES; i++) {
-    found.of[i][0] = lifted<0>(columns.of[i][0]), found.of[i][1] = lifted<1>(columns.of[i][1]);
-    found.of[i][2] = lifted<0>(columns.of[i][2]), found.of[i][3] = lifted<1>(columns.of[i][3]);
-  }
-  return found;
-}
-
-struct Rows {
-  const u16* of[TILES];  // the next block
-  int num_blocks, block;
-
-  __device__ __forceinline__ Rows(const u16* x, int first_block, int num_blocks, int num_rows, int lane)
-      : num_blocks(num_blocks), block(first_block) {
-    int begin = RAGGED ? 0 : min(first_block, num_blocks - 1) * 64;
-#pragma unroll
-    for (int i = 0; i < TILES; i++)
-      of[i] = x + (u64)min(8 * i + lane / 4, num_rows - 1) * (num_blocks * 64) + begin + lane % 4 * 4;
-  }
-
-  // Of the next block, `on` blocks after which the one after it begins.
-  __device__ __forceinline__ Columns next(int on) {
-    Columns found;
-    int at = RAGGED ? min(block, num_blocks - 1) * 64 : 0;
-#pragma unroll
-    for (int i = 0; i < TILES; i++) {
-#pragma unroll
-      for (int q = 0; q < 4; q++) found.of[i][q] = *(const uint2*)(of[i] + at + q * 16);
-      if constexpr (!RAGGED) of[i] += on * 64;
-    }
-    block += on;
-    return found;
-  }
-};
-
 // D and M of a unit's rows, where one is for all of it.
 struct Supers {
   Two scale[ROW_BLOCKS], minimum[ROW_BLOCKS];
@@ -206,30 +164,9 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
   }
 }
 
-// Sums of x of all 8 groups of a unit: rows of x are the product's rows here, groups its columns.
-__device__ __forceinline__ void add_groups(float (&groups)[4], const Columns& columns, int block, int g) {
-#pragma unroll
-  for (int q = 0; q < 4; q++) {
-    u32 one = g == block * SUBS + q / QUARTERS ? two_to(shift_of(q)) : 0;
-    const u32 a[4] = {columns.of[0][q].x, columns.of[TILES - 1][q].x, columns.of[0][q].y, columns.of[TILES - 1][q].y};
-    multiply(groups, a, one, one);
-  }
-}
-
-// Takes off M m for each 1 of x: small numbers m, as they are, times sums of x, whose 24 bits are in
-// three bfloat16 numbers.
+// Takes off M m for each 1 of x: small numbers m, as they are, times sums of x.
 __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int lane,
-                                              const Supers& supers, const float (&groups)[4]) {
-  u32 parts[TILES][3];
-#pragma unroll
-  for (int i = 0; i < TILES; i++) {
-    float near = groups[2 * i], far = groups[2 * i + 1];
-#pragma unroll
-    for (int k = 0; k < 3; k++) {
-      parts[i][k] = rounded(near, far);
-      near -= as_float(parts[i][k] << 16), far -= as_float(parts[i][k] & 0xffff0000);
-    }
-  }
+                                              const Supers& supers, const GroupSums& groups) {
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     // Of row g groups 2 (lane % 4) and the next, and these of row 8 + g.
@@ -240,8 +177,8 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
     for (int i = 0; i < TILES; i++) {
       float less[4];
       clear(less);
-      multiply(less, a, parts[i][0], parts[i][1]);
-      multiply(less, near, far, parts[i][2]);
+      multiply(less, a, groups.of[i].x, groups.of[i].y);
+      multiply(less, near, far, groups.of[i].z);
 #pragma unroll
       for (int k = 0; k < 4; k++)
         total[r][i][0][k] = fmaf(-less[k], k < 2 ? supers.minimum[r].near : supers.minimum[r].far, total[r][i][0][k]);
@@ -251,14 +188,14 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
 
 // A unit of several rows of x; `coming`: the columns of its first block, and of the next unit's then.
 __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int first_block,
-                                            int num_blocks, Rows& rows, Columns& coming, int lane) {
+                                            int num_blocks, RowsOfX& rows, Columns& coming, const u8* group_sums, int lane) {
   Supers supers;
-  float groups[4];
-  clear(groups);
+  GroupSums groups;
+  if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
   if constexpr (ALIKE) supers.load(at, 0);
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
-    Columns columns = lifted(coming);
+    Columns columns = rows.lifted(coming);
     // The last of a unit is followed by the warp's next unit; that of the last one is read again.
     bool is_last = first_block + STRIDE * UNIT >= num_blocks;
     int on = block < UNIT - 2 ? 1 : block == UNIT - 2 ? (is_last ? 0 : (STRIDE - 1) * UNIT + 1) : 1;
@@ -270,7 +207,6 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
     smalls.load(at, block);
     if constexpr (!ALIKE && !EACH) supers.load(at, block);
     bool ok = !RAGGED || first_block + block < num_blocks;
-    if constexpr (BY_UNIT) add_groups(groups, columns, block, lane / 4);
     add_part<0>(total, at, block, ok, supers, smalls, words, columns);
     add_part<1>(total, at, block, ok, supers, smalls, words, columns);
     if constexpr (SUBS == 4) {

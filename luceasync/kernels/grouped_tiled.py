@@ -9,6 +9,7 @@ from torch import Tensor
 from luceasync.kernels.grouped_codes import Coding
 
 BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of a weight that lie together
+UNIT = 4  # blocks of columns that a warp of a CUDA C++ program takes at a time
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import grouped_cuda, kernel
+from luceasync.kernels import grouped_cuda, kernel, prepared_rows
 from luceasync.kernels.cuda_program import CompileError, Launch, Program, compiled
-from luceasync.kernels.grouped_cuda import Share, Work, constants_of, share, shared_of
+from luceasync.kernels.grouped_cuda import constants_of
+from luceasync.kernels.grouped_share import Share, Work, share, shared_of
 from luceasync.models.grouped.packed import DTYPES
 from luceasync.models.grouped.tiled_weight import TiledGrouped
 from luceasync.models.grouped.tiles import coding_of
@@ -47,7 +48,8 @@ def place(request: pytest.FixtureRequest) -> torch.device:
     if request.param == "gpu":
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
-    return emulate(grouped_cuda, _PRODUCT="grouped_rows", _NORM="rms_norm")
+    emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
+    return emulate(grouped_cuda, _PRODUCT="grouped_rows")
 
 
 def products() -> Iterator[tuple[str, tuple[int, int], tuple[Share, ...]]]:

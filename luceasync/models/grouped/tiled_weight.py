@@ -11,9 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import grouped_cuda, grouped_numbers, grouped_rows
+from luceasync.kernels import grouped_cuda, grouped_numbers, grouped_rows, prepared_rows
 from luceasync.kernels import rows as row_kernels
+from luceasync.kernels.grouped_codes import Coding
 from luceasync.kernels.grouped_tiled import BLOCK_ROWS, Tiled
+from luceasync.kernels.prepared_rows import Arranged
 from luceasync.models.weights import RowNorm, StackedWeight, as_float
 
 SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
@@ -43,6 +45,11 @@ class TiledGrouped:
         """Of the matrix: numbers of a result."""
         num_rows: int = self._tiled.num_rows
         return num_rows
+
+    @property
+    def coding(self) -> Coding:
+        """Of its numbers."""
+        return self._tiled.coding
 
     def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
@@ -95,8 +102,10 @@ class TiledGrouped:
         rows = grouped_numbers.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
 
-    def linear_into(self, x: Tensor, out: Tensor, norm: RowNorm | None) -> None:
-        """`linear` of rows that grouped_cuda.can_multiply, into columns of a wider matrix."""
+    def linear_into(
+        self, x: Tensor | Arranged, out: Tensor, norm: prepared_rows.RowNorm | None
+    ) -> None:
+        """`linear` of rows as `prepared` has them, into columns of a wider matrix."""
         grouped_cuda.linear(x, self._tiled, norm=norm, out=out)
 
     def _many(self, flat: Tensor) -> Tensor:
@@ -131,9 +140,8 @@ class TiledStack(StackedWeight):
         flat = x.reshape(-1, x.shape[-1])
         if not grouped_cuda.can_multiply(flat):
             return super().linear(x, norm)
-        if norm is not None and len(flat) > 1:  # one row is normed by each product, at no cost
-            flat, norm = grouped_cuda.rms_norm(flat, norm), None
+        rows, left = prepared_rows.prepared(flat, [each.coding for each in self._tiled], norm)
         out = flat.new_empty(len(flat), self._ranges[-1][1])
         for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
-            segment.linear_into(flat, out[:, begin:end], norm)
+            segment.linear_into(rows, out[:, begin:end], left)
         return out.view(*x.shape[:-1], -1)

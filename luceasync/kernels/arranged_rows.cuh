@@ -1,0 +1,18 @@
+// How 9 to 16 rows of x lie when they are arranged: as lanes of tensor cores load them, whole units of 256
+// columns, with zeros for rows and columns past the last.
+//
+// Columns, [block of 64][tile of 8 rows][half][lane][4 words]: a lane's words are of row lane / 4 and of
+// columns 4 (lane % 4) to 4 (lane % 4) + 3 of quarter 2 half, and of the next quarter.
+// Sums of groups of 32 columns, [unit][tile][lane][4 words]: of row lane / 4 and of groups 2 (lane % 4) and the
+// next, in three bfloat16 numbers each, that have all of a float32 number's bits; the fourth word is 0.
+
+#pragma once
+
+#include "device_words.cuh"
+
+constexpr int ARRANGED_ROWS = 16;
+constexpr int LANES_BYTES = 512;                     // one load of a warp
+constexpr int TILE_BYTES = 2 * LANES_BYTES;          // of a block's columns
+constexpr int ARRANGED_BLOCK_BYTES = 2 * TILE_BYTES;
+constexpr int ARRANGED_UNIT_BYTES = 4 * ARRANGED_BLOCK_BYTES;
+constexpr int SUMS_UNIT_BYTES = 2 * LANES_BYTES;

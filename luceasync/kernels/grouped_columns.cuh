@@ -1,0 +1,95 @@
+// Several rows of x, straight from memory: what a lane multiplies of a block.
+
+#pragma once
+
+#include "arranged_rows.cuh"
+#include "grouped_codes.cuh"
+#include "grouped_layout.cuh"
+
+struct Columns {
+  uint2 of[TILES][4];
+};
+
+// Up to 8 rows, as they are. Rows past the last are the last one, whose products nobody stores, as are
+// blocks, whose weights are 0.
+struct PlainRows {
+  const u16* of[TILES];  // the next block
+  int num_blocks, block;
+
+  __device__ __forceinline__ PlainRows(const u16* x, int first_block, int num_blocks, int num_rows, int lane)
+      : num_blocks(num_blocks), block(first_block) {
+    int begin = RAGGED ? 0 : min(first_block, num_blocks - 1) * 64;
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+      of[i] = x + (u64)min(8 * i + lane / 4, num_rows - 1) * (num_blocks * 64) + begin + lane % 4 * 4;
+  }
+
+  // Of the next block, `on` blocks after which the one after it begins.
+  __device__ __forceinline__ Columns next(int on) {
+    Columns found;
+    int at = RAGGED ? min(block, num_blocks - 1) * 64 : 0;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+#pragma unroll
+      for (int q = 0; q < 4; q++) found.of[i][q] = *(const uint2*)(of[i] + at + q * 16);
+      if constexpr (!RAGGED) of[i] += on * 64;
+    }
+    block += on;
+    return found;
+  }
+
+  __device__ __forceinline__ static Columns lifted(const Columns& columns) {
+    Columns found;
+#pragma unroll
+    for (int i = 0; i < TILES; i++) {
+      found.of[i][0] = ::lifted<0>(columns.of[i][0]), found.of[i][1] = ::lifted<1>(columns.of[i][1]);
+      found.of[i][2] = ::lifted<0>(columns.of[i][2]), found.of[i][3] = ::lifted<1>(columns.of[i][3]);
+    }
+    return found;
+  }
+};
+
+// 9 to 16 rows, arranged and lifted: there are as many blocks as whole units have.
+struct ArrangedRows {
+  const u8* columns;  // of a lane: the next block
+
+  __device__ __forceinline__ ArrangedRows(const u16* x, int first_block, int num_blocks, int, int lane)
+      : columns((const u8*)x + (first_block < num_blocks ? first_block : 0) * ARRANGED_BLOCK_BYTES + lane * 16) {}
+
+  // As PlainRows has it.
+  __device__ __forceinline__ Columns next(int on) {
+    Columns found;
+#pragma unroll
+    for (int i = 0; i < TILES; i++)
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        uint4 four = *(const uint4*)(columns + i * TILE_BYTES + half * LANES_BYTES);
+        found.of[i][2 * half] = make_uint2(four.x, four.y), found.of[i][2 * half + 1] = make_uint2(four.z, four.w);
+      }
+    columns += on * ARRANGED_BLOCK_BYTES;
+    return found;
+  }
+
+  __device__ __forceinline__ static Columns lifted(const Columns& columns) { return columns; }
+};
+
+// Sums of x of the groups of a unit, as arranged rows have them.
+struct GroupSums {
+  uint4 of[TILES];
+
+  // `sums`: of a lane, for the first unit.
+  __device__ __forceinline__ void load(const u8* sums, int unit) {
+#pragma unroll
+    for (int i = 0; i < TILES; i++) of[i] = *(const uint4*)(sums + unit * SUMS_UNIT_BYTES + i * LANES_BYTES);
+  }
+};
+
+template <bool ARRANGED>
+struct Chosen {
+  using Rows = PlainRows;
+};
+template <>
+struct Chosen<true> {
+  using Rows = ArrangedRows;
+};
+using RowsOfX = Chosen<SLOTS == 1>::Rows;

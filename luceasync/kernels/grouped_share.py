@@ -1,0 +1,117 @@
+"""How a product of few rows with a quantised matrix is divided among programs and warps of a GPU.
+
+Pure; counts the shared memory of grouped_rows.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from luceasync.kernels.grouped_codes import Coding, num_parts
+from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
+from luceasync.kernels.prepared_rows import NORM_THREADS
+
+WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
+HUGE = 32768
+LONG = 6144  # columns
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a program takes: `row_blocks` of 16 weight rows (of gate and up together), whose columns
+    are divided among `splits` programs of `warps` each; `stages` of 256 columns, the one that is
+    multiplied counted in, are in shared memory.
+    """
+
+    row_blocks: int
+    warps: int
+    stages: int
+    splits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is multiplied: `x_rows` rows of x (1, 8 or 16), the first of which is normed by the
+    program itself where `norm` is its number of columns, with a matrix [num_outputs (twice that if
+    paired), num_columns]; `scales`: the dtype of its scales.
+    """
+
+    coding: Coding
+    scales: torch.dtype
+    num_outputs: int
+    num_columns: int
+    x_rows: int
+    paired: bool
+    norm: int = 0
+
+
+def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
+    """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
+    and may have clusters: the fastest of a sweep over shapes of 4B and 27B models on an H200
+    (scripts/tune_quantised.py), rounded to a rule. Up to 8 rows `warps`, and with them a row's
+    bits, do not depend on `x_rows`.
+    """
+    wanted = _many_rows(work, has_clusters) if work.x_rows > 8 else _few_rows(work)
+    return next(each for each in _smaller(wanted, work) if shared_of(work, each) <= most_bytes)
+
+
+def _few_rows(work: Work) -> Share:
+    num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
+    if work.paired or work.num_outputs >= HUGE:
+        return Share(2, 5 if work.paired and num_units >= 20 else 4, 2)
+    if work.coding.bits == 8:
+        return Share(1, 5, 2) if num_units <= 10 else Share(1, 6, 3)
+    if num_units <= 10 or work.num_outputs >= WIDE:
+        return Share(1, 4, 3)
+    if work.num_outputs >= SMALL:
+        return Share(1, 8, 2)
+    return Share(1, 10, 4) if num_units >= 32 else Share(1, 8, 3)
+
+
+def _many_rows(work: Work, has_clusters: bool) -> Share:
+    bits, num_columns = work.coding.bits, work.num_columns
+    if work.paired:
+        return Share(2, 3, 3) if bits < 8 else Share(2, 2, 2)
+    if work.num_outputs >= HUGE:
+        return Share(2, 2, 2)
+    if work.num_outputs >= WIDE:
+        return Share(1, 3, 2) if bits in (5, 6) else Share(2, 4, 2)
+    if work.num_outputs < SMALL // 2:
+        return Share(1, 8, 3)
+    if has_clusters and work.num_outputs >= SMALL and num_columns >= LONG:
+        return Share(1, 3, 2, splits=2) if bits in (5, 6) else Share(2, 4, 2, splits=2)
+    return Share(2, 8 if num_columns > 10 * UNIT * BLOCK_COLUMNS else 6, 2)
+
+
+def _smaller(share: Share, work: Work) -> Iterator[Share]:
+    """It, and what wants less memory, for cards that have less than an H200."""
+    yield share
+    while share.stages > 2:
+        yield (share := replace(share, stages=share.stages - 1))
+    least = NORM_THREADS // 32 if work.norm else 1
+    while share.warps > least:
+        yield (share := replace(share, warps=share.warps - 1))
+
+
+def shared_of(work: Work, share: Share) -> int:
+    """Bytes of shared memory of a program; grouped_rows.cu says what they are for."""
+    coding, scale_bytes = work.coding, work.scales.itemsize
+    parts: int = num_parts(coding.group)
+    code_bytes = UNIT * (1024 if coding.bits == 8 else 512)
+    plane_bytes = UNIT // 2 * 32 * {5: 8, 6: 16}.get(coding.bits, 0)
+    each = coding.supergroup in (16, 32)
+    is_alike = not each and coding.supergroup // BLOCK_COLUMNS % UNIT == 0
+    num_supers = UNIT * parts if each else 1 if is_alike else UNIT
+    num_chunks = UNIT * parts * ((coding.small != "none") + coding.has_small_minimums)
+    num_chunks += num_supers * scale_bytes * (2 if coding.minimum == "own" else 1)
+    stage_bytes = share.row_blocks * (code_bytes + plane_bytes + 16 * num_chunks)
+    if work.x_rows == 1 and not work.norm:
+        stage_bytes += UNIT * BLOCK_COLUMNS * 2
+    width = share.row_blocks * BLOCK_ROWS
+    sum_bytes = width * 4 if work.x_rows == 1 else work.x_rows * (width + 4) * 4
+    unit_columns = UNIT * BLOCK_COLUMNS
+    row_bytes = -(-work.norm // unit_columns) * unit_columns * 2
+    return share.warps * max(share.stages * stage_bytes, sum_bytes) + row_bytes

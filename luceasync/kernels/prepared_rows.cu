@@ -1,0 +1,90 @@
+// Rows of x, before products of several rows take them: normed, and more than 8 arranged too.
+//
+// Compiled with: NORM (columns of a row that is normed, else 0), OVERLAP; WARPS (of a program), LIFTS (a bit for
+// each of the lifts below that is wanted), SUMS. luceasync.kernels.prepared_rows says what they mean.
+
+#include "arranged_rows.cuh"
+#include "device_words.cuh"
+#include "lifts.cuh"
+#include "row_norm.cuh"
+
+// Up to 8 rows, a program of NORM_THREADS each.
+extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, float eps) {
+  u64 row = (u64)blockIdx.x * NORM;
+  if constexpr (NORM != 0) {
+    Norming norming(norm);
+    wait_for_inputs();
+    norming(x + row, eps, [&](int column, uint4 normed) { *(uint4*)(out + row + column) = normed; });
+  }
+}
+
+// By what an even and an odd quarter of 16 columns are taken times: for codes that are numbers of a table, for
+// those that are bfloat16 numbers as they are, and for those of 4 bits in place (grouped_codes.cuh).
+constexpr int NUM_LIFTS = 3;
+__host__ __device__ constexpr u32 even_lift(int lift) { return two_to(lift == 0 ? 0 : LIFT_EXPONENT); }
+__host__ __device__ constexpr u32 odd_lift(int lift) { return two_to(lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 ? 4 : 0)); }
+
+// The sum of the group of 32 columns that four lanes have 8 of each.
+__device__ __forceinline__ float sum_of_group(uint4 own) {
+  const u32 pairs[4] = {own.x, own.y, own.z, own.w};
+  float sum = 0.0f;
+#pragma unroll
+  for (int k = 0; k < 4; k++) sum += as_float(pairs[k] << 16) + as_float(pairs[k] & 0xffff0000);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  sum += __shfl_xor_sync(~0u, sum, 2);
+  return sum * as_float(two_to(LIFT_EXPONENT) & 0xffff0000);
+}
+
+// A warp's unit of one row, of which `own` is a lane's 8 columns. `columns`: of all lifts, one after the other.
+__device__ __forceinline__ void arrange(uint4 own, int row, int unit, int num_units, u8* columns, u8* sums) {
+  int lane = threadIdx.x % 32, tile = row / 8, first_lane = row % 8 * 4;
+  // The lane beside, 16 columns away, has what follows of the same lane of a tensor core.
+  bool is_odd = lane & 2;
+  u32 x = __shfl_xor_sync(~0u, is_odd ? own.x : own.z, 2), y = __shfl_xor_sync(~0u, is_odd ? own.y : own.w, 2);
+  uint4 words = is_odd ? make_uint4(x, y, own.z, own.w) : make_uint4(own.x, own.y, x, y);
+  int to_lane = first_lane + 2 * (lane & 1) + is_odd;
+  columns += (u64)unit * ARRANGED_UNIT_BYTES + lane / 8 * ARRANGED_BLOCK_BYTES + tile * TILE_BYTES +
+             lane / 4 % 2 * LANES_BYTES + to_lane * 16;
+#pragma unroll
+  for (int lift = 0; lift < NUM_LIFTS; lift++) {
+    if (!(LIFTS >> lift & 1)) continue;
+    u32 even = even_lift(lift), odd = odd_lift(lift);
+    *(uint4*)columns = make_uint4(times_bf16x2(words.x, even), times_bf16x2(words.y, even),
+                                  times_bf16x2(words.z, odd), times_bf16x2(words.w, odd));
+    columns += (u64)num_units * ARRANGED_UNIT_BYTES;
+  }
+  if constexpr (SUMS != 0) {
+    float near = sum_of_group(own), far = __shfl_xor_sync(~0u, near, 4);
+    u32 parts[3];
+#pragma unroll
+    for (int k = 0; k < 3; k++) {
+      parts[k] = rounded(near, far);
+      near -= as_float(parts[k] << 16), far -= as_float(parts[k] & 0xffff0000);
+    }
+    sums += (u64)unit * SUMS_UNIT_BYTES + tile * LANES_BYTES + (first_lane + lane / 8) * 16;
+    if (lane % 8 == 0) *(uint4*)sums = make_uint4(parts[0], parts[1], parts[2], 0);
+  }
+}
+
+// 9 to 16 rows [num_rows, num_columns]. A warp arranges a unit of one row; a program that norms has a whole row,
+// since each of its columns wants all of them.
+extern "C" __global__ void __launch_bounds__(WARPS * 32) arrange_rows(const u16* x, const float* norm, u8* columns, u8* sums,
+                                                                      float eps, int num_rows, int num_columns) {
+  int row = blockIdx.x % ARRANGED_ROWS, num_units = (num_columns + 255) / 256;
+  int first_unit = blockIdx.x / ARRANGED_ROWS * WARPS + threadIdx.x / 32;
+  bool is_there = row < num_rows;
+  x += (u64)row * num_columns;
+  Norming norming(norm);
+  wait_for_inputs();
+  if constexpr (NORM != 0) {
+    if (is_there) norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + column * 2) = normed; });
+    __syncthreads();
+  }
+  for (int unit = first_unit; unit < num_units; unit += gridDim.x / ARRANGED_ROWS * WARPS) {
+    int column = unit * 256 + threadIdx.x % 32 * 8;
+    uint4 own = {};
+    if (is_there && column < num_columns)
+      own = NORM != 0 ? load<uint4>(shared_begin() + column * 2) : *(const uint4*)(x + column);
+    arrange(own, row, unit, num_units, columns, sums);
+  }
+}

@@ -1,0 +1,144 @@
+"""Rows of x before products of several rows take them (prepared_rows.cu): normed, and more than 8
+arranged once for all programs, as lanes of tensor cores load them.
+
+Owns how arranged rows lie, with arranged_rows.cuh.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.kernels.cuda_program import Launch, Program
+from luceasync.kernels.grouped_codes import Coding
+from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, UNIT
+from luceasync.kernels.overlap import can_overlap
+
+MOST_PLAIN = 8  # rows that products take as they are
+ARRANGED_ROWS = 16  # as many as there are room for
+NORM_THREADS = 128  # of a row that is normed; every program has at least as many
+UNIT_COLUMNS = UNIT * BLOCK_COLUMNS
+# Warps of a program: the first ones of a row that is normed norm it, all of them arrange it.
+PLAIN_WARPS, NORM_WARPS = 4, 16
+
+SOURCE = Path(__file__).with_name("prepared_rows.cu")
+_NORM = Program(SOURCE, "rms_norm")
+_ARRANGE = Program(SOURCE, "arrange_rows")
+
+
+class RowNorm(Protocol):
+    """See luceasync.models.weights.RowNorm."""
+
+    @property
+    def weight(self) -> Tensor: ...
+
+    @property
+    def eps(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Arranged:
+    """9 to 16 rows of num_columns columns, in whole units of 256 columns.
+
+    columns: bfloat16 [lifts, units, blocks of 64, tiles of 8 rows, 2, lanes, 8 numbers], for each
+    of `lifts` one after the other; group_sums: bfloat16 [units, tiles, lanes, 8 numbers], or None
+    if no product wants them. arranged_rows.cuh says which row and column a number is of.
+    """
+
+    num_rows: int
+    num_columns: int
+    lifts: tuple[int, ...]
+    columns: Tensor
+    group_sums: Tensor | None
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def of(self, coding: Coding) -> Tensor:
+        """`columns`, as products with a matrix of this coding want them."""
+        return self.columns[self.lifts.index(lift_of(coding))]
+
+
+def lift_of(coding: Coding) -> int:
+    """By which powers of two rows of x are taken times: one of prepared_rows.cu's lifts."""
+    if coding.codes == "table":
+        return 0
+    return 2 if coding.bits == 4 and coding.codes in ("uint", "biased") else 1
+
+
+def wants_sums(coding: Coding) -> bool:
+    """Whether products take minimums off for all groups of a unit at once: BY_UNIT in
+    grouped_layout.cuh.
+    """
+    is_alike = coding.group == 32 and coding.supergroup % UNIT_COLUMNS == 0
+    has_both = coding.minimum == "own" and coding.has_small_minimums
+    return is_alike and has_both and coding.codes != "biased" and coding.zero == 0
+
+
+def prepared(
+    x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None
+) -> tuple[Tensor | Arranged, RowNorm | None]:
+    """What products with matrices of these codings take, so that it is made once for all of them,
+    and the norm that is left to them: one row is normed by each product, at no cost.
+    """
+    x = x.contiguous()
+    assert len(x) <= ARRANGED_ROWS and x.dtype == torch.bfloat16, "few rows of bfloat16"
+    if len(x) > MOST_PLAIN:
+        return arrange(x, codings, norm), None
+    if norm is not None and len(x) > 1:
+        return rms_norm(x, norm), None
+    return x, norm
+
+
+def rms_norm(x: Tensor, norm: RowNorm) -> Tensor:
+    """As a product of one row norms it, bit by bit. x: bfloat16 [rows, columns], contiguous."""
+    out = torch.empty_like(x)
+    constants = _constants(x, norm, NORM_THREADS // 32)
+    launch = Launch(len(x), NORM_THREADS)
+    _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
+    return out
+
+
+def arrange(x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None) -> Arranged:
+    """Rows for products with matrices of these codings, as `rms_norm` has them if a norm is given.
+    x: bfloat16 [9 to 16, columns], contiguous, columns a multiple of 64.
+    """
+    num_rows, num_columns = x.shape
+    assert MOST_PLAIN < num_rows <= ARRANGED_ROWS and num_columns % BLOCK_COLUMNS == 0
+    lifts = tuple(sorted({lift_of(coding) for coding in codings}))
+    num_units = -(-num_columns // UNIT_COLUMNS)
+    columns = x.new_empty(len(lifts), num_units, UNIT, 2, 2, 32, 8)
+    has_sums = any(wants_sums(coding) for coding in codings)
+    group_sums = x.new_empty(num_units, 2, 32, 8) if has_sums else None
+    warps = PLAIN_WARPS if norm is None else NORM_WARPS
+    constants = _constants(x, norm, warps, lifts, has_sums=has_sums)
+    programs_of_row = -(-num_units // warps) if norm is None else 1
+    row_bytes = 0 if norm is None else 2 * num_columns
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    launch = Launch(ARRANGED_ROWS * programs_of_row, warps * 32, row_bytes)
+    arguments = (x, weight, columns, group_sums, eps, num_rows, num_columns)
+    _ARRANGE.launch(x.device, constants, launch, arguments)
+    return Arranged(num_rows, num_columns, lifts, columns, group_sums)
+
+
+def _constants(
+    x: Tensor,
+    norm: RowNorm | None,
+    warps: int,
+    lifts: tuple[int, ...] = (),
+    *,
+    has_sums: bool = False,
+) -> dict[str, int]:
+    """What a program is compiled with."""
+    return {
+        "NORM": 0 if norm is None else x.shape[1],
+        "OVERLAP": int(can_overlap(x.device.index or 0)),
+        "WARPS": warps,
+        "LIFTS": sum(1 << lift for lift in lifts),
+        "SUMS": int(has_sums),
+    }

@@ -1,0 +1,109 @@
+"""Rows that are arranged for products of 9 to 16: where each number lies, by how much it is lifted,
+and that sums of groups lose nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.kernels import prepared_rows
+from luceasync.kernels.prepared_rows import Arranged, arrange, rms_norm, wants_sums
+from luceasync.models.grouped.tiles import coding_of
+from tests.kernels.places import gpu_of_nvidia, on_both
+from tests.kernels.test_grouped import ALL
+
+LIFT = 2.0**96
+# By what even and odd quarters of 16 columns are taken times.
+LIFTS = {
+    **dict.fromkeys(
+        ("Q4_K", "Q4_1"), (LIFT, LIFT / 16)
+    ),  # odd codes are 16 times too large in place
+    **dict.fromkeys(("Q5_K", "Q6_K", "Q8_0", "FP8", "MXFP4", "NVFP4"), (LIFT, LIFT)),
+    "IQ4_NL": (1.0, 1.0),  # codes are numbers of a table
+}
+WITH_SUMS = {"Q4_K", "Q5_K"}
+
+
+@dataclass(frozen=True)
+class Norm:
+    weight: Tensor
+    eps: float = 1e-6
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> torch.device:
+    """Where programs run."""
+    if request.param == "gpu":
+        return gpu_of_nvidia()
+    emulate = request.getfixturevalue("emulate")
+    return emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
+
+
+def rows(num_rows: int, num_columns: int, device: torch.device) -> Tensor:
+    return torch.randn(num_rows, num_columns, device=device, dtype=torch.bfloat16)
+
+
+def padded(x: Tensor) -> Tensor:
+    """[16, whole units of 256 columns], zeros where x has nothing."""
+    return F.pad(x, (0, -x.shape[1] % 256, 0, 16 - len(x)))
+
+
+def columns_of(x: Tensor, lifts: tuple[float, float]) -> Tensor:
+    """[units, 4, 2, 2, 32, 8], number by number."""
+    x = padded(x).cpu()
+    found = torch.empty(x.shape[1] // 256, 4, 2, 2, 32, 8, dtype=x.dtype)
+    for row, unit, block, half, pair in torch.cartesian_prod(
+        *map(torch.arange, (16, len(found), 4, 2, 4))
+    ).tolist():
+        for number in range(8):
+            quarter = 2 * half + number // 4
+            column = 256 * unit + 64 * block + 16 * quarter + 4 * pair + number % 4
+            lane = 4 * (row % 8) + pair
+            lifted = x[row, column] * lifts[quarter % 2]
+            found[unit, block, row // 8, half, lane, number] = lifted
+    return found
+
+
+def sums_of(arranged: Arranged) -> Tensor:
+    """Of groups of 32 columns: float64 [16, groups], from three parts each."""
+    parts = arranged.group_sums.double().view(-1, 2, 8, 4, 4, 2)
+    assert (parts[..., 3, :] == 0).all()
+    return parts.sum(-2).permute(1, 2, 0, 3, 4).reshape(16, -1)
+
+
+@on_both(
+    "num_rows, num_columns, normed",
+    [(n, columns, normed) for n in (9, 13, 16) for columns in (320, 5120) for normed in (0, 1)],
+    [(9, 320, False), (13, 1216, True), (16, 512, True), (16, 64, False)],
+)
+def test_a_number_lies_where_its_lane_loads_it(
+    num_rows: int, num_columns: int, normed: bool, place
+) -> None:
+    x = rows(num_rows, num_columns, place)
+    norm = Norm(torch.rand(num_columns, device=place) + 0.5) if normed else None
+    plain = x if norm is None else rms_norm(x, norm)
+    for name, lifts in LIFTS.items():
+        coding = coding_of(ALL[name])
+        arranged = arrange(x, [coding], norm)
+        assert len(arranged) == num_rows
+        assert torch.equal(arranged.of(coding).cpu(), columns_of(plain, lifts)), name
+        assert wants_sums(coding) == (name in WITH_SUMS) == (arranged.group_sums is not None)
+        if name in WITH_SUMS:
+            wanted = padded(plain).double().unflatten(1, (-1, 32)).sum(-1) * LIFT
+            torch.testing.assert_close(sums_of(arranged), wanted, rtol=1e-6, atol=1e-6 * LIFT)
+
+
+@on_both("names", [("Q4_K", "Q6_K", "IQ4_NL")], [("Q4_K", "Q6_K", "IQ4_NL")])
+def test_matrices_of_several_forms_share_a_launch(names: tuple[str, ...], place) -> None:
+    x, codings = rows(11, 576, place), [coding_of(ALL[name]) for name in names]
+    together = arrange(x, codings)
+    for coding in codings:
+        alone = arrange(x, [coding])
+        assert torch.equal(together.of(coding), alone.of(coding))
+        if wants_sums(coding):
+            assert torch.equal(together.group_sums, alone.group_sums)
