@@ -76,6 +76,35 @@ __device__ __forceinline__ uint4 load<uint4>(u32 at) {
   return v;
 }
 
+// Four matrices of 8 rows of 8 bf16 numbers (NVIDIA's ldmatrix): lane 8 i + r says where row r of the i-th
+// lies. A lane gets of each row lane / 4, columns lane % 4 * 2 and the next; if TRANSPOSED, of its transpose.
+template <bool TRANSPOSED>
+__device__ __forceinline__ void load_matrices(u32 (&m)[4], u32 at) {
+  if (TRANSPOSED) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at)
+                 : "memory");
+  } else {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(at)
+                 : "memory");
+  }
+}
+
+// Adds 1 to a counter of all programs, and says what it was. What this program has written is there for who
+// comes later, and what those before have written is here: of all threads that have synced with this one.
+__device__ __forceinline__ u32 arrive(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+  return before;
+}
+
+// What other programs of this launch have written: no cache of this multiprocessor may answer.
+__device__ __forceinline__ float4 load_of_others(const float4* from) { return __ldcg(from); }
+__device__ __forceinline__ float2 load_of_others(const float2* from) { return __ldcg(from); }
+
 // Of the shared memory of another program of the cluster.
 __device__ __forceinline__ float load_of_program(u32 at, u32 rank) {
   u32 there;

@@ -1,10 +1,13 @@
-"""Attention on GPUs: fused Triton kernels, and torch's library where a prompt has many rows.
+"""Attention on GPUs: fused kernels, a lane's one row in CUDA C++ where that runs and in Triton
+elsewhere, and torch's library where a prompt has many rows.
 
 Everything can be captured as a CUDA graph but passes of many rows, and reads `rows` and `paths`
 from the device alone.
 """
 
 from __future__ import annotations
+
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from luceasync.kernels import attention as attention_kernels
+from luceasync.kernels import attention_cuda
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.block_attention import attend_block, merge
 from luceasync.kernels.commit import commit_attention, commit_recent
@@ -33,6 +37,7 @@ class TritonAttention:
     def __init__(self, spec: AttentionSizes) -> None:
         self._spec = spec
         self._frequencies: Tensor | None = None  # where the first pass is, as are all others
+        self._arrivals: Tensor | None = None  # where CUDA C++ runs: of this body's launches alone
 
     def prepare(self, positions: Tensor) -> Rotation:
         if self._frequencies is None:
@@ -45,20 +50,7 @@ class TritonAttention:
         keys, values, *ring = state
         weights = (norms.query, norms.key, norms.eps)
         if projected.shape[1] == 1 and rows.past is None:
-            return attention_kernels.attend(
-                projected[:, 0],
-                weights,
-                keys,
-                values,
-                rows.lanes,
-                rows.ranks[:, 0],
-                rows.tables,
-                (cos[:, 0], sin[:, 0]),
-                num_heads=spec.num_heads,
-                rotary_dim=spec.rotary_dim,
-                gated=spec.gated,
-                ring=ring[0] if ring else None,
-            )[:, None]
+            return self._attend_one(projected[:, 0], weights, state, rows)[:, None]
         queries = row_kernels.write_heads(
             projected,
             weights,
@@ -83,6 +75,37 @@ class TritonAttention:
         if spec.gated:
             out = out * torch.sigmoid(projected[..., -spec.query_dim :])
         return out
+
+    def _attend_one(
+        self,
+        projected: Tensor,
+        norms: tuple[Tensor | None, Tensor | None, float],
+        state: State,
+        rows: Rows,
+    ) -> Tensor:
+        """A row of each lane. [entries, width of the projection] -> [entries, query_dim]"""
+        spec = self._spec
+        cos, sin = (angle[:, 0] for angle in rows.prepared[spec])
+        keys, values, *ring = state
+        attend = attention_kernels.attend
+        if attention_cuda.can_attend(projected, keys, spec.num_heads, spec.rotary_dim):
+            if self._arrivals is None:  # a captured graph keeps it: it is made when warming up
+                self._arrivals = attention_cuda.new_arrivals(keys.device)
+            attend = partial(attention_cuda.attend, arrivals=self._arrivals)
+        return attend(
+            projected,
+            norms,
+            keys,
+            values,
+            rows.lanes,
+            rows.ranks[:, 0],
+            rows.tables,
+            (cos, sin),
+            num_heads=spec.num_heads,
+            rotary_dim=spec.rotary_dim,
+            gated=spec.gated,
+            ring=ring[0] if ring else None,
+        )
 
     def attend_tree(
         self,

@@ -6,6 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
+#include <utility>
+
 #include "machine.h"
 
 #define __device__
@@ -37,6 +39,7 @@ struct alignas(16) float4 {
 inline uint2 make_uint2(uint32_t x, uint32_t y) { return {x, y}; }
 inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w) { return {x, y, z, w}; }
 inline float2 make_float2(float x, float y) { return {x, y}; }
+inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 
 inline float __uint_as_float(uint32_t bits) {
   float found;

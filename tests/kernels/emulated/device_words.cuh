@@ -50,6 +50,32 @@ inline T load(u32 at) {
   return *(const T*)machine::read(at, sizeof(T));
 }
 
+// Of each lane a row, and what it gets.
+struct Matrices {
+  const u16* row;
+  u32* found;
+};
+
+template <bool TRANSPOSED>
+inline void load_matrices(u32 (&m)[4], u32 at) {
+  Matrices own{(const u16*)machine::read(at, 16), m};
+  machine::meet_warp("a load of matrices", &own, [](void* const(&all)[machine::LANES]) {
+    for (int lane = 0; lane < machine::LANES; lane++)
+      for (int i = 0; i < 4; i++) {
+        auto number = [&](int row, int column) {
+          if (TRANSPOSED) std::swap(row, column);
+          return (u32)((Matrices*)all[8 * i + row])->row[column];
+        };
+        int row = lane / 4, column = lane % 4 * 2;
+        ((Matrices*)all[lane])->found[i] = number(row, column) | number(row, column + 1) << 16;
+      }
+  });
+}
+
+inline u32 arrive(u32* counter) { return (*counter)++; }
+inline float4 load_of_others(const float4* from) { return *from; }
+inline float2 load_of_others(const float2* from) { return *from; }
+
 inline float load_of_program(u32 at, u32 rank) { return *(const float*)machine::read_of_program(at, 4, rank); }
 inline void wait_for_cluster() { machine::sync_cluster(); }
 

@@ -1,0 +1,90 @@
+// Softmaxes over parts of a context become one: those of a program's warps, then those of all programs of a kv
+// head. Parts are added in their own order, whoever comes last: a result is the same bits at every run.
+
+#pragma once
+
+#include "attend_layout.cuh"
+
+constexpr int QUADS = GROUP * HEAD_DIM / 4;  // of a kv head's results: 4 dimensions of a head
+constexpr int TOGETHER = 16;                 // parts that are on their way at a time
+
+// Of a quad.
+struct Part {
+  float4 sum;
+  float best, weight;
+};
+
+template <int N>
+__device__ __forceinline__ Part merged(const Part (&parts)[N], int count) {
+  float best = parts[0].best;
+#pragma unroll
+  for (int i = 1; i < N; i++)
+    if (i < count) best = fmaxf(best, parts[i].best);
+  Part all = {{0.0f, 0.0f, 0.0f, 0.0f}, best, 0.0f};
+#pragma unroll
+  for (int i = 0; i < N; i++) {
+    if (i >= count) continue;
+    float share = exp2f(parts[i].best - best);
+    all.weight += parts[i].weight * share;
+    all.sum.x += parts[i].sum.x * share, all.sum.y += parts[i].sum.y * share;
+    all.sum.z += parts[i].sum.z * share, all.sum.w += parts[i].sum.w * share;
+  }
+  return all;
+}
+
+// Of the first `num_warps`, where `Softmax::finish` has left it.
+__device__ __forceinline__ Part merged_warps(u32 begin, int quad, int num_warps) {
+  int head = quad / (HEAD_DIM / 4), column = quad % (HEAD_DIM / 4) * 4;
+  Part parts[WARPS];
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) {
+    if (w >= num_warps) continue;
+    uint4 sum = load<uint4>(begin + w * RING_BYTES + (head * SUM_COLUMNS + column) * 4);
+    uint2 weight = load<uint2>(begin + AT_WEIGHTS + (w * GROUP + head) * 8);
+    parts[w].sum = make_float4(as_float(sum.x), as_float(sum.y), as_float(sum.z), as_float(sum.w));
+    parts[w].best = as_float(weight.x), parts[w].weight = as_float(weight.y);
+  }
+  return merged(parts, num_warps);
+}
+
+// What programs leave for the last of them.
+struct Parts {
+  float4* sums;     // [splits][QUADS]
+  float2* weights;  // [splits][GROUP]: best, weight
+
+  __device__ __forceinline__ void store(int split, int quad, const Part& part) const {
+    sums[split * QUADS + quad] = part.sum;
+    int head = quad / (HEAD_DIM / 4);
+    if (quad % (HEAD_DIM / 4) == 0) weights[split * GROUP + head] = make_float2(part.best, part.weight);
+  }
+
+  __device__ __forceinline__ Part merged_splits(int quad, int count) const {
+    Part parts[TOGETHER + 1];
+    for (int begin = 0; begin < count; begin += TOGETHER) {
+      bool is_first = begin == 0;
+      int num_new = min(count - begin, TOGETHER);
+#pragma unroll
+      for (int i = 0; i < TOGETHER; i++) {
+        if (i >= num_new) continue;
+        parts[i + 1].sum = load_of_others(sums + (begin + i) * QUADS + quad);
+        float2 weight = load_of_others(weights + (begin + i) * GROUP + quad / (HEAD_DIM / 4));
+        parts[i + 1].best = weight.x, parts[i + 1].weight = weight.y;
+      }
+      if (is_first) parts[0] = {{0.0f, 0.0f, 0.0f, 0.0f}, parts[1].best, 0.0f};
+      parts[0] = merged(parts, num_new + 1);
+    }
+    return parts[0];
+  }
+};
+
+// The result of a quad: its weights sum to 1, and the gate lets through what it does.
+__device__ __forceinline__ uint2 finished(const Part& part, uint2 gate) {
+  float4 sum = part.sum;
+  float one = 1.0f / part.weight;
+  sum.x *= one, sum.y *= one, sum.z *= one, sum.w *= one;
+  if (GATED) {
+    sum.x /= 1.0f + __expf(-low_of(gate.x)), sum.y /= 1.0f + __expf(-high_of(gate.x));
+    sum.z /= 1.0f + __expf(-low_of(gate.y)), sum.w /= 1.0f + __expf(-high_of(gate.y));
+  }
+  return make_uint2(rounded(sum.x, sum.y), rounded(sum.z, sum.w));
+}

@@ -1,0 +1,172 @@
+// Attention of one new row per lane, in one launch: head norms, rotation, the write into the lane's page, and
+// flash-decoding (Dao et al., 2023) over the lane's pages.
+//
+// A program takes one kv head's group of query heads through one of up to SPLITS parts of the context. Which
+// part depends on the context's length alone. What earlier steps have left of keys and values is on its way
+// before the kernel in front has ended; each warp copies units of 16 tokens into its own ring of shared memory,
+// and waits for nobody until its sums are added to the others'. Of a kv head's programs the last one to come
+// merges what all have left.
+//
+// Compiled with: GROUP, KV_HEADS, HEAD_DIM, HALF (of the rotated dimensions), GATED, NEWEST (0: no ring) (the
+// layer); WARPS, STAGES, SPLITS, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.attention_cuda says
+// what they mean.
+
+#include "attend_heads.cuh"
+#include "attend_layout.cuh"
+#include "attend_merge.cuh"
+#include "attend_units.cuh"
+#include "device_words.cuh"
+
+// Which units of a context a split has: they come by the WARPS, which are divided evenly.
+struct Range {
+  int first, end, num_splits;
+
+  __device__ __forceinline__ Range(int rank, int split) {
+    int num_units = rank / UNIT + 1;  // the new row is the last one
+    int turns = (num_units + WARPS - 1) / WARPS, turns_each = (turns + SPLITS - 1) / SPLITS;
+    num_splits = (turns + turns_each - 1) / turns_each;
+    first = split * turns_each * WARPS;
+    end = min(first + turns_each * WARPS, num_units);
+  }
+};
+
+// Heads of the group, then the new key, then the new value are shared out among the warps.
+constexpr int TURNS = (GROUP + 1 + WARPS - 1) / WARPS;
+constexpr int KEY = GROUP, VALUE_WARP = (GROUP + 1) % WARPS;
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
+    const u16* projected, const float* query_norm, const float* key_norm, u16* keys, u16* values, const int* lanes,
+    const int* ranks, const int* tables, const float* cos, const float* sin, u16* ring, float4* sums,
+    float2* weights, u32* arrivals, u16* out, float eps, float scale, int projected_stride, int num_places,
+    int table_stride) {
+  __shared__ u32 num_before;
+  if (OVERLAP) start_next();
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  int num_each = gridDim.x / SPLITS;  // parts that all contexts have come first
+  int split = blockIdx.x / num_each, group = blockIdx.x % num_each, entry = group / KV_HEADS, kv_head = group % KV_HEADS;
+  int row = lanes[entry], rank = ranks[entry];
+  uint2* results = (uint2*)out + (u64)group * QUADS;
+  if (row < 0) {  // padding
+    if (split > 0) return;
+    if (OVERLAP) wait_for_those_before();
+    for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) results[quad] = make_uint2(0, 0);
+    return;
+  }
+  Range range(rank, split);
+  if (split >= range.num_splits) return;
+  bool has_newest = split == range.num_splits - 1;
+  u64 own_begin = (u64)row * num_places * KV_DIM + kv_head * HEAD_DIM;
+  keys += own_begin, values += own_begin;
+  Copier copier = {keys, values, tables + (u64)row * table_stride, rank, lane};
+  u32 begin = shared_begin(), stage = begin + warp * RING_BYTES, end_of_ring = stage + RING_BYTES;
+
+  // Long before: what earlier steps have left, and weights. That is there: the kernel in front of this one has
+  // waited for all before it.
+  int pages[STAGES + 1];
+#pragma unroll
+  for (int s = 0; s <= STAGES; s++) {
+    int unit = range.first + warp + s * WARPS;
+    pages[s] = unit < range.end ? copier.page_of(unit) : 0;
+  }
+#pragma unroll
+  for (int s = 0; s < STAGES; s++) {
+    int unit = range.first + warp + s * WARPS;
+    if (unit < range.end) copier.copy(stage + s * STAGE_BYTES, keys, unit, pages[s]);
+    commit_copies();
+    if (unit < range.end) copier.copy(stage + s * STAGE_BYTES + TILE_BYTES, values, unit, pages[s]);
+    commit_copies();
+  }
+  int page = pages[STAGES];
+  u64 new_row = has_newest ? ((u64)copier.page_of(rank / UNIT) * PAGE + rank % PAGE) * KV_DIM : 0;
+  Head heads[TURNS];
+  auto is_own = [&](int head) { return head < GROUP || (head == KEY && has_newest); };
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    int head = warp + turn * WARPS;
+    if (is_own(head)) heads[turn].load_norm(head == KEY ? key_norm : query_norm, lane);
+  }
+  if (OVERLAP) wait_for_those_before();
+
+  const u16* x = projected + (u64)entry * projected_stride;
+  Angles angles(cos + entry * HALF, sin + entry * HALF, lane);
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    int head = warp + turn * WARPS;
+    if (is_own(head)) heads[turn].load(x + (head == KEY ? NUM_HEADS + kv_head : kv_head * GROUP + head) * HEAD_DIM, lane);
+  }
+  if (has_newest && warp == VALUE_WARP)
+#pragma unroll
+    for (int n = 0; n < PAIRS; n++) {
+      int d = first_of_pair(lane, n);
+      if (!is_dim(d)) continue;
+      u32 pair = *(const u32*)(x + (NUM_HEADS + KV_HEADS + kv_head) * HEAD_DIM + d);
+      *(u32*)(values + new_row + d) = pair;
+      *(u32*)(shared + AT_NEW_VALUE + d * 2) = pair;
+    }
+#pragma unroll
+  for (int turn = 0; turn < TURNS; turn++) {
+    int head = warp + turn * WARPS;
+    if (!is_own(head)) continue;
+    u32 at = head == KEY ? AT_NEW_KEY : AT_QUERIES + head * ROW_BYTES;
+    u16* kept = nullptr;
+    if (head == KEY) kept = keys + new_row;
+    if (NEWEST && head != KEY && has_newest) {
+      u64 place = (u64)row * NEWEST + rank % max(NEWEST, 1);
+      kept = ring + (place * NUM_HEADS + kv_head * GROUP + head) * HEAD_DIM;
+    }
+    heads[turn].finish(angles, eps, lane, [&](int d, u32 pair) {
+      *(u32*)(shared + at + d * 2) = pair;
+      if (kept) *(u32*)(kept + d) = pair;
+    });
+  }
+  __syncthreads();
+
+  Softmax softmax(begin + AT_QUERIES, lane);
+  for (int unit = range.first + warp; unit < range.end; unit += WARPS) {
+    int next = unit + STAGES * WARPS;
+    bool has_next = next < range.end;
+    int page_after = next + WARPS < range.end ? copier.page_of(next + WARPS) : 0;
+    wait_for_copies<2 * STAGES - 1>();
+    if (unit == rank / UNIT) copier.put_new(begin, stage);
+    __syncwarp();  // what others have copied is here
+    softmax.add_keys(stage, rank + 1 - unit * UNIT, scale, lane);
+    __syncwarp();  // and what all have read is free
+    if (has_next) copier.copy(stage, keys, next, page);
+    commit_copies();
+    wait_for_copies<2 * STAGES - 1>();
+    __syncwarp();
+    softmax.add_values(stage + TILE_BYTES, lane);
+    __syncwarp();
+    if (has_next) copier.copy(stage + TILE_BYTES, values, next, page);
+    commit_copies();
+    page = page_after;
+    stage = stage + STAGE_BYTES == end_of_ring ? end_of_ring - RING_BYTES : stage + STAGE_BYTES;
+  }
+  int num_warps = min(range.end - range.first, WARPS);
+  if (warp < num_warps) softmax.finish(warp, lane);
+  __syncthreads();
+
+  auto gate_of = [&](int quad) {
+    const u16* gates = x + (NUM_HEADS + 2 * KV_HEADS + kv_head * GROUP) * HEAD_DIM;
+    return GATED ? ((const uint2*)gates)[quad] : make_uint2(0, 0);
+  };
+  if (range.num_splits == 1) {
+    for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
+      uint2 gate = gate_of(quad);
+      results[quad] = finished(merged_warps(begin, quad, num_warps), gate);
+    }
+    return;
+  }
+  Parts parts = {sums + (u64)group * SPLITS * QUADS, weights + (u64)group * SPLITS * GROUP};
+  for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32)
+    parts.store(split, quad, merged_warps(begin, quad, num_warps));
+  __syncthreads();
+  if (threadIdx.x == 0) num_before = arrive(arrivals + group);
+  __syncthreads();
+  if (num_before + 1 < range.num_splits) return;
+  if (threadIdx.x == 0) arrivals[group] = 0;  // for the next launch
+  for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
+    uint2 gate = gate_of(quad);
+    results[quad] = finished(parts.merged_splits(quad, range.num_splits), gate);
+  }
+}

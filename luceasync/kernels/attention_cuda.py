@@ -1,0 +1,188 @@
+"""Attention of one new row per lane on GPUs of NVIDIA's, in one launch: attend_row.cu, whose copies
+of keys and values are on their way before the kernel in front has ended.
+
+Decides how a context is divided. The meaning is that of luceasync.kernels.attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from luceasync.kernels.attention import PAGE_TOKENS
+from luceasync.kernels.cuda_program import Launch, Program, can_compile
+from luceasync.kernels.overlap import can_overlap, shared_bytes
+
+UNIT_TOKENS = 16  # that a warp takes at a time
+MAX_GROUP = 16  # query heads of a kv head: the rows of a product
+MAX_HEAD_DIM = 256
+NUM_ARRIVALS = 4096  # kv heads of all entries of a launch
+STATIC_BYTES = 1024  # of shared memory that are not for a Share
+NUM_PROGRAMS = 256  # of an entry with a long context: up to two for each multiprocessor of an H200
+
+SOURCE = Path(__file__).with_name("attend_row.cu")
+_PROGRAM = Program(SOURCE, "attend_row")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """What a layer has: `group` query heads for each kv head; `half` of the dimensions that are
+    rotated; `newest` queries are kept, 0 for none.
+    """
+
+    num_kv_heads: int
+    group: int
+    head_dim: int
+    half: int
+    gated: bool
+    newest: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """How a context is divided: among up to `splits` programs of `warps` each; a warp has `stages`
+    of 16 tokens in shared memory, the one that is multiplied counted in.
+    """
+
+    warps: int
+    stages: int
+    splits: int
+
+
+def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int) -> bool:
+    """Whether the program is for these dtypes, heads and entries on this device."""
+    if not keys.is_cuda or not projected.dtype == keys.dtype == torch.bfloat16:
+        return False
+    num_kv_heads, head_dim = keys.shape[2:]
+    fits = (
+        num_heads // num_kv_heads <= MAX_GROUP
+        and head_dim <= MAX_HEAD_DIM
+        and head_dim % 16 == 0
+        and rotary_dim % 4 == 0
+        and len(projected) * num_kv_heads <= NUM_ARRIVALS
+    )
+    return fits and can_compile(keys.device.index or 0)
+
+
+def new_arrivals(device: torch.device) -> Tensor:
+    """Counters of who has come, int32: zeros before and after every launch.
+
+    Launches that may run at the same time need their own, and a captured one keeps its own.
+    """
+    return torch.zeros(NUM_ARRIVALS, dtype=torch.int32, device=device)
+
+
+def attend(
+    projected: Tensor,
+    norms: tuple[Tensor | None, Tensor | None, float],
+    keys: Tensor,
+    values: Tensor,
+    lanes: Tensor,
+    ranks: Tensor,
+    tables: Tensor,
+    rotation: tuple[Tensor, Tensor],
+    *,
+    arrivals: Tensor,
+    num_heads: int,
+    rotary_dim: int,
+    gated: bool,
+    ring: Tensor | None = None,
+    chosen: Share | None = None,
+) -> Tensor:
+    """See luceasync.kernels.attention.attend, whose arguments these are, in bfloat16; `arrivals`:
+    see `new_arrivals`; `chosen` replaces `share`.
+    """
+    num_entries = len(projected)
+    num_kv_heads, head_dim = keys.shape[2:]
+    kv_dim = num_kv_heads * head_dim
+    assert projected.stride(0) % 4 == 0 and projected.stride(1) == 1, "rows are read by 8 bytes"
+    assert keys.stride() == values.stride() and keys.stride(1) == kv_dim, "pages of whole rows"
+    assert keys.stride(0) % kv_dim == 0 and num_entries * num_kv_heads <= len(arrivals)
+    newest = 0 if ring is None else ring.shape[1]
+    group = num_heads // num_kv_heads
+    heads = Heads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
+    chosen = chosen or share(heads, shared_bytes(keys) - STATIC_BYTES)
+    parts = (num_entries, num_kv_heads, chosen.splits, group)
+    place = {"dtype": torch.float32, "device": keys.device}
+    query_norm, key_norm, eps = norms
+    cos, sin = rotation
+    out = projected.new_empty(num_entries, num_heads * head_dim)
+    arguments = (
+        projected,
+        query_norm,
+        key_norm,
+        keys,
+        values,
+        lanes,
+        ranks,
+        tables,
+        cos,
+        sin,
+        ring,
+        torch.empty(*parts, head_dim, **place),
+        torch.empty(*parts, 2, **place),
+        arrivals,
+        out,
+        eps,
+        head_dim**-0.5 * 1.4426950408889634,  # scores in base 2
+        projected.stride(0),
+        keys.stride(0) // kv_dim,
+        tables.stride(0),
+    )
+    overlaps = can_overlap(keys.device.index or 0)
+    constants = constants_of(heads, chosen, overlaps=overlaps)
+    num_programs = num_entries * num_kv_heads * chosen.splits
+    launch = Launch(num_programs, chosen.warps * 32, constants["SHARED_BYTES"])
+    _PROGRAM.launch(keys.device, constants, launch, arguments)
+    return out
+
+
+def share(heads: Heads, most_bytes: int) -> Share:
+    """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
+    `warps` and `splits`, and with them a row's bits, depend on nothing else than the layer.
+    """
+    splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 16), 64)
+    return next(
+        each for each in _smaller(Share(4, 2, splits)) if shared_of(heads, each) <= most_bytes
+    )
+
+
+def _smaller(share: Share) -> Iterator[Share]:
+    """It, and what wants less memory, for cards that have less than an H200."""
+    yield share
+    while share.stages > 1:
+        yield (share := replace(share, stages=share.stages - 1))
+    while share.warps > 1:
+        yield (share := replace(share, warps=share.warps // 2))
+
+
+def shared_of(heads: Heads, share: Share) -> int:
+    """Bytes of shared memory of a program; attend_layout.cuh says what they are for."""
+    row_bytes = heads.head_dim * 2 + 16
+    ring_bytes = share.stages * 2 * UNIT_TOKENS * row_bytes
+    query_rows = 8 if heads.group <= 8 else 16
+    new_bytes = 2 * heads.head_dim * 2
+    weight_bytes = share.warps * heads.group * 8
+    return share.warps * ring_bytes + query_rows * row_bytes + new_bytes + weight_bytes
+
+
+def constants_of(heads: Heads, share: Share, *, overlaps: bool) -> dict[str, int]:
+    """What a program is compiled with."""
+    return {
+        "GROUP": heads.group,
+        "KV_HEADS": heads.num_kv_heads,
+        "HEAD_DIM": heads.head_dim,
+        "HALF": heads.half,
+        "GATED": int(heads.gated),
+        "NEWEST": heads.newest,
+        "WARPS": share.warps,
+        "STAGES": share.stages,
+        "SPLITS": share.splits,
+        "PAGE": PAGE_TOKENS,
+        "OVERLAP": int(overlaps),
+        "SHARED_BYTES": shared_of(heads, share),
+    }

@@ -1,0 +1,210 @@
+"""Attention of one row per lane in CUDA C++: torch's at every border of pages, units and splits,
+blind to other lanes and to who comes last; and the program for cards that nobody here has.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.kernels import attention_cuda
+from luceasync.kernels.attention_cuda import Heads, Share, constants_of, share, shared_of
+from luceasync.kernels.cuda_program import compiled
+from luceasync.models.mixers.attention import RECENT_ROWS, AttentionSpec
+from luceasync.models.mixers.attention_torch import TorchAttention, heads_of
+from luceasync.models.pass_rows import NO_LANE
+from tests.kernels.cases import TOLERANCE, AttentionCase, attention_case, distance
+from tests.kernels.offline import BINARIES, CARDS, KIB
+from tests.kernels.places import gpu_of_nvidia, on_both
+
+BF16 = torch.bfloat16
+FEW = Share(2, 2, 3)  # splits: of long contexts each has several turns of its warps
+SPECS = {
+    "plain": AttentionSpec(8, 2, 64, 64, 10000.0, gated=False),
+    "gated, partly rotated": AttentionSpec(6, 2, 128, 32, 10000.0, gated=True),
+    "without head norms": AttentionSpec(3, 3, 32, 32, 1e4, gated=False, has_head_norms=False),
+    "a large group": AttentionSpec(12, 1, 64, 16, 10000.0, gated=True),
+    "eight of a group": AttentionSpec(8, 1, 16, 16, 10000.0, gated=False),
+}
+CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
+LAYERS = {
+    "4B": Heads(8, 4, 128, 64, gated=False),
+    "27B": Heads(4, 6, 256, 32, gated=True, newest=RECENT_ROWS),
+    "narrow": Heads(2, 7, 64, 32, gated=False),
+    "a group of 16": Heads(2, 16, 256, 128, gated=True),
+}
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> torch.device:
+    """Where programs run."""
+    if request.param == "gpu":
+        return gpu_of_nvidia()
+    return request.getfixturevalue("emulate")(attention_cuda, _PROGRAM="attend_row")
+
+
+@dataclass
+class Body:
+    """As TritonAttention: an AttentionBody for rows of a decode step, with one share."""
+
+    spec: AttentionSpec
+    chosen: Share | None = FEW
+    arrivals: Tensor | None = field(default=None)
+
+    def attend(self, projected, norms, state, rows) -> Tensor:
+        keys, values, *ring = state
+        cos, sin = rows.prepared[self.spec]
+        if self.arrivals is None:
+            self.arrivals = attention_cuda.new_arrivals(keys.device)
+        out = attention_cuda.attend(
+            projected[:, 0],
+            (norms.query, norms.key, norms.eps),
+            keys,
+            values,
+            rows.lanes,
+            rows.ranks[:, 0],
+            rows.tables,
+            (cos[:, 0], sin[:, 0]),
+            arrivals=self.arrivals,
+            num_heads=self.spec.num_heads,
+            rotary_dim=self.spec.rotary_dim,
+            gated=self.spec.gated,
+            ring=ring[0] if ring else None,
+            chosen=self.chosen,
+        )[:, None]
+        assert not self.arrivals.any(), "all have come, and the next launch begins anew"
+        return out
+
+
+def case_of(name: str, lanes: list[int], ranks: list[int], place: torch.device) -> AttentionCase:
+    """Rows that nobody has written hold no number."""
+    torch.manual_seed(len(name))
+    case = attention_case(SPECS[name], lanes, ranks, 1, BF16, place)
+    written = torch.zeros(case.keys.shape[:2], dtype=torch.bool)
+    for entry in case.rows.entries:
+        written[entry.lane, entry.read[: entry.begin].cpu()] = True
+    for stored in (case.keys, case.values):
+        stored[~written.to(place)] = torch.nan
+    return case
+
+
+SHARES = (FEW, Share(4, 1, 2), Share(1, 3, 64))
+ALL = [(name, rank, SHARES) for name in SPECS for rank in (0, 1, 15, 16, 63, 64, 65, 300, 1500)]
+EMULATED = [
+    *(("plain", rank, (FEW,)) for rank in (0, 1, 15, 16, 63, 64, 65)),
+    *((name, 300, (SHARES[i % 3],)) for i, name in enumerate(SPECS)),
+]
+
+
+@on_both("name, rank, shares", ALL, EMULATED)
+def test_one_row_attends_as_torch_computes_it(name: str, rank: int, shares, place) -> None:
+    case = case_of(name, [1, 0], [rank, 5], place)
+    truth = case.copy()
+    expected = truth.run(TorchAttention)
+    for chosen in shares:
+        found = case.copy()
+        out = found.run(lambda spec, chosen=chosen: Body(spec, chosen))
+        assert distance(out, expected) < TOLERANCE[BF16], chosen
+        assert distance(found.keys.nan_to_num(9), truth.keys.nan_to_num(9)) < TOLERANCE[BF16] / 4
+        assert torch.equal(found.values.nan_to_num(9), truth.values.nan_to_num(9))
+
+
+@on_both("ranks", [[70, 9, 130], [1500, 9, 2000]], [[70, 9, 130]])
+def test_a_row_is_the_same_bits_whoever_is_beside_it(ranks: list[int], place) -> None:
+    case = case_of("plain", [0, 1, 2], ranks, place)
+    together = case.copy().run(Body)
+    others = replace(case.copy(), projected=case.projected.clone())
+    others.keys[0].zero_()
+    others.values[1].fill_(3)
+    others.projected[:2] = 1
+    assert torch.equal(others.run(Body)[2], together[2])
+    rows = replace(case.rows, lanes=case.rows.lanes[2:], ranks=case.rows.ranks[2:])
+    rows.prepared.update({case.spec: tuple(each[2:] for each in case.rows.prepared[case.spec])})
+    alone = replace(case.copy(), projected=case.projected[2:], rows=rows)
+    assert torch.equal(alone.run(Body)[0], together[2])
+
+
+@on_both("rank", [300, 1500, 30000], [300])
+def test_every_run_gives_the_same_bits(rank: int, place) -> None:
+    """Programs end in another order each time, and the counters are those of the run before."""
+    case = case_of("gated, partly rotated", [0, 1], [rank, 40], place)
+    body = Body(case.spec)
+    first = case.copy().run(lambda spec: body)
+    for _ in range(3):
+        assert torch.equal(case.copy().run(lambda spec: body), first)
+
+
+@on_both("rank", [70, 1500], [70])
+def test_padding_gives_zeros_and_writes_nothing(rank: int, place) -> None:
+    case = case_of("plain", [0, 1], [rank, 9], place)
+    case.rows.lanes[1] = NO_LANE
+    before = case.keys.clone()
+    out = case.run(Body)
+    assert (out[1] == 0).all() and (out[0] != 0).any()
+    assert torch.equal(case.keys[1].nan_to_num(9), before[1].nan_to_num(9))
+    assert not torch.equal(case.keys[0].nan_to_num(9), before[0].nan_to_num(9))
+
+
+@on_both("name", [*SPECS], ["gated, partly rotated", "a large group"])
+def test_the_ring_keeps_the_queries_of_every_lane(name: str, place) -> None:
+    case = case_of(name, [2, 0], [130, 5], place)
+    spec, plain = case.spec, case.copy().run(Body)
+    shape = (3, RECENT_ROWS, spec.num_heads, spec.head_dim)
+    ring = torch.full(shape, torch.nan, dtype=BF16, device=place)
+    state = (case.keys, case.values, ring)
+    assert torch.equal(Body(spec).attend(case.projected, case.norms, state, case.rows), plain)
+    queries = heads_of(case.projected, spec, case.norms, case.rows.prepared[spec])[0]
+    for entry, (lane, rank) in enumerate([(2, 130), (0, 5)]):
+        at = rank % RECENT_ROWS
+        assert distance(ring[lane, at], queries[entry, 0]) < TOLERANCE[BF16] / 4
+        ring[lane, at] = torch.nan
+    assert ring.isnan().all(), "nothing else is written"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rank", [700, 8000, 32000])
+@pytest.mark.parametrize("gated", [True, False], ids=["head 256, gated", "head 128"])
+def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, rank: int) -> None:
+    wide = AttentionSpec(24, 4, 256, 64, 1e7, True)
+    narrow = AttentionSpec(32, 8, 128, 128, 1e6, False)
+    spec = wide if gated else narrow
+    case = attention_case(spec, [1, 0], [rank, 700], 1, BF16, gpu_of_nvidia())
+    expected = case.copy().run(TorchAttention)
+    assert distance(case.copy().run(lambda spec: Body(spec, None)), expected) < 1e-2
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_context_is_divided_alike_wherever_the_memory_is_enough(name: str) -> None:
+    heads = LAYERS[name]
+    found = {share(heads, kib * KIB) for kib in (99, 163, 227)}
+    assert len({(each.warps, each.splits) for each in found}) == 1
+
+
+needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="no cuobjdump")
+
+
+@needs_tools
+@pytest.mark.slow
+@pytest.mark.covered(2)
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("card", CAPABILITIES)
+def test_the_program_fits_every_card(card: str, name: str, tmp_path: Path) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    most_bytes = CARDS[card].shared_kib * KIB - attention_cuda.STATIC_BYTES
+    chosen = share(LAYERS[name], most_bytes)
+    assert shared_of(LAYERS[name], chosen) <= most_bytes
+    capability = divmod(CAPABILITIES[card], 10)
+    constants = constants_of(LAYERS[name], chosen, overlaps=capability >= (9, 0))
+    binary = tmp_path / "program.cubin"
+    binary.write_bytes(compiled(attention_cuda.SOURCE, constants, capability))
+    told = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", str(binary)]
+    usage = subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout
+    registers, stack_bytes = re.search(r"attend_row:\s*REG:(\d+) STACK:(\d+)", usage).groups()
+    assert int(registers) * chosen.warps * 32 <= 65536
+    assert int(stack_bytes) == 0, "all of it is in registers"
