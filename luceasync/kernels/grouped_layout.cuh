@@ -42,11 +42,11 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-// As many as there are registers for: columns of 16 that are summed alone want more, as do newer cards.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1200
+// As many as there are registers for: minimums of 16 columns or of 8 bits want more, as do newer cards.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int FEW_UNROLLED = 1;
 #else
-constexpr int FEW_UNROLLED = SUBS == 4 && MINIMUM != NO_MINIMUM ? 1 : 2;
+constexpr int FEW_UNROLLED = (SUBS == 4 || BITS == 8) && MINIMUM != NO_MINIMUM ? 1 : 2;
 #endif
 constexpr int BLOCKS_UNROLLED = SLOTS > 1 ? UNIT : FEW_UNROLLED;
 // More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.

@@ -104,7 +104,7 @@ struct Supers {
     for (int r = 0; r < ROW_BLOCKS; r++) {
       u32 supers = at.supers + r * ROW_BLOCK_BYTES + entry * (16 * SCALE_BYTES);
       scale[r] = minimum[r] = super_of(supers);
-      if constexpr (MINIMUM == OWN_MINIMUM) minimum[r] = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
+      if constexpr (MINIMUM == OWN_MINIMUM && !BY_UNIT) minimum[r] = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
     }
   }
 };
@@ -166,13 +166,14 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
 
 // Takes off M m for each 1 of x: small numbers m, as they are, times sums of x.
 __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int lane,
-                                              const Supers& supers, const GroupSums& groups) {
+                                              const GroupSums& groups) {
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     // Of row g groups 2 (lane % 4) and the next, and these of row 8 + g.
     u32 m = load<u32>(at.small + r * ROW_BLOCK_BYTES + AT_SMALL_MINIMUMS * 16 + lane % 4 * (16 * PARTS));
     u32 near = __byte_perm(m, 0, 0x4140), far = __byte_perm(m, 0, 0x4342);
     const u32 a[4] = {near, far, near, far};
+    Two minimum = super_of(at.supers + r * ROW_BLOCK_BYTES + (AT_MINIMUMS - AT_SUPERS) * 16);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       float less[4];
@@ -181,7 +182,7 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
       multiply(less, near, far, groups.of[i].z);
 #pragma unroll
       for (int k = 0; k < 4; k++)
-        total[r][i][0][k] = fmaf(-less[k], k < 2 ? supers.minimum[r].near : supers.minimum[r].far, total[r][i][0][k]);
+        total[r][i][0][k] = fmaf(-less[k], k < 2 ? minimum.near : minimum.far, total[r][i][0][k]);
     }
   }
 }
@@ -191,11 +192,11 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
                                             int num_blocks, RowsOfX& rows, Columns& coming, const u8* group_sums, int lane) {
   Supers supers;
   GroupSums groups;
-  if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
   if constexpr (ALIKE) supers.load(at, 0);
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
     Columns columns = rows.lifted(coming);
+    if (BY_UNIT && block == UNIT - 1) groups.load(group_sums, first_block / UNIT);
     // The last of a unit is followed by the warp's next unit; that of the last one is read again.
     bool is_last = first_block + STRIDE * UNIT >= num_blocks;
     int on = block < UNIT - 2 ? 1 : block == UNIT - 2 ? (is_last ? 0 : (STRIDE - 1) * UNIT + 1) : 1;
@@ -214,5 +215,5 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
       add_part<3 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
     }
   }
-  if constexpr (BY_UNIT) take_minimums(total, at, lane, supers, groups);
+  if constexpr (BY_UNIT) take_minimums(total, at, lane, groups);
 }
