@@ -48,12 +48,15 @@ constexpr int FEW_UNROLLED = 1;
 #else
 constexpr int FEW_UNROLLED = (SUBS == 4 || BITS == 8) && MINIMUM != NO_MINIMUM ? 1 : 2;
 #endif
-constexpr int BLOCKS_UNROLLED = SLOTS > 1 ? UNIT : FEW_UNROLLED;
+constexpr int BLOCKS_UNROLLED = SLOTS > 1 ? UNIT : ROW_BLOCKS > 2 ? 1 : FEW_UNROLLED;
 // More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.
 constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 16 ? 16 / WARPS : 1;
 // Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
 constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;
+constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;  // several rows: sums of x go with each group
+// Many row blocks: what is loaded of one is held for no other.
+constexpr bool ALONE = ROW_BLOCKS > 2 && SLOTS == 1 && !SUMMED;
 constexpr bool RING_X = LONE && !NORM;        // x comes with the weights
 
 constexpr int AT_PLANES = UNIT * CODE_BYTES;
