@@ -122,6 +122,16 @@ def test_four_row_blocks_are_one_programs(name: str, place) -> None:
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
 
 
+@on_both("num_rows", [1, 5, 11], [1, 5, 11])
+def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
+    x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)
+    several = [matrix(ALL[name], 48, 512, place)[0] for name in ("Q4_K", "Q6_K")]
+    given, left = prepared_rows.prepared(x, [each.coding for each in several], norm)
+    for tiled in several:
+        found = grouped_cuda.linear(given, tiled, norm=left)
+        assert torch.equal(found, grouped_cuda.linear(x, tiled, norm=norm))
+
+
 @on_both("num_rows", [1, 7, 16], [1, 7, 16])
 def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
     tiled, _ = matrix(ALL["Q4_K"], 48, 512, place)
