@@ -104,7 +104,7 @@ struct Supers {
     for (int r = 0; r < ROW_BLOCKS; r++) {
       u32 supers = at.supers + r * ROW_BLOCK_BYTES + entry * (16 * SCALE_BYTES);
       scale[r] = minimum[r] = super_of(supers);
-      if constexpr (MINIMUM == OWN_MINIMUM) minimum[r] = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
+      if constexpr (MINIMUM == OWN_MINIMUM && !BY_UNIT) minimum[r] = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
     }
   }
 };
@@ -123,12 +123,34 @@ struct Smalls {
   }
 };
 
+// Of one row block: part PART of a block of columns.
+template <int PART>
+__device__ __forceinline__ void add_product(float (&total)[TILES][SLOTS][4], const Scales& s, const Words& words,
+                                            const Columns& columns, const float (&sums)[TILES][4], int slot) {
+  float products[TILES][4];
+#pragma unroll
+  for (int i = 0; i < TILES; i++) clear(products[i]);
+#pragma unroll
+  for (int q = PART * QUARTERS; q < (PART + 1) * QUARTERS; q++) {
+    u32 a[4];
+    numbers_at(a, words, q);
+#pragma unroll
+    for (int i = 0; i < TILES; i++) multiply(products[i], a, columns.of[i][q].x, columns.of[i][q].y);
+  }
+#pragma unroll
+  for (int i = 0; i < TILES; i++)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      float& sum = total[i][slot][k];
+      sum = fmaf(products[i][k], k < 2 ? s.scale.near : s.scale.far, sum);
+      if constexpr (SUMMED) sum = fmaf(-sums[i][k], k < 2 ? s.minimum.near : s.minimum.far, sum);
+    }
+}
+
 template <int PART>
 __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
                                          Supers& supers, const Smalls& smalls, const Words (&words)[ROW_BLOCKS],
                                          const Columns& columns) {
-  constexpr int FIRST = PART * QUARTERS;
-  constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;
   if constexpr (EACH) supers.load(at, block * PARTS + PART);
   float sums[TILES][4];
 #pragma unroll
@@ -136,43 +158,27 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
     clear(sums[i]);
     if constexpr (SUMMED)
 #pragma unroll
-      for (int q = 0; q < QUARTERS; q++)
-        add_sums_at(sums[i], FIRST + q, columns.of[i][FIRST + q].x, columns.of[i][FIRST + q].y);
+      for (int q = PART * QUARTERS; q < (PART + 1) * QUARTERS; q++)
+        add_sums_at(sums[i], q, columns.of[i][q].x, columns.of[i][q].y);
   }
   int slot = SLOTS == 1 ? 0 : (block * SUBS + PART) % 8 / 2;  // as lanes divide the sums of one row
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     Scales s = scales_of<PART>(supers.scale[r], supers.minimum[r], smalls.scale[r], smalls.minimum[r], ok);
-    float products[TILES][4];
-#pragma unroll
-    for (int i = 0; i < TILES; i++) clear(products[i]);
-#pragma unroll
-    for (int q = 0; q < QUARTERS; q++) {
-      u32 a[4];
-      numbers_at(a, words[r], FIRST + q);
-#pragma unroll
-      for (int i = 0; i < TILES; i++) multiply(products[i], a, columns.of[i][FIRST + q].x, columns.of[i][FIRST + q].y);
-    }
-#pragma unroll
-    for (int i = 0; i < TILES; i++)
-#pragma unroll
-      for (int k = 0; k < 4; k++) {
-        float& sum = total[r][i][slot][k];
-        sum = fmaf(products[i][k], k < 2 ? s.scale.near : s.scale.far, sum);
-        if constexpr (SUMMED) sum = fmaf(-sums[i][k], k < 2 ? s.minimum.near : s.minimum.far, sum);
-      }
+    add_product<PART>(total[r], s, words[r], columns, sums, slot);
   }
 }
 
 // Takes off M m for each 1 of x: small numbers m, as they are, times sums of x.
 __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int lane,
-                                              const Supers& supers, const GroupSums& groups) {
+                                              const GroupSums& groups) {
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     // Of row g groups 2 (lane % 4) and the next, and these of row 8 + g.
     u32 m = load<u32>(at.small + r * ROW_BLOCK_BYTES + AT_SMALL_MINIMUMS * 16 + lane % 4 * (16 * PARTS));
     u32 near = __byte_perm(m, 0, 0x4140), far = __byte_perm(m, 0, 0x4342);
     const u32 a[4] = {near, far, near, far};
+    Two minimum = super_of(at.supers + r * ROW_BLOCK_BYTES + (AT_MINIMUMS - AT_SUPERS) * 16);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       float less[4];
@@ -181,8 +187,49 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
       multiply(less, near, far, groups.of[i].z);
 #pragma unroll
       for (int k = 0; k < 4; k++)
-        total[r][i][0][k] = fmaf(-less[k], k < 2 ? supers.minimum[r].near : supers.minimum[r].far, total[r][i][0][k]);
+        total[r][i][0][k] = fmaf(-less[k], k < 2 ? minimum.near : minimum.far, total[r][i][0][k]);
     }
+  }
+}
+
+// A block, all row blocks side by side.
+__device__ __forceinline__ void add_together(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
+                                             Supers& supers, const Columns& columns) {
+  Words words[ROW_BLOCKS];
+#pragma unroll
+  for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(at, r, block);
+  Smalls smalls;
+  smalls.load(at, block);
+  if constexpr (!ALIKE && !EACH) supers.load(at, block);
+  add_part<0>(total, at, block, ok, supers, smalls, words, columns);
+  add_part<1>(total, at, block, ok, supers, smalls, words, columns);
+  if constexpr (SUBS == 4) {
+    add_part<2 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
+    add_part<3 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
+  }
+}
+
+template <int PART>
+__device__ __forceinline__ void add_part_alone(float (&total)[TILES][SLOTS][4], u32 supers, int block, bool ok, Small scale,
+                                               const Words& words, const Columns& columns) {
+  int entry = EACH ? block * PARTS + PART : ALIKE ? 0 : block;
+  Two super = super_of(supers + entry * (16 * SCALE_BYTES));
+  const float no_sums[TILES][4] = {};
+  add_product<PART>(total, scales_of<PART>(super, super, scale, scale, ok), words, columns, no_sums, 0);
+}
+
+// A block of row block r.
+__device__ __forceinline__ void add_alone(float (&total)[TILES][SLOTS][4], const Place& at, int r, int block, bool ok,
+                                          const Columns& columns) {
+  u32 supers = at.supers + r * ROW_BLOCK_BYTES, small = at.small + r * ROW_BLOCK_BYTES + block * (16 * PARTS);
+  Words words = words_of(at, r, block);
+  Small scale = {0, 0};
+  if constexpr (SMALL != NO_SMALL) scale = small_of(small);
+  add_part_alone<0>(total, supers, block, ok, scale, words, columns);
+  add_part_alone<1>(total, supers, block, ok, scale, words, columns);
+  if constexpr (SUBS == 4) {
+    add_part_alone<2 % SUBS>(total, supers, block, ok, scale, words, columns);
+    add_part_alone<3 % SUBS>(total, supers, block, ok, scale, words, columns);
   }
 }
 
@@ -191,28 +238,22 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
                                             int num_blocks, RowsOfX& rows, Columns& coming, const u8* group_sums, int lane) {
   Supers supers;
   GroupSums groups;
-  if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
-  if constexpr (ALIKE) supers.load(at, 0);
+  if constexpr (ALIKE && !ALONE) supers.load(at, 0);
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
     Columns columns = rows.lifted(coming);
+    if (BY_UNIT && block == UNIT - 1) groups.load(group_sums, first_block / UNIT);
     // The last of a unit is followed by the warp's next unit; that of the last one is read again.
     bool is_last = first_block + STRIDE * UNIT >= num_blocks;
     int on = block < UNIT - 2 ? 1 : block == UNIT - 2 ? (is_last ? 0 : (STRIDE - 1) * UNIT + 1) : 1;
     coming = rows.next(on);
-    Words words[ROW_BLOCKS];
-#pragma unroll
-    for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(at, r, block);
-    Smalls smalls;
-    smalls.load(at, block);
-    if constexpr (!ALIKE && !EACH) supers.load(at, block);
     bool ok = !RAGGED || first_block + block < num_blocks;
-    add_part<0>(total, at, block, ok, supers, smalls, words, columns);
-    add_part<1>(total, at, block, ok, supers, smalls, words, columns);
-    if constexpr (SUBS == 4) {
-      add_part<2 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
-      add_part<3 % SUBS>(total, at, block, ok, supers, smalls, words, columns);
+    if constexpr (ALONE) {
+#pragma unroll
+      for (int r = 0; r < ROW_BLOCKS; r++) add_alone(total[r], at, r, block, ok, columns);
+    } else {
+      add_together(total, at, block, ok, supers, columns);
     }
   }
-  if constexpr (BY_UNIT) take_minimums(total, at, lane, supers, groups);
+  if constexpr (BY_UNIT) take_minimums(total, at, lane, groups);
 }

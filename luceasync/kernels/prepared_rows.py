@@ -98,7 +98,8 @@ def prepared(
 def rms_norm(x: Tensor, norm: RowNorm) -> Tensor:
     """As a product of one row norms it, bit by bit. x: bfloat16 [rows, columns], contiguous."""
     out = torch.empty_like(x)
-    constants = _constants(x, norm, NORM_THREADS // 32)
+    overlaps = can_overlap(x.device.index or 0)
+    constants = constants_of(x.shape[1], NORM_THREADS // 32, overlaps=overlaps)
     launch = Launch(len(x), NORM_THREADS)
     _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
     return out
@@ -115,29 +116,37 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None)
     columns = x.new_empty(len(lifts), num_units, UNIT, 2, 2, 32, 8)
     has_sums = any(wants_sums(coding) for coding in codings)
     group_sums = x.new_empty(num_units, 2, 32, 8) if has_sums else None
-    warps = PLAIN_WARPS if norm is None else NORM_WARPS
-    constants = _constants(x, norm, warps, lifts, has_sums=has_sums)
-    programs_of_row = -(-num_units // warps) if norm is None else 1
-    row_bytes = 0 if norm is None else 2 * num_columns
-    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+    # A row that is normed is one program's: each of its numbers wants all of them.
+    is_normed = norm is not None
+    warps = NORM_WARPS if is_normed else PLAIN_WARPS
+    programs_of_row = 1 if is_normed else -(-num_units // warps)
+    constants = constants_of(
+        num_columns if is_normed else 0,
+        warps,
+        overlaps=can_overlap(x.device.index or 0),
+        lifts=lifts,
+        has_sums=has_sums,
+    )
+    row_bytes = 2 * num_columns if is_normed else 0
     launch = Launch(ARRANGED_ROWS * programs_of_row, warps * 32, row_bytes)
+    weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     arguments = (x, weight, columns, group_sums, eps, num_rows, num_columns)
     _ARRANGE.launch(x.device, constants, launch, arguments)
     return Arranged(num_rows, num_columns, lifts, columns, group_sums)
 
 
-def _constants(
-    x: Tensor,
-    norm: RowNorm | None,
+def constants_of(
+    norm: int,
     warps: int,
-    lifts: tuple[int, ...] = (),
     *,
+    overlaps: bool,
+    lifts: tuple[int, ...] = (),
     has_sums: bool = False,
 ) -> dict[str, int]:
-    """What a program is compiled with."""
+    """What a program is compiled with; `norm`: columns of a row that is normed, else 0."""
     return {
-        "NORM": 0 if norm is None else x.shape[1],
-        "OVERLAP": int(can_overlap(x.device.index or 0)),
+        "NORM": norm,
+        "OVERLAP": int(overlaps),
         "WARPS": warps,
         "LIFTS": sum(1 << lift for lift in lifts),
         "SUMS": int(has_sums),

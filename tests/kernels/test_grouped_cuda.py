@@ -111,6 +111,28 @@ def test_norm_residual_and_swiglu(name: str, num_rows: int, place) -> None:
     assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
 
 
+@on_both("name", FEW, ["Q4_K", "Q6_K", "Q8_0"])
+def test_four_row_blocks_are_one_programs(name: str, place) -> None:
+    """Of which the last program has two."""
+    tiled, numbers = matrix(ALL[name], 96, 768, place)
+    x, chosen = rows(16, 768, place), Share(4, 2, 2)
+    found = grouped_cuda.linear(x, tiled, dtype=torch.float32, chosen=chosen)
+    assert error(found, x, numbers) < 1e-5
+    gate, up = F.linear(x.double(), numbers.double()).chunk(2, -1)
+    found = grouped_cuda.swiglu(x, tiled, dtype=torch.float32, chosen=chosen)
+    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
+
+
+@on_both("num_rows", [1, 5, 11], [1, 5, 11])
+def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
+    x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)
+    several = [matrix(ALL[name], 48, 512, place)[0] for name in ("Q4_K", "Q6_K")]
+    given, left = prepared_rows.prepared(x, [each.coding for each in several], norm)
+    for tiled in several:
+        found = grouped_cuda.linear(given, tiled, norm=left)
+        assert torch.equal(found, grouped_cuda.linear(x, tiled, norm=norm))
+
+
 @on_both("num_rows", [1, 7, 16], [1, 7, 16])
 def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
     tiled, _ = matrix(ALL["Q4_K"], 48, 512, place)

@@ -12,8 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kernels import prepared_rows
+from luceasync.kernels.cuda_program import compiled
 from luceasync.kernels.prepared_rows import Arranged, arrange, rms_norm, wants_sums
 from luceasync.models.grouped.tiles import coding_of
+from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_grouped import ALL
 
@@ -107,3 +109,19 @@ def test_matrices_of_several_forms_share_a_launch(names: tuple[str, ...], place)
         assert torch.equal(together.of(coding), alone.of(coding))
         if wants_sums(coding):
             assert torch.equal(together.group_sums, alone.group_sums)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("card", [name for name, card in CARDS.items() if card.is_nvidia])
+def test_the_program_is_compiled_for_every_card(card: str, normed: bool) -> None:
+    pytest.importorskip("cuda.bindings.nvrtc")
+    capability = divmod(int(card[3:]), 10)
+    constants = prepared_rows.constants_of(
+        5120 if normed else 0,
+        prepared_rows.NORM_WARPS,
+        overlaps=capability >= (9, 0),
+        lifts=(0, 1, 2),
+        has_sums=True,
+    )
+    assert compiled(prepared_rows.SOURCE, constants, capability)
