@@ -8,6 +8,7 @@ import re
 import subprocess
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from luceasync.kernels.attention_cuda import Heads, Share, constants_of, share, 
 from luceasync.kernels.cuda_program import compiled
 from luceasync.models.mixers.attention import RECENT_ROWS, AttentionSpec
 from luceasync.models.mixers.attention_torch import TorchAttention, heads_of
+from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.pass_rows import NO_LANE
 from tests.kernels.cases import TOLERANCE, AttentionCase, attention_case, distance
 from tests.kernels.offline import BINARIES, CARDS, KIB
@@ -167,6 +169,40 @@ def test_the_ring_keeps_the_queries_of_every_lane(name: str, place) -> None:
         assert distance(ring[lane, at], queries[entry, 0]) < TOLERANCE[BF16] / 4
         ring[lane, at] = torch.nan
     assert ring.isnan().all(), "nothing else is written"
+
+
+@on_both("name", ["plain"], ["plain"])
+def test_the_body_of_a_layer_picks_it_and_counts_again(
+    name: str, place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_cuda, "can_attend", lambda *given: True)
+    case = case_of(name, [1, 0], [150, 5], place)
+    body, expected = TritonAttention(case.spec), case.copy().run(lambda spec: Body(spec, None))
+    for _ in range(2):
+        assert torch.equal(case.copy().run(lambda spec: body), expected)
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "rotary_dim", "keys", "is_served"),
+    [
+        (8, 64, {}, True),
+        (8, 64, {"is_cuda": False}, False),
+        (8, 64, {"dtype": torch.float32}, False),
+        (34, 64, {}, False),
+        (8, 62, {}, False),
+        (8, 64, {"shape": (2, 64, 2, 24)}, False),
+        (8, 64, {"shape": (2, 64, 5000, 64)}, False),
+    ],
+)
+def test_others_are_left_to_triton(
+    num_heads: int, rotary_dim: int, keys, is_served: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention_cuda, "can_compile", lambda index: True)
+    device = torch.device("cuda:0")
+    usual = {"is_cuda": True, "dtype": BF16, "shape": (2, 64, 2, 64), "device": device}
+    stored = SimpleNamespace(**usual | keys)
+    projected = torch.empty(1, 8, dtype=BF16)
+    assert attention_cuda.can_attend(projected, stored, num_heads, rotary_dim) is is_served
 
 
 @pytest.mark.gpu
