@@ -69,9 +69,10 @@ class Head {
     for (int n = 0; n < PAIRS; n++) {
       int d = first_of_pair(lane, n);
       float sign = d < HALF ? -1.0f : 1.0f;
-      u32 rotated = rounded(low_of(own[n]) * angles.cos[n].x + sign * low_of(partner[n]) * angles.sin[n].x,
-                            high_of(own[n]) * angles.cos[n].y + sign * high_of(partner[n]) * angles.sin[n].y);
-      if (is_dim(d)) store(d, turns(d) ? rotated : own[n]);
+      // Of dimensions that do not turn this is the number itself: cos is 1 there, and sin 0.
+      u32 turned = rounded(low_of(own[n]) * angles.cos[n].x + sign * low_of(partner[n]) * angles.sin[n].x,
+                           high_of(own[n]) * angles.cos[n].y + sign * high_of(partner[n]) * angles.sin[n].y);
+      if (is_dim(d)) store(d, turned);
     }
   }
 

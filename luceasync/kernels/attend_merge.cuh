@@ -6,7 +6,7 @@
 #include "attend_layout.cuh"
 
 constexpr int QUADS = GROUP * HEAD_DIM / 4;  // of a kv head's results: 4 dimensions of a head
-constexpr int TOGETHER = 16;                 // parts that are on their way at a time
+constexpr int TOGETHER = GROUP > 8 ? 8 : 16;  // parts that are on their way at a time
 
 // Of a quad.
 struct Part {

@@ -49,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   if (row < 0) {  // padding
     if (split > 0) return;
     if (OVERLAP) wait_for_those_before();
+#pragma unroll 1
     for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) results[quad] = make_uint2(0, 0);
     return;
   }
@@ -151,6 +152,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
     return GATED ? ((const uint2*)gates)[quad] : make_uint2(0, 0);
   };
   if (range.num_splits == 1) {
+#pragma unroll 1
     for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
       uint2 gate = gate_of(quad);
       results[quad] = finished(merged_warps(begin, quad, num_warps), gate);
@@ -158,6 +160,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
     return;
   }
   Parts parts = {sums + (u64)group * SPLITS * QUADS, weights + (u64)group * SPLITS * GROUP};
+#pragma unroll 1
   for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32)
     parts.store(split, quad, merged_warps(begin, quad, num_warps));
   __syncthreads();
@@ -165,6 +168,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   __syncthreads();
   if (num_before + 1 < range.num_splits) return;
   if (threadIdx.x == 0) arrivals[group] = 0;  // for the next launch
+#pragma unroll 1
   for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
     uint2 gate = gate_of(quad);
     results[quad] = finished(parts.merged_splits(quad, range.num_splits), gate);

@@ -5,6 +5,10 @@
 
 #include "attend_layout.cuh"
 
+// Lanes copy 16 bytes of a row each, ROWS rows at a time.
+constexpr int PIECES = HEAD_DIM / 8, ROWS = 32 / PIECES;
+static_assert(PIECES * ROWS == 32, "the head's dimensions are no power of two");
+
 // Copies units of one kv head of one lane, whose `keys` and `values` these are.
 struct Copier {
   const u16 *keys, *values;
@@ -15,22 +19,27 @@ struct Copier {
 
   // Rows from `rank` on are zeros; that of `rank` itself is not touched: it comes from elsewhere.
   __device__ __forceinline__ void copy(u32 tile, const u16* from, int unit, int page) const {
-    from += ((u64)page * PAGE + unit % (PAGE / UNIT) * UNIT) * KV_DIM;
+    int row = lane / PIECES, column = lane % PIECES;
+    from += ((u64)page * PAGE + unit % (PAGE / UNIT) * UNIT + row) * KV_DIM + column * 8;
+    tile += row * ROW_BYTES + column * 16;
+    int num_before = rank - (unit * UNIT + row);
+    if (rank - unit * UNIT >= UNIT) {
 #pragma unroll
-    for (int n = 0; n < STEPS; n++) {
-      int piece = lane + 32 * n, row = piece / (HEAD_DIM / 8), column = piece % (HEAD_DIM / 8);
-      int token = unit * UNIT + row;
-      if (token != rank) copy_16(tile + row * ROW_BYTES + column * 16, from + row * KV_DIM + column * 8, token < rank);
+      for (int n = 0; n < STEPS; n++) copy_16(tile + n * ROWS * ROW_BYTES, from + n * ROWS * KV_DIM, true);
+    } else {
+#pragma unroll 1
+      for (int n = 0; n < STEPS; n++)
+        if (n * ROWS != num_before)
+          copy_16(tile + n * ROWS * ROW_BYTES, from + n * ROWS * KV_DIM, n * ROWS < num_before);
     }
   }
 
   // The new key and value into the unit that has the row of `rank`.
   __device__ __forceinline__ void put_new(u32 begin, u32 stage) const {
-    u32 at = stage - begin + rank % UNIT * ROW_BYTES;
-    for (int piece = lane; piece < HEAD_DIM / 8; piece += 32) {
-      *(uint4*)(shared + at + piece * 16) = load<uint4>(begin + AT_NEW_KEY + piece * 16);
-      *(uint4*)(shared + at + TILE_BYTES + piece * 16) = load<uint4>(begin + AT_NEW_VALUE + piece * 16);
-    }
+    if (lane >= PIECES) return;
+    u32 at = stage - begin + rank % UNIT * ROW_BYTES + lane * 16;
+    *(uint4*)(shared + at) = load<uint4>(begin + AT_NEW_KEY + lane * 16);
+    *(uint4*)(shared + at + TILE_BYTES) = load<uint4>(begin + AT_NEW_VALUE + lane * 16);
   }
 };
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,7 +20,7 @@ from luceasync.kernels.overlap import can_overlap, shared_bytes
 
 UNIT_TOKENS = 16  # that a warp takes at a time
 MAX_GROUP = 16  # query heads of a kv head: the rows of a product
-MAX_HEAD_DIM = 256
+HEAD_DIMS = (16, 32, 64, 128, 256)
 NUM_ARRIVALS = 4096  # kv heads of all entries of a launch
 STATIC_BYTES = 1024  # of shared memory that are not for a Share
 NUM_PROGRAMS = 256  # of an entry with a long context: up to two for each multiprocessor of an H200
@@ -60,8 +61,7 @@ def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int)
     num_kv_heads, head_dim = keys.shape[2:]
     fits = (
         num_heads // num_kv_heads <= MAX_GROUP
-        and head_dim <= MAX_HEAD_DIM
-        and head_dim % 16 == 0
+        and head_dim in HEAD_DIMS
         and rotary_dim % 4 == 0
         and len(projected) * num_kv_heads <= NUM_ARRIVALS
     )
@@ -107,7 +107,7 @@ def attend(
     heads = Heads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
     chosen = chosen or share(heads, shared_bytes(keys) - STATIC_BYTES)
     parts = (num_entries, num_kv_heads, chosen.splits, group)
-    place = {"dtype": torch.float32, "device": keys.device}
+    new = partial(torch.empty, dtype=torch.float32, device=keys.device)
     query_norm, key_norm, eps = norms
     cos, sin = rotation
     out = projected.new_empty(num_entries, num_heads * head_dim)
@@ -123,8 +123,8 @@ def attend(
         cos,
         sin,
         ring,
-        torch.empty(*parts, head_dim, **place),
-        torch.empty(*parts, 2, **place),
+        new((*parts, head_dim)),
+        new((*parts, 2)),
         arrivals,
         out,
         eps,

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from luceasync.kernels import attention
+from luceasync.kernels import attention, attention_cuda
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_torch import TorchAttention
@@ -32,6 +32,12 @@ def few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_page_holds_a_chunk() -> None:
     assert attention.PAGE_TOKENS == CHUNK_TOKENS
+
+
+@pytest.fixture(autouse=True)
+def in_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where CUDA C++ runs too, as where it does not."""
+    monkeypatch.setattr(attention_cuda, "can_attend", lambda *given: False)
 
 
 @pytest.mark.covered(2)

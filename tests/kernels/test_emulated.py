@@ -204,6 +204,25 @@ def test_products_are_those_of_matrices(compiler: Compiler, tmp_path: Path) -> N
     assert torch.equal(found[1] * 2.0**37, (a[:, :8] @ b[:8]).float())
 
 
+def test_matrices_are_loaded_as_ldmatrix_loads_them(compiler: Compiler, tmp_path: Path) -> None:
+    """A lane gets of row lane / 4 two columns, of the matrix or of its transpose."""
+    x = torch.arange(256, dtype=torch.int16)
+    body = """
+      if (lane >= 32) return;
+      *(uint4*)(shared + lane * 16) = ((const uint4*)x)[lane];
+      __syncwarp();
+      u32 plain[4], transposed[4];
+      load_matrices<false>(plain, begin + lane * 16);
+      load_matrices<true>(transposed, begin + lane * 16);
+      for (int i = 0; i < 4; i++)
+        out[i * 32 + lane] = plain[i], out[128 + i * 32 + lane] = transposed[i];"""
+    found = torch.zeros(256, dtype=torch.int32)
+    run(tmp_path, compiler, body, x, found)
+    plain, transposed = found.view(torch.int16).view(2, 4, 8, 8)
+    assert torch.equal(plain, x.view(4, 8, 8))
+    assert torch.equal(transposed, x.view(4, 8, 8).transpose(1, 2))
+
+
 def test_ptx_has_another_body_here() -> None:
     """Files that hold words of GPUs hold nothing else, and each has one beside the emulator."""
     emulated = {path.name for path in (KERNELS.parents[1] / "tests/kernels/emulated").glob("*.cuh")}
