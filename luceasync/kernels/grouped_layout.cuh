@@ -51,6 +51,7 @@ constexpr int FEW_UNROLLED = (SUBS == 4 || BITS == 8) && MINIMUM != NO_MINIMUM ?
 constexpr int BLOCKS_UNROLLED = SLOTS > 1 ? UNIT : ROW_BLOCKS > 2 ? 1 : FEW_UNROLLED;
 // More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.
 constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 16 ? 16 / WARPS : 1;
+constexpr int AHEAD = SLOTS == 1 ? 2 : 1;  // blocks of x, in registers, that are on their way
 // Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
 constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;

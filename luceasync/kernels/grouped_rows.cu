@@ -75,8 +75,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   Place place = Place::of(lane);
   Own own(lane);
   RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
-  Columns coming;
-  if constexpr (!LONE) coming = rows.next(1);
+  Columns coming[AHEAD];
+#pragma unroll
+  for (int k = 0; k < AHEAD && !LONE; k++) coming[k] = rows.next(1);
   u32 stage = ring, free = ring + (STAGES - 1) * STAGE_BYTES;
   for (int unit = first_unit; unit < num_units; unit += STRIDE) {
     wait_for_copies<STAGES - 2>();

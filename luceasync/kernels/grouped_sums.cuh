@@ -233,20 +233,23 @@ __device__ __forceinline__ void add_alone(float (&total)[TILES][SLOTS][4], const
   }
 }
 
-// A unit of several rows of x; `coming`: the columns of its first block, and of the next unit's then.
+// A unit of several rows of x; `coming`: the columns of its first blocks, and of the next unit's then.
 __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int first_block,
-                                            int num_blocks, RowsOfX& rows, Columns& coming, const u8* group_sums, int lane) {
+                                            int num_blocks, RowsOfX& rows, Columns (&coming)[AHEAD], const u8* group_sums,
+                                            int lane) {
   Supers supers;
   GroupSums groups;
+  if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
   if constexpr (ALIKE && !ALONE) supers.load(at, 0);
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
-    Columns columns = rows.lifted(coming);
-    if (BY_UNIT && block == UNIT - 1) groups.load(group_sums, first_block / UNIT);
+    Columns columns = rows.lifted(coming[0]);
     // The last of a unit is followed by the warp's next unit; that of the last one is read again.
     bool is_last = first_block + STRIDE * UNIT >= num_blocks;
-    int on = block < UNIT - 2 ? 1 : block == UNIT - 2 ? (is_last ? 0 : (STRIDE - 1) * UNIT + 1) : 1;
-    coming = rows.next(on);
+    int next = block + AHEAD, on = next == UNIT - 1 ? (STRIDE - 1) * UNIT + 1 : 1;
+#pragma unroll
+    for (int k = 0; k + 1 < AHEAD; k++) coming[k] = coming[k + 1];
+    coming[AHEAD - 1] = rows.next(is_last && next >= UNIT - 1 ? 0 : on);
     bool ok = !RAGGED || first_block + block < num_blocks;
     if constexpr (ALONE) {
 #pragma unroll
