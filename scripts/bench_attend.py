@@ -29,8 +29,8 @@ from luceasync.kernels.attention_cuda import Share
 NUM_REPLAYS = 10
 SHARES = tuple(
     Share(warps, stages, splits)
-    for warps, stages in ((2, 2), (4, 1), (4, 2), (8, 1))
-    for splits in (16, 32, 64)
+    for warps, stages in ((4, 1), (4, 2), (8, 1), (8, 2))
+    for splits in (8, 16, 32)
 )
 
 
@@ -59,7 +59,7 @@ class Layer:
 
 LAYERS = (
     Layer("Qwen3-4B", 32, 8, 128, 128, gated=False, count=36),
-    Layer("Qwen3.5-27B", 24, 4, 256, 64, gated=True, count=16),
+    Layer("Qwen3-0.6B", 16, 8, 128, 128, gated=False, count=28),
 )
 
 

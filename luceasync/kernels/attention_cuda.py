@@ -20,10 +20,10 @@ from luceasync.kernels.overlap import can_overlap, shared_bytes
 
 UNIT_TOKENS = 16  # that a warp takes at a time
 MAX_GROUP = 16  # query heads of a kv head: the rows of a product
-HEAD_DIMS = (16, 32, 64, 128, 256)
+HEAD_DIMS = (16, 32, 64, 128)  # with heads of 256 Triton's two launches are faster
 NUM_ARRIVALS = 4096  # kv heads of all entries of a launch
 STATIC_BYTES = 1024  # of shared memory that are not for a Share
-NUM_PROGRAMS = 256  # of an entry with a long context: up to two for each multiprocessor of an H200
+NUM_PROGRAMS = 128  # of an entry with a long context: an H200 has 132 multiprocessors
 
 SOURCE = Path(__file__).with_name("attend_row.cu")
 _PROGRAM = Program(SOURCE, "attend_row")
@@ -145,9 +145,9 @@ def share(heads: Heads, most_bytes: int) -> Share:
     """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
     `warps` and `splits`, and with them a row's bits, depend on nothing else than the layer.
     """
-    splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 16), 64)
+    splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), 64)
     return next(
-        each for each in _smaller(Share(4, 2, splits)) if shared_of(heads, each) <= most_bytes
+        each for each in _smaller(Share(8, 2, splits)) if shared_of(heads, each) <= most_bytes
     )
 
 

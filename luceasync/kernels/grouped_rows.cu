@@ -49,6 +49,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   for (int s = 0; s < STAGES - 1; s++)
     if (first_unit + s * STRIDE < num_units) copier.weights(ring + s * STAGE_BYTES);
   Norming norming(norm);
+  if (RESIDUAL && OVERLAP) start_next();  // who adds to a residual is followed by who reads weights, or x, first
   wait_for_inputs();
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {

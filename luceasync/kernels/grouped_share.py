@@ -12,7 +12,6 @@ import torch
 
 from luceasync.kernels.grouped_codes import Coding, num_parts
 from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
-from luceasync.kernels.prepared_rows import NORM_THREADS
 
 WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
 HUGE = 32768
@@ -55,7 +54,7 @@ def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
     bits, do not depend on `x_rows`.
     """
     wanted = _many_rows(work, has_clusters) if work.x_rows > 8 else _few_rows(work)
-    return next(each for each in _smaller(wanted, work) if shared_of(work, each) <= most_bytes)
+    return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
 
 
 def _few_rows(work: Work) -> Share:
@@ -86,13 +85,12 @@ def _many_rows(work: Work, has_clusters: bool) -> Share:
     return Share(2, 8 if num_columns > 10 * UNIT * BLOCK_COLUMNS else 6, 2)
 
 
-def _smaller(share: Share, work: Work) -> Iterator[Share]:
+def _smaller(share: Share) -> Iterator[Share]:
     """It, and what wants less memory, for cards that have less than an H200."""
     yield share
     while share.stages > 2:
         yield (share := replace(share, stages=share.stages - 1))
-    least = NORM_THREADS // 32 if work.norm else 1
-    while share.warps > least:
+    while share.warps > 1:
         yield (share := replace(share, warps=share.warps - 1))
 
 

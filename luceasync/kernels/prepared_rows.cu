@@ -8,7 +8,7 @@
 #include "lifts.cuh"
 #include "row_norm.cuh"
 
-// Up to 8 rows, a program of NORM_THREADS each.
+// Up to 8 rows, a program each.
 extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, float eps) {
   u64 row = (u64)blockIdx.x * NORM;
   if constexpr (NORM != 0) {

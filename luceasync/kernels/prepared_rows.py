@@ -21,9 +21,8 @@ from luceasync.kernels.overlap import can_overlap
 
 MOST_PLAIN = 8  # rows that products take as they are
 ARRANGED_ROWS = 16  # as many as there are room for
-NORM_THREADS = 128  # of a row that is normed; every program has at least as many
 UNIT_COLUMNS = UNIT * BLOCK_COLUMNS
-# Warps of a program: the first ones of a row that is normed norm it, all of them arrange it.
+# Warps of a program: one that norms has a whole row.
 PLAIN_WARPS, NORM_WARPS = 4, 16
 
 SOURCE = Path(__file__).with_name("prepared_rows.cu")
@@ -99,8 +98,8 @@ def rms_norm(x: Tensor, norm: RowNorm) -> Tensor:
     """As a product of one row norms it, bit by bit. x: bfloat16 [rows, columns], contiguous."""
     out = torch.empty_like(x)
     overlaps = can_overlap(x.device.index or 0)
-    constants = constants_of(x.shape[1], NORM_THREADS // 32, overlaps=overlaps)
-    launch = Launch(len(x), NORM_THREADS)
+    constants = constants_of(x.shape[1], NORM_WARPS, overlaps=overlaps)
+    launch = Launch(len(x), NORM_WARPS * 32)
     _NORM.launch(x.device, constants, launch, (x, norm.weight, out, norm.eps))
     return out
 

@@ -1,5 +1,5 @@
-// RMS norm of rows of NORM columns (Zhang and Sennrich, 2019), in the order that makes it the same bits in
-// every program.
+// RMS norm of rows of NORM columns (Zhang and Sennrich, 2019) by WARPS warps, in an order that makes it the
+// same bits in every program.
 
 #pragma once
 
@@ -13,20 +13,24 @@ __device__ __forceinline__ void wait_for_inputs() {
   }
 }
 
-constexpr int NORM_THREADS = 128;  // whatever the program: a row's sum is the same bits
+// A row's sum is made of those of its stretches of 256 columns, a lane's 8 columns each: the same bits,
+// however many warps share them.
+constexpr int NUM_STRETCHES = NORM / 256 + (NORM % 256 != 0);
+constexpr int NUM_FOURS = (NUM_STRETCHES + 3) / 4;
 
-// x / rms(x) * norm, 8 columns at a time, for a row of NORM columns. All threads must come, first to
-// `Norming`, which may be before x is there.
+// x / rms(x) * norm, 8 columns at a time, for a row of NORM columns, of whose stretches each warp has every
+// WARPS-th. All threads must come, first to `Norming`, which may be before x is there.
 struct Norming {
-  static constexpr int TURNS = NORM ? (NORM / 8 + NORM_THREADS - 1) / NORM_THREADS : 1;
+  static constexpr int TURNS = NORM ? (NUM_STRETCHES + WARPS - 1) / WARPS : 1;
   float4 weight[TURNS][2];
 
-  static __device__ __forceinline__ int column(int turn) { return (threadIdx.x + turn * NORM_THREADS) * 8; }
+  static __device__ __forceinline__ int stretch(int turn) { return threadIdx.x / 32 + turn * WARPS; }
+  static __device__ __forceinline__ int column(int turn) { return stretch(turn) * 256 + threadIdx.x % 32 * 8; }
 
   __device__ __forceinline__ Norming(const float* norm) {
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
-      if (threadIdx.x < NORM_THREADS && column(turn) < NORM) {
+      if (column(turn) < NORM) {
         weight[turn][0] = *(const float4*)(norm + column(turn));
         weight[turn][1] = *(const float4*)(norm + column(turn) + 4);
       }
@@ -34,29 +38,33 @@ struct Norming {
 
   template <typename Store>
   __device__ __forceinline__ void operator()(const u16* x, float eps, Store store) const {
-    __shared__ float parts[NORM_THREADS / 32];
+    __shared__ float4 sums[NORM ? NUM_FOURS : 1];  // of stretches; zeros past the end
+    if ((int)threadIdx.x < NUM_FOURS * 4 - NUM_STRETCHES) ((float*)sums)[NUM_STRETCHES + threadIdx.x] = 0.0f;
     uint4 own[TURNS];
-    float sum = 0.0f;
-    if (threadIdx.x < NORM_THREADS) {
 #pragma unroll
-      for (int turn = 0; turn < TURNS; turn++)
-        own[turn] = column(turn) < NORM ? *(const uint4*)(x + column(turn)) : uint4{};
+    for (int turn = 0; turn < TURNS; turn++)
+      own[turn] = column(turn) < NORM ? *(const uint4*)(x + column(turn)) : uint4{};
 #pragma unroll
-      for (int turn = 0; turn < TURNS; turn++) {
-        const u32 pairs[4] = {own[turn].x, own[turn].y, own[turn].z, own[turn].w};
+    for (int turn = 0; turn < TURNS; turn++) {
+      const u32 pairs[4] = {own[turn].x, own[turn].y, own[turn].z, own[turn].w};
+      float sum = 0.0f;
 #pragma unroll
-        for (int k = 0; k < 4; k++) {
-          float low = as_float(pairs[k] << 16), high = as_float(pairs[k] & 0xffff0000);
-          sum = fmaf(low, low, sum), sum = fmaf(high, high, sum);
-        }
+      for (int k = 0; k < 4; k++) {
+        float low = as_float(pairs[k] << 16), high = as_float(pairs[k] & 0xffff0000);
+        sum = fmaf(low, low, sum), sum = fmaf(high, high, sum);
       }
 #pragma unroll
       for (int far = 16; far > 0; far /= 2) sum += __shfl_xor_sync(~0u, sum, far);
-      if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = sum;
+      if (threadIdx.x % 32 == 0 && stretch(turn) < NUM_STRETCHES) ((float*)sums)[stretch(turn)] = sum;
     }
     __syncthreads();
-    if (threadIdx.x >= NORM_THREADS) return;
-    float inverse_rms = rsqrtf(((parts[0] + parts[1]) + (parts[2] + parts[3])) / NORM + eps);
+    float4 sum = {};
+#pragma unroll
+    for (int k = 0; k < NUM_FOURS; k++) {
+      float4 four = sums[k];
+      sum.x += four.x, sum.y += four.y, sum.z += four.z, sum.w += four.w;
+    }
+    float inverse_rms = rsqrtf(((sum.x + sum.y) + (sum.z + sum.w)) / NORM + eps);
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
       if (column(turn) >= NORM) continue;
