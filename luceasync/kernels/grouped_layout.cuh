@@ -42,22 +42,14 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-// As many as there are registers for: minimums of 16 columns or of 8 bits want more, as do newer cards.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
-constexpr int FEW_UNROLLED = 1;
-#else
-constexpr int FEW_UNROLLED = (SUBS == 4 || BITS == 8) && MINIMUM != NO_MINIMUM ? 1 : 2;
-#endif
-constexpr int BLOCKS_UNROLLED = SLOTS > 1 ? UNIT : ROW_BLOCKS > 2 ? 1 : FEW_UNROLLED;
-// More rows want more warps side by side: 16 on a multiprocessor have 128 registers a lane.
-constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 16 ? 16 / WARPS : 1;
+// More rows want more warps side by side, and more registers: 12 warps on a multiprocessor have 168 a lane.
+constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 12 ? 12 / WARPS : 1;
+constexpr int BLOCKS_UNROLLED = SLOTS == 1 && BITS == 8 ? 2 : UNIT;  // as there are registers for
 constexpr int AHEAD = SLOTS == 1 ? 2 : 1;  // blocks of x, in registers, that are on their way
 // Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
 constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;
 constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;  // several rows: sums of x go with each group
-// Many row blocks: what is loaded of one is held for no other.
-constexpr bool ALONE = ROW_BLOCKS > 2 && SLOTS == 1 && !SUMMED;
 constexpr bool RING_X = LONE && !NORM;        // x comes with the weights
 
 constexpr int AT_PLANES = UNIT * CODE_BYTES;

@@ -15,7 +15,7 @@ from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
 
 WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
 HUGE = 32768
-LONG = 6144  # columns
+LONG = 8192  # columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +71,16 @@ def _few_rows(work: Work) -> Share:
 
 
 def _many_rows(work: Work, has_clusters: bool) -> Share:
-    bits, num_columns = work.coding.bits, work.num_columns
-    if work.paired:
-        return Share(2, 3, 3) if bits < 8 else Share(2, 2, 2)
-    if work.num_outputs >= HUGE:
-        return Share(2, 2, 2)
+    is_large = work.coding.bits in (5, 6)  # of a number there is more to put together
+    if work.paired or work.num_outputs >= HUGE:
+        return Share(2, 4, 2)
     if work.num_outputs >= WIDE:
-        return Share(1, 3, 2) if bits in (5, 6) else Share(2, 4, 2)
-    if work.num_outputs < SMALL // 2:
-        return Share(1, 8, 3)
-    if has_clusters and work.num_outputs >= SMALL and num_columns >= LONG:
-        return Share(1, 3, 2, splits=2) if bits in (5, 6) else Share(2, 4, 2, splits=2)
-    return Share(2, 8 if num_columns > 10 * UNIT * BLOCK_COLUMNS else 6, 2)
+        return Share(1, 4, 3) if is_large else Share(2, 4, 2)
+    if has_clusters and work.num_outputs < SMALL:
+        return Share(1, 4, 2, splits=2)
+    if has_clusters and work.num_columns >= LONG:
+        return Share(1, 4, 2, splits=2) if is_large else Share(2, 4, 2, splits=2)
+    return Share(1, 4, 3)
 
 
 def _smaller(share: Share) -> Iterator[Share]:

@@ -192,8 +192,8 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
   }
 }
 
-// A block, all row blocks side by side.
-__device__ __forceinline__ void add_together(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
+// A block of columns.
+__device__ __forceinline__ void add_block(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
                                              Supers& supers, const Columns& columns) {
   Words words[ROW_BLOCKS];
 #pragma unroll
@@ -209,30 +209,6 @@ __device__ __forceinline__ void add_together(float (&total)[ROW_BLOCKS][TILES][S
   }
 }
 
-template <int PART>
-__device__ __forceinline__ void add_part_alone(float (&total)[TILES][SLOTS][4], u32 supers, int block, bool ok, Small scale,
-                                               const Words& words, const Columns& columns) {
-  int entry = EACH ? block * PARTS + PART : ALIKE ? 0 : block;
-  Two super = super_of(supers + entry * (16 * SCALE_BYTES));
-  const float no_sums[TILES][4] = {};
-  add_product<PART>(total, scales_of<PART>(super, super, scale, scale, ok), words, columns, no_sums, 0);
-}
-
-// A block of row block r.
-__device__ __forceinline__ void add_alone(float (&total)[TILES][SLOTS][4], const Place& at, int r, int block, bool ok,
-                                          const Columns& columns) {
-  u32 supers = at.supers + r * ROW_BLOCK_BYTES, small = at.small + r * ROW_BLOCK_BYTES + block * (16 * PARTS);
-  Words words = words_of(at, r, block);
-  Small scale = {0, 0};
-  if constexpr (SMALL != NO_SMALL) scale = small_of(small);
-  add_part_alone<0>(total, supers, block, ok, scale, words, columns);
-  add_part_alone<1>(total, supers, block, ok, scale, words, columns);
-  if constexpr (SUBS == 4) {
-    add_part_alone<2 % SUBS>(total, supers, block, ok, scale, words, columns);
-    add_part_alone<3 % SUBS>(total, supers, block, ok, scale, words, columns);
-  }
-}
-
 // A unit of several rows of x; `coming`: the columns of its first blocks, and of the next unit's then.
 __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int first_block,
                                             int num_blocks, RowsOfX& rows, Columns (&coming)[AHEAD], const u8* group_sums,
@@ -240,7 +216,7 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
   Supers supers;
   GroupSums groups;
   if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
-  if constexpr (ALIKE && !ALONE) supers.load(at, 0);
+  if constexpr (ALIKE) supers.load(at, 0);
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
     Columns columns = rows.lifted(coming[0]);
@@ -251,12 +227,7 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
     for (int k = 0; k + 1 < AHEAD; k++) coming[k] = coming[k + 1];
     coming[AHEAD - 1] = rows.next(is_last && next >= UNIT - 1 ? 0 : on);
     bool ok = !RAGGED || first_block + block < num_blocks;
-    if constexpr (ALONE) {
-#pragma unroll
-      for (int r = 0; r < ROW_BLOCKS; r++) add_alone(total[r], at, r, block, ok, columns);
-    } else {
-      add_together(total, at, block, ok, supers, columns);
-    }
+    add_block(total, at, block, ok, supers, columns);
   }
   if constexpr (BY_UNIT) take_minimums(total, at, lane, groups);
 }

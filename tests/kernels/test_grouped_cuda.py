@@ -111,18 +111,6 @@ def test_norm_residual_and_swiglu(name: str, num_rows: int, place) -> None:
     assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
 
 
-@on_both("name", FEW, ["Q4_K", "Q6_K", "Q8_0"])
-def test_four_row_blocks_are_one_programs(name: str, place) -> None:
-    """Of which the last program has two."""
-    tiled, numbers = matrix(ALL[name], 96, 768, place)
-    x, chosen = rows(16, 768, place), Share(4, 2, 2)
-    found = grouped_cuda.linear(x, tiled, dtype=torch.float32, chosen=chosen)
-    assert error(found, x, numbers) < 1e-5
-    gate, up = F.linear(x.double(), numbers.double()).chunk(2, -1)
-    found = grouped_cuda.swiglu(x, tiled, dtype=torch.float32, chosen=chosen)
-    torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
-
-
 @on_both("num_rows", [1, 5, 11], [1, 5, 11])
 def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
     x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)
