@@ -93,9 +93,7 @@ class Rank(Message, frozen=True):
 
 
 class Whole(Message, frozen=True):
-    """A whole row: of what was ranked, edited or as log-probabilities; or of the logits as they
-    came. `ranking`: which of those since the last pass.
-    """
+    """A row: edited or as log-probabilities in `ranking`, counted since the last pass; or raw."""
 
     what: Literal["edited", "logprobs", "raw"]
     index: Natural
