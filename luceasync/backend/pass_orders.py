@@ -66,7 +66,7 @@ class PassOrders:
         self._events: list[PageEvent] = []  # of an epoch that has not come whole
         self._parents: Tensor | None = None
         self._batch = Batch((), (), 1)
-        self._ranking: Ranking | None = None
+        self._rankings: list[Ranking] = []  # since the last pass
         self.table: Table = {
             wire.Parents: self._take_parents,
             wire.Run: self._run,
@@ -114,7 +114,7 @@ class PassOrders:
 
     def _pass(self, order: wire.Run, batch: Batch, spec: Spec, got: Received[Any]) -> None:
         given = self._link.lent(got, spec)
-        self._batch, self._ranking = batch, None
+        self._batch, self._rankings = batch, []
         output: Tensor | None
         if order.kind == "prefill":
             output = self._passes.prefill(batch, given, project=order.project)
@@ -175,8 +175,9 @@ class PassOrders:
         wanted = Wanted(
             tuple(edits), order.num_ranked, mass_at, order.num_top, masks, order.is_of_masked
         )
-        self._ranking = self._passes.logits(order.num_entries).rank(wanted)
-        found = self._ranking.candidates()
+        ranking = self._passes.logits(order.num_entries).rank(wanted)
+        self._rankings.append(ranking)
+        found = ranking.candidates()
         if not order.num_ranked:
             self._link.answer(got, wire.Best(tuple(found.best.tolist())))
             return
@@ -193,21 +194,20 @@ class PassOrders:
             row = logits.reshape(-1, logits.shape[-1])[order.index].float()
             self._link.answer(got, wire.Done(), [row])
             return
-        ranking = self._ranked()
+        ranking = self._ranked(order.ranking)
         find = ranking.whole_row if order.what == "edited" else ranking.whole_logprobs
         row_found = find(order.index)
         tensors = [torch.from_numpy(numbers) for numbers in (row_found.values, row_found.ids)]
         self._link.answer(got, wire.Done(), tensors)
 
     def _logprob(self, order: wire.Logprob, got: Received[Any]) -> None:
-        value = self._ranked().logprob(order.index, order.token)
+        value = self._ranked(order.ranking).logprob(order.index, order.token)
         self._link.answer(got, wire.Told(value))
 
-    def _ranked(self) -> Ranking:
-        if self._ranking is None:
+    def _ranked(self, place: int) -> Ranking:
+        if place >= len(self._rankings):
             self._link.refuse("a row was asked for before any was ranked")
-        assert self._ranking is not None
-        return self._ranking
+        return self._rankings[place]
 
     def _commit(self, order: wire.Commit, got: Received[Any]) -> None:
         self._passes.commit(self._paths(order.lengths, got))

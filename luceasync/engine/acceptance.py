@@ -46,7 +46,7 @@ class Acceptance:
         self._meanwhile = meanwhile
         self._known: list[Rows] | None = None  # the proposal, where the host knows it already
         self._wanted = [g.next_row for g in generations]  # of row 0: the others are at later places
-        self._are_best = [is_checked(row) for row in self._wanted]
+        self._are_checked = [is_checked(row) for row in self._wanted]
 
     def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
         """See luceasync.dflash.decode.Accept. The host waits for the draft where that is worth
@@ -54,7 +54,7 @@ class Acceptance:
         """
         fitting = [
             g.guide if g.guide is not None and (g.guide.is_fitting or not checked) else None
-            for g, checked in zip(self._generations, self._are_best, strict=True)
+            for g, checked in zip(self._generations, self._are_checked, strict=True)
         ]
         if not any(fitting):
             return proposal
@@ -87,7 +87,7 @@ class Acceptance:
         """How each row's token is chosen; its position is told when it is visited."""
         num_rows = proposal.tokens.shape[1]
         wanted = self._wanted
-        pairs = zip(self._generations, self._are_best, strict=True)
+        pairs = zip(self._generations, self._are_checked, strict=True)
         guides = [None if checked else g.guide for g, checked in pairs]
         if not any(guides) and not any(has_penalties(row.sampling) for row in wanted):
             return [row for row in wanted for _ in range(num_rows)]
@@ -108,27 +108,52 @@ class Acceptance:
         tokens, parents = _columns(entry)
         first, guide = index * len(tokens), generation.guide
         checking: Checking | None = None
-        if self._are_best[index]:
-            best = ranked.best[first : first + len(tokens)]
-            path = walk(tokens, parents, best.__getitem__, self._decide)
-            said = [best[row] for row in path]
-            num_known = 0 if NO_TOKEN in said else len(said)
+        known: dict[int, int] = {}  # by row, what is said in one go
+        if self._are_checked[index]:
+            path, said = self._said(index, ranked, tokens, parents)
+            num_firm = num_known = said.index(NO_TOKEN) if NO_TOKEN in said else len(said)
             if guide is not None:
-                checking = Checking(guide, logits, first, tokens, parents)
-                num_known = num_known and checking.num_at_once(path, said)
+                row = self._wanted[index]
+                checking = Checking(guide, row, logits, ranked, first, tokens, parents)
+                num_known = checking.num_at_once(path, said[:num_firm])
             if num_known:
-                return path[: generation.extend(said[:num_known])]
+                num_come = generation.extend(said[:num_known])
+                if num_come < num_firm or num_come == len(path) or generation.has_ended:
+                    return path[:num_come]
+                known = dict(zip(path, said[:num_known], strict=False))
 
         def follow(row: int) -> int | None:
-            token, logprobs = ranked.choose(first + row, generation.position + 1)
-            if checking is not None:
-                token = checking.permitted(row, token)
+            if row in known:
+                return known[row]
+            logprobs = None
+            if checking is None:
+                token, logprobs = ranked.choose(first + row, generation.position + 1)
+            else:
+                token = checking.choose(row, generation.position + 1)
             if token == NO_TOKEN:
                 end_without_token(generation)
                 return None
             return token if generation.append(token, logprobs) else None
 
         return walk(tokens, parents, follow, self._decide)
+
+    def _said(
+        self, index: int, ranked: Ranked, tokens: list[int], parents: list[int] | None
+    ) -> tuple[list[int], list[int]]:
+        """The entry's path, and what its rows say without a mask; where it is guided, what is firm.
+        NO_TOKEN where nothing is known of what the row says.
+        """
+        generation = self._generations[index]
+        first, position = index * len(tokens), generation.position + 1
+        said: list[int] = []
+
+        def follow(row: int) -> int:
+            at = first + row, position + len(said)
+            is_free = generation.guide is None
+            said.append(ranked.choose(*at)[0] if is_free else ranked.firm(*at))
+            return said[-1]
+
+        return walk(tokens, parents, follow, self._decide), said
 
 
 def end_without_token(generation: Generation) -> None:

@@ -16,7 +16,7 @@ from luceasync.dflash.decode import Anchor, Speculator
 from luceasync.engine.acceptance import Acceptance, end_without_token
 from luceasync.engine.checking import catch_up, permitted
 from luceasync.engine.generation import Generation
-from luceasync.engine.sampling.choose import choose, is_checked, nothing
+from luceasync.engine.sampling.choose import is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.engine_status import SpeculationStatus
 from luceasync.errors import DraftFailed
@@ -196,9 +196,9 @@ def choose_next(
         catch_up(generations)
         meanwhile()
 
-    choice = choose(logits, rows, meanwhile=then)
-    tokens = permitted(generations, rows, choice.token_ids, logits)
-    for g, token, logprobs in zip(generations, tokens, choice.logprobs, strict=True):
+    ranked = rank(logits, rows, meanwhile=then)
+    chosen = permitted(generations, rows, ranked, logits)
+    for g, (token, logprobs) in zip(generations, chosen, strict=True):
         if token == NO_TOKEN:
             end_without_token(g)
         else:

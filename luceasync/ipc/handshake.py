@@ -15,7 +15,7 @@ from luceasync.errors import PeerRefused
 from luceasync.ipc.channel import Channel
 from luceasync.ipc.packets import Hello, Message, Refused, Welcome
 
-PROTOCOL = 2  # raise it with whatever changes the meaning of a message
+PROTOCOL = 3  # raise it with whatever changes the meaning of a message
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ class RemoteLogits:
         self._link = link
         self._sizes = sizes
         self._shape = shape
+        self._num_rankings = 0
 
     @property
     def num_vocab(self) -> int:
@@ -49,7 +50,9 @@ class RemoteLogits:
             given += [torch.from_numpy(masks.rows), torch.from_numpy(masks.words)]
         number = self._link.tell(order, given)
         num_rows = order.num_masked if wanted.is_of_masked else prod(self._shape)
-        return _RemoteRanking(self._link, self._sizes, num_rows, wanted, carry, number)
+        place = self._num_rankings
+        self._num_rankings += 1
+        return _RemoteRanking(self._link, self._sizes, num_rows, wanted, carry, number, place)
 
     def whole(self) -> Tensor:
         """Row by row: it is for measurements."""
@@ -72,13 +75,16 @@ class _RemoteRanking:
         wanted: Wanted,
         carry: Tensor | None,
         number: int,
+        place: int,
     ) -> None:
+        """`number`: of what was told; `place`: among the rankings of the pass."""
         self._link = link
         self._sizes = sizes
         self._num_rows = num_rows
         self._wanted = wanted
         self._carry = carry
         self._number = number
+        self._place = place
 
     def candidates(self) -> Candidates:
         wanted = self._wanted
@@ -109,9 +115,9 @@ class _RemoteRanking:
         return self._whole("logprobs", index)
 
     def logprob(self, index: int, token_id: int) -> float:
-        return self._link.ask(wire.Logprob(index, token_id), wire.Told).value
+        return self._link.ask(wire.Logprob(index, token_id, self._place), wire.Told).value
 
     def _whole(self, what: Literal["edited", "logprobs"], index: int) -> WholeRow:
         spec = ((self._sizes.num_vocab,), torch.float64)
-        values, ids = self._link.fetch(wire.Whole(what, index), [spec, spec])
+        values, ids = self._link.fetch(wire.Whole(what, index, self._place), [spec, spec])
         return WholeRow(values.numpy(), ids.numpy())

@@ -93,19 +93,19 @@ class Rank(Message, frozen=True):
 
 
 class Whole(Message, frozen=True):
-    """A whole row: of what was ranked, edited or as log-probabilities; or of the logits as they
-    came.
-    """
+    """A row: edited or as log-probabilities in `ranking`, counted since the last pass; or raw."""
 
     what: Literal["edited", "logprobs", "raw"]
     index: Natural
+    ranking: Natural = 0
 
 
 class Logprob(Message, frozen=True):
-    """The log-probability of a token in a row of what was ranked."""
+    """The log-probability of a token in a row of what was ranked; see Whole."""
 
     index: Natural
     token: Natural
+    ranking: Natural = 0
 
 
 class Commit(Message, frozen=True):

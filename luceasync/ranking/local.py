@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -33,6 +34,11 @@ def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     is_odd = (peaks - peaks).isnan()  # infinite, or NaN
     ids.masked_fill_(is_odd, no_token)
     return ids if carry is None else torch.cat([carry, ids], 1)
+
+
+# What a weight of 1 counts in a sum: int64 holds it for 2 million tokens, and what is cut off of
+# 2**18 tokens is less than float32 is off in the weights.
+_ONE = 2.0**42
 
 
 class LocalLogits:
@@ -104,8 +110,9 @@ class _Ranked:
     widths: tuple[int, ...]
 
     def candidates(self) -> Candidates:
-        host = np.split(self.packed.cpu().numpy(), np.cumsum(self.widths)[:-1], axis=1)
-        carried, best, peaks, masses, values, ids, *rest = host
+        host, ends = self.packed.cpu().numpy(), [0, *accumulate(self.widths)]
+        blocks = [host[:, begin:end] for begin, end in pairwise(ends)]
+        carried, best, peaks, masses, values, ids, *rest = blocks
         found = np.where(np.isfinite(peaks[:, 0]), best[:, 0], NO_TOKEN)
         logprobs = Logprobs(*rest) if rest else None
         block = Block(values, ids, masses[:, 0], logprobs)
@@ -141,24 +148,24 @@ def _ranked(raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None) -
 
 
 def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
-    """float64 `[rows, 1]`; sums are made row by row, so that their order cannot depend on how many
-    rows there are.
+    """float64 `[rows, 1]`; weights are added as integers, so that neither the order nor how many
+    rows there are can change a sum.
     """
     device = edited.device
     masses = torch.zeros(len(edited), 1, dtype=torch.float64, device=device)
     rows = [i for i, temperature in enumerate(mass_at) if temperature]
     if not rows:
         return masses
+    at = None
     if len(rows) < len(edited):
         at = torch.from_numpy(np.array(rows)).to(device, non_blocking=True)
         edited, values = edited[at], values[at]
     limits = np.finfo(np.float32)
     told = np.clip([[mass_at[i]] for i in rows], limits.tiny, limits.max)
     temperatures = torch.from_numpy(told.astype(np.float32)).to(device, non_blocking=True)
-    scaled = (edited - values[:, :1]).div_(temperatures).exp_()  # [rows, vocab]
-    for i, row in zip(rows, scaled, strict=True):
-        torch.sum(row, 0, dtype=torch.float64, out=masses[i, 0])
-    return masses
+    scaled = (edited - values[:, :1]).div_(temperatures).exp_()  # [rows, vocab], the highest 1
+    sums = scaled.mul_(_ONE).long().sum(-1, keepdim=True).double().div_(_ONE)
+    return sums if at is None else masses.index_copy_(0, at, sums)
 
 
 def _sorted(row: Tensor) -> WholeRow:

@@ -1,4 +1,4 @@
-"""A guided greedy token stands where it may come, and is else the best one that may."""
+"""A guided token stands where it may come, and is else the one that its mask would have given."""
 
 from __future__ import annotations
 
@@ -7,17 +7,25 @@ import torch
 
 from luceasync.dflash.accept import walk
 from luceasync.engine.checking import Checking
+from luceasync.engine.sampling.choose import choose, rank
+from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.logits import NO_TOKEN
+from luceasync.request import Sampling
 
 VOCAB = 32
 END = 30
+SEED = 4
+GREEDY, DRAWN = Sampling(), Sampling(temperature=1.0)
+EVEN = np.array([0x55555555], np.int32)
 
 
 class OnlyEven:
     """A guide after which even tokens may come; counts what it is asked."""
 
     def __init__(self) -> None:
-        self.num_masked: list[int] = []
+        self.num_asked = 0  # for one mask
+        self.num_masked: list[int] = []  # the first rows of those that got them together
         self.missing: list[int] = []
 
     def allows(self, token: int) -> bool:
@@ -25,7 +33,11 @@ class OnlyEven:
 
     def masks(self, tokens, parents, first):
         self.num_masked.append(first)
-        return {row: np.array([0x55555555], np.int32) for row in range(first, len(tokens))}
+        return dict.fromkeys(range(first, len(tokens)), EVEN)
+
+    def mask(self) -> np.ndarray:
+        self.num_asked += 1
+        return EVEN
 
     def foresee(self, tokens, *, is_missed: bool) -> int:
         self.foreseen, self.is_missed = tokens, is_missed
@@ -54,10 +66,26 @@ def logits_of(best: list[int]) -> Asked:
     return Asked(rows)
 
 
+def checking_of(
+    guide: OnlyEven,
+    logits: Asked,
+    tokens: list[int],
+    parents: list[int] | None = None,
+    first: int = 0,
+    sampling: Sampling = GREEDY,
+    num_candidates: int = VOCAB,
+) -> Checking:
+    row = RowSampling(sampling, SEED, 0)
+    num_rows = len(logits.whole())
+    ranked = rank(logits, [row] * num_rows, num_candidates=num_candidates)
+    logits.num_times = 0
+    return Checking(guide, row, logits, ranked, first, tokens, parents)  # type: ignore[arg-type]
+
+
 def walked(best: list[int], tokens: list[int], first: int = 0) -> tuple[list[int], OnlyEven, Asked]:
     guide, logits = OnlyEven(), logits_of([9] * first + best)
-    checking = Checking(guide, logits, first, tokens, None)  # type: ignore[arg-type]
-    return [checking.permitted(row, token) for row, token in enumerate(best)], guide, logits
+    checking = checking_of(guide, logits, tokens, first=first)
+    return [checking.choose(row, row) for row in range(len(best))], guide, logits
 
 
 def test_what_may_come_needs_no_mask_and_nobody_waits():
@@ -77,7 +105,7 @@ def at_once(
 ) -> tuple[int, OnlyEven]:
     """How much is known of a round, and the guide that was asked."""
     guide = OnlyEven()
-    checking = Checking(guide, logits_of(best), 0, tokens, parents)  # type: ignore[arg-type]
+    checking = checking_of(guide, logits_of(best), tokens, parents)
     path = walk(tokens, parents, best.__getitem__)
     return checking.num_at_once(path, [best[row] for row in path]), guide
 
@@ -108,5 +136,54 @@ def test_a_guide_is_told_of_a_token_that_no_row_proposed():
 
 def test_no_finite_number_stays_none():
     guide, logits = OnlyEven(), Asked(torch.full((1, VOCAB), torch.nan))
-    checking = Checking(guide, logits, 0, [0], None)  # type: ignore[arg-type]
-    assert checking.permitted(0, -1) == -1
+    assert checking_of(guide, logits, [0]).choose(0, 1) == NO_TOKEN
+
+
+# --- drawn tokens --------------------------------------------------------------------------------
+
+
+def drawn(
+    rows: torch.Tensor, num_candidates: int = VOCAB
+) -> tuple[list[int], list[int], OnlyEven, Asked]:
+    """What is drawn of each row, what is drawn of it behind its mask, and who was asked."""
+    guide, logits = OnlyEven(), Asked(rows)
+    checking = checking_of(
+        guide, logits, [0] * len(rows), sampling=DRAWN, num_candidates=num_candidates
+    )
+    found = [checking.choose(row, row) for row in range(len(rows))]
+    num_times = logits.num_times
+    masked = [RowSampling(DRAWN, SEED, row, mask=EVEN) for row in range(len(rows))]
+    truth = choose(logits, masked, num_candidates=num_candidates).token_ids
+    logits.num_times = num_times
+    return found, truth, guide, logits
+
+
+def test_what_is_drawn_firmly_needs_no_mask():
+    rows = torch.zeros(3, VOCAB)
+    rows[range(3), [4, 6, 8]] = 20.0
+    found, truth, guide, logits = drawn(rows)
+    assert found == truth == [4, 6, 8]
+    assert guide.num_asked == logits.num_times == 0
+
+
+def test_a_firm_token_that_may_not_come_is_drawn_again_of_the_candidates():
+    rows = torch.zeros(2, VOCAB)
+    rows[range(2), [4, 7]] = 20.0
+    found, truth, guide, logits = drawn(rows)
+    assert found == truth and found[0] == 4 and found[1] % 2 == 0
+    assert guide.num_asked == 1 and logits.num_times == 0
+
+
+def test_where_candidates_do_not_decide_the_rows_below_are_masked_together():
+    rows = torch.zeros(4, VOCAB)
+    rows[0, 4] = 20.0
+    found, truth, guide, logits = drawn(rows, num_candidates=4)
+    assert found == truth and not any(token % 2 for token in found)
+    assert guide.num_masked == [1] and logits.num_times == 1
+
+
+def test_any_rows_draw_what_their_masks_would_have_given():
+    rows = torch.randn(300, VOCAB, generator=torch.Generator().manual_seed(0)) * 3
+    for num_candidates in (4, 16, VOCAB):
+        found, truth, _, _ = drawn(rows, num_candidates)
+        assert found == truth

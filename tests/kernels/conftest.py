@@ -62,6 +62,26 @@ def one_patch_for_each_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter, "_patch_lang", replace_once)
 
 
+@pytest.fixture
+def rows_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter multiplies by NumPy: on some CPUs the bits of a row then depend on how
+    many there are; on a GPU they do not. Here each row is multiplied by itself.
+    """
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    multiply = InterpreterBuilder.create_dot
+
+    def row_by_row(self, a, b, d, *options):
+        a.data, b.data = a.data[..., :, None, :], b.data[..., None, :, :]
+        d.data = d.data[..., :, None, :]
+        found = multiply(self, a, b, d, *options)
+        a.data, b.data, d.data = a.data[..., 0, :], b.data[..., 0, :, :], d.data[..., 0, :]
+        found.data = found.data[..., 0, :]
+        return found
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", row_by_row)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The interpreter takes long, and computes padding with numpy, which warns of what a GPU does
     silently.

@@ -42,6 +42,7 @@ def test_swiglu_is_as_torch_computes_it(shape, dtype, device) -> None:
     assert distance(swiglu(x, gate_up), F.silu(gate) * up) < TOLERANCE[dtype]
 
 
+@pytest.mark.usefixtures("rows_by_themselves")
 @pytest.mark.parametrize("dim", [1100, 1024], ids=["masked", "even"])
 @pytest.mark.parametrize("together", [16, 22, MAX_ROWS])
 def test_a_row_does_not_depend_on_the_others(together, dim, dtype, device) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -25,7 +26,7 @@ from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.processes import choose_processes
-from luceasync.ranking.logits import Wanted
+from luceasync.ranking.logits import Masks, Wanted
 from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed
 from tests.test_groups import SPAN, life, turn
@@ -168,6 +169,22 @@ def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     assert traffic.payload_bytes_received == before  # the token stands in the packet
     backend.decode([0], [9], [5]).rank(Wanted(num_ranked=4)).candidates()
     assert traffic.payload_bytes_received - before == 8 * (1 + 4 + 4 + 1)
+
+
+@pytest.mark.covered(0)
+def test_what_was_ranked_before_can_still_be_asked_for(open_in):
+    backend = open_in("two", "shared")
+    backend.prefill(0, 0, range(3, 10), project=False)
+    logits = backend.decode([0], [7], [5])
+    ranking = logits.rank(Wanted(num_ranked=4, num_top=1))
+    values = ranking.candidates().block.values
+    words = np.eye(1, -(-logits.num_vocab // 32), dtype=np.int32) << 1  # token 1 alone
+    masked = Wanted(num_ranked=2, masks=Masks(np.zeros(1, np.int64), words), is_of_masked=True)
+    again = logits.rank(masked)
+    assert again.candidates().best.tolist() == [1]
+    assert ranking.whole_row(0).values[:4].tolist() == values[0].tolist()
+    assert again.whole_row(0).ids[0] == 1
+    assert ranking.logprob(0, 7) == pytest.approx(logits.whole()[0].log_softmax(-1)[7].item())
 
 
 @pytest.mark.parametrize("num_kept", [40, 64])

@@ -42,6 +42,23 @@ def test_masses_are_of_the_rows_and_temperatures_that_were_named():
     assert masses.tolist() == [0.0, pytest.approx(scaled.exp().sum().item())]
 
 
+@pytest.mark.parametrize("spread", [0.1, 3.0, 30.0])
+def test_a_mass_is_the_same_to_the_last_bit_beside_any_rows_and_in_any_order(spread: float):
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(9, 40_000, generator=generator) * spread
+    shuffled = logits[:, torch.randperm(40_000, generator=generator)]
+    masses = masses_of(logits)
+    assert masses_of(shuffled) == masses
+    assert [masses_of(row[None])[0] for row in logits] == masses
+    weights = (logits.double() - logits.amax(-1, keepdim=True).double()).exp()
+    assert masses == pytest.approx(weights.sum(-1).tolist(), rel=1e-6)
+
+
+def masses_of(logits: torch.Tensor) -> list[float]:
+    wanted = Wanted(num_ranked=1, mass_at=(1.0,) * len(logits))
+    return LocalLogits(logits).rank(wanted).candidates().block.masses.tolist()
+
+
 def test_a_whole_row_is_ordered_by_value_and_then_by_id():
     logits = torch.tensor([[1.0, 3.0, 3.0, 2.0]])
     ranking = LocalLogits(logits).rank(Wanted(num_ranked=1, num_top=1))

@@ -8,6 +8,7 @@ edits.py            changes logits before they are ranked (a bias, a penalty); r
 filter_and_draw.py  leaves candidates out, or draws another way (top_p, min_p); choose._num_ranked
                     says how many candidates it must see
 luceasync.grammar   says which tokens may come at all, as a mask of a row
+behind.py           draws behind such a mask what was ranked without it, where that is known
 row.py              needs more of a sequence than its counts of tokens: what one row brings along
 choose.py           the order of all of it: what is wanted of the logits, and what is chosen then
 

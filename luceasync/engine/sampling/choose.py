@@ -6,13 +6,15 @@ Owns what is asked of the logits and when. Knows nothing of lanes, of text, or o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from torch import Tensor
 
+from luceasync.engine.sampling.behind import draw_behind
 from luceasync.engine.sampling.edits import edits_of
-from luceasync.engine.sampling.filter_and_draw import draw, uniform
+from luceasync.engine.sampling.filter_and_draw import draw, firm, uniform
+from luceasync.engine.sampling.order import certain, whole
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
 from luceasync.ranking.logits import (
     NO_TOKEN,
@@ -23,7 +25,6 @@ from luceasync.ranking.logits import (
     Masks,
     Ranking,
     Wanted,
-    WholeRow,
 )
 from luceasync.request import Sampling
 
@@ -94,22 +95,10 @@ def rank(
 
 
 def is_checked(row: RowSampling) -> bool:
-    """Whether the row's token is the best one of its logits as they came. Then masks can wait until
-    it is known that this one may not come: if it may, it is the best one behind its mask too.
+    """Whether the row's token is chosen of its logits as they came. Then masks can wait until it is
+    known that this one may not come: if it may, it is mostly the one behind its mask too.
     """
-    return is_greedy(row.sampling) and not is_edited(row.sampling) and row.top_logprobs is None
-
-
-def best_behind(logits: Logits, masks: Mapping[int, np.ndarray]) -> dict[int, int]:
-    """By row of `logits` that has a mask, int32 `[words]`, the best token that it lets through,
-    NO_TOKEN where its logit is no finite number; one more wait for the device.
-    """
-    if not masks:
-        return {}
-    rows = sorted(masks)
-    told = Masks(np.array(rows, np.int64), np.stack([masks[row] for row in rows]))
-    found = logits.rank(Wanted(masks=told, is_of_masked=True)).candidates()
-    return dict(zip(rows, found.best.tolist(), strict=True))
+    return row.top_logprobs is None and not is_edited(row.sampling)
 
 
 def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) -> Wanted:
@@ -185,6 +174,28 @@ class Ranked:
             return token, None
         return token, self.logprobs(index, token, row.top_logprobs)
 
+    def firm(self, index: int, position: int) -> int:
+        """The token of row `index`, where it is the same whichever others may not come, so that
+        nothing but itself is to be looked at; NO_TOKEN where that is not known.
+        """
+        token, row = self.best[index], self._rows[index]
+        if self._block is None or token == NO_TOKEN or is_greedy(row.sampling):
+            return token
+        u = uniform(row.seed, position)
+        found = self._firm(self._block, index, row.sampling, u)
+        return NO_TOKEN if found is None else found
+
+    def behind(self, index: int, position: int, mask: np.ndarray) -> int | None:
+        """The token of row `index` of those that `mask` lets through; None where the device has to
+        be asked. The row has no mask of its own.
+        """
+        block, row = self._block, self._rows[index]
+        if block is None or self.best[index] == NO_TOKEN or is_greedy(row.sampling):
+            return None
+        order = certain(block.values[index], block.ids[index], self._num_vocab)
+        u = uniform(row.seed, position)
+        return draw_behind(order, block.masses[index], row.sampling, u, mask)
+
     def logprobs(self, index: int, token: int, num_top: int) -> RowLogprobs:
         """That of `token` in row `index`, and the highest; the rows must have been asked for
         them.
@@ -192,12 +203,19 @@ class Ranked:
         assert self._block is not None and self._block.logprobs is not None, "none were wanted"
         return self._logprobs(self._block, self._block.logprobs, index, token, num_top)
 
+    def _firm(self, block: Block, index: int, sampling: Sampling, u: float) -> int | None:
+        values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
+        return firm(values, ids, self._num_vocab, mass, sampling, u)
+
     def _draw(self, block: Block, index: int, sampling: Sampling, u: float) -> int:
+        token = self._firm(block, index, sampling, u)
+        if token is not None:
+            return token
         mass = block.masses[index]
-        order = _certain(block.values[index], block.ids[index], self._num_vocab)
+        order = certain(block.values[index], block.ids[index], self._num_vocab)
         token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
         if token is None:
-            order = _whole(self._ranking.whole_row(index))
+            order = whole(self._ranking.whole_row(index))
             token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
             assert token is not None, "a whole ranking decides every draw"
         return token
@@ -214,39 +232,32 @@ class Ranked:
         num_top = min(num_top, self._num_vocab)
         values, ids = logprobs.top_values[index], logprobs.top_ids[index]
         by_id = np.lexsort((ids, -values))
-        order = _certain(values[by_id], ids[by_id], self._num_vocab)
+        order = certain(values[by_id], ids[by_id], self._num_vocab)
         if len(order.ids) < num_top:
-            order = _whole(self._ranking.whole_logprobs(index))
+            order = whole(self._ranking.whole_logprobs(index))
         top = zip(order.ids[:num_top].tolist(), order.values[:num_top].tolist(), strict=True)
         return RowLogprobs(chosen, tuple(top))
 
 
-@dataclass(frozen=True, slots=True)
-class _Order:
-    """A row's most probable tokens by logit: float64 and int64 `[ranked]`, of `num_all` that may
-    come at all. Equal ones are in the order in which they were given.
-    """
+class Behind:
+    """Some rows of `logits`, ranked once more with their masks: one more wait for the device."""
 
-    values: np.ndarray
-    ids: np.ndarray
-    num_all: int
+    def __init__(
+        self, logits: Logits, rows: Mapping[int, RowSampling], num_candidates: int = NUM_CANDIDATES
+    ) -> None:
+        """`rows`: by number, each with a mask, none edited."""
+        numbers = sorted(rows)
+        chosen = [rows[number] for number in numbers]
+        wanted = wanted_of(chosen, logits.num_vocab, num_candidates)
+        assert wanted.masks is not None, "rows without masks"
+        masks = Masks(np.array(numbers, np.int64), wanted.masks.words)
+        ranking = logits.rank(replace(wanted, masks=masks, is_of_masked=True))
+        self._ranked = Ranked(chosen, logits.num_vocab, ranking, ranking.candidates())
+        self._places = {number: place for place, number in enumerate(numbers)}
 
+    def __contains__(self, number: int) -> bool:
+        return number in self._places
 
-def _certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> _Order:
-    """What is known from a top-k selection, whose last value may have equals left outside."""
-    if values[-1] == -np.inf:  # behind a mask: whatever may come is before it
-        return _possible(values, ids)
-    if len(values) < num_vocab:
-        num_certain = np.searchsorted(-values, -values[-1])
-        values, ids = values[:num_certain], ids[:num_certain]
-    return _Order(values, ids.astype(np.int64), num_vocab)
-
-
-def _whole(row: WholeRow) -> _Order:
-    return _possible(row.values, row.ids)
-
-
-def _possible(values: np.ndarray, ids: np.ndarray) -> _Order:
-    """Of a ranking without an end that is not known, what may come."""
-    num_all = int(np.searchsorted(-values, np.inf))
-    return _Order(values[:num_all], ids[:num_all].astype(np.int64), num_all)
+    def choose(self, number: int, position: int) -> int:
+        """The token of row `number` at `position`; NO_TOKEN as in Ranked.choose."""
+        return self._ranked.choose(self._places[number], position)[0]

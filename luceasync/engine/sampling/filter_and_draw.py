@@ -5,6 +5,8 @@ Pure, on the host. Knows no tensors; which candidates there are is told to it.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from luceasync.request import Sampling
@@ -13,6 +15,9 @@ from luceasync.request import Sampling
 # ids within one. Rounding swaps neighbours in a ranking all the time, but hardly ever moves a token
 # to another step: the same draw then means the same token, whatever computed the logits.
 STEP = 0.25
+# By how much a sum of a whole vocabulary may be off that was made in float32, of itself.
+MARGIN = 1e-5
+MOST_TEMPERATURE = 1e30  # float32 knows it too; beyond, such a sum may be anything
 _MASK_64 = 2**64 - 1
 _GOLDEN_GAMMA = 0x9E3779B97F4A7C15
 
@@ -54,24 +59,79 @@ def draw(
     num_kept = min(sampling.top_k or num_vocab, num_vocab)
     weights = np.exp((values[:num_kept] - values[0]) / sampling.temperature)
     mass = np.cumsum(weights)  # one after the other, so a prefix has the same bits in any ranking
-    num_known = len(mass)
     if num_kept < num_vocab or total == 0.0:
-        if num_known < num_kept:
+        if len(mass) < num_kept:
             return None
         total = mass[-1]
-    filtered = sampling.top_p < 1.0 or sampling.min_p > 0.0
+    num_kept = kept_by_mass(weights, mass, num_kept, total, sampling)
+    return draw_kept(values, ids, weights, mass, num_kept, total, sampling, u)
+
+
+def kept_by_mass(
+    weights: np.ndarray, mass: np.ndarray, num_kept: int, total: float, sampling: Sampling
+) -> int:
+    """How many of `num_kept` tokens top_p and min_p leave; `num_kept` itself where they leave more
+    than are known. `mass`: the sums of `weights`, which are of the known ones.
+    """
+    num_known = len(mass)
     if sampling.top_p < 1.0:
         reached = int(np.searchsorted(mass, sampling.top_p * total))
         num_kept = min(num_kept, reached + 1) if reached < num_known else num_kept
     if sampling.min_p > 0.0:
         above = int(np.searchsorted(-weights, -sampling.min_p, side="right"))
         num_kept = min(num_kept, above) if above < num_known else num_kept
-    if num_kept > num_known and filtered:
+    return num_kept
+
+
+def draw_kept(
+    values: np.ndarray,
+    ids: np.ndarray,
+    weights: np.ndarray,
+    mass: np.ndarray,
+    num_kept: int,
+    total: float,
+    sampling: Sampling,
+    u: float,
+) -> int | None:
+    """The token of those that filters leave; see `draw` and `kept_by_mass`."""
+    is_filtered = _is_filtered(sampling)
+    if num_kept > len(mass) and is_filtered:
         return None
     if num_kept < len(values) and values[num_kept - 1] == values[num_kept]:
         ids = _with_lowest_first(values, ids, num_kept)
-    target = u * (mass[num_kept - 1] if filtered else total)
+    target = u * (mass[num_kept - 1] if is_filtered else total)
     return _fall(values[:num_kept], ids, weights, mass[:num_kept], target, num_kept)
+
+
+def firm(
+    values: np.ndarray, ids: np.ndarray, num_vocab: int, total: float, sampling: Sampling, u: float
+) -> int | None:
+    """The token that `draw` gives, where it gives the same whichever of the other tokens may not
+    come; None where it may not, and where that is not known. A fraction of the work.
+
+    `values`, `ids`: as in `draw`, but that equals of the last one may be missing. It is the token
+    on which the lowest `u` falls: its share begins at 0, and grows where others leave theirs. A
+    filter keeps it in any company if its logit is the highest, or if it keeps the whole step.
+    """
+    highest = float(values[0])
+    num_first = int(np.count_nonzero(values >= math.floor(highest / STEP) * STEP))
+    at = int(ids[:num_first].argmin()) if num_first > 1 else 0
+    num_kept = min(sampling.top_k or num_vocab, num_vocab)
+    is_kept = values[at] == highest or (num_first <= num_kept and not _is_filtered(sampling))
+    weight = math.exp((values[at] - highest) / sampling.temperature)
+    is_known = num_first < len(values) and sampling.temperature < MOST_TEMPERATURE
+    if not (is_known and is_kept and u < weight):
+        return None
+    if num_kept < num_vocab or total == 0.0:
+        if len(values) < num_kept:
+            return None
+        total = np.exp((values[:num_kept] - highest) / sampling.temperature).sum()
+    return int(ids[at]) if u * total * (1 + MARGIN) < weight else None
+
+
+def _is_filtered(sampling: Sampling) -> bool:
+    """Whether what is kept depends on weights."""
+    return sampling.top_p < 1.0 or sampling.min_p > 0.0
 
 
 def _with_lowest_first(values: np.ndarray, ids: np.ndarray, num_kept: int) -> np.ndarray:
