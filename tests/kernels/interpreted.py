@@ -1,0 +1,67 @@
+"""A GPU's way through a model, on the CPU: Triton's kernels in their interpreter, and captured
+passes that are run again. It has no streams: what a GPU would order wrongly is not seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Generic, TypeVar
+
+from torch import Tensor
+
+from luceasync.models.ops import Ops
+from luceasync.pipeline.cpu_platform import CpuPlatform
+
+T = TypeVar("T")
+
+
+class Rerun(Generic[T]):
+    """In place of luceasync.pipeline.capture.Captured: what it leaves lies where the first run left
+    it.
+    """
+
+    def __init__(self, run: Callable[[], T]) -> None:
+        self._run = run
+        self.output = run()
+
+    def replay(self) -> None:
+        found = self._run()
+        if isinstance(found, Tensor):
+            assert isinstance(self.output, Tensor)
+            self.output.copy_(found)
+
+
+class Recapture:
+    """In place of luceasync.pipeline.capture.Capture."""
+
+    def compile_ahead(self, runs: Sequence[Callable[[], object]]) -> None:
+        for run in runs:
+            run()
+
+    def __call__(self, run: Callable[[], T], *, num_warmups: int) -> Rerun[T]:
+        for _ in range(num_warmups):
+            run()
+        return Rerun(run)
+
+
+class InterpretedPlatform(CpuPlatform):
+    """Chooses what a GPU's platform chooses, where that can run here."""
+
+    @cached_property
+    def ops(self) -> Ops:
+        from luceasync.models.triton_ops import TritonOps
+
+        return TritonOps()
+
+    def pick(
+        self,
+        *,
+        torch: Callable[[], T],
+        triton: Callable[[], T] | None = None,
+        numba: Callable[[], T] | None = None,
+    ) -> T:
+        return torch() if triton is None else triton()
+
+    def passes(self, *, eager: Callable[[], T], captured: Callable[..., T]) -> T:
+        return captured(Recapture())

@@ -1,0 +1,97 @@
+"""Captured passes on a CPU, by a GPU's kernels in Triton's interpreter: they give what plain passes
+give, whatever came between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
+from luceasync.models.trees import ROOT
+from luceasync.pipeline import group
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.offer import offer_of
+from luceasync.pipeline.plan import make_plan
+from luceasync.ranking.logits import Wanted
+from tests.kernels.interpreted import InterpretedPlatform
+
+PROMPT = [5, 7, 11, 13, 17]
+VERIFY_ROWS = 3
+
+Load = Callable[..., LayerSplitBackend]
+
+
+@pytest.fixture
+def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
+    """Backends of the tiny model with two lanes, captured or not; closed after the test."""
+    loaded = []
+
+    def load_one(*, captured: bool) -> LayerSplitBackend:
+        spec = read_spec(tiny_dir)
+        plan = make_plan(
+            spec,
+            [offer_of("cpu:0", 2**33)],
+            precision=Precision.of("fp32"),
+            weights=[1.0],
+            parallel=2,
+            max_ctx_tokens=128,
+            prefill_chunk_tokens=None,
+            verify_rows=[VERIFY_ROWS],
+        )
+        with monkeypatch.context() as patched:
+            if captured:
+                plan = replace(plan, decode_sizes=(1, 2))
+                patched.setattr(group, "open_platform", InterpretedPlatform)
+            loaded.append(LayerSplitBackend.open(tiny_dir, spec, plan))
+        return loaded[-1]
+
+    yield load_one
+    for backend in loaded:
+        backend.close()
+
+
+def best(backend: LayerSplitBackend, lanes, positions, tokens) -> list[int]:
+    """A step's."""
+    logits = backend.decode(lanes, positions, tokens)
+    return logits.rank(Wanted()).candidates().best.tolist()
+
+
+def greedy(backend: LayerSplitBackend, lanes, positions, tokens, num_steps: int) -> list[list[int]]:
+    """Steps that follow each other: their tokens."""
+    found = []
+    for step in range(num_steps):
+        tokens = best(backend, lanes, [position + step for position in positions], tokens)
+        found.append(tokens)
+    return found
+
+
+def everything(backend: LayerSplitBackend) -> list[list[int]]:
+    """Steps, and what may come between them."""
+    found = []
+    for lane in (0, 1):
+        backend.prefill(lane, 0, PROMPT[lane:], project=True)
+    found += greedy(backend, [0, 1], [5, 4], [3, 4], 3)
+    found += greedy(backend, [0], [8], [found[-1][0]], 2)  # of another size
+    found += greedy(backend, [0, 1], [10, 7], [found[-1][0], found[2][1]], 2)
+    found += greedy(backend, [0, 1], [12, 9], [9, found[-1][1]], 1)  # one token is not the best
+    found += greedy(backend, [0, 1], [12, 9], [9, 9], 1)  # the same positions again
+    found += greedy(backend, [1, 0], [10, 13], [6, 8], 1)  # lanes the other way round
+    rows = torch.tensor([[found[-1][1], 3, 4]])
+    logits = backend.verify([0], [14], rows, torch.tensor([[ROOT, 0, 1]], dtype=torch.int32))
+    found.append(logits.rank(Wanted()).candidates().best.tolist())
+    backend.commit([[0, 1]])
+    found += greedy(backend, [0, 1], [16, 11], [5, found[-2][0]], 2)
+    backend.reset(0)
+    backend.prefill(0, 0, PROMPT, project=True)
+    found += greedy(backend, [0, 1], [5, 13], [3, found[-1][1]], 2)
+    return found
+
+
+def test_captured_steps_give_what_plain_ones_give(load: Load) -> None:
+    assert everything(load(captured=True)) == everything(load(captured=False))
