@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from luceasync.ranking.edits import apply_edits
 from luceasync.ranking.logits import (
+    BEST,
     NO_TOKEN,
     Block,
     Candidates,
@@ -35,15 +37,31 @@ def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     return ids if carry is None else torch.cat([carry, ids], 1)
 
 
+class FoundBest(Protocol):
+    """The best tokens of logits, which the pass that gave them has found as well."""
+
+    def fetch(self) -> np.ndarray:
+        """As BestTokens of the logits `[rows, vocab]`, and of rows after them; waits for the
+        device. Whoever reads these there again hears that the host knows them.
+        """
+        ...
+
+
 class LocalLogits:
     """See Logits."""
 
-    def __init__(self, logits: Tensor, best: BestTokens = best_tokens) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        best: BestTokens = best_tokens,
+        found: FoundBest | None = None,
+    ) -> None:
         """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are. `best`:
-        a body for that device.
+        a body for that device. `found`: what it would find, if that is there already.
         """
         self._logits = logits
         self._best = best
+        self._found = found
 
     @property
     def num_vocab(self) -> int:
@@ -52,11 +70,17 @@ class LocalLogits:
     def whole(self) -> Tensor:
         return self._logits
 
-    @torch.inference_mode()
     def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
         """A row's candidates depend on nothing but that row. Log-probabilities are of the raw
         logits, in float32.
         """
+        found = self._found
+        if found is not None and carry is None and wanted == BEST:
+            return _Best(lambda: found.fetch()[: len(self._logits)])
+        return self._rank(wanted, carry)
+
+    @torch.inference_mode()
+    def _rank(self, wanted: Wanted, carry: Tensor | None) -> Ranking:
         raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
         masks = wanted.masks
         if wanted.is_of_masked and masks is not None:
@@ -69,17 +93,18 @@ class LocalLogits:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
             return _ranked(raw, edited.float(), wanted, carry)
-        return _Best(self._best(edited, carry, NO_TOKEN))
+        best = self._best(edited, carry, NO_TOKEN)
+        return _Best(lambda: best.cpu().numpy())
 
 
 @dataclass(frozen=True, slots=True)
 class _Best:
-    """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
+    """Only which is the highest. `fetch`: int64 `[rows, n + 1]`, what is carried, then that."""
 
-    packed: Tensor
+    fetch: Callable[[], np.ndarray]
 
     def candidates(self) -> Candidates:
-        host = self.packed.cpu().numpy()
+        host = self.fetch()
         return Candidates(host[:, :-1], host[:, -1], None)
 
     def whole_row(self, index: int) -> WholeRow:

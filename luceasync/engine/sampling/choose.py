@@ -15,6 +15,7 @@ from luceasync.engine.sampling.edits import edits_of
 from luceasync.engine.sampling.filter_and_draw import draw, uniform
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
 from luceasync.ranking.logits import (
+    BEST,
     NO_TOKEN,
     Block,
     Candidates,
@@ -33,7 +34,6 @@ NUM_CANDIDATES = 1024
 TIE_MARGIN = 64
 # A row that asks for more than this is sorted whole, by itself: the others would pay for it too.
 MOST_RANKED = 4096
-_BEST = Wanted()  # of each row, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) 
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
     masks = _masks(rows)
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
-        return Wanted(edits, masks=masks) if edits or masks else _BEST
+        return Wanted(edits, masks=masks) if edits or masks else BEST
     return Wanted(
         edits,
         num_ranked=max(_num_ranked(row.sampling, num_candidates) for row in rows),
