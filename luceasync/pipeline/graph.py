@@ -24,7 +24,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, StaticInputs
 from luceasync.pipeline.transfer import on_host
-from luceasync.ranking.local import FoundBest
+from luceasync.ranking.local import BestTokens, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
@@ -60,10 +60,17 @@ class GraphedShard:
     """
 
     def __init__(
-        self, shard: Shard, capture: Capture, plan: Plan, spec: ModelSpec, feed: Feed
+        self,
+        shard: Shard,
+        capture: Capture,
+        plan: Plan,
+        spec: ModelSpec,
+        best_tokens: BestTokens,
+        feed: Feed,
     ) -> None:
+        """`best_tokens`, `feed`: bodies for the shard's device."""
         self._shard = shard
-        self._feed = feed
+        self._best_tokens, self._feed = best_tokens, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
         self.best: FoundBest | None = None
         self._capture = capture
@@ -195,6 +202,9 @@ class GraphedShard:
         chunk = Batch((NO_LANE,), (0,), chunk_tokens)
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
+        if self._has_all:  # edited and masked logits are not for a step itself to look at
+            logits = torch.empty(1, self._spec.vocab_size, device=self._shard.device)
+            runs.append(lambda: self._best_tokens(logits, None, NO_TOKEN))
         if self._shard.past is not None:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))

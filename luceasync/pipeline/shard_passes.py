@@ -62,9 +62,13 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> Steps:
 
     def captured(capture: Capture) -> Steps:
         feed = shard.platform.pick(torch=lambda: feed_best, triton=_fused_feed)
-        return GraphedShard(shard, capture, plan, spec, feed)
+        return GraphedShard(shard, capture, plan, spec, _best_tokens_for(shard), feed)
 
     return shard.platform.passes(eager=eager, captured=captured)
+
+
+def _best_tokens_for(shard: Shard) -> BestTokens:
+    return shard.platform.pick(torch=lambda: best_tokens, triton=_fused_best)
 
 
 def _fused_best() -> BestTokens:
@@ -87,7 +91,7 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
-        self._best_tokens = shard.platform.pick(torch=lambda: best_tokens, triton=_fused_best)
+        self._best_tokens = _best_tokens_for(shard)
         self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]

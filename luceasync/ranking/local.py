@@ -41,8 +41,8 @@ class FoundBest(Protocol):
     """The best tokens of logits, which the pass that gave them has found as well."""
 
     def fetch(self) -> np.ndarray:
-        """As BestTokens of the logits `[rows, vocab]`, and of rows after them; waits for the
-        device. Whoever reads these there again hears that the host knows them.
+        """int64 `[rows]` as BestTokens finds them, and after these of rows that nobody asks for;
+        waits for the device. Whoever reads them there again hears that the host knows them.
         """
         ...
 
@@ -76,7 +76,7 @@ class LocalLogits:
         """
         found = self._found
         if found is not None and carry is None and wanted == BEST:
-            return _Best(lambda: found.fetch()[: len(self._logits)])
+            return _Found(found, np.empty((len(self._logits), 0), np.int64))
         return self._rank(wanted, carry)
 
     @torch.inference_mode()
@@ -93,19 +93,13 @@ class LocalLogits:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
             return _ranked(raw, edited.float(), wanted, carry)
-        best = self._best(edited, carry, NO_TOKEN)
-        return _Best(lambda: best.cpu().numpy())
+        return _Best(self._best(edited, carry, NO_TOKEN))
 
 
-@dataclass(frozen=True, slots=True)
-class _Best:
-    """Only which is the highest. `fetch`: int64 `[rows, n + 1]`, what is carried, then that."""
+class _HighestAlone:
+    """What a ranking of nothing else does not know."""
 
-    fetch: Callable[[], np.ndarray]
-
-    def candidates(self) -> Candidates:
-        host = self.fetch()
-        return Candidates(host[:, :-1], host[:, -1], None)
+    __slots__ = ()
 
     def whole_row(self, index: int) -> WholeRow:
         raise AssertionError("nothing was to be ranked")
@@ -115,6 +109,28 @@ class _Best:
 
     def logprob(self, index: int, token_id: int) -> float:
         raise AssertionError("no log-probabilities were wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found(_HighestAlone):
+    """Which is the highest, as the pass has found it; `carried` int64 `[rows, 0]`."""
+
+    found: FoundBest
+    carried: np.ndarray
+
+    def candidates(self) -> Candidates:
+        return Candidates(self.carried, self.found.fetch()[: len(self.carried)], None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Best(_HighestAlone):
+    """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
+
+    packed: Tensor
+
+    def candidates(self) -> Candidates:
+        host = self.packed.cpu().numpy()
+        return Candidates(host[:, :-1], host[:, -1], None)
 
 
 @dataclass(frozen=True, slots=True)

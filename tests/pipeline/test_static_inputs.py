@@ -42,7 +42,7 @@ def test_a_step_that_goes_on_where_it_fed_itself_is_told_nothing():
     step = Step()
     assert step(at((3, 1), (10, 20)), (5, 6)) == [[5, 6], [3, 1], [10, 20]]
     for more in range(1, 4):
-        assert step.inputs.fetch().tolist() == [[5 + more], [6 + more]]
+        assert step.inputs.fetch().tolist() == [5 + more, 6 + more]
         seen = step(at((3, 1), (10 + more, 20 + more)), [5 + more, 6 + more])
         assert seen == [[5 + more, 6 + more], [3, 1], [10 + more, 20 + more]]
     assert step.num_copies == 1
@@ -77,7 +77,7 @@ def test_an_entry_of_no_lane_stays_as_it_was_told():
     for more in range(4):
         seen = step(at((3, NO_LANE), (10 + more, 0)), (5 + more, 0))
         assert seen == [[5 + more, 0], [3, NO_LANE], [10 + more, 0]]
-        assert step.inputs.fetch().tolist() == [[6 + more], [0]]
+        assert step.inputs.fetch().tolist() == [6 + more, 0]
     assert step.num_copies == 1
 
 

@@ -70,7 +70,7 @@ class Found:
 
     def fetch(self) -> np.ndarray:
         self.num_fetched += 1
-        return np.array([[7], [8], [9], [10]])
+        return np.array([7, 8, 9, 10])
 
 
 def test_best_tokens_that_are_found_are_fetched_when_they_are_read() -> None:
