@@ -24,6 +24,7 @@ OPEN |= {
     "engine_look",
     "engine_status",
     "freed_memory",
+    "heap",
     "kvflash_options",
     "large_pages",
     "model_card",

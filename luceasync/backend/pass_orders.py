@@ -119,7 +119,8 @@ class PassOrders:
         if order.kind == "prefill":
             output = self._passes.prefill(batch, given, project=order.project)
         elif order.kind == "decode":
-            output = self._passes.decode(batch, given)
+            rows = given[:, 0].tolist() if self._sizes.is_first else given
+            output = self._passes.decode(batch, rows)
         else:
             parents, self._parents = self._parents, None
             if (parents is not None) != order.has_parents:

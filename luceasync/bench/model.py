@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Sequence
 
 import torch
@@ -9,6 +10,7 @@ import torch
 from luceasync.bench.device import synchronize
 from luceasync.bench.mixes import FormOf
 from luceasync.bench.shapes import Shape
+from luceasync.heap import freeze_heap
 from luceasync.hoststore.memory import HostMemory
 from luceasync.models.config import parse_spec
 from luceasync.models.forms import Dense
@@ -61,10 +63,17 @@ def load_random(
     memory: HostMemory | None = None,
     form_of: FormOf = lambda name: Dense(),
 ) -> LayerSplitBackend:
-    """A backend with random weights of the shape, as planned."""
+    """A backend with random weights of the shape, as planned. As a server that is ready, it leaves
+    the heap out of collections, which steps would wait for.
+    """
+    gc.unfreeze()  # what an earlier model has left may go
     place = open_platform(plan.shards[0].device).device
     source = RandomSource(torch_dtype(plan.precision.weights), place, form_of=form_of)
-    return LayerSplitBackend.load(parse_spec(dict(shape)), plan, source, taps=taps, memory=memory)
+    backend = LayerSplitBackend.load(
+        parse_spec(dict(shape)), plan, source, taps=taps, memory=memory
+    )
+    freeze_heap()
+    return backend
 
 
 def random_prompt(num_tokens: int, seed: int = 0) -> list[int]:

@@ -6,7 +6,6 @@ Owns what a person sees of a running server. Knows nothing of HTTP routes or ten
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ from luceasync.config import Config
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.freed_memory import keep_large_blocks_apart
+from luceasync.heap import freeze_heap
 from luceasync.model_card import ModelCard
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
@@ -80,14 +80,6 @@ def ready_lines(card: ModelCard, num_lanes: int) -> list[str]:
         f"Ready: {names}, {lanes} of {card.max_ctx_tokens} tokens of context",
         *(f"- {reason}" for reason in card.reasons),
     ]
-
-
-def freeze_heap() -> None:
-    """Leave what is there now out of later garbage collections: it stays as long as the process,
-    and looking through it would hold up every answer for a tenth of a second now and then.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 class LoadingBar:

@@ -23,12 +23,30 @@ def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     logits: float [rows, vocab], the numbers of a row beside each other; carry: int64 [rows, n].
     Returns int64 [rows, n + 1].
     """
+    num_carried = 0 if carry is None else carry.shape[1]
+    packed = torch.empty(len(logits), num_carried + 1, dtype=torch.int64, device=logits.device)
+    _launch(logits, None if carry is None else carry.contiguous(), packed, None, no_token)
+    return packed
+
+
+def feed_best(logits: Tensor, given: Tensor, place: Tensor, no_token: int) -> None:
+    """The same as best_tokens, to where the next step reads its tokens: see
+    luceasync.pipeline.static_inputs.Feed.
+
+    logits: float [entries, vocab], the numbers of a row beside each other; given: int64 [entries,
+    1]; place: int32 [2, entries].
+    """
+    _launch(logits, None, given, place, no_token)
+
+
+def _launch(
+    logits: Tensor, carry: Tensor | None, packed: Tensor, place: Tensor | None, no_token: int
+) -> None:
+    """Both kernels. `place`: None where nothing is fed."""
     num_rows, num_vocab = logits.shape
-    num_stretches = triton.cdiv(num_vocab, STRETCH)
+    num_stretches, num_carried = triton.cdiv(num_vocab, STRETCH), packed.shape[1] - 1
     peaks = torch.empty(num_rows, num_stretches, device=logits.device)
     ids = torch.empty(num_rows, num_stretches, dtype=torch.int32, device=logits.device)
-    num_carried = 0 if carry is None else carry.shape[1]
-    packed = torch.empty(num_rows, num_carried + 1, dtype=torch.int64, device=logits.device)
     options = overlap_options(logits)
     _stretches_kernel[(num_stretches, num_rows)](
         logits,
@@ -43,8 +61,9 @@ def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     _rows_kernel[(num_rows,)](
         peaks,
         ids,
-        None if carry is None else carry.contiguous(),
+        carry,
         packed,
+        place,
         num_stretches,
         num_carried,
         BLOCK=triton.next_power_of_2(num_stretches),
@@ -53,7 +72,6 @@ def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
         num_warps=1,
         **options,
     )
-    return packed
 
 
 @triton.jit
@@ -86,6 +104,7 @@ def _rows_kernel(
     ids,
     carry,
     packed,
+    place,
     num_stretches,
     num_carried,
     BLOCK: tl.constexpr,
@@ -96,13 +115,19 @@ def _rows_kernel(
     start_next(OVERLAP)
     row = tl.program_id(0)
     stretch, column = tl.arange(0, BLOCK), tl.arange(0, BLOCK_CARRIED)
-    ok, place = stretch < num_stretches, row * num_stretches + stretch
+    ok, found = stretch < num_stretches, row * num_stretches + stretch
     wait_for_inputs(OVERLAP)
-    peak = tl.load(peaks + place, mask=ok, other=float("-inf"))
-    peak, best = _highest(peak, tl.load(ids + place, mask=ok, other=0x7FFFFFFF))
+    peak = tl.load(peaks + found, mask=ok, other=float("-inf"))
+    peak, best = _highest(peak, tl.load(ids + found, mask=ok, other=0x7FFFFFFF))
     is_number = (peak > float("-inf")) & (peak < float("inf"))
     packed += row * (num_carried + 1)
-    tl.store(packed + num_carried, tl.where(is_number, best, NO_TOKEN).to(tl.int64))
+    is_wanted = True
+    if place is not None:
+        is_wanted = tl.load(place + row) >= 0  # an entry of no lane stays as it is
+        position = place + tl.num_programs(0) + row
+        tl.store(position, tl.load(position) + 1, mask=is_wanted)
+    best = tl.where(is_number, best, NO_TOKEN).to(tl.int64)
+    tl.store(packed + num_carried, best, mask=is_wanted)
     if carry is not None:
         ok = column < num_carried
         carried = tl.load(carry + row * num_carried + column, mask=ok)

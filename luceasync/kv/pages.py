@@ -45,6 +45,10 @@ class PageMap:
         """The pages of the lane's chunks, in order of chunk."""
         return tuple(self._pages[lane])
 
+    def num_tokens(self, lane: int) -> int:
+        """How many tokens the lane has pages for."""
+        return len(self._pages[lane]) * CHUNK_TOKENS
+
     def extend(self, lane: int, num_tokens: int) -> list[PageEvent]:
         """Give every chunk of the lane's first `num_tokens` tokens a page; the new ones, as
         events.

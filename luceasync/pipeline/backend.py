@@ -12,7 +12,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -30,7 +29,6 @@ from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.paged_lanes import paging_of
 from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
@@ -164,8 +162,7 @@ class LayerSplitBackend:
         missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
         self._num_entries = len(lanes)
-        given = on_host([*tokens, *[0] * missing], np.int64)[:, None]
-        self._passes.decode(batch, given)
+        self._passes.decode(batch, (*tokens, *[0] * missing))
         return self._passes.logits(len(lanes))
 
     @torch.inference_mode()

@@ -9,8 +9,10 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import Entry
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, StepKind
+from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.shard import Shard
+from luceasync.pipeline.transfer import as_rows
+from luceasync.ranking.local import FoundBest
 
 
 class EagerSteps:
@@ -18,6 +20,7 @@ class EagerSteps:
 
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
+        self.best: FoundBest | None = None  # whoever wants them looks for them
         self._verified: Batch | None = None
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
@@ -44,11 +47,11 @@ class EagerSteps:
         rows = replace(shard.rows(batch), entries=(entry,))
         shard.forward(x, rows, shard.past.rehearsal(batch.num_rows))
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        shard = self._shard
+    def decode(self, batch: Batch, given: Given) -> Tensor:
+        shard, given = self._shard, as_rows(given)
         x = shard.ends.embed(given) if shard.plan.is_first else given
         x = shard.forward(x, shard.rows(batch))
-        return shard.ends.project(x) if shard.plan.is_last else x
+        return shard.ends.project(x)[:, 0] if shard.plan.is_last else x
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         shard, self._verified = self._shard, batch

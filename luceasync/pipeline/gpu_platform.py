@@ -138,7 +138,7 @@ class CudaPlatform:
 
     def on_device(self) -> AbstractContextManager[object]:
         """See Platform."""
-        return torch.cuda.device(self.device)
+        return torch.cuda.device(self.device.index)  # a number is taken as it is
 
     def synchronize(self) -> None:
         """See Platform."""

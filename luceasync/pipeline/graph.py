@@ -1,7 +1,7 @@
 """Passes of one shard as CUDA graphs, one for each shape: one launch instead of hundreds.
 
-Owns the static inputs and outputs of the captured passes. Results are views of static memory: they
-hold until the next pass. Long chunks of a prompt are run operation by operation.
+Owns the captured passes and their outputs. Results are views of static memory: they hold until the
+next pass. Long chunks of a prompt are run operation by operation.
 """
 
 from __future__ import annotations
@@ -19,33 +19,23 @@ from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture, Captured
 from luceasync.pipeline.eager import EagerSteps
-from luceasync.pipeline.passes import Batch, StepKind
+from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
+from luceasync.pipeline.static_inputs import Feed, StaticInputs
 from luceasync.pipeline.transfer import on_host
+from luceasync.ranking.local import BestTokens, FoundBest
+from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
 WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
 
 
 @dataclass(frozen=True, slots=True)
-class _Inputs:
-    """Static tensors that a captured pass reads; of the first shard `given` and `place` follow each
-    other in `both`, uint8.
-    """
-
-    given: Tensor  # tokens int64 [size, rows] of the first shard, else [size, rows, hidden]
-    place: Tensor  # int32 [2, size]: lanes, and how many tokens each has committed
-    parents: Tensor  # int32 [size, rows]
-    rows: Tensor  # int32 [size * rows + size]: accepted rows, then how many they are
-    both: Tensor | None
-
-
-@dataclass(frozen=True, slots=True)
 class _Pass:
     """What is to be captured: of a verify pass also what commits its rows."""
 
-    inputs: _Inputs
+    inputs: StaticInputs
     run: Callable[[], Tensor]
     commit: Callable[[], None] | None = None
 
@@ -57,7 +47,7 @@ class _Step:
     `commit` is captured for verify passes.
     """
 
-    inputs: _Inputs
+    inputs: StaticInputs
     captured: Captured[Tensor]
     taps: dict[int, Tensor]
     commit: Captured[None] | None
@@ -69,14 +59,25 @@ class GraphedShard:
     The shard must have come to rest: its weights and state are at their final places.
     """
 
-    def __init__(self, shard: Shard, capture: Capture, plan: Plan, spec: ModelSpec) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        capture: Capture,
+        plan: Plan,
+        spec: ModelSpec,
+        best_tokens: BestTokens,
+        feed: Feed,
+    ) -> None:
+        """`best_tokens`, `feed`: bodies for the shard's device."""
         self._shard = shard
+        self._best_tokens, self._feed = best_tokens, feed
+        self._has_all = shard.plan.is_first and shard.plan.is_last
+        self.best: FoundBest | None = None
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
         self._verified: _Step | None = None
-        self._prepared: Batch | None = None  # whose place is on the device
         self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
@@ -110,7 +111,8 @@ class GraphedShard:
             return self._in_two(batch, batch.mark, given, project=project)
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
         step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
-        output = self._replay(step, batch)
+        step.inputs.tell_place(batch)
+        output = self._replay(step)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
         return output if project else None
@@ -132,16 +134,23 @@ class GraphedShard:
         shard.passed(batch)
         return output if kept is None or output is None else torch.cat([kept, output], 1)
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor:
-        """One row for each entry. `given`: tokens int64 [size, 1] for the first shard, else the
-        activation.
+    def decode(self, batch: Batch, given: Given) -> Tensor:
+        """One row for each entry. `given`: tokens for the first shard, else the activation.
 
-        Returns the activation, or logits float32 [size, 1, vocab] from the last shard.
+        Returns the activation, or logits float32 [size, vocab] from the last shard. Where that is
+        the first one too, the step leaves the best tokens where the next one reads them: a greedy
+        step then waits for no copy.
         """
-        return self._run(self._steps[len(batch.lanes), 0], batch, given)
+        step = self._steps[len(batch.lanes), 0]
+        step.inputs.tell(batch, given)
+        output = self._replay(step)
+        if self._has_all:
+            step.inputs.fed()
+            self.best = step.inputs
+        return output
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
-        """Trees of rows; as above with [size, rows] instead of [size, 1]."""
+        """As above, of trees of rows: `given` int64 [size, rows], logits [size, rows, vocab]."""
         shape = len(batch.lanes), batch.num_rows
         step = self._verified = self._steps[shape]
         if parents is not None:
@@ -150,7 +159,8 @@ class GraphedShard:
         elif shape in self._with_trees:
             step.inputs.parents.copy_(chain(*shape, self._shard.device))
             self._with_trees.remove(shape)
-        return self._run(step, batch, given)
+        step.inputs.tell(batch, given)
+        return self._replay(step)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep what `paths` say of the last `verify`."""
@@ -165,53 +175,23 @@ class GraphedShard:
         """Let graphs and static tensors go."""
         self._steps.clear()
         self._short.clear()
-        self._verified = None
+        self._verified = self.best = None
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
         """A step of this very batch comes next: its place goes to the device now."""
         num_rows = batch.num_rows if kind == "verify" else 0
-        self._place(self._steps[len(batch.lanes), num_rows], batch)
-        self._prepared = batch
+        self._steps[len(batch.lanes), num_rows].inputs.tell_place(batch)
 
-    def _run(self, step: _Step, batch: Batch, given: Tensor) -> Tensor:
-        both = step.inputs.both
-        if both is None or given.device.type != "cpu" or self._prepared is batch:
-            step.inputs.given.copy_(given, non_blocking=True)
-            return self._replay(step, batch)
-        # All that the host tells goes over at once: a copy takes it as long as a kernel.
-        tokens = given.reshape(-1).numpy().view(np.uint8)
-        told = np.concatenate([tokens, _place_of(batch).reshape(-1).view(np.uint8)])
-        both.copy_(torch.from_numpy(told), non_blocking=True)
-        self._prepared = batch
-        return self._replay(step, batch)
-
-    def _place(self, step: _Step, batch: Batch) -> None:
-        step.inputs.place.copy_(torch.from_numpy(_place_of(batch)), non_blocking=True)
-
-    def _replay(self, step: _Step, batch: Batch) -> Tensor:
-        if self._prepared is not batch:
-            self._place(step, batch)
-        self._prepared = None
+    def _replay(self, step: _Step) -> Tensor:
+        """What the inputs have been told is run."""
         step.captured.replay()
         self._shard.taps = step.taps
         return step.captured.output
 
-    def _inputs(self, size: int, num_rows: int) -> _Inputs:
-        device, shape = self._shard.device, (size, num_rows)
-        both: Tensor | None = None
-        if self._shard.plan.is_first:
-            num_bytes = 8 * size * num_rows
-            both = torch.zeros(num_bytes + 8 * size, dtype=torch.uint8, device=device)
-            given = both[:num_bytes].view(torch.int64).view(shape)
-            place = both[num_bytes:].view(torch.int32).view(2, size)
-        else:
-            width = self._spec.hidden_size
-            given = torch.zeros((*shape, width), dtype=self._dtype, device=device)
-            place = torch.zeros((2, size), dtype=torch.int32, device=device)
-        place[0] = NO_LANE
-        rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
-        return _Inputs(given, place, chain(size, num_rows, device).contiguous(), rows, both)
+    def _inputs(self, size: int, num_rows: int) -> StaticInputs:
+        activation = None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
+        return StaticInputs(size, num_rows, self._shard.device, activation)
 
     def _compile_ahead(self, passes: Sequence[_Pass], chunk_tokens: int) -> None:
         """What all passes launch, beside each other; those of long chunks are the first to begin,
@@ -222,6 +202,9 @@ class GraphedShard:
         chunk = Batch((NO_LANE,), (0,), chunk_tokens)
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
+        if self._has_all:  # edited and masked logits are not for a step itself to look at
+            logits = torch.empty(1, self._spec.vocab_size, device=self._shard.device)
+            runs.append(lambda: self._best_tokens(logits, None, NO_TOKEN))
         if self._shard.past is not None:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
@@ -246,7 +229,12 @@ class GraphedShard:
         def run() -> Tensor:
             x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
             x = shard.forward(x, shard.rows_from((), lanes, positions[:, None]))
-            return shard.ends.project(x) if shard.plan.is_last else x
+            if not shard.plan.is_last:
+                return x
+            logits = shard.ends.project(x)[:, 0]
+            if self._has_all:
+                self._feed(logits, inputs.given, inputs.place, NO_TOKEN)
+            return logits
 
         return _Pass(inputs, run)
 
@@ -286,13 +274,8 @@ class GraphedShard:
 
         return _Pass(inputs, run)
 
-    def _paths(self, inputs: _Inputs) -> Paths:
+    def _paths(self, inputs: StaticInputs) -> Paths:
         """What is to be committed, as far as the device is told."""
         (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
         rows, counts = inputs.rows.split([size * num_rows, size])
         return self._shard.paths_from((), lanes, begins, rows.view(size, -1), counts)
-
-
-def _place_of(batch: Batch) -> np.ndarray:
-    """int32 [2, entries], as _Inputs has it."""
-    return np.array([batch.lanes, batch.begins], np.int32)

@@ -136,7 +136,8 @@ class WholeLanes:
         return self._nodes
 
     def make_room(self, lane: int, num_tokens: int) -> None:
-        self._place(self._pages.extend(lane, num_tokens))
+        if num_tokens > self._pages.num_tokens(lane):  # nearly every step has room
+            self._place(self._pages.extend(lane, num_tokens))
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
         """Nothing is to be done."""

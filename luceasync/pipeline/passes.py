@@ -18,6 +18,7 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
 StepKind = Literal["decode", "verify"]
+Given = Tensor | Sequence[int]  # an activation; or tokens, one for each entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,10 @@ class Passes(Protocol):
         """
         ...
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
-        """Run one row for each entry. Returns the activation; from the last layer None, since the
-        logits stay where they are: see `logits`.
+    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+        """Run one row for each entry. `given`: tokens if the first layer is here, as numbers, since
+        they may be there already; else the activation [entries, 1, hidden]. Returns the activation;
+        from the last layer None, since the logits stay where they are: see `logits`.
         """
         ...
 
@@ -171,12 +173,13 @@ class Chain:
             x = link.prefill(batch, x, project=project)
         return x
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
-        x: Tensor | None = given
-        for link in self._links:
-            assert x is not None, "only the last link gives nothing"
-            x = link.decode(batch, x)
-        return x
+    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+        x = given
+        for link in self._links[:-1]:
+            output = link.decode(batch, x)
+            assert output is not None, "only the last link gives nothing"
+            x = output
+        return self._links[-1].decode(batch, x)
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         x: Tensor | None = given

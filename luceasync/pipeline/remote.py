@@ -26,11 +26,11 @@ from luceasync.node_words import NodeKey
 from luceasync.pipeline import wire
 from luceasync.pipeline.crossing import HOST, views
 from luceasync.pipeline.link import Link
-from luceasync.pipeline.passes import Batch, Masses, Passes
+from luceasync.pipeline.passes import Batch, Given, Masses, Passes
 from luceasync.pipeline.remote_contents import RemoteContents
 from luceasync.pipeline.remote_logits import RemoteLogits
 from luceasync.pipeline.sizes import Sizes, Spec
-from luceasync.pipeline.transfer import on_host
+from luceasync.pipeline.transfer import as_rows, on_host
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
@@ -151,8 +151,8 @@ class RemotePasses:
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         return self._run("prefill", batch, given, project)
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
-        return self._run("decode", batch, given)
+    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+        return self._run("decode", batch, as_rows(given))
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         if parents is not None:

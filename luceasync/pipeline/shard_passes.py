@@ -17,12 +17,13 @@ from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.passes import Batch, Masses, StepKind
+from luceasync.pipeline.passes import Batch, Given, Masses, StepKind
 from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
+from luceasync.pipeline.static_inputs import Feed, feed_best
 from luceasync.pipeline.transfer import Transfer
-from luceasync.ranking.local import BestTokens, LocalLogits, best_tokens
+from luceasync.ranking.local import BestTokens, FoundBest, LocalLogits, best_tokens
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
@@ -32,12 +33,15 @@ HOST = torch.device("cpu")
 class Steps(Protocol):
     """How a device runs one shard's passes; what it is given is there already, what decode and
     verify are given may be on the host. These give the activation or, from the last layer, logits
-    float32 [entries, rows, vocab]; so does a prefill that scores. See Passes.
+    float32 [entries, vocab] and [entries, rows, vocab]; so does a prefill that scores. See Passes.
     """
+
+    best: FoundBest | None
+    """Of the last decode, where it has found them itself."""
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor: ...
+    def decode(self, batch: Batch, given: Given) -> Tensor: ...
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
 
@@ -57,13 +61,24 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> Steps:
         return EagerSteps(shard)
 
     def captured(capture: Capture) -> Steps:
-        return GraphedShard(shard, capture, plan, spec)
+        feed = shard.platform.pick(torch=lambda: feed_best, triton=_fused_feed)
+        return GraphedShard(shard, capture, plan, spec, _best_tokens_for(shard), feed)
 
     return shard.platform.passes(eager=eager, captured=captured)
 
 
+def _best_tokens_for(shard: Shard) -> BestTokens:
+    return shard.platform.pick(torch=lambda: best_tokens, triton=_fused_best)
+
+
 def _fused_best() -> BestTokens:
     from luceasync.kernels.best_token import best_tokens as fused
+
+    return fused
+
+
+def _fused_feed() -> Feed:
+    from luceasync.kernels.best_token import feed_best as fused
 
     return fused
 
@@ -76,10 +91,11 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
-        self._best_tokens = shard.platform.pick(torch=lambda: best_tokens, triton=_fused_best)
+        self._best_tokens = _best_tokens_for(shard)
         self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
+        self._best: FoundBest | None = None  # of these logits, if the pass has found them
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         with self._shard.on_device():
@@ -88,18 +104,19 @@ class ShardPasses:
         self._ran(batch, [batch.num_rows] * len(batch.lanes))
         if batch.scores and self._shard.plan.is_last:
             assert x is not None, "each row gives logits"
-            self._logits = x[0]
+            self._logits, self._best = x[0], None
             return x[:, -1:] if project else None
         return x
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
+    def decode(self, batch: Batch, given: Given) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
-            output = self._steps.decode(batch, self._near(given))
+            near = self._near(given) if isinstance(given, Tensor) else given
+            output = self._steps.decode(batch, near)
         self._ran(batch, [1] * len(batch.lanes))
         if not self._shard.plan.is_last:
             return output
-        self._logits = output[:, 0]
+        self._logits, self._best = output, self._steps.best
         return None
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
@@ -110,7 +127,7 @@ class ShardPasses:
         self._verified = batch
         if not self._shard.plan.is_last:
             return output
-        self._logits = output
+        self._logits, self._best = output, None
         return None
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
@@ -120,7 +137,7 @@ class ShardPasses:
 
     def logits(self, num_entries: int) -> Logits:
         assert self._logits is not None, "logits follow decode or verify"
-        return LocalLogits(self._logits[:num_entries], self._best_tokens)
+        return LocalLogits(self._logits[:num_entries], self._best_tokens, self._best)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         batch, self._verified = self._verified, None

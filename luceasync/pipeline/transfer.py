@@ -46,6 +46,11 @@ def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.int
     return torch.from_numpy(np.array(numbers, dtype))
 
 
+def as_rows(given: Tensor | Sequence[int]) -> Tensor:
+    """Tokens of a decode step as int64 [entries, 1]; an activation as it is."""
+    return given if isinstance(given, Tensor) else on_host(given, np.int64)[:, None]
+
+
 def choose_transfer(peer_access: str, devices: Sequence[torch.device]) -> Transfer:
     """`peer_access`: "auto", "on" or "off". Raises PlacementError if "on" cannot be honoured."""
     if peer_access == "off":

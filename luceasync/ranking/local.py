@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from luceasync.ranking.edits import apply_edits
 from luceasync.ranking.logits import (
+    BEST,
     NO_TOKEN,
     Block,
     Candidates,
@@ -41,15 +43,31 @@ def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
 _ONE = 2.0**42
 
 
+class FoundBest(Protocol):
+    """The best tokens of logits, which the pass that gave them has found as well."""
+
+    def fetch(self) -> np.ndarray:
+        """int64 `[rows]` as BestTokens finds them, and after these of rows that nobody asks for;
+        waits for the device. Whoever reads them there again hears that the host knows them.
+        """
+        ...
+
+
 class LocalLogits:
     """See Logits."""
 
-    def __init__(self, logits: Tensor, best: BestTokens = best_tokens) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        best: BestTokens = best_tokens,
+        found: FoundBest | None = None,
+    ) -> None:
         """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are. `best`:
-        a body for that device.
+        a body for that device. `found`: what it would find, if that is there already.
         """
         self._logits = logits
         self._best = best
+        self._found = found
 
     @property
     def num_vocab(self) -> int:
@@ -58,11 +76,17 @@ class LocalLogits:
     def whole(self) -> Tensor:
         return self._logits
 
-    @torch.inference_mode()
     def rank(self, wanted: Wanted, carry: Tensor | None = None) -> Ranking:
         """A row's candidates depend on nothing but that row. Log-probabilities are of the raw
         logits, in float32.
         """
+        found = self._found
+        if found is not None and carry is None and wanted == BEST:
+            return _Found(found, np.empty((len(self._logits), 0), np.int64))
+        return self._rank(wanted, carry)
+
+    @torch.inference_mode()
+    def _rank(self, wanted: Wanted, carry: Tensor | None) -> Ranking:
         raw = self._logits if self._logits.ndim == 2 else self._logits.flatten(0, -2)
         masks = wanted.masks
         if wanted.is_of_masked and masks is not None:
@@ -78,15 +102,10 @@ class LocalLogits:
         return _Best(self._best(edited, carry, NO_TOKEN))
 
 
-@dataclass(frozen=True, slots=True)
-class _Best:
-    """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
+class _HighestAlone:
+    """What a ranking of nothing else does not know."""
 
-    packed: Tensor
-
-    def candidates(self) -> Candidates:
-        host = self.packed.cpu().numpy()
-        return Candidates(host[:, :-1], host[:, -1], None)
+    __slots__ = ()
 
     def whole_row(self, index: int) -> WholeRow:
         raise AssertionError("nothing was to be ranked")
@@ -96,6 +115,28 @@ class _Best:
 
     def logprob(self, index: int, token_id: int) -> float:
         raise AssertionError("no log-probabilities were wanted")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found(_HighestAlone):
+    """Which is the highest, as the pass has found it; `carried` int64 `[rows, 0]`."""
+
+    found: FoundBest
+    carried: np.ndarray
+
+    def candidates(self) -> Candidates:
+        return Candidates(self.carried, self.found.fetch()[: len(self.carried)], None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Best(_HighestAlone):
+    """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
+
+    packed: Tensor
+
+    def candidates(self) -> Candidates:
+        host = self.packed.cpu().numpy()
+        return Candidates(host[:, :-1], host[:, -1], None)
 
 
 @dataclass(frozen=True, slots=True)

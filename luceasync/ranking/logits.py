@@ -57,6 +57,9 @@ class Wanted:
     is_of_masked: bool = False
 
 
+BEST = Wanted()  # of each row, and nothing else
+
+
 @dataclass(frozen=True, slots=True)
 class Logprobs:
     """Natural-log probabilities by the logits as they came, float64: `known` `[rows, 1 + ranked]`

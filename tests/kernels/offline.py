@@ -33,7 +33,7 @@ from luceasync.kernels import (
     overlap,
     rows,
 )
-from luceasync.kernels.best_token import best_tokens
+from luceasync.kernels.best_token import best_tokens, feed_best
 from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_delta, commit_recent
 from luceasync.kernels.draft_context import write_context
@@ -200,6 +200,8 @@ def ends_of_a_step() -> None:
     rotation(positions, torch.ones(32))
     ranks(positions, lanes, torch.zeros(3, dtype=torch.int32))
     best_tokens(torch.zeros(32, 248320), torch.zeros(32, 2, dtype=torch.int64), -1)
+    given, place = torch.zeros(32, 1, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
+    feed_best(torch.zeros(32, 248320), given, place, -1)
 
 
 def attention() -> None:

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from luceasync.kernels import best_token
+from luceasync.pipeline import static_inputs
 from luceasync.ranking import local
 
 NO_TOKEN = -1
@@ -48,3 +49,19 @@ def test_rows_may_lie_apart_and_carry_what_comes_with_them(device) -> None:
     logits = torch.randn(5, 3, 130, device=device)[:, 1]
     carry = torch.arange(15, device=device).view(3, 5).T
     assert torch.equal(both(logits, carry)[:, :3], carry)
+
+
+def test_what_is_fed_is_the_best_token_one_position_later_of_entries_that_have_a_lane(
+    device,
+) -> None:
+    logits = torch.randn(4, 3, 300, device=device)[:, 1]
+    logits[3, 70] = math.nan
+    place = torch.tensor([[2, -1, 0, 1], [7, 0, 63, 9]], dtype=torch.int32, device=device)
+    given = torch.tensor([[5], [0], [6], [7]], device=device)
+    expected = [x.clone() for x in (given, place)]
+    static_inputs.feed_best(logits, *expected, NO_TOKEN)
+    best_token.feed_best(logits, given, place, NO_TOKEN)
+    assert torch.equal(given, expected[0]) and torch.equal(place, expected[1])
+    best = logits.argmax(1).tolist()
+    assert given[:, 0].tolist() == [best[0], 0, best[2], NO_TOKEN]
+    assert place.tolist() == [[2, -1, 0, 1], [8, 0, 64, 10]]

@@ -24,6 +24,14 @@ def test_only_new_chunks_are_events():
     assert pages.extend(1, 129) == [PageEvent(1, 2, 2)]
 
 
+def test_a_lane_has_pages_for_whole_chunks():
+    pages = PageMap(2, 8)
+    pages.extend(1, 65)
+    assert (pages.num_tokens(0), pages.num_tokens(1)) == (0, 2 * CHUNK_TOKENS)
+    pages.release(1)
+    assert pages.num_tokens(1) == 0
+
+
 def test_lanes_have_their_own_pages():
     pages = PageMap(2, 4)
     pages.extend(0, 256)

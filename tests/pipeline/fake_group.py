@@ -15,8 +15,9 @@ from luceasync.hoststore.tickets import Ticket
 from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
 from luceasync.node_words import NodeKey
-from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.passes import Batch, Given, Masses
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
@@ -76,8 +77,8 @@ class FakePasses:
             return x
         return x[:, -1:] if project else None
 
-    def decode(self, batch: Batch, given: Tensor) -> Tensor | None:
-        x = self._run("decode", batch, given)
+    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+        x = self._run("decode", batch, as_rows(given))
         if not self._group.is_last:
             return x
         self._logits = x[:, 0]

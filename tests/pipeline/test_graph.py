@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
+from luceasync.ranking.logits import Wanted
 from tests import tiny
 from tests.pipeline.heard import taps_of
 
@@ -66,6 +68,100 @@ def test_greedy_tokens_are_those_of_the_cpu(tiny_dir: Path, devices: list[str]):
     expected = greedy(load(tiny_dir, ["cpu"]), [0, 1, 3])
     backend = load(tiny_dir, devices)
     assert greedy(backend, [0, 1, 3]) == expected
+    backend.close()
+
+
+@dataclass
+class Seated:
+    """What a lane holds, which decodes greedily: the last of its tokens comes next."""
+
+    position: int
+    tokens: list[int]
+
+
+def seat(backend: LayerSplitBackend, lane: int, whose: int) -> Seated:
+    backend.reset(lane)
+    logits = backend.prefill(lane, 0, prompt(whose), project=True)
+    return Seated(PROMPTS[whose], [int(logits.argmax())])
+
+
+def go_on(backend: LayerSplitBackend, lanes: dict[int, Seated], num_steps: int) -> None:
+    """Steps as the engine takes them: the best tokens come to the host, and nothing else."""
+    for _ in range(num_steps):
+        positions = [each.position for each in lanes.values()]
+        logits = backend.decode([*lanes], positions, [each.tokens[-1] for each in lanes.values()])
+        best = logits.rank(Wanted()).candidates().best.tolist()
+        assert best == logits.whole().argmax(-1).tolist()
+        for each, token in zip(lanes.values(), best, strict=True):
+            each.position += 1
+            each.tokens.append(token)
+
+
+@pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"]], ids=str)
+def test_tokens_that_a_step_leaves_for_the_next_one_are_those_of_the_cpu(
+    tiny_dir: Path, devices: list[str]
+):
+    expected = greedy(load(tiny_dir, ["cpu"]), [0, 1, 3], 80)
+    backend = load(tiny_dir, devices)
+    lanes = {lane: seat(backend, lane, lane) for lane in (0, 1, 3)}
+    go_on(backend, lanes, 79)
+    assert {lane: each.tokens for lane, each in lanes.items()} == expected
+    backend.close()
+
+
+def go_astray(backend: LayerSplitBackend) -> list[list[int]]:
+    """Greedy steps, and between them whatever makes what a step has left the wrong thing."""
+    lanes = {lane: seat(backend, lane, lane) for lane in (0, 1, 3)}
+    go_on(backend, lanes, 4)
+    go_on(backend, {0: lanes[0]}, 3)  # a step of another size
+    go_on(backend, lanes, 3)
+    go_on(backend, {3: lanes[3], 0: lanes[0]}, 2)
+    go_on(backend, lanes, 2)
+    for paths in ([[0, 1], [0]], [[], []]):  # rounds
+        speculating = [lanes[0], lanes[3]]
+        rows = torch.tensor([[each.tokens[-1], 7, 8, 9, 10] for each in speculating])
+        backend.verify([0, 3], [each.position for each in speculating], rows)
+        backend.commit(paths)
+        for each, path in zip(speculating, paths, strict=True):
+            each.position += len(path)
+            each.tokens += [7, 11][: len(path)]
+        go_on(backend, lanes, 2)
+    lanes[1].tokens[-1] = 12  # another token than the best one
+    go_on(backend, lanes, 2)
+    lanes[0].position -= 1  # a position again
+    go_on(backend, lanes, 2)
+    for each in lanes.values():
+        each.position -= 1
+    go_on(backend, lanes, 2)
+    others = {**lanes, 1: seat(backend, 1, 3)}  # a lane is given to another prompt
+    go_on(backend, others, 3)
+    return [each.tokens for each in (*lanes.values(), others[1])]
+
+
+def test_whatever_comes_between_greedy_steps_the_tokens_are_those_of_the_cpu(tiny_dir: Path):
+    expected = go_astray(load(tiny_dir, ["cpu"]))
+    backend = load(tiny_dir, ["cuda:0"])
+    assert go_astray(backend) == expected
+    backend.close()
+
+
+@pytest.mark.parametrize("lanes", [[1], [0, 1, 3]], ids=len)
+def test_a_greedy_step_after_another_copies_nothing_to_the_gpu(
+    tiny_dir: Path, lanes: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    backend = load(tiny_dir, ["cuda:0"])
+    seated = {lane: seat(backend, lane, lane) for lane in lanes}
+    copied, copy = [], torch.Tensor.copy_
+
+    def heard(self: torch.Tensor, *args, **options) -> torch.Tensor:
+        copied.append(self.shape)
+        return copy(self, *args, **options)
+
+    monkeypatch.setattr(torch.Tensor, "copy_", heard)
+    go_on(backend, seated, 1)
+    assert len(copied) == 1
+    go_on(backend, seated, 9)
+    assert len(copied) == 1
     backend.close()
 
 

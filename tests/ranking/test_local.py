@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
 from luceasync.ranking.local import LocalLogits
-from luceasync.ranking.logits import NO_TOKEN, Edits, Wanted
+from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, Wanted
 
 VOCAB = 50
 
@@ -76,3 +77,37 @@ def test_edits_change_the_order_but_neither_the_logits_nor_their_log_probabiliti
     found = ranking.candidates()
     assert found.best.tolist() == [4] and torch.equal(logits, before)
     assert found.block.logprobs.known[0, 0] == before.log_softmax(-1)[0, 4].item()
+
+
+@dataclass
+class Found:
+    """Best tokens of four rows that are no row's highest."""
+
+    num_fetched: int = 0
+
+    def fetch(self) -> np.ndarray:
+        self.num_fetched += 1
+        return np.array([7, 8, 9, 10])
+
+
+def test_best_tokens_that_are_found_are_fetched_when_they_are_read() -> None:
+    found = Found()
+    ranking = LocalLogits(logits_of(3), found=found).rank(Wanted())
+    assert found.num_fetched == 0
+    candidates = ranking.candidates()
+    assert candidates.best.tolist() == [7, 8, 9] and candidates.carried.shape == (3, 0)
+
+
+def test_best_tokens_that_are_found_serve_nobody_who_wants_more() -> None:
+    found, raw = Found(), logits_of(3)
+    logits, best = LocalLogits(raw, found=found), raw.argmax(-1).tolist()
+    edits = Edits(1, np.array([[1], [5], [1e9], [1], [0]], np.float64))
+    words = np.zeros((1, (raw.shape[1] + 31) // 32), np.int32)
+    words[0, 0] = 1 << 4
+    masks = Masks(np.array([2]), words)
+    assert logits.rank(Wanted(num_ranked=1)).candidates().best.tolist() == best
+    assert logits.rank(Wanted((edits,))).candidates().best.tolist() == [best[0], 5, best[2]]
+    assert logits.rank(Wanted(masks=masks)).candidates().best.tolist() == [*best[:2], 4]
+    carried = logits.rank(Wanted(), torch.ones(3, 1, dtype=torch.int64)).candidates()
+    assert carried.best.tolist() == best and carried.carried.tolist() == [[1]] * 3
+    assert found.num_fetched == 0

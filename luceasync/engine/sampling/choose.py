@@ -17,6 +17,7 @@ from luceasync.engine.sampling.filter_and_draw import draw, firm, uniform
 from luceasync.engine.sampling.order import certain, whole
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
 from luceasync.ranking.logits import (
+    BEST,
     NO_TOKEN,
     Block,
     Candidates,
@@ -34,7 +35,6 @@ NUM_CANDIDATES = 1024
 TIE_MARGIN = 64
 # A row that asks for more than this is sorted whole, by itself: the others would pay for it too.
 MOST_RANKED = 4096
-_BEST = Wanted()  # of each row, and nothing else
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def wanted_of(rows: Sequence[RowSampling], num_vocab: int, num_candidates: int) 
     edits = edits_of(rows) if any(is_edited(row.sampling) for row in rows) else ()
     masks = _masks(rows)
     if all(is_greedy(row.sampling) and row.top_logprobs is None for row in rows):
-        return Wanted(edits, masks=masks) if edits or masks else _BEST
+        return Wanted(edits, masks=masks) if edits or masks else BEST
     return Wanted(
         edits,
         num_ranked=max(_num_ranked(row.sampling, num_candidates) for row in rows),

@@ -1,0 +1,141 @@
+"""Static tensors that a captured pass reads, and what the host knows of them.
+
+A copy takes the host as long as twenty kernels take the device to begin: what a tensor holds
+already is not copied again. Of a step that has fed itself that is everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from struct import Struct
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.models.trees import chain
+from luceasync.pipeline.passes import Batch, Given
+from luceasync.ranking.local import best_tokens
+
+# Of logits [entries, vocab]: the best token of every entry, or `no_token`, goes to `given`, int64
+# [entries, 1], and one is added to its position in `place`, int32 [2, entries]: lanes, positions.
+# Entries of no lane stay as they are: nobody will have given them any other token.
+Feed = Callable[[Tensor, Tensor, Tensor, int], None]
+
+
+def feed_best(logits: Tensor, given: Tensor, place: Tensor, no_token: int) -> None:
+    """Feed in torch, for any device."""
+    is_lane = place[0] >= 0
+    best = best_tokens(logits, None, no_token)
+    given.copy_(torch.where(is_lane[:, None], best, given))
+    place[1] += is_lane
+
+
+class Held:
+    """What the host knows of a step's inputs: which lanes, at which positions, with which tokens
+    (None: it does not know them).
+    """
+
+    def __init__(self) -> None:
+        self._lanes: tuple[int, ...] = ()
+        self._begins: tuple[int, ...] = ()
+        self._tokens: tuple[int, ...] | None = None
+
+    def is_at(self, batch: Batch) -> bool:
+        """Whether the lanes are these, at these positions."""
+        return self._begins == batch.begins and self._lanes == batch.lanes
+
+    def has(self, batch: Batch, tokens: Sequence[int]) -> bool:
+        """Whether the pass would be given these tokens there."""
+        # Begins first: they are what differs. No call of is_at, here once a step: the device waits,
+        # and whatever the host does once a millisecond takes it ten times as long as in a loop.
+        return (
+            self._begins == batch.begins
+            and self._lanes == batch.lanes
+            and self._tokens == tuple(tokens)
+        )
+
+    def put(self, batch: Batch) -> None:
+        """The lanes and positions have been copied."""
+        self._lanes, self._begins = batch.lanes, batch.begins
+
+    def give(self, tokens: Sequence[int] | None) -> None:
+        """The tokens are these now, whoever wrote them."""
+        self._tokens = None if tokens is None else tuple(tokens)
+
+    def fed(self) -> None:
+        """The pass has fed itself: see Feed."""
+        both = zip(self._lanes, self._begins, strict=True)
+        self._begins = tuple(begin + (lane != NO_LANE) for lane, begin in both)
+        self._tokens = None
+
+
+class StaticInputs:
+    """`given`: tokens int64 [size, rows] of the first shard, else [size, rows, hidden]; `place`:
+    int32 [2, size], lanes, and how many tokens each has committed; `parents`: int32 [size, rows];
+    `rows`: int32 [size * rows + size], accepted rows, then how many they are.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        num_rows: int,
+        device: torch.device,
+        activation: tuple[int, torch.dtype] | None,
+    ) -> None:
+        """`activation`: how wide it is, and of what; None: tokens are given."""
+        num_tokens = 0 if activation else size * num_rows
+        self._tokens, self._place = Struct(f"={num_tokens}q"), Struct(f"={2 * size}i")
+        num_bytes = self._tokens.size
+        # Tokens and place follow each other, so that one copy tells both.
+        self._all = torch.zeros(num_bytes + self._place.size, dtype=torch.uint8, device=device)
+        self._bytes = bytearray(len(self._all))
+        self._told = torch.frombuffer(self._bytes, dtype=torch.uint8)  # the same memory
+        self._told_place = self._told[num_bytes:]
+        self.place = self._all[num_bytes:].view(torch.int32).view(2, size)
+        self.place[0] = NO_LANE
+        if activation:
+            width, dtype = activation
+            self.given = torch.zeros((size, num_rows, width), dtype=dtype, device=device)
+        else:
+            self.given = self._all[:num_bytes].view(torch.int64).view(size, num_rows)
+        self._fed = self.given[:, 0]
+        self.parents = chain(size, num_rows, device).contiguous()
+        self.rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
+        self._held = Held()
+
+    def tell(self, batch: Batch, given: Given) -> None:
+        """Have them hold what the pass is given, and its place."""
+        if isinstance(given, Tensor):
+            if given.device == self._all.device or not self._tokens.size:
+                self.given.copy_(given, non_blocking=True)
+                self._held.give(None)
+                self.tell_place(batch)
+                return
+            given = tuple(given.flatten().tolist())
+        if self._held.has(batch, given):
+            return
+        self._tokens.pack_into(self._bytes, 0, *given)
+        self._place.pack_into(self._bytes, self._tokens.size, *batch.lanes, *batch.begins)
+        self._all.copy_(self._told, non_blocking=True)  # so few bytes are staged at once
+        self._held.put(batch)
+        self._held.give(given)
+
+    def tell_place(self, batch: Batch) -> None:
+        """Have them hold the place of the pass, whatever it is given."""
+        if self._held.is_at(batch):
+            return
+        self._place.pack_into(self._bytes, self._tokens.size, *batch.lanes, *batch.begins)
+        self.place.view(-1).view(torch.uint8).copy_(self._told_place, non_blocking=True)
+        self._held.put(batch)
+
+    def fed(self) -> None:
+        """The pass that is queued writes them itself: see Feed."""
+        self._held.fed()
+
+    def fetch(self) -> np.ndarray:
+        """What the last pass has fed, int64 [size], waited for; see FoundBest."""
+        best = self._fed.cpu().numpy()
+        self._held.give(best.tolist())
+        return best

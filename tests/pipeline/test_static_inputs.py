@@ -1,0 +1,121 @@
+"""What a captured step's inputs hold, and what the host need not copy; on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+
+from luceasync.models.pass_rows import NO_LANE
+from luceasync.pipeline.passes import Batch, Given
+from luceasync.pipeline.static_inputs import Held, StaticInputs, feed_best
+
+CPU = torch.device("cpu")
+NO_TOKEN = -1
+
+
+def at(lanes: tuple[int, ...], begins: tuple[int, ...], num_rows: int = 1) -> Batch:
+    return Batch(lanes, begins, num_rows)
+
+
+@dataclass
+class Step:
+    """A step of two entries whose best token is the one that it was given, and one more."""
+
+    inputs: StaticInputs = field(default_factory=lambda: StaticInputs(2, 1, CPU, None))
+    num_copies: int = 0
+
+    def __call__(self, batch: Batch, given: Given) -> list[list[int]]:
+        """Tokens, lanes and positions that the pass reads."""
+        self.inputs._told.fill_(255)
+        self.inputs.tell(batch, given)
+        self.num_copies += not self.inputs._told.eq(255).all()
+        seen = [self.inputs.given[:, 0].tolist(), *self.inputs.place.tolist()]
+        logits = torch.nn.functional.one_hot(self.inputs.given[:, 0] + 1, 100).float()
+        feed_best(logits, self.inputs.given, self.inputs.place, NO_TOKEN)
+        self.inputs.fed()
+        return seen
+
+
+def test_a_step_that_goes_on_where_it_fed_itself_is_told_nothing():
+    step = Step()
+    assert step(at((3, 1), (10, 20)), (5, 6)) == [[5, 6], [3, 1], [10, 20]]
+    for more in range(1, 4):
+        assert step.inputs.fetch().tolist() == [5 + more, 6 + more]
+        seen = step(at((3, 1), (10 + more, 20 + more)), [5 + more, 6 + more])
+        assert seen == [[5 + more, 6 + more], [3, 1], [10 + more, 20 + more]]
+    assert step.num_copies == 1
+
+
+@pytest.mark.parametrize(
+    ("lanes", "begins", "tokens"),
+    [
+        ((3, 1), (11, 21), (6, 8)),  # another token than the best one
+        ((3, 1), (10, 20), (6, 7)),  # the positions again
+        ((3, 1), (11, 1), (6, 7)),  # a lane was given to somebody else
+        ((1, 3), (11, 21), (6, 7)),
+        ((3, NO_LANE), (11, 0), (6, 0)),
+    ],
+)
+def test_whatever_else_comes_is_told(lanes, begins, tokens):
+    step = Step()
+    step(at((3, 1), (10, 20)), (5, 6))
+    step.inputs.fetch()
+    assert step(at(lanes, begins), tokens) == [[*tokens], [*lanes], [*begins]]
+    assert step.num_copies == 2
+
+
+def test_tokens_that_have_not_come_to_the_host_are_told():
+    step = Step()
+    step(at((3, 1), (10, 20)), (5, 6))
+    assert step(at((3, 1), (11, 21)), (6, 7)) == [[6, 7], [3, 1], [11, 21]]
+
+
+def test_an_entry_of_no_lane_stays_as_it_was_told():
+    step = Step()
+    for more in range(4):
+        seen = step(at((3, NO_LANE), (10 + more, 0)), (5 + more, 0))
+        assert seen == [[5 + more, 0], [3, NO_LANE], [10 + more, 0]]
+        assert step.inputs.fetch().tolist() == [6 + more, 0]
+    assert step.num_copies == 1
+
+
+def test_new_inputs_are_of_no_lane_and_a_run_before_the_first_step_leaves_them_so():
+    inputs = StaticInputs(2, 1, CPU, None)
+    feed_best(torch.eye(2, 100), inputs.given, inputs.place, NO_TOKEN)
+    assert inputs.given.tolist() == [[0], [0]]
+    assert inputs.place.tolist() == [[NO_LANE] * 2, [0, 0]]
+
+
+def test_a_place_that_is_told_before_its_tokens_is_right_with_any():
+    inputs = StaticInputs(2, 1, CPU, None)
+    for batch, tokens in ((at((3, 1), (10, 20)), (5, 6)), (at((3, 1), (11, 21)), (5, 6))):
+        inputs.tell_place(batch)
+        assert inputs.place.tolist() == [[*batch.lanes], [*batch.begins]]
+        inputs.tell(batch, tokens)
+        assert inputs.given[:, 0].tolist() == [*tokens]
+
+
+def test_an_activation_is_always_copied():
+    inputs = StaticInputs(2, 3, CPU, (4, torch.float32))
+    for seed in range(2):
+        x = torch.full((2, 3, 4), float(seed))
+        inputs.tell(at((0, 1), (7, 8), 3), x)
+        assert torch.equal(inputs.given, x) and inputs.place.tolist() == [[0, 1], [7, 8]]
+
+
+def test_rows_of_tokens_come_as_a_tensor():
+    inputs = StaticInputs(2, 3, CPU, None)
+    tokens = torch.arange(6).view(2, 3)
+    inputs.tell(at((0, 1), (7, 8), 3), tokens)
+    assert torch.equal(inputs.given, tokens) and inputs.place.tolist() == [[0, 1], [7, 8]]
+
+
+def test_nothing_is_known_at_first():
+    held, batch = Held(), at((0,), (0,))
+    assert not held.is_at(batch) and not held.has(batch, (0,))
+    held.put(batch)
+    assert held.is_at(batch) and not held.has(batch, (0,))
+    held.give([0])
+    assert held.has(batch, (0,))
