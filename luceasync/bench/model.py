@@ -24,6 +24,7 @@ from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.pool import AskedPool
 from luceasync.ranking.logits import Wanted
 
+SPAN = 32  # positions
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
 
 
@@ -98,22 +99,26 @@ def prefill(backend: LayerSplitBackend, lane: int, prompt: Sequence[int]) -> tor
 
 class Decoding:
     """Greedy decoding on the first `num_lanes` lanes as the engine runs it: the chosen tokens come
-    to the host. Each call is one step, at the same position: keys and values are written again.
+    to the host. Each call is one step; after SPAN of them the first position comes again, and keys
+    and values are written again.
     """
 
     def __init__(self, backend: LayerSplitBackend, num_lanes: int, position: int) -> None:
         self._backend = backend
         self._lanes = list(range(num_lanes))
-        self.position = position
+        self._num_steps = 0
+        self.position = position  # of the first one
         self._tokens = [1] * num_lanes
 
     def __call__(self) -> None:
-        logits = self._backend.decode(self._lanes, [self.position] * len(self._lanes), self._tokens)
-        self._tokens = logits.rank(Wanted()).candidates().best.tolist()
+        self._step(self.position + self._num_steps)
+        self._num_steps = (self._num_steps + 1) % SPAN
 
     def steps(self, num_steps: int) -> None:
         """Steps at one position after the other."""
-        first = self.position
-        for self.position in range(first, first + num_steps):
-            self()
-        self.position = first
+        for position in range(self.position, self.position + num_steps):
+            self._step(position)
+
+    def _step(self, position: int) -> None:
+        logits = self._backend.decode(self._lanes, [position] * len(self._lanes), self._tokens)
+        self._tokens = logits.rank(Wanted()).candidates().best.tolist()
