@@ -17,19 +17,6 @@
 #include "attend_units.cuh"
 #include "device_words.cuh"
 
-// Which units of a context a split has: they come by the WARPS, which are divided evenly.
-struct Range {
-  int first, end, num_splits;
-
-  __device__ __forceinline__ Range(int rank, int split) {
-    int num_units = rank / UNIT + 1;  // the new row is the last one
-    int turns = (num_units + WARPS - 1) / WARPS, turns_each = (turns + SPLITS - 1) / SPLITS;
-    num_splits = (turns + turns_each - 1) / turns_each;
-    first = split * turns_each * WARPS;
-    end = min(first + turns_each * WARPS, num_units);
-  }
-};
-
 // Heads of the group, then the new key, then the new value are shared out among the warps.
 constexpr int TURNS = (GROUP + 1 + WARPS - 1) / WARPS;
 constexpr int KEY = GROUP, VALUE_WARP = (GROUP + 1) % WARPS;
@@ -43,7 +30,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   if (OVERLAP) start_next();
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int num_each = gridDim.x / SPLITS;  // parts that all contexts have come first
-  int split = blockIdx.x / num_each, group = blockIdx.x % num_each, entry = group / KV_HEADS, kv_head = group % KV_HEADS;
+  int split = blockIdx.x / num_each, group = blockIdx.x % num_each;
+  int entry = group / KV_HEADS, kv_head = group % KV_HEADS;
   int row = lanes[entry], rank = ranks[entry];
   uint2* results = (uint2*)out + (u64)group * QUADS;
   if (row < 0) {  // padding
@@ -59,26 +47,13 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   u64 own_begin = (u64)row * num_places * KV_DIM + kv_head * HEAD_DIM;
   keys += own_begin, values += own_begin;
   Copier copier = {keys, values, tables + (u64)row * table_stride, rank, lane};
-  u32 begin = shared_begin(), stage = begin + warp * RING_BYTES, end_of_ring = stage + RING_BYTES;
+  u32 begin = shared_begin();
 
   // Long before: what earlier steps have left, and weights. That is there: the kernel in front of this one has
   // waited for all before it.
-  int pages[STAGES + 1];
-#pragma unroll
-  for (int s = 0; s <= STAGES; s++) {
-    int unit = range.first + warp + s * WARPS;
-    pages[s] = unit < range.end ? copier.page_of(unit) : 0;
-  }
-#pragma unroll
-  for (int s = 0; s < STAGES; s++) {
-    int unit = range.first + warp + s * WARPS;
-    if (unit < range.end) copier.copy(stage + s * STAGE_BYTES, keys, unit, pages[s]);
-    commit_copies();
-    if (unit < range.end) copier.copy(stage + s * STAGE_BYTES + TILE_BYTES, values, unit, pages[s]);
-    commit_copies();
-  }
-  int page = pages[STAGES];
-  u64 new_row = has_newest ? ((u64)copier.page_of(rank / UNIT) * PAGE + rank % PAGE) * KV_DIM : 0;
+  Units units(copier, range, begin, warp);
+  units.start();
+  u64 new_row = has_newest ? copier.new_row() : 0;
   Head heads[TURNS];
   auto is_own = [&](int head) { return head < GROUP || (head == KEY && has_newest); };
 #pragma unroll
@@ -93,7 +68,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
 #pragma unroll
   for (int turn = 0; turn < TURNS; turn++) {
     int head = warp + turn * WARPS;
-    if (is_own(head)) heads[turn].load(x + (head == KEY ? NUM_HEADS + kv_head : kv_head * GROUP + head) * HEAD_DIM, lane);
+    if (is_own(head))
+      heads[turn].load(x + (head == KEY ? NUM_HEADS + kv_head : kv_head * GROUP + head) * HEAD_DIM, lane);
   }
   if (has_newest && warp == VALUE_WARP)
 #pragma unroll
@@ -123,27 +99,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   __syncthreads();
 
   Softmax softmax(begin + AT_QUERIES, lane);
-  for (int unit = range.first + warp; unit < range.end; unit += WARPS) {
-    int next = unit + STAGES * WARPS;
-    bool has_next = next < range.end;
-    int page_after = next + WARPS < range.end ? copier.page_of(next + WARPS) : 0;
-    wait_for_copies<2 * STAGES - 1>();
-    if (unit == rank / UNIT) copier.put_new(begin, stage);
-    __syncwarp();  // what others have copied is here
-    softmax.add_keys(stage, rank + 1 - unit * UNIT, scale, lane);
-    __syncwarp();  // and what all have read is free
-    if (has_next) copier.copy(stage, keys, next, page);
-    commit_copies();
-    wait_for_copies<2 * STAGES - 1>();
-    __syncwarp();
-    softmax.add_values(stage + TILE_BYTES, lane);
-    __syncwarp();
-    if (has_next) copier.copy(stage + TILE_BYTES, values, next, page);
-    commit_copies();
-    page = page_after;
-    stage = stage + STAGE_BYTES == end_of_ring ? end_of_ring - RING_BYTES : stage + STAGE_BYTES;
-  }
-  int num_warps = min(range.end - range.first, WARPS);
+  units.add_to(softmax, scale);
+  int num_warps = range.num_warps();
   if (warp < num_warps) softmax.finish(warp, lane);
   __syncthreads();
 

@@ -9,6 +9,20 @@
 constexpr int PIECES = HEAD_DIM / 8, ROWS = 32 / PIECES;
 static_assert(PIECES * ROWS == 32, "the head's dimensions are no power of two");
 
+// Which units of a context a split has: they come by the WARPS, which are divided evenly.
+struct Range {
+  int first, end, num_splits;
+
+  __device__ __forceinline__ Range(int rank, int split) {
+    int num_units = rank / UNIT + 1;  // the new row is the last one
+    int turns = (num_units + WARPS - 1) / WARPS, turns_each = (turns + SPLITS - 1) / SPLITS;
+    num_splits = (turns + turns_each - 1) / turns_each;
+    first = split * turns_each * WARPS;
+    end = min(first + turns_each * WARPS, num_units);
+  }
+  __device__ __forceinline__ int num_warps() const { return min(end - first, WARPS); }  // that have units
+};
+
 // Copies units of one kv head of one lane, whose `keys` and `values` these are.
 struct Copier {
   const u16 *keys, *values;
@@ -16,6 +30,11 @@ struct Copier {
   int rank, lane;
 
   __device__ __forceinline__ int page_of(int unit) const { return table[unit / (PAGE / UNIT)]; }
+
+  // Where the row of `rank` begins, in `keys` as in `values`.
+  __device__ __forceinline__ u64 new_row() const {
+    return ((u64)page_of(rank / UNIT) * PAGE + rank % PAGE) * KV_DIM;
+  }
 
   // Rows from `rank` on are zeros; that of `rank` itself is not touched: it comes from elsewhere.
   __device__ __forceinline__ void copy(u32 tile, const u16* from, int unit, int page) const {
@@ -132,7 +151,8 @@ class Softmax {
       weight[half] += __shfl_xor_sync(~0u, weight[half], 2);
       int head = 8 * half + lane / 4;
       if (head >= GROUP) continue;
-      if (lane % 4 == 0) *(float2*)(shared + AT_WEIGHTS + (warp * GROUP + head) * 8) = make_float2(best[half], weight[half]);
+      if (lane % 4 == 0)
+        *(float2*)(shared + AT_WEIGHTS + (warp * GROUP + head) * 8) = make_float2(best[half], weight[half]);
       u32 at = warp * RING_BYTES + (head * SUM_COLUMNS + lane % 4 * 2) * 4;
 #pragma unroll
       for (int n = 0; n < 2 * STEPS; n++)
@@ -144,4 +164,62 @@ class Softmax {
   u32 query[STEPS][2][HALVES];  // [.., of 8 dimensions, head]
   u32 shares[2][HALVES];        // of a unit's tokens: [of 8, head]
   float shrink[HALVES];
+};
+
+// A warp's units of a range, and its ring, in which STAGES of them are on their way.
+class Units {
+ public:
+  __device__ __forceinline__ Units(const Copier& copier, const Range& range, u32 begin, int warp)
+      : copier(copier), first(range.first + warp), end(range.end), begin(begin), stage(begin + warp * RING_BYTES),
+        end_of_ring(stage + RING_BYTES) {}
+
+  // The first copies, before anything else is waited for. All pages are asked for ahead of them.
+  __device__ __forceinline__ void start() {
+    int pages[STAGES + 1];
+#pragma unroll
+    for (int s = 0; s <= STAGES; s++) {
+      int unit = first + s * WARPS;
+      pages[s] = unit < end ? copier.page_of(unit) : 0;
+    }
+#pragma unroll
+    for (int s = 0; s < STAGES; s++) {
+      int unit = first + s * WARPS;
+      if (unit < end) copier.copy(stage + s * STAGE_BYTES, copier.keys, unit, pages[s]);
+      commit_copies();
+      if (unit < end) copier.copy(stage + s * STAGE_BYTES + TILE_BYTES, copier.values, unit, pages[s]);
+      commit_copies();
+    }
+    page = pages[STAGES];
+  }
+
+  // The new key and value are in shared memory by then.
+  __device__ __forceinline__ void add_to(Softmax& softmax, float scale) {
+    int rank = copier.rank, lane = copier.lane;
+    for (int unit = first; unit < end; unit += WARPS) {
+      int next = unit + STAGES * WARPS;
+      bool has_next = next < end;
+      int page_after = next + WARPS < end ? copier.page_of(next + WARPS) : 0;
+      wait_for_copies<2 * STAGES - 1>();
+      if (unit == rank / UNIT) copier.put_new(begin, stage);
+      __syncwarp();  // what others have copied is here
+      softmax.add_keys(stage, rank + 1 - unit * UNIT, scale, lane);
+      __syncwarp();  // and what all have read is free
+      if (has_next) copier.copy(stage, copier.keys, next, page);
+      commit_copies();
+      wait_for_copies<2 * STAGES - 1>();
+      __syncwarp();
+      softmax.add_values(stage + TILE_BYTES, lane);
+      __syncwarp();
+      if (has_next) copier.copy(stage + TILE_BYTES, copier.values, next, page);
+      commit_copies();
+      page = page_after;
+      stage = stage + STAGE_BYTES == end_of_ring ? end_of_ring - RING_BYTES : stage + STAGE_BYTES;
+    }
+  }
+
+ private:
+  Copier copier;
+  int first, end;
+  u32 begin, stage, end_of_ring;
+  int page;  // of the next unit to be copied
 };

@@ -30,7 +30,8 @@ constexpr bool IN_PLACE = PLAIN && BITS == 4;
 
 constexpr float LIFT = (float)((u64)1 << (CODE_EXPONENT == 0 ? 0 : -CODE_EXPONENT - X_EXPONENT));
 
-__host__ __device__ constexpr int shift_of(int quarter) { return IN_PLACE && quarter % 2 ? 4 : 0; }  // by which codes are too large
+// By how many bits codes are too large.
+__host__ __device__ constexpr int shift_of(int quarter) { return IN_PLACE && quarter % 2 ? 4 : 0; }
 constexpr u32 ONE = 0x3f803f80;
 
 // x, as its products want it.

@@ -62,7 +62,8 @@ struct Copier {
   const u16* x;
   int lane, num_blocks, block, block_of_x;  // the first ones of the next unit
 
-  __device__ __forceinline__ Copier(const Stored& w, const u16* row, const u64 (&row_blocks)[ROW_BLOCKS], int unit, int lane)
+  __device__ __forceinline__ Copier(const Stored& w, const u16* row, const u64 (&row_blocks)[ROW_BLOCKS], int unit,
+                                    int lane)
       : lane(lane), num_blocks(w.num_blocks), block(unit * UNIT), block_of_x(unit * UNIT) {
 #pragma unroll
     for (int turn = 0; turn < CHUNK_TURNS; turn++) {

@@ -20,7 +20,8 @@ constexpr int SMALL_BLOCKS = PARTS > 1 ? 1 : GROUP == 0 ? WHOLE : GROUP / 64;
 constexpr int SUPER_BLOCKS = EACH ? 1 : SUPERGROUP == 0 ? WHOLE : SUPERGROUP / 64;
 constexpr bool ALIKE = !EACH && SUPER_BLOCKS % UNIT == 0;           // one D for all of a unit
 // Whether a lane copies the same parts of every unit: then it only goes on.
-constexpr bool STEADY = (SMALL_BLOCKS == WHOLE || UNIT % SMALL_BLOCKS == 0) && (SUPER_BLOCKS == WHOLE || UNIT % SUPER_BLOCKS == 0);
+constexpr bool STEADY = (SMALL_BLOCKS == WHOLE || UNIT % SMALL_BLOCKS == 0) &&
+                        (SUPER_BLOCKS == WHOLE || UNIT % SUPER_BLOCKS == 0);
 constexpr int STRIDE = WARPS * SPLITS;                              // units from one of a warp's to its next
 constexpr int NUM_SUPERS = EACH ? UNIT * PARTS : ALIKE ? 1 : UNIT;  // of a unit
 

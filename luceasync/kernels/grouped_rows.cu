@@ -3,8 +3,8 @@
 // W lies in blocks of 16 rows by 64 columns, so that what a lane of a tensor core multiplies is one
 // load (luceasync.kernels.grouped_tiled.Tiled). The warps of a program, or of a cluster of SPLITS of them,
 // share the columns of its row blocks; each copies what it needs ahead into its own ring of shared
-// memory, and waits for nobody until its sums are added to the others'. Codes are multiplied as they are, exact in bfloat16; each
-// group is summed in float32, and scaled then.
+// memory, and waits for nobody until its sums are added to the others'. Codes are multiplied as they are,
+// exact in bfloat16; each group is summed in float32, and scaled then.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
 // DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, RAGGED, PAIRED,

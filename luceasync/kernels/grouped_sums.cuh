@@ -31,8 +31,8 @@ struct Own {
 
 // One row of x: the 8 columns of a tensor core's product are 8 sums of a span, so that a lane has two
 // of each row, and scales them alone.
-__device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Place& at, const Own& is_own, int first_block,
-                                         int num_blocks, int lane) {
+__device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Place& at, const Own& is_own,
+                                         int first_block, int num_blocks, int lane) {
   int g = lane / 4, pair = lane % 4;
 #pragma unroll
   for (int span = 0; span < SPANS; span++) {
@@ -72,7 +72,8 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
     bool ok = !RAGGED || first_block + block < num_blocks;
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) {
-      u32 own_small = at.small + r * ROW_BLOCK_BYTES + span * (2 * 16 * PARTS), own_supers = at.supers + r * ROW_BLOCK_BYTES;
+      u32 own_small = at.small + r * ROW_BLOCK_BYTES + span * (2 * 16 * PARTS);
+      u32 own_supers = at.supers + r * ROW_BLOCK_BYTES;
       Small small = {0, 0}, small_minimum = {0, 0};
       if constexpr (SMALL != NO_SMALL) small = small_of(own_small);
       if constexpr (SMALL_MINIMUMS) small_minimum = small_of(own_small + AT_SMALL_MINIMUMS * 16);
@@ -148,9 +149,9 @@ __device__ __forceinline__ void add_product(float (&total)[TILES][SLOTS][4], con
 }
 
 template <int PART>
-__device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
-                                         Supers& supers, const Smalls& smalls, const Words (&words)[ROW_BLOCKS],
-                                         const Columns& columns) {
+__device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block,
+                                         bool ok, Supers& supers, const Smalls& smalls,
+                                         const Words (&words)[ROW_BLOCKS], const Columns& columns) {
   if constexpr (EACH) supers.load(at, block * PARTS + PART);
   float sums[TILES][4];
 #pragma unroll
@@ -193,8 +194,8 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
 }
 
 // A block of columns.
-__device__ __forceinline__ void add_block(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block, bool ok,
-                                             Supers& supers, const Columns& columns) {
+__device__ __forceinline__ void add_block(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int block,
+                                          bool ok, Supers& supers, const Columns& columns) {
   Words words[ROW_BLOCKS];
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) words[r] = words_of(at, r, block);
@@ -210,9 +211,9 @@ __device__ __forceinline__ void add_block(float (&total)[ROW_BLOCKS][TILES][SLOT
 }
 
 // A unit of several rows of x; `coming`: the columns of its first blocks, and of the next unit's then.
-__device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at, int first_block,
-                                            int num_blocks, RowsOfX& rows, Columns (&coming)[AHEAD], const u8* group_sums,
-                                            int lane) {
+__device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at,
+                                            int first_block, int num_blocks, RowsOfX& rows, Columns (&coming)[AHEAD],
+                                            const u8* group_sums, int lane) {
   Supers supers;
   GroupSums groups;
   if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);

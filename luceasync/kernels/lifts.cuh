@@ -10,4 +10,6 @@ constexpr int LIFT_EXPONENT = 96;  // of rows of x
 __device__ __forceinline__ u32 times_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000); }
 
 // A power of two as a bfloat16 number, twice.
-__host__ __device__ constexpr u32 two_to(int exponent) { return (u32)(127 + exponent) << 7 | (u32)(127 + exponent) << 23; }
+__host__ __device__ constexpr u32 two_to(int exponent) {
+  return (u32)(127 + exponent) << 7 | (u32)(127 + exponent) << 23;
+}

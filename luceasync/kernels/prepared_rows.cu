@@ -22,7 +22,9 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
 // those that are bfloat16 numbers as they are, and for those of 4 bits in place (grouped_codes.cuh).
 constexpr int NUM_LIFTS = 3;
 __host__ __device__ constexpr u32 even_lift(int lift) { return two_to(lift == 0 ? 0 : LIFT_EXPONENT); }
-__host__ __device__ constexpr u32 odd_lift(int lift) { return two_to(lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 ? 4 : 0)); }
+__host__ __device__ constexpr u32 odd_lift(int lift) {
+  return two_to(lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 ? 4 : 0));
+}
 
 // The sum of the group of 32 columns that four lanes have 8 of each.
 __device__ __forceinline__ float sum_of_group(uint4 own) {
@@ -68,8 +70,8 @@ __device__ __forceinline__ void arrange(uint4 own, int row, int unit, int num_un
 
 // 9 to 16 rows [num_rows, num_columns]. A warp arranges a unit of one row; a program that norms has a whole row,
 // since each of its columns wants all of them.
-extern "C" __global__ void __launch_bounds__(WARPS * 32) arrange_rows(const u16* x, const float* norm, u8* columns, u8* sums,
-                                                                      float eps, int num_rows, int num_columns) {
+extern "C" __global__ void __launch_bounds__(WARPS * 32) arrange_rows(
+    const u16* x, const float* norm, u8* columns, u8* sums, float eps, int num_rows, int num_columns) {
   int row = blockIdx.x % ARRANGED_ROWS, num_units = (num_columns + 255) / 256;
   int first_unit = blockIdx.x / ARRANGED_ROWS * WARPS + threadIdx.x / 32;
   bool is_there = row < num_rows;
