@@ -28,21 +28,33 @@ def permitted(
         guide = generation.guide
         if guide is None or not is_checked(row):
             chosen[i] = ranked.choose(i, row.position)
-        elif (token := _at_hand(guide, ranked, i, row.position)) is not None:
-            chosen[i] = token, None
-        else:
+            continue
+        token = _firm(guide, ranked, i, row.position)
+        if token is None:
+            token = _at_hand(guide, ranked, i, row.position)
+        if token is None:
             masked[i] = replace(row, mask=guide.mask())
+        else:
+            chosen[i] = token, None
     if masked:
         behind = Behind(logits, masked)
         chosen |= {i: (behind.choose(i, row.position), None) for i, row in masked.items()}
     return [chosen[i] for i in range(len(rows))]
 
 
-def _at_hand(guide: Guide, ranked: Ranked, index: int, position: int) -> int | None:
-    """The token of row `index`, where the answer stands; None where candidates do not tell it."""
+def _firm(guide: Guide, ranked: Ranked, index: int, position: int) -> int | None:
+    """The token of row `index`, where it is the same whichever others may not come, and may come
+    itself. It is asked for before any mask: a mask may leave one way to write what has to come, and
+    `allows` takes every one.
+    """
     token = ranked.firm(index, position)
-    if token != NO_TOKEN and guide.allows(token):
-        return token
+    return token if token != NO_TOKEN and guide.allows(token) else None
+
+
+def _at_hand(guide: Guide, ranked: Ranked, index: int, position: int) -> int | None:
+    """That of a row whose token is not firm, where the answer stands; None where candidates do not
+    tell it.
+    """
     mask = guide.mask()
     if mask is None:
         return ranked.choose(index, position)[0]
@@ -95,8 +107,8 @@ class Checking:
         none.
         """
         number = self._first + row
-        token = None
-        if self._behind is None or number not in self._behind:
+        token = _firm(self._guide, self._ranked, number, position)
+        if token is None and (self._behind is None or number not in self._behind):
             token = _at_hand(self._guide, self._ranked, number, position)
         if token is None:
             token = self._masked(row).choose(number, position)

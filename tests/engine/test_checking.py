@@ -100,6 +100,21 @@ def test_one_that_may_not_come_gives_its_place_to_the_best_that_may():
     assert guide.num_masked == [1] and logits.num_times == 1  # once, for all rows below
 
 
+class OneSpelling(OnlyEven):
+    """A mask leaves one way to write what has to come; `allows` takes every one."""
+
+    def masks(self, tokens, parents, first):
+        return dict.fromkeys(range(first, len(tokens)), np.array([1 << 2], np.int32))
+
+
+def test_what_may_come_stands_whatever_rows_above_it_needed():
+    tokens, found = [0, 4, 6], []
+    for best in ([4, 6, 8], [5, 6, 8]):
+        checking = checking_of(OneSpelling(), logits_of(best), tokens)
+        found.append([checking.choose(row, row) for row in range(3)])
+    assert found == [[4, 6, 8], [2, 6, 8]]
+
+
 def at_once(
     best: list[int], tokens: list[int], parents: list[int] | None = None
 ) -> tuple[int, OnlyEven]:
