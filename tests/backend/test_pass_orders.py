@@ -58,6 +58,8 @@ class Untouched:
 class Rows:
     """Sizes of a first group."""
 
+    is_first = True
+
     def given(self, batch):
         return (len(batch.lanes), batch.num_rows), torch.int64
 
