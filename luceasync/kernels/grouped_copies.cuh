@@ -54,17 +54,39 @@ __device__ __forceinline__ Chunk chunk_of(int c, const Stored& w) {
   return chunk;
 }
 
-// Copies the units of a warp one after the other.
+// A group of row blocks that a program takes at a time: OWN for results, and as many of the second half if paired.
+struct RowBlocks {
+  u64 of[ROW_BLOCKS];
+
+  __device__ __forceinline__ RowBlocks(u32 group, u32 num_row_blocks) {
+#pragma unroll
+    for (int r = 0; r < ROW_BLOCKS; r++) {
+      // Rows of a second half follow all first ones; past the end the last are read, and not stored.
+      u32 own = group * OWN + r % OWN;
+      of[r] = (own < num_row_blocks ? own : num_row_blocks - 1) + r / OWN * num_row_blocks;
+    }
+  }
+};
+
+// Copies the units of a warp one after the other, group after group if programs go on.
 struct Copier {
   const u8 *codes[ROW_BLOCKS], *planes[ROW_BLOCKS], *scales[ROW_BLOCKS][CHUNK_TURNS];  // of a lane, for the next unit
   Chunk chunks[CHUNK_TURNS];
   int steps[CHUNK_TURNS];
   const u16* x;
   int lane, num_blocks, block, block_of_x;  // the first ones of the next unit
+  u32 group, num_row_blocks;
 
-  __device__ __forceinline__ Copier(const Stored& w, const u16* row, const u64 (&row_blocks)[ROW_BLOCKS], int unit,
-                                    int lane)
-      : lane(lane), num_blocks(w.num_blocks), block(unit * UNIT), block_of_x(unit * UNIT) {
+  __device__ __forceinline__ Copier(const Stored& w, const u16* row, u32 group, u32 num_row_blocks, int unit, int lane)
+      : lane(lane), num_blocks(w.num_blocks), block_of_x(unit * UNIT), group(group), num_row_blocks(num_row_blocks) {
+    begin(w, unit);
+    x = row + block * 64 + lane * 8;
+  }
+
+  // A group, at a warp's first unit.
+  __device__ __forceinline__ void begin(const Stored& w, int unit) {
+    RowBlocks row_blocks(group, num_row_blocks);
+    block = unit * UNIT;
 #pragma unroll
     for (int turn = 0; turn < CHUNK_TURNS; turn++) {
       chunks[turn] = chunk_of(lane + 32 * turn, w);
@@ -72,14 +94,26 @@ struct Copier {
     }
 #pragma unroll
     for (int r = 0; r < ROW_BLOCKS; r++) {
-      codes[r] = w.codes + (row_blocks[r] * w.num_blocks + block) * CODE_BYTES + lane * 16;
-      planes[r] = w.planes + (row_blocks[r] * (w.num_blocks / 2) + block / 2) * (32 * PLANE_BYTES) + lane * PLANE_BYTES;
+      u64 at = row_blocks.of[r];
+      codes[r] = w.codes + (at * w.num_blocks + block) * CODE_BYTES + lane * 16;
+      planes[r] = w.planes + (at * (w.num_blocks / 2) + block / 2) * (32 * PLANE_BYTES) + lane * PLANE_BYTES;
 #pragma unroll
       for (int turn = 0; turn < CHUNK_TURNS; turn++)
-        scales[r][turn] = chunks[turn].base + row_blocks[r] * chunks[turn].row_block_bytes +
+        scales[r][turn] = chunks[turn].base + at * chunks[turn].row_block_bytes +
                           (STEADY ? chunks[turn].offset(block) : 0);
     }
-    x = row + block * 64 + lane * 8;
+  }
+
+  // Whether there is another unit, in this group or in the program's next ones.
+  __device__ __forceinline__ bool has_next() const {
+    return block < num_blocks && (!GOES_ON || group * OWN < num_row_blocks);
+  }
+
+  // After the last unit of a group to the first one of the program's next group.
+  __device__ __forceinline__ void go_on(const Stored& w, int first_unit) {
+    if (!GOES_ON || block < num_blocks) return;
+    group += gridDim.x / SPLITS;
+    begin(w, first_unit);
   }
 
   __device__ __forceinline__ bool is_there(int past) const { return !RAGGED || block + past < num_blocks; }

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels.cuda_program import Launch, Program, can_compile
-from luceasync.kernels.grouped_share import Share, Work, share, shared_of
+from luceasync.kernels.grouped_share import Share, Work, num_programs, share, shared_of
 from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, Tiled
-from luceasync.kernels.overlap import can_overlap, shared_bytes
+from luceasync.kernels.overlap import can_overlap, num_multiprocessors, shared_bytes
 from luceasync.kernels.prepared_rows import (
     ARRANGED_ROWS,
     MOST_PLAIN,
@@ -104,6 +104,7 @@ def constants_of(
         "ROW_BLOCKS": share.row_blocks,
         "WARPS": share.warps,
         "STAGES": share.stages,
+        "GOES_ON": int(share.goes_on),
         "PAIRED": int(work.paired),
         "RESIDUAL": int(has_residual),
         "FLOAT_OUT": int(out == torch.float32),
@@ -155,7 +156,6 @@ def _product(
         out=out.dtype,
     )
     num_row_blocks = work.num_outputs // BLOCK_ROWS
-    own_blocks = chosen.row_blocks // (2 if paired else 1)
     arguments = (
         x,
         group_sums,
@@ -176,7 +176,7 @@ def _product(
         weight.num_groups,
         out.stride(0),
     )
-    grid = -(-num_row_blocks // own_blocks) * chosen.splits
+    grid = num_programs(work, chosen, num_multiprocessors(out))
     launch = Launch(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
     _PRODUCT.launch(x.device, constants, launch, arguments)
     return out

@@ -60,8 +60,9 @@ constexpr int AT_X = ROW_BLOCKS * ROW_BLOCK_BYTES;
 constexpr int STAGE_BYTES = AT_X + (RING_X ? UNIT * 128 : 0);
 constexpr int WIDTH = ROW_BLOCKS * 16;
 constexpr int SUM_STRIDE = LONE ? WIDTH : WIDTH + 4;  // of a row of sums: rows are apart in the banks
-constexpr int SUM_BYTES = X_ROWS * SUM_STRIDE * 4;    // of a warp, where its ring was
-constexpr int RING_BYTES = STAGES * STAGE_BYTES > SUM_BYTES ? STAGES * STAGE_BYTES : SUM_BYTES;
+constexpr int SUM_BYTES = X_ROWS * SUM_STRIDE * 4;    // of a warp: where its ring was, or behind it
+constexpr int AT_SUMS = GOES_ON ? STAGES * STAGE_BYTES : 0;
+constexpr int RING_BYTES = AT_SUMS + SUM_BYTES > STAGES * STAGE_BYTES ? AT_SUMS + SUM_BYTES : STAGES * STAGE_BYTES;
 constexpr int AT_ROW = WARPS * RING_BYTES;  // the row of x, normed
 constexpr int ROW_BYTES = NORM ? (NORM + UNIT * 64 - 1) / (UNIT * 64) * (UNIT * 128) : 0;
 

@@ -7,7 +7,7 @@
 // exact in bfloat16; each group is summed in float32, and scaled then.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
-// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, RAGGED, PAIRED,
+// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON, RAGGED, PAIRED,
 // RESIDUAL, FLOAT_OUT, NORM, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says
 // what they mean.
 
@@ -24,85 +24,16 @@ __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
   return SPLITS == 1 ? as_float(load<u32>(at)) : load_of_program(at, rank);
 }
 
-static_assert(SHARED_BYTES == AT_ROW + ROW_BYTES, "who launches has counted otherwise");
+// All warps whose sums are added are here.
+__device__ __forceinline__ void wait_for_others() {
+  if constexpr (SPLITS == 1) __syncthreads();
+  if constexpr (SPLITS > 1) wait_for_cluster();
+}
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
-    const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
-    const u8* minimums, const u8* small_minimums, const u16* residual, const float* norm, void* out,
-    float eps, int num_rows, int num_row_blocks, int num_blocks, int num_supers, int num_groups,
-    int out_stride) {
-  int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4;
-  u32 rank = blockIdx.x % SPLITS, first_own = blockIdx.x / SPLITS * OWN;
-  u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
-  u64 row_blocks[ROW_BLOCKS];
-#pragma unroll
-  for (int r = 0; r < ROW_BLOCKS; r++) {
-    // Rows of a second half follow all first ones; past the end the last are read, and not stored.
-    u32 own = first_own + r % OWN;
-    row_blocks[r] = (own < num_row_blocks ? own : num_row_blocks - 1) + r / OWN * num_row_blocks;
-  }
-  Stored stored = {codes, planes, scales, small_scales, minimums, small_minimums, num_blocks, num_supers, num_groups};
-  int num_units = (num_blocks + UNIT - 1) / UNIT;
-  int first_unit = rank * WARPS + warp;  // of every STRIDE-th
-  Copier copier(stored, x, row_blocks, first_unit, lane);
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++)
-    if (first_unit + s * STRIDE < num_units) copier.weights(ring + s * STAGE_BYTES);
-  Norming norming(norm);
-  if (RESIDUAL && OVERLAP) start_next();  // who adds to a residual is followed by who reads weights, or x, first
-  wait_for_inputs();
-#pragma unroll
-  for (int s = 0; s < STAGES - 1; s++) {
-    if (RING_X && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
-    commit_copies();
-  }
-  // Results of a thread: the first one's residual is on its way meanwhile.
-  u32 num_outputs = num_row_blocks * 16, num_results = num_rows * OWN * 16;
-  u32 first_result = rank * (WARPS * 32) + threadIdx.x;
-  auto column_of = [&](u32 e) { return first_own * 16 + e % (OWN * 16); };
-  auto residual_of = [&](u32 e) {
-    bool ok = RESIDUAL && e < num_results && column_of(e) < num_outputs;
-    return ok ? residual[(u64)(e / (OWN * 16)) * num_outputs + column_of(e)] : (u16)0;
-  };
-  u16 before = residual_of(first_result);
-  if constexpr (NORM != 0) {
-    norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + AT_ROW + column * 2) = normed; });
-    constexpr int PAST = (ROW_BYTES - NORM * 2) / 16;
-    if ((int)threadIdx.x < PAST) *(uint4*)(shared + AT_ROW + NORM * 2 + threadIdx.x * 16) = {};
-    __syncthreads();
-  }
-  float total[ROW_BLOCKS][TILES][SLOTS][4] = {};  // [.., pair of sums, row and column of a lane]
-  float lone[ROW_BLOCKS][2] = {};
-  Place place = Place::of(lane);
-  Own own(lane);
-  RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
-  Columns coming[AHEAD];
-#pragma unroll
-  for (int k = 0; k < AHEAD && !LONE; k++) coming[k] = rows.next(1);
-  u32 stage = ring, free = ring + (STAGES - 1) * STAGE_BYTES;
-  for (int unit = first_unit; unit < num_units; unit += STRIDE) {
-    wait_for_copies<STAGES - 2>();
-    __syncwarp();  // what others have copied is here, and what was read before is free
-    if (unit + (STAGES - 1) * STRIDE < num_units) {
-      copier.weights(free);
-      if constexpr (RING_X) copier.row_of_x(free);
-    }
-    commit_copies();
-    int first_block = unit * UNIT;
-    Place at = place.in(stage, RING_X ? stage + AT_X : begin + AT_ROW + first_block * 128);
-    if constexpr (LONE) {
-      add_lone(lone, at, own, first_block, num_blocks, lane);
-    } else {
-      add_several(total, at, first_block, num_blocks, rows, coming, group_sums + lane * 16, lane);
-    }
-    free = stage;
-    stage = stage + STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : stage + STAGE_BYTES;
-  }
-  wait_for_all_copies();
-  __syncwarp();
-
-  // [rows of x, rows of the weight]: of each warp, then their sum.
-  float* sums = (float*)(shared + warp * RING_BYTES);
+// A warp's sums, [rows of x, rows of the weight].
+__device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_BLOCKS][TILES][SLOTS][4],
+                                         const float (&lone)[ROW_BLOCKS][2], int lane) {
+  int g = lane / 4;
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
     if constexpr (LONE) {
@@ -126,29 +57,110 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
         }
     }
   }
-  if constexpr (SPLITS == 1) __syncthreads();
-  if constexpr (SPLITS > 1) wait_for_cluster();
-  for (u32 e = first_result; e < num_results; e += STRIDE * 32) {
-    u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + (m * SUM_STRIDE + n) * 4;
-    float result = 0.0f, up = 0.0f;
+}
+
+static_assert(SHARED_BYTES == AT_ROW + ROW_BYTES, "who launches has counted otherwise");
+
+extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
+    const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
+    const u8* minimums, const u8* small_minimums, const u16* residual, const float* norm, void* out,
+    float eps, int num_rows, int num_row_blocks, int num_blocks, int num_supers, int num_groups,
+    int out_stride) {
+  int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  u32 rank = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS;
+  u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
+  Stored stored = {codes, planes, scales, small_scales, minimums, small_minimums, num_blocks, num_supers, num_groups};
+  int num_units = (num_blocks + UNIT - 1) / UNIT;
+  int first_unit = rank * WARPS + warp;  // of every STRIDE-th
+  Copier copier(stored, x, group, num_row_blocks, first_unit, lane);
+  auto copy_weights = [&](u32 stage) {
+    if (!copier.has_next()) return;
+    copier.weights(stage);
+    copier.go_on(stored, first_unit);
+  };
 #pragma unroll
-    for (u32 w = 0; w < STRIDE; w++) {
-      u32 there = at + w % WARPS * RING_BYTES;
-      result += sum_of(there, w / WARPS);
-      if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
-    }
-    result *= LIFT, up *= LIFT;
-    if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
-    if (RESIDUAL) result += as_float((u32)before << 16);
-    if (column_of(e) < num_outputs) {
-      u64 place = (u64)m * out_stride + column_of(e);
-      if (FLOAT_OUT) {
-        ((float*)out)[place] = result;
-      } else {
-        ((u16*)out)[place] = rounded(result);
-      }
-    }
-    before = residual_of(e + STRIDE * 32);
+  for (int s = 0; s < STAGES - 1; s++) copy_weights(ring + s * STAGE_BYTES);
+  Norming norming(norm);
+  if (RESIDUAL && OVERLAP) start_next();  // who adds to a residual is followed by who reads weights, or x, first
+  wait_for_inputs();
+#pragma unroll
+  for (int s = 0; s < STAGES - 1; s++) {
+    if (RING_X && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
+    commit_copies();
   }
+  // Results of a thread, in a group: the first one's residual is on its way meanwhile.
+  u32 num_outputs = num_row_blocks * 16, num_results = num_rows * OWN * 16;
+  u32 first_result = rank * (WARPS * 32) + threadIdx.x;
+  auto column_of = [&](u32 e) { return group * (OWN * 16) + e % (OWN * 16); };
+  auto residual_of = [&](u32 e) {
+    bool ok = RESIDUAL && e < num_results && column_of(e) < num_outputs;
+    return ok ? residual[(u64)(e / (OWN * 16)) * num_outputs + column_of(e)] : (u16)0;
+  };
+  u16 before = residual_of(first_result);
+  if constexpr (NORM != 0) {
+    norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + AT_ROW + column * 2) = normed; });
+    constexpr int PAST = (ROW_BYTES - NORM * 2) / 16;
+    if ((int)threadIdx.x < PAST) *(uint4*)(shared + AT_ROW + NORM * 2 + threadIdx.x * 16) = {};
+    __syncthreads();
+  }
+  Place place = Place::of(lane);
+  Own own(lane);
+  RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
+  Columns coming[AHEAD];
+#pragma unroll
+  for (int k = 0; k < AHEAD && !LONE; k++) coming[k] = rows.next(1);
+  u32 stage = ring, free = ring + (STAGES - 1) * STAGE_BYTES;
+  do {
+    float total[ROW_BLOCKS][TILES][SLOTS][4] = {};  // [.., pair of sums, row and column of a lane]
+    float lone[ROW_BLOCKS][2] = {};
+    for (int unit = first_unit; unit < num_units; unit += STRIDE) {
+      wait_for_copies<STAGES - 2>();
+      __syncwarp();  // what others have copied is here, and what was read before is free
+      copy_weights(free);
+      if (RING_X && unit + (STAGES - 1) * STRIDE < num_units) copier.row_of_x(free);
+      commit_copies();
+      int first_block = unit * UNIT;
+      Place at = place.in(stage, RING_X ? stage + AT_X : begin + AT_ROW + first_block * 128);
+      if constexpr (LONE) {
+        add_lone(lone, at, own, first_block, num_blocks, lane);
+      } else {
+        add_several(total, at, first_block, num_blocks, rows, coming, group_sums + lane * 16, first_unit * UNIT, lane);
+      }
+      free = stage;
+      stage = stage + STAGE_BYTES == ring + STAGES * STAGE_BYTES ? ring : stage + STAGE_BYTES;
+    }
+    if constexpr (GOES_ON) {
+      wait_for_others();  // who may still add what was there
+    } else {
+      wait_for_all_copies();
+      __syncwarp();
+    }
+    put_sums((float*)(shared + warp * RING_BYTES + AT_SUMS), total, lone, lane);
+    wait_for_others();
+    for (u32 e = first_result; e < num_results; e += STRIDE * 32) {
+      u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + AT_SUMS + (m * SUM_STRIDE + n) * 4;
+      float result = 0.0f, up = 0.0f;
+#pragma unroll
+      for (u32 w = 0; w < STRIDE; w++) {
+        u32 there = at + w % WARPS * RING_BYTES;
+        result += sum_of(there, w / WARPS);
+        if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
+      }
+      result *= LIFT, up *= LIFT;
+      if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
+      if (RESIDUAL) result += as_float((u32)before << 16);
+      if (column_of(e) < num_outputs) {
+        u64 place = (u64)m * out_stride + column_of(e);
+        if (FLOAT_OUT) {
+          ((float*)out)[place] = result;
+        } else {
+          ((u16*)out)[place] = rounded(result);
+        }
+      }
+      before = residual_of(e + STRIDE * 32);
+    }
+    group += gridDim.x / SPLITS;
+    if (GOES_ON) before = residual_of(first_result);
+  } while (GOES_ON && group * OWN < num_row_blocks);
   if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read what is here
 }

@@ -14,21 +14,24 @@ from luceasync.kernels.grouped_codes import Coding, num_parts
 from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
 
 WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
-HUGE = 32768
+HUGE, FEW = 32768, 2048
 LONG = 8192  # columns
+MOST_WARPS = 12  # of programs of many rows, on a multiprocessor: as there are registers for
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
     """What a program takes: `row_blocks` of 16 weight rows (of gate and up together), whose columns
     are divided among `splits` programs of `warps` each; `stages` of 256 columns, the one that is
-    multiplied counted in, are in shared memory.
+    multiplied counted in, are in shared memory. A program that `goes_on` takes group after group of
+    row blocks: what comes next is on its way while sums are added. More than 8 rows only.
     """
 
     row_blocks: int
     warps: int
     stages: int
     splits: int = 1
+    goes_on: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,18 @@ def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
     return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
 
 
+def num_programs(work: Work, share: Share, num_multiprocessors: int) -> int:
+    """How many programs there are: one for each group of row blocks, or, if they go on, as many as
+    run at once.
+    """
+    own = share.row_blocks // (2 if work.paired else 1)
+    num_groups = -(-work.num_outputs // (own * BLOCK_ROWS))
+    if not share.goes_on:
+        return num_groups * share.splits
+    num_beside = max(1, MOST_WARPS // share.warps) * num_multiprocessors
+    return min(num_groups, max(1, num_beside // share.splits)) * share.splits
+
+
 def _few_rows(work: Work) -> Share:
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     if work.paired or work.num_outputs >= HUGE:
@@ -72,15 +87,21 @@ def _few_rows(work: Work) -> Share:
 
 def _many_rows(work: Work, has_clusters: bool) -> Share:
     is_large = work.coding.bits in (5, 6)  # of a number there is more to put together
+    num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     if work.paired or work.num_outputs >= HUGE:
-        return Share(2, 4, 2)
+        warps = (
+            2 if num_units <= 16 and num_units % 4 else 4
+        )  # a warp more than others is waited for
+        return Share(2, warps, 2, goes_on=work.paired and not is_large)
     if work.num_outputs >= WIDE:
-        return Share(1, 4, 3) if is_large else Share(2, 4, 2)
+        return Share(1, 4, 2) if is_large else Share(2, 4, 2)
+    if work.num_outputs <= FEW:
+        return Share(1, min(MOST_WARPS, num_units), 2)
     if has_clusters and work.num_outputs < SMALL:
         return Share(1, 4, 2, splits=2)
-    if has_clusters and work.num_columns >= LONG:
-        return Share(1, 4, 2, splits=2) if is_large else Share(2, 4, 2, splits=2)
-    return Share(1, 4, 3)
+    if has_clusters and work.num_columns >= LONG and is_large:
+        return Share(1, 4, 2, splits=2)
+    return Share(1, 4, 2, goes_on=work.num_columns >= LONG and not is_large)
 
 
 def _smaller(share: Share) -> Iterator[Share]:
@@ -110,4 +131,6 @@ def shared_of(work: Work, share: Share) -> int:
     sum_bytes = width * 4 if work.x_rows == 1 else work.x_rows * (width + 4) * 4
     unit_columns = UNIT * BLOCK_COLUMNS
     row_bytes = -(-work.norm // unit_columns) * unit_columns * 2
-    return share.warps * max(share.stages * stage_bytes, sum_bytes) + row_bytes
+    ring_bytes = share.stages * stage_bytes
+    warp_bytes = ring_bytes + sum_bytes if share.goes_on else max(ring_bytes, sum_bytes)
+    return share.warps * warp_bytes + row_bytes

@@ -210,10 +210,11 @@ __device__ __forceinline__ void add_block(float (&total)[ROW_BLOCKS][TILES][SLOT
   }
 }
 
-// A unit of several rows of x; `coming`: the columns of its first blocks, and of the next unit's then.
+// A unit of several rows of x; `coming`: the columns of its first blocks, and of the next unit's then; `back`: from
+// the last block of a group to the warp's first one.
 __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SLOTS][4], const Place& at,
                                             int first_block, int num_blocks, RowsOfX& rows, Columns (&coming)[AHEAD],
-                                            const u8* group_sums, int lane) {
+                                            const u8* group_sums, int back, int lane) {
   Supers supers;
   GroupSums groups;
   if constexpr (BY_UNIT) groups.load(group_sums, first_block / UNIT);
@@ -221,12 +222,15 @@ __device__ __forceinline__ void add_several(float (&total)[ROW_BLOCKS][TILES][SL
 #pragma unroll BLOCKS_UNROLLED
   for (int block = 0; block < UNIT; block++) {
     Columns columns = rows.lifted(coming[0]);
-    // The last of a unit is followed by the warp's next unit; that of the last one is read again.
+    // The last of a unit is followed by the warp's next unit, of the next group after the last one; if there is
+    // none, that is read again.
     bool is_last = first_block + STRIDE * UNIT >= num_blocks;
-    int next = block + AHEAD, on = next == UNIT - 1 ? (STRIDE - 1) * UNIT + 1 : 1;
+    int next = block + AHEAD, on = 1;
+    if (next == UNIT - 1) on = !is_last ? (STRIDE - 1) * UNIT + 1 : GOES_ON ? back - (first_block + next) : 0;
+    if (!GOES_ON && is_last && next >= UNIT) on = 0;
 #pragma unroll
     for (int k = 0; k + 1 < AHEAD; k++) coming[k] = coming[k + 1];
-    coming[AHEAD - 1] = rows.next(is_last && next >= UNIT - 1 ? 0 : on);
+    coming[AHEAD - 1] = rows.next(on);
     bool ok = !RAGGED || first_block + block < num_blocks;
     add_block(total, at, block, ok, supers, columns);
   }

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +111,28 @@ def test_norm_residual_and_swiglu(name: str, num_rows: int, place) -> None:
     assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
 
 
+@on_both(
+    "name, paired",
+    [(name, paired) for name in FEW for paired in (False, True)],
+    [("Q4_K", True), ("Q6_K", False)],
+)
+def test_programs_that_go_on_give_the_same_bits(
+    name: str, paired: bool, place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiled, _ = matrix(ALL[name], 352, 768, place)
+    x, residual = rows(13, 768, place), rows(13, 352, place)
+    for chosen in (Share(2, 2, 2, goes_on=True), Share(2, 2, 3, splits=2, goes_on=True)):
+
+        def product(chosen: Share) -> Tensor:
+            if paired:
+                return grouped_cuda.swiglu(x, tiled, chosen=chosen)
+            return grouped_cuda.linear(x, tiled, residual, chosen=chosen)
+
+        at_once = product(replace(chosen, goes_on=False))
+        monkeypatch.setattr(grouped_cuda, "num_multiprocessors", lambda tensor: 1)
+        assert torch.equal(product(chosen), at_once)
+
+
 @on_both("num_rows", [1, 5, 11], [1, 5, 11])
 def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
     x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)
@@ -188,7 +210,7 @@ def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None
     assert len(shares) == 1
 
 
-@pytest.mark.parametrize("bits", ["Q4_K", "Q6_K"])
+@pytest.mark.parametrize("bits", ["Q5_K", "Q6_K"])
 def test_only_devices_with_clusters_divide_columns_among_programs(bits: str) -> None:
     down = Work(coding_of(ALL[bits]), torch.float16, 5120, 17408, 16, paired=False)
     assert share(down, 227 * KIB, has_clusters=True).splits == 2
