@@ -22,7 +22,15 @@ from luceasync.kernels.overlap import (
     start_next,
     wait_for_inputs,
 )
-from luceasync.kernels.tree_parts import convolve_path, path_decay, product_precision, unit_rows
+from luceasync.kernels.tree_parts import (
+    convolved,
+    load_weights,
+    path_decay,
+    path_inputs,
+    product_precision,
+    tap_weights,
+    unit_rows,
+)
 
 BLOCK_ROWS = 16  # the most rows of a small tree
 NUM_WARPS = 8
@@ -82,6 +90,7 @@ def delta_small_tree(
         width,
         conv_state.stride(0),
         KERNEL=kernel,
+        BLOCK_KERNEL=triton.next_power_of_2(kernel),
         NUM_KEY_HEADS=num_key_heads,
         NUM_HEADS=num_heads,
         KEY_DIM=key_dim,
@@ -127,6 +136,7 @@ def _small_tree_kernel(
     width,
     lane_stride,
     KERNEL: tl.constexpr,
+    BLOCK_KERNEL: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -149,14 +159,23 @@ def _small_tree_kernel(
     i_ok = i < KEY_DIM
     j_ok = j < VALUE_DIM
     lane = tl.load(lanes + entry)
+    c_q = key_head * KEY_DIM + i
+    c_k = c_q + NUM_KEY_HEADS * KEY_DIM
+    c_v = 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + j
+    q_taps = load_weights(conv, c_q, i_ok, KERNEL, BLOCK_KERNEL)
+    k_taps = load_weights(conv, c_k, i_ok, KERNEL, BLOCK_KERNEL)
+    v_taps = load_weights(conv, c_v, j_ok, KERNEL, BLOCK_KERNEL)
+    scale = tl.load(norm + j, mask=j_ok, other=0.0)
+    rate = tl.load(decay_rate + head)
+    bias = tl.load(dt_bias + head)
     kept = tl.maximum(lane, 0).to(tl.int64)
     at_state = (kept * NUM_HEADS + head) * KEY_DIM * VALUE_DIM
     at_state = delta_state + at_state + i[:, None] * VALUE_DIM + j[None, :]
     is_lane = (i_ok & (lane >= 0))[:, None]
     state = tl.load(at_state, mask=is_lane & j_ok[None, :], other=0.0)
-    scale = tl.load(norm + j, mask=j_ok, other=0.0)
-    rate = tl.load(decay_rate + head)
-    bias = tl.load(dt_bias + head)
+    q_taps = tap_weights(q_taps, KERNEL, BLOCK_KERNEL)
+    k_taps = tap_weights(k_taps, KERNEL, BLOCK_KERNEL)
+    v_taps = tap_weights(v_taps, KERNEL, BLOCK_KERNEL)
     wait_for_inputs(OVERLAP)
 
     first = entry.to(tl.int64) * num_rows
@@ -176,20 +195,19 @@ def _small_tree_kernel(
     seen = tl.load(ancestors + square, mask=r_ok[:, None] & r_ok[None, :], other=0) > 0
 
     committed = conv_state + kept * lane_stride
-    c_q = key_head * KEY_DIM + i
-    c_k = c_q + NUM_KEY_HEADS * KEY_DIM
-    c_v = 2 * NUM_KEY_HEADS * KEY_DIM + head * VALUE_DIM + j
-    q, own_q = convolve_path(
-        projected, conv, committed, taps, first, r, r_ok, c_q, i_ok, channels, width, KERNEL
+    # All loads before the first sum, which would hold them up.
+    q_seen = path_inputs(
+        projected, committed, taps, first, r, r_ok, c_q, i_ok, channels, width, KERNEL
     )
-    k, own_k = convolve_path(
-        projected, conv, committed, taps, first, r, r_ok, c_k, i_ok, channels, width, KERNEL
+    k_seen = path_inputs(
+        projected, committed, taps, first, r, r_ok, c_k, i_ok, channels, width, KERNEL
     )
-    v, own_v = convolve_path(
-        projected, conv, committed, taps, first, r, r_ok, c_v, j_ok, channels, width, KERNEL
+    v_seen = path_inputs(
+        projected, committed, taps, first, r, r_ok, c_v, j_ok, channels, width, KERNEL
     )
-    q = unit_rows(q) * query_scale
-    k = unit_rows(k)
+    q = unit_rows(convolved(q_seen, q_taps, KERNEL)) * query_scale
+    k = unit_rows(convolved(k_seen, k_taps, KERNEL))
+    v = convolved(v_seen, v_taps, KERNEL)
 
     keys_keys = tl.dot(k, tl.trans(k), input_precision=PRECISION)
     queries_keys = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -209,10 +227,10 @@ def _small_tree_kernel(
     # What a commit needs of the rows.
     tl.store(updates + at_row, u, mask=ok)
     tl.store(totals + row * NUM_HEADS + head, total, mask=r_ok)
-    tl.store(inputs + row[:, None] * channels + c_v[None, :], own_v, mask=ok)
+    tl.store(inputs + row[:, None] * channels + c_v[None, :], v_seen[KERNEL - 1], mask=ok)
     if head % HEADS_PER_KEY == 0:
         ok = r_ok[:, None] & i_ok[None, :]
-        tl.store(inputs + row[:, None] * channels + c_q[None, :], own_q, mask=ok)
-        tl.store(inputs + row[:, None] * channels + c_k[None, :], own_k, mask=ok)
+        tl.store(inputs + row[:, None] * channels + c_q[None, :], q_seen[KERNEL - 1], mask=ok)
+        tl.store(inputs + row[:, None] * channels + c_k[None, :], k_seen[KERNEL - 1], mask=ok)
         at_key = (row * NUM_KEY_HEADS + key_head)[:, None] * KEY_DIM + i[None, :]
         tl.store(keys + at_key, k, mask=ok)

@@ -26,9 +26,12 @@ from luceasync.kernels.overlap import (
 )
 from luceasync.kernels.small_tree_delta import delta_small_tree, is_small
 from luceasync.kernels.tree_parts import (
-    convolve_path,
+    convolved,
+    load_weights,
     path_decay,
+    path_inputs,
     product_precision,
+    tap_weights,
     unit_rows,
 )
 
@@ -191,6 +194,7 @@ def _convolve(
         conv_state.stride(0),
         key_dim**-0.5,
         KERNEL=kernel,
+        BLOCK_KERNEL=triton.next_power_of_2(kernel),
         NUM_KEY_HEADS=num_key_heads,
         KEY_DIM=key_dim,
         BLOCK_DIM=triton.next_power_of_2(key_dim),
@@ -217,6 +221,7 @@ def _convolve_tree_kernel(
     lane_stride,
     query_scale,
     KERNEL: tl.constexpr,
+    BLOCK_KERNEL: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -226,23 +231,24 @@ def _convolve_tree_kernel(
     head = tl.program_id(1)  # query heads, key heads, then values, KEY_DIM channels at a time
     entry = tl.program_id(2)
     start_next(OVERLAP)
+    d = tl.arange(0, BLOCK_DIM)
+    c = head * KEY_DIM + d
+    c_ok = (d < KEY_DIM) & (c < channels)
+    weights = load_weights(conv, c, c_ok, KERNEL, BLOCK_KERNEL)
+    weights = tap_weights(weights, KERNEL, BLOCK_KERNEL)
     wait_for_inputs(OVERLAP)
     lane = tl.load(lanes + entry)
     if lane < 0:
         return
     t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     t_ok = t < num_rows
-    d = tl.arange(0, BLOCK_DIM)
-    c = head * KEY_DIM + d
-    c_ok = (d < KEY_DIM) & (c < channels)
     first = entry.to(tl.int64) * num_rows
     row = (first + t)[:, None]
     state = conv_state + lane.to(tl.int64) * lane_stride
-    total, own = convolve_path(
-        projected, conv, state, taps, first, t, t_ok, c, c_ok, channels, width, KERNEL
-    )
+    seen = path_inputs(projected, state, taps, first, t, t_ok, c, c_ok, channels, width, KERNEL)
+    total = convolved(seen, weights, KERNEL)
     ok = t_ok[:, None] & c_ok[None, :]
-    tl.store(inputs + row * channels + c[None, :], own, mask=ok)
+    tl.store(inputs + row * channels + c[None, :], seen[KERNEL - 1], mask=ok)
     if head < 2 * NUM_KEY_HEADS:
         total = unit_rows(total)
     if head < NUM_KEY_HEADS:

@@ -20,36 +20,52 @@ def product_precision(dtype: torch.dtype) -> str:
 
 
 @triton.jit
-def convolve_path(
-    projected,
-    conv,
-    state,
-    taps,
-    first,
-    t,
-    t_ok,
-    c,
-    c_ok,
-    channels,
-    width,
-    KERNEL: tl.constexpr,
-):
-    """Convolution along each row's path, SiLU: float32 [rows, channels]; and the rows' own inputs.
+def load_weights(conv, c, c_ok, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
+    """A convolution's weights of channels `c`: float32 [channels, BLOCK_KERNEL], as they lie."""
+    tap = tl.arange(0, BLOCK_KERNEL)[None, :]
+    ok = c_ok[:, None] & (tap < KERNEL)
+    return tl.load(conv + c[:, None] * KERNEL + tap, mask=ok, other=0.0)
 
-    `first`: the entry's first row; `state`: its lane's committed inputs; t, c: rows and channels.
+
+@triton.jit
+def tap_weights(weights, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
+    """Weights from `load_weights` tap by tap: a tuple of [1, channels]."""
+    tap = tl.arange(0, BLOCK_KERNEL)[None, :]
+    found = ()
+    for i in tl.static_range(KERNEL):
+        weight = tl.sum(tl.where(tap == i, weights, 0.0), 1)
+        found = found + (weight[None, :],)  # noqa: RUF005 - Triton knows no star
+    return found
+
+
+@triton.jit
+def path_inputs(
+    projected, state, taps, first, t, t_ok, c, c_ok, channels, width, KERNEL: tl.constexpr
+):
+    """What a convolution along each row's path sees, tap by tap: a tuple of [rows, channels], of
+    which the last are the rows' own inputs.
+
+    first: the entry's first row; state: its lane's committed inputs; t, c: rows and channels.
     """
-    total = tl.zeros([t.shape[0], c.shape[0]], tl.float32)
-    own = tl.zeros([t.shape[0], c.shape[0]], projected.dtype.element_ty)
+    ok = t_ok[:, None] & c_ok[None, :]
+    found = ()
     for i in tl.static_range(KERNEL):
         tap = tl.load(taps + (first + t) * KERNEL + i, mask=t_ok, other=0)
         at = (tap - (KERNEL - 1))[:, None]  # below 0: committed
-        in_rows = (at >= 0) & t_ok[:, None] & c_ok[None, :]
-        own = tl.load(projected + (first + at) * width + c[None, :], mask=in_rows, other=0.0)
-        before = (at < 0) & t_ok[:, None] & c_ok[None, :]
-        old = tl.load(state + tap[:, None] * channels + c[None, :], mask=before, other=0.0)
-        weight = tl.load(conv + c * KERNEL + i, mask=c_ok, other=0.0)
-        total += (own.to(tl.float32) + old.to(tl.float32)) * weight[None, :]
-    return total * tl.sigmoid(total), own  # the last tap is the row itself
+        in_rows = projected + (first + at) * width + c[None, :]
+        committed = state + tap[:, None] * channels + c[None, :]
+        x = tl.load(tl.where(at >= 0, in_rows, committed), mask=ok, other=0.0)
+        found = found + (x,)  # noqa: RUF005 - Triton knows no star
+    return found
+
+
+@triton.jit
+def convolved(seen, weights, KERNEL: tl.constexpr):
+    """Convolution of `path_inputs` with `tap_weights`, and SiLU: float32 [rows, channels]."""
+    total = seen[0].to(tl.float32) * weights[0]
+    for i in tl.static_range(1, KERNEL):
+        total += seen[i].to(tl.float32) * weights[i]
+    return total * tl.sigmoid(total)
 
 
 @triton.jit
