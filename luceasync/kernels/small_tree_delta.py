@@ -109,7 +109,7 @@ def delta_small_tree(
 
 def _block(dim: int) -> int:
     """As many numbers as a product can take."""
-    return max(16, triton.next_power_of_2(dim))
+    return max(16, int(triton.next_power_of_2(dim)))
 
 
 @kernel()

@@ -79,12 +79,9 @@ def delta_tree(
     and in float32 keys [key_heads, key_dim], updates [value_heads, value_dim], totals
     [value_heads]. Returns [entries, rows, output_dim]; zeros for padding.
     """
-    small = is_small(
-        projected.shape[1],
-        *delta_state.shape[2:],
-        shared_bytes(projected),
-        is_hip=torch.version.hip is not None,
-    )
+    key_dim, value_dim = delta_state.shape[2:]
+    most_bytes, is_hip = shared_bytes(projected), torch.version.hip is not None
+    small = is_small(projected.shape[1], key_dim, value_dim, most_bytes, is_hip=is_hip)
     run = delta_small_tree if small else delta_big_tree
     return run(
         projected,

@@ -34,7 +34,8 @@ def tap_weights(weights, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
     found = ()
     for i in tl.static_range(KERNEL):
         weight = tl.sum(tl.where(tap == i, weights, 0.0), 1)
-        found = found + (weight[None, :],)  # noqa: RUF005 - Triton knows no star
+        # Triton knows no star.
+        found = found + (weight[None, :],)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
@@ -55,7 +56,8 @@ def path_inputs(
         in_rows = projected + (first + at) * width + c[None, :]
         committed = state + tap[:, None] * channels + c[None, :]
         x = tl.load(tl.where(at >= 0, in_rows, committed), mask=ok, other=0.0)
-        found = found + (x,)  # noqa: RUF005 - Triton knows no star
+        # Triton knows no star.
+        found = found + (x,)  # type: ignore[assignment]  # noqa: RUF005
     return found
 
 
