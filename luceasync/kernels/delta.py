@@ -35,7 +35,8 @@ def delta_step(
     kernel]; decay_rate, dt_bias: [value_heads]; norm: [value_dim]; conv_state: [lanes, kernel - 1,
     channels]; delta_state: [lanes, value_heads, key_dim, value_dim]; it and the small tensors
     float32; lanes: int32 [entries], negative = padding, which gives zeros.
-    Returns [entries, output_dim].
+    Returns [entries, output_dim]. Lanes and states are read before the wait, see
+    luceasync.kernels.overlap: no pass may launch two steps of the same states.
     """
     num_entries = projected.shape[0]
     channels, kernel = conv.shape
@@ -100,21 +101,24 @@ def _conv_kernel(
     c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = c < channels
     start_next(OVERLAP)
-    wait_for_inputs(OVERLAP)
+    # Only this kernel of a pass writes the lane's inputs, so they are asked for before the wait.
     lane = tl.load(lanes + entry)
-    if lane < 0:
-        return
     state = conv_state + lane.to(tl.int64) * lane_stride + c
-    newest = tl.load(projected + entry.to(tl.int64) * projected_stride + c, mask=ok, other=0.0)
     total = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(KERNEL - 1):
-        x = tl.load(state + i * channels, mask=ok, other=0.0)
+        x = tl.load(state + i * channels, mask=ok & (lane >= 0), other=0.0)
         total += x.to(tl.float32) * tl.load(conv + c * KERNEL + i, mask=ok, other=0.0)
-        if i > 0:
-            tl.store(state + (i - 1) * channels, x, mask=ok)
-    total += newest.to(tl.float32) * tl.load(conv + c * KERNEL + KERNEL - 1, mask=ok, other=0.0)
+    weight = tl.load(conv + c * KERNEL + KERNEL - 1, mask=ok, other=0.0)
+    wait_for_inputs(OVERLAP)
+    if lane < 0:
+        return
+    newest = tl.load(projected + entry.to(tl.int64) * projected_stride + c, mask=ok, other=0.0)
+    for i in tl.static_range(1, KERNEL - 1):
+        x = tl.load(state + i * channels, mask=ok, other=0.0)
+        tl.store(state + (i - 1) * channels, x, mask=ok)
     if KERNEL > 1:
         tl.store(state + (KERNEL - 2) * channels, newest, mask=ok)
+    total += newest.to(tl.float32) * weight
     tl.store(mixed + entry * channels + c, total * tl.sigmoid(total), mask=ok)
 
 
@@ -156,17 +160,18 @@ def _step_kernel(
     scale = tl.load(norm + j, mask=j_ok, other=0.0)
     rate = tl.load(decay_rate + head)
     bias = tl.load(dt_bias + head)
-    wait_for_inputs(OVERLAP)
-    at_out = out + (entry * NUM_HEADS + head) * VALUE_DIM + j
+    # [key_dim, value_dim]; asked for before the wait, because it is what takes time: only this
+    # kernel of a pass writes it.
     lane = tl.load(lanes + entry)
-    if lane < 0:
-        tl.store(at_out, tl.zeros([BLOCK_VALUE], out.dtype.element_ty), mask=j_ok)
-        return
-    # [key_dim, value_dim]; asked for first, because it is what takes time.
     at_state = (lane.to(tl.int64) * NUM_HEADS + head) * KEY_DIM * VALUE_DIM
     at_state = delta_state + at_state + i[:, None] * VALUE_DIM + j[None, :]
     ok = i_ok[:, None] & j_ok[None, :]
-    state = tl.load(at_state, mask=ok, other=0.0)
+    state = tl.load(at_state, mask=ok & (lane >= 0), other=0.0)
+    wait_for_inputs(OVERLAP)
+    at_out = out + (entry * NUM_HEADS + head) * VALUE_DIM + j
+    if lane < 0:
+        tl.store(at_out, tl.zeros([BLOCK_VALUE], out.dtype.element_ty), mask=j_ok)
+        return
 
     at = mixed + entry * channels
     key_head = head // (NUM_HEADS // NUM_KEY_HEADS)

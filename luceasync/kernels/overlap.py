@@ -30,7 +30,15 @@ def start_next(OVERLAP: tl.constexpr):
 
 @triton.jit
 def wait_for_inputs(OVERLAP: tl.constexpr):
-    """Wait until all work before this kernel is done and visible."""
+    """Wait until all work before this kernel is done and visible.
+
+    Before it a kernel may also load what no kernel in front of it in the same pass writes: a lane's
+    number, and a state that it alone writes. The kernel in front may still be waiting itself, and
+    so may the one in front of that. But a pass begins plainly, as a graph or with a copy or a torch
+    operation: these start when all that was queued before is complete and visible. A kernel starts
+    early only after the one in front has started. So whatever has started in a pass has the work of
+    earlier passes behind it. Commits are launched plainly too, and come last in their pass.
+    """
     if OVERLAP:
         cuda.gdc_wait()
 

@@ -20,8 +20,19 @@ from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import (
     dot_precision,
     overlap_options,
+    shared_bytes,
     start_next,
     wait_for_inputs,
+)
+from luceasync.kernels.small_tree_delta import delta_small_tree, is_small
+from luceasync.kernels.tree_parts import (
+    convolved,
+    load_weights,
+    path_decay,
+    path_inputs,
+    product_precision,
+    tap_weights,
+    unit_rows,
 )
 
 CONV_ROWS = 16  # of one program of the convolution
@@ -68,6 +79,44 @@ def delta_tree(
     and in float32 keys [key_heads, key_dim], updates [value_heads, value_dim], totals
     [value_heads]. Returns [entries, rows, output_dim]; zeros for padding.
     """
+    key_dim, value_dim = delta_state.shape[2:]
+    most_bytes, is_hip = shared_bytes(projected), torch.version.hip is not None
+    small = is_small(projected.shape[1], key_dim, value_dim, most_bytes, is_hip=is_hip)
+    run = delta_small_tree if small else delta_big_tree
+    return run(
+        projected,
+        conv,
+        decay_rate,
+        dt_bias,
+        norm,
+        eps,
+        conv_state,
+        delta_state,
+        lanes,
+        ancestors,
+        taps,
+        scratch,
+        num_key_heads=num_key_heads,
+    )
+
+
+def delta_big_tree(
+    projected: Tensor,
+    conv: Tensor,
+    decay_rate: Tensor,
+    dt_bias: Tensor,
+    norm: Tensor,
+    eps: float,
+    conv_state: Tensor,
+    delta_state: Tensor,
+    lanes: Tensor,
+    ancestors: Tensor,
+    taps: Tensor,
+    scratch: tuple[Tensor, Tensor, Tensor, Tensor],
+    *,
+    num_key_heads: int,
+) -> Tensor:
+    """As `delta_tree`, in three launches, for trees of any size."""
     inputs, keys, updates, totals = scratch
     mixed = _convolve(projected, conv, conv_state, lanes, taps, inputs, keys)
     num_entries, num_rows, channels = mixed.shape
@@ -98,7 +147,7 @@ def delta_tree(
         BLOCK_VALUE=chosen.block_value,
         BLOCK_ROWS=block_rows,
         BLOCK=block_rows // 4,
-        PRECISION=_precision(projected.dtype),
+        PRECISION=product_precision(projected.dtype),
         SOLVE_PRECISION=dot_precision(torch.float32),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
@@ -142,6 +191,7 @@ def _convolve(
         conv_state.stride(0),
         key_dim**-0.5,
         KERNEL=kernel,
+        BLOCK_KERNEL=triton.next_power_of_2(kernel),
         NUM_KEY_HEADS=num_key_heads,
         KEY_DIM=key_dim,
         BLOCK_DIM=triton.next_power_of_2(key_dim),
@@ -150,13 +200,6 @@ def _convolve(
         **overlap_options(projected),
     )
     return mixed
-
-
-def _precision(dtype: torch.dtype) -> str:
-    """Of products with values that came in `dtype`: tf32 keeps more than a half has."""
-    if dtype == torch.float32 or torch.version.hip is not None:
-        return dot_precision(torch.float32)
-    return "tf32"
 
 
 @kernel()
@@ -175,6 +218,7 @@ def _convolve_tree_kernel(
     lane_stride,
     query_scale,
     KERNEL: tl.constexpr,
+    BLOCK_KERNEL: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
@@ -184,36 +228,28 @@ def _convolve_tree_kernel(
     head = tl.program_id(1)  # query heads, key heads, then values, KEY_DIM channels at a time
     entry = tl.program_id(2)
     start_next(OVERLAP)
+    d = tl.arange(0, BLOCK_DIM)
+    c = head * KEY_DIM + d
+    c_ok = (d < KEY_DIM) & (c < channels)
+    weights = load_weights(conv, c, c_ok, KERNEL, BLOCK_KERNEL)
+    weights = tap_weights(weights, KERNEL, BLOCK_KERNEL)
     wait_for_inputs(OVERLAP)
     lane = tl.load(lanes + entry)
     if lane < 0:
         return
     t = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     t_ok = t < num_rows
-    d = tl.arange(0, BLOCK_DIM)
-    c = head * KEY_DIM + d
-    c_ok = ((d < KEY_DIM) & (c < channels))[None, :]
     first = entry.to(tl.int64) * num_rows
     row = (first + t)[:, None]
     state = conv_state + lane.to(tl.int64) * lane_stride
-    total = tl.zeros([BLOCK_ROWS, BLOCK_DIM], tl.float32)
-    for i in tl.static_range(KERNEL):
-        tap = tl.load(taps + (first + t) * KERNEL + i, mask=t_ok, other=0)
-        at = (tap - (KERNEL - 1))[:, None]  # below 0: committed
-        in_rows = (at >= 0) & t_ok[:, None] & c_ok
-        x = tl.load(projected + (first + at) * width + c[None, :], mask=in_rows, other=0.0)
-        before = (at < 0) & t_ok[:, None] & c_ok
-        old = tl.load(state + tap[:, None] * channels + c[None, :], mask=before, other=0.0)
-        weight = tl.load(conv + c * KERNEL + i, mask=c < channels, other=0.0)
-        total += (x.to(tl.float32) + old.to(tl.float32)) * weight[None, :]
-        if i == KERNEL - 1:  # the row itself
-            tl.store(inputs + row * channels + c[None, :], x, mask=in_rows)
-    total *= tl.sigmoid(total)
+    seen = path_inputs(projected, state, taps, first, t, t_ok, c, c_ok, channels, width, KERNEL)
+    total = convolved(seen, weights, KERNEL)
+    ok = t_ok[:, None] & c_ok[None, :]
+    tl.store(inputs + row * channels + c[None, :], seen[KERNEL - 1], mask=ok)
     if head < 2 * NUM_KEY_HEADS:
-        total *= tl.rsqrt(tl.sum(total * total, 1) + 1e-6)[:, None]
+        total = unit_rows(total)
     if head < NUM_KEY_HEADS:
         total *= query_scale
-    ok = t_ok[:, None] & c_ok
     tl.store(mixed + row * channels + c[None, :], total, mask=ok)
     if (head >= NUM_KEY_HEADS) & (head < 2 * NUM_KEY_HEADS):
         at_key = (row * NUM_KEY_HEADS + head - NUM_KEY_HEADS) * KEY_DIM + d[None, :]
@@ -289,11 +325,7 @@ def _delta_tree_kernel(
     a = tl.load(at + NUM_HEADS, mask=r_ok, other=0.0).to(tl.float32)
     g = tl.load(decay_rate + head) * softplus(a + tl.load(dt_bias + head))
 
-    total = tl.sum(tl.where(seen, g[None, :], 0.0), 1)  # log decay along the path from the root
-    # The same vector as columns: a row's total is that of its ancestors and itself.
-    across = tl.sum(tl.where(r[:, None] == r[None, :], total[:, None], 0.0), 0)
-    # Masked before the exponential: off the path the difference may be large and positive.
-    decay = tl.exp(tl.where(seen, total[:, None] - across[None, :], float("-inf")))
+    total, decay = path_decay(seen, g, r)
     lower = tl.where(r[:, None] > r[None, :], keys_keys * decay * beta[:, None], 0.0)
     from_root = tl.exp(total)[:, None]
     right = (v - keys_state * from_root) * beta[:, None]

@@ -259,11 +259,12 @@ def delta() -> None:
     for count in (1, 128):
         case = cases.delta_case(DELTA, [1, 0], count, DTYPE, CPU)
         case.run(TritonDelta)
-    case = cases.delta_case(DELTA, [1, 0], NUM_ROWS, DTYPE, CPU)
-    scratch = cases.delta_scratch(case)
-    tree = cases.torch_trees(cases.random_parents(2, NUM_ROWS), DELTA.conv_kernel)
-    state = (case.conv_state, case.delta_state)
-    body.delta_tree(case.projected, case.parameters, *state, case.rows, tree, scratch)
+    for num_rows in (2 * NUM_ROWS, NUM_ROWS):
+        case = cases.delta_case(DELTA, [1, 0], num_rows, DTYPE, CPU)
+        scratch = cases.delta_scratch(case)
+        tree = cases.torch_trees(cases.random_parents(2, num_rows), DELTA.conv_kernel)
+        state = (case.conv_state, case.delta_state)
+        body.delta_tree(case.projected, case.parameters, *state, case.rows, tree, scratch)
     inputs, keys, updates, totals = (tensor[None] for tensor in scratch)
     lanes, counts = torch.zeros(2, dtype=torch.int32), torch.ones(2, dtype=torch.int32)
     path = (lanes, torch.zeros(2, NUM_ROWS, dtype=torch.int32), counts)

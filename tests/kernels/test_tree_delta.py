@@ -3,11 +3,14 @@
 import pytest
 import torch
 
+from luceasync.kernels import tree_delta
+from luceasync.kernels.overlap import shared_bytes
+from luceasync.kernels.small_tree_delta import is_small
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_torch import TorchDelta
 from luceasync.models.mixers.delta_triton import TritonDelta
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.models.trees import torch_trees
+from luceasync.models.trees import chain, torch_trees
 from tests.kernels.cases import (
     TOLERANCE,
     DeltaCase,
@@ -21,12 +24,20 @@ SPECS = {
     "heads shared": DeltaSpec(2, 4, 32, 16, 4),
     "wide values": DeltaSpec(1, 1, 16, 64, 3),
     "below a tile": DeltaSpec(1, 2, 8, 24, 2),
+    "three values a key": DeltaSpec(2, 6, 16, 32, 4),
 }
+LAUNCHES = ("one", "three")
 
 
 @pytest.fixture(params=SPECS.values(), ids=SPECS)
 def spec(request: pytest.FixtureRequest) -> DeltaSpec:
     return request.param
+
+
+@pytest.fixture(params=LAUNCHES)
+def launches(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small trees in one launch, and in three, as where it does not fit."""
+    monkeypatch.setattr(tree_delta, "is_small", lambda *sizes, is_hip: request.param == "one")
 
 
 def run(body, case: DeltaCase, parents: torch.Tensor):
@@ -51,21 +62,61 @@ def check_against_torch(case: DeltaCase, parents: torch.Tensor, dtype: torch.dty
     assert torch.equal(case.conv_state, before.conv_state)
 
 
+@pytest.mark.usefixtures("launches")
 def test_rows_follow_their_parents(spec, dtype, device) -> None:
     check_against_torch(delta_case(spec, [1, 0], 9, dtype, device), random_parents(2, 9), dtype)
 
 
-@pytest.mark.parametrize("num_rows", [1, 16, 22, 60])
+@pytest.mark.usefixtures("launches")
+@pytest.mark.parametrize("num_rows", [1, 2, 16])
+def test_chains_run_as_trees_do(num_rows, dtype, device) -> None:
+    case = delta_case(SPECS["three values a key"], [0, 1], num_rows, dtype, device)
+    parents = chain(2, num_rows, torch.device("cpu"))
+    check_against_torch(case, parents, dtype)
+
+
+@pytest.mark.parametrize("num_rows", [1, 16, 17, 22, 60])
 def test_trees_of_any_size_are_run(num_rows, dtype, device) -> None:
     case = delta_case(SPECS["heads shared"], [1], num_rows, dtype, device)
     check_against_torch(case, random_parents(1, num_rows), dtype)
 
 
-def test_padding_gives_zeros(dtype, device) -> None:
+@pytest.mark.usefixtures("launches")
+def test_padding_gives_zeros_and_leaves_no_trace(dtype, device) -> None:
     case = delta_case(SPECS["heads shared"], [0, 1], 5, dtype, device)
     case.rows.lanes[1] = NO_LANE
-    out, _ = run(TritonDelta, case, random_parents(2, 5))
+    out, scratch = run(TritonDelta, case, random_parents(2, 5))
     assert (out[1] == 0).all() and (out[0] != 0).any()
+    assert all((kept[1] == 9).all() for kept in scratch)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "small"),
+    [
+        ((16, 128, 128, 99 * 1024), True),
+        ((1, 8, 24, 99 * 1024), True),
+        ((17, 128, 128, 227 * 1024), False),
+        ((16, 256, 128, 227 * 1024), False),
+        ((16, 128, 128, 64 * 1024), False),
+    ],
+)
+def test_one_launch_is_for_few_rows_of_heads_that_fit(sizes, small) -> None:
+    assert is_small(*sizes, is_hip=False) is small
+    assert not is_small(*sizes, is_hip=True)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_rows", [1, 8, 16])
+def test_one_launch_gives_what_three_give(num_rows, device, monkeypatch) -> None:
+    case = delta_case(DeltaSpec(16, 48, 128, 128, 4), [1, 0], num_rows, torch.bfloat16, device)
+    parents = random_parents(2, num_rows)
+    assert is_small(num_rows, 128, 128, shared_bytes(case.projected), is_hip=False)
+    out, scratch = run(TritonDelta, case, parents)
+    monkeypatch.setattr(tree_delta, "is_small", lambda *sizes, is_hip: False)
+    expected, truth = run(TritonDelta, case, parents)
+    for found, exact in zip((out, *scratch), (expected, *truth), strict=True):
+        assert distance(found, exact) < 2e-3
+    assert torch.equal(scratch[0], truth[0])
 
 
 @pytest.mark.gpu

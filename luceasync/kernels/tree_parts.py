@@ -1,0 +1,88 @@
+"""Gated DeltaNet for trees of rows: what each way to launch it does alike.
+
+luceasync.models.gated_delta.delta_tree has the maths on one page.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from luceasync.kernels.overlap import dot_precision
+
+
+def product_precision(dtype: torch.dtype) -> str:
+    """Of products with values that came in `dtype`: tf32 keeps more than a half has."""
+    if dtype == torch.float32 or torch.version.hip is not None:
+        return dot_precision(torch.float32)
+    return "tf32"
+
+
+@triton.jit
+def load_weights(conv, c, c_ok, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
+    """A convolution's weights of channels `c`: float32 [channels, BLOCK_KERNEL], as they lie."""
+    tap = tl.arange(0, BLOCK_KERNEL)[None, :]
+    ok = c_ok[:, None] & (tap < KERNEL)
+    return tl.load(conv + c[:, None] * KERNEL + tap, mask=ok, other=0.0)
+
+
+@triton.jit
+def tap_weights(weights, KERNEL: tl.constexpr, BLOCK_KERNEL: tl.constexpr):
+    """Weights from `load_weights` tap by tap: a tuple of [1, channels]."""
+    tap = tl.arange(0, BLOCK_KERNEL)[None, :]
+    found = ()
+    for i in tl.static_range(KERNEL):
+        weight = tl.sum(tl.where(tap == i, weights, 0.0), 1)
+        # Triton knows no star.
+        found = found + (weight[None, :],)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def path_inputs(
+    projected, state, taps, first, t, t_ok, c, c_ok, channels, width, KERNEL: tl.constexpr
+):
+    """What a convolution along each row's path sees, tap by tap: a tuple of [rows, channels], of
+    which the last are the rows' own inputs.
+
+    first: the entry's first row; state: its lane's committed inputs; t, c: rows and channels.
+    """
+    ok = t_ok[:, None] & c_ok[None, :]
+    found = ()
+    for i in tl.static_range(KERNEL):
+        tap = tl.load(taps + (first + t) * KERNEL + i, mask=t_ok, other=0)
+        at = (tap - (KERNEL - 1))[:, None]  # below 0: committed
+        in_rows = projected + (first + at) * width + c[None, :]
+        committed = state + tap[:, None] * channels + c[None, :]
+        x = tl.load(tl.where(at >= 0, in_rows, committed), mask=ok, other=0.0)
+        # Triton knows no star.
+        found = found + (x,)  # type: ignore[assignment]  # noqa: RUF005
+    return found
+
+
+@triton.jit
+def convolved(seen, weights, KERNEL: tl.constexpr):
+    """Convolution of `path_inputs` with `tap_weights`, and SiLU: float32 [rows, channels]."""
+    total = seen[0].to(tl.float32) * weights[0]
+    for i in tl.static_range(1, KERNEL):
+        total += seen[i].to(tl.float32) * weights[i]
+    return total * tl.sigmoid(total)
+
+
+@triton.jit
+def unit_rows(x):
+    """Rows of norm 1."""
+    return x * tl.rsqrt(tl.sum(x * x, 1) + 1e-6)[:, None]
+
+
+@triton.jit
+def path_decay(seen, g, r):
+    """Of the rows' log decays `g`: their sums along each row's path from the root, [rows], and what
+    of an ancestor is left at a row, [rows, rows], 0 off its path.
+    """
+    total = tl.sum(tl.where(seen, g[None, :], 0.0), 1)
+    # The same vector as columns: a row's total is that of its ancestors and itself.
+    across = tl.sum(tl.where(r[:, None] == r[None, :], total[:, None], 0.0), 0)
+    # Masked before the exponential: off the path the difference may be large and positive.
+    return total, tl.exp(tl.where(seen, total[:, None] - across[None, :], float("-inf")))
