@@ -99,8 +99,6 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   u16 before = residual_of(first_result);
   if constexpr (NORM != 0) {
     norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + AT_ROW + column * 2) = normed; });
-    constexpr int PAST = (ROW_BYTES - NORM * 2) / 16;
-    if ((int)threadIdx.x < PAST) *(uint4*)(shared + AT_ROW + NORM * 2 + threadIdx.x * 16) = {};
     __syncthreads();
   }
   Place place = Place::of(lane);

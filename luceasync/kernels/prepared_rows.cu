@@ -14,7 +14,9 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
   if constexpr (NORM != 0) {
     Norming norming(norm);
     wait_for_inputs();
-    norming(x + row, eps, [&](int column, uint4 normed) { *(uint4*)(out + row + column) = normed; });
+    norming(x + row, eps, [&](int column, uint4 normed) {
+      if (column < NORM) *(uint4*)(out + row + column) = normed;
+    });
   }
 }
 
@@ -78,15 +80,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) arrange_rows(
   x += (u64)row * num_columns;
   Norming norming(norm);
   wait_for_inputs();
-  if constexpr (NORM != 0) {
-    if (is_there) norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + column * 2) = normed; });
-    __syncthreads();
-  }
+  auto store = [&](int column, uint4 own) { arrange(own, row, column / 256, num_units, columns, sums); };
+  if (NORM != 0 && is_there) return norming(x, eps, store);
   for (int unit = first_unit; unit < num_units; unit += gridDim.x / ARRANGED_ROWS * WARPS) {
     int column = unit * 256 + threadIdx.x % 32 * 8;
-    uint4 own = {};
-    if (is_there && column < num_columns)
-      own = NORM != 0 ? load<uint4>(shared_begin() + column * 2) : *(const uint4*)(x + column);
-    arrange(own, row, unit, num_units, columns, sums);
+    store(column, is_there && column < num_columns ? *(const uint4*)(x + column) : uint4{});
   }
 }

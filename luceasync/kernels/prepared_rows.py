@@ -126,8 +126,7 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None)
         lifts=lifts,
         has_sums=has_sums,
     )
-    row_bytes = 2 * num_columns if is_normed else 0
-    launch = Launch(ARRANGED_ROWS * programs_of_row, warps * 32, row_bytes)
+    launch = Launch(ARRANGED_ROWS * programs_of_row, warps * 32)
     weight, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
     arguments = (x, weight, columns, group_sums, eps, num_rows, num_columns)
     _ARRANGE.launch(x.device, constants, launch, arguments)

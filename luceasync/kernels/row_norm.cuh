@@ -18,8 +18,8 @@ __device__ __forceinline__ void wait_for_inputs() {
 constexpr int NUM_STRETCHES = NORM / 256 + (NORM % 256 != 0);
 constexpr int NUM_FOURS = (NUM_STRETCHES + 3) / 4;
 
-// x / rms(x) * norm, 8 columns at a time, for a row of NORM columns, of whose stretches each warp has every
-// WARPS-th. All threads must come, first to `Norming`, which may be before x is there.
+// x / rms(x) * norm, for a row of NORM columns, of whose stretches each warp has every WARPS-th; all lanes store 8
+// columns of each, zeros past NORM. All threads must come, first to `Norming`, which may be before x is there.
 struct Norming {
   static constexpr int TURNS = NORM ? (NUM_STRETCHES + WARPS - 1) / WARPS : 1;
   float4 weight[TURNS][2];
@@ -30,10 +30,9 @@ struct Norming {
   __device__ __forceinline__ Norming(const float* norm) {
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++)
-      if (column(turn) < NORM) {
-        weight[turn][0] = *(const float4*)(norm + column(turn));
-        weight[turn][1] = *(const float4*)(norm + column(turn) + 4);
-      }
+#pragma unroll
+      for (int half = 0; half < 2; half++)
+        weight[turn][half] = column(turn) < NORM ? *(const float4*)(norm + column(turn) + 4 * half) : float4{};
   }
 
   template <typename Store>
@@ -67,7 +66,7 @@ struct Norming {
     float inverse_rms = rsqrtf(((sum.x + sum.y) + (sum.z + sum.w)) / NORM + eps);
 #pragma unroll
     for (int turn = 0; turn < TURNS; turn++) {
-      if (column(turn) >= NORM) continue;
+      if (stretch(turn) >= NUM_STRETCHES) continue;
       const float* each = &weight[turn][0].x;
       const u32 pairs[4] = {own[turn].x, own[turn].y, own[turn].z, own[turn].w};
       u32 normed[4];
