@@ -24,10 +24,11 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, StaticInputs
 from luceasync.pipeline.transfer import on_host
-from luceasync.ranking.local import BestTokens, FoundBest
+from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
+NUM_RANKED = 1024  # of most rows that are drawn from; few more or fewer have the same kernels
 WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
 
 
@@ -65,12 +66,12 @@ class GraphedShard:
         capture: Capture,
         plan: Plan,
         spec: ModelSpec,
-        best_tokens: BestTokens,
+        bodies: Bodies,
         feed: Feed,
     ) -> None:
-        """`best_tokens`, `feed`: bodies for the shard's device."""
+        """`bodies`, `feed`: for the shard's device."""
         self._shard = shard
-        self._best_tokens, self._feed = best_tokens, feed
+        self._bodies, self._feed = bodies, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
         self.best: FoundBest | None = None
         self._capture = capture
@@ -204,7 +205,8 @@ class GraphedShard:
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
         if self._has_all:  # edited and masked logits are not for a step itself to look at
             logits = torch.empty(1, self._spec.vocab_size, device=self._shard.device)
-            runs.append(lambda: self._best_tokens(logits, None, NO_TOKEN))
+            runs.append(lambda: self._bodies.best(logits, None, NO_TOKEN))
+            runs.append(lambda: self._bodies.highest(logits, None, NUM_RANKED, (1.0,), NO_TOKEN))
         if self._shard.past is not None:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
