@@ -3,7 +3,7 @@ torch takes a dozen large ones.
 
 The first divides a row into groups and finds the highest of each. As many logits as there are
 groups, or more, are as high as these, so the n-th highest of a thousand groups is a good bound for
-the n-th highest of a row: the second finds it, bit by bit. The third collects what is higher, and
+the n-th highest of a row: the second finds one by halves. The third collects what is higher, and
 weighs everything. The fourth counts for each of these how many come before it, which is its place.
 Where logits lie so that many more than n are higher than the bound, it is slower, and as exact.
 """
@@ -195,8 +195,8 @@ def _groups_kernel(
 def _bound_kernel(
     scratch, num_vocab, num_groups, num_ranked, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """The highest number that is not above `num_ranked` groups' highest logits; _LOWEST where there
-    are fewer groups.
+    """A number that enough groups' highest logits are above, but few more; where there is none,
+    the highest that enough of them reach; _LOWEST where there are fewer groups.
     """
     start_next(OVERLAP)
     row = tl.program_id(0)
@@ -204,16 +204,25 @@ def _bound_kernel(
     group = tl.arange(0, BLOCK)
     wait_for_inputs(OVERLAP)
     highest = tl.load(groups + group, mask=group < num_groups, other=_NOTHING)
-    key = (highest >> 32).to(tl.int32)
-    bound = tl.where(tl.sum((key >= 0).to(tl.int32), 0) >= num_ranked, 0, _LOWEST).to(tl.int32)
-    for bit in range(31):
-        higher = bound + (1 << (30 - bit))
-        is_reached = tl.sum((key >= higher).to(tl.int32), 0) >= num_ranked
-        bound = tl.where(is_reached, higher, bound)
+    key, is_group = (highest >> 32).to(tl.int32), highest != _NOTHING
+    # As many as `num_reaching` reach `reached`, and fewer than are wanted reach `missed`.
+    reached = tl.min(tl.where(is_group, key, 0x7FFFFFFF), 0).to(tl.int64)
+    missed = tl.max(key, 0).to(tl.int64) + 1
+    num_reaching = tl.sum(is_group.to(tl.int32), 0)
+    is_enough, most = num_reaching >= num_ranked, num_ranked + num_ranked // 8
+    while (num_reaching > most) & (missed - reached > 1):
+        middle = (reached + missed) >> 1
+        num_higher = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
+        is_reached = num_higher >= num_ranked
+        reached = tl.where(is_reached, middle, reached)
+        missed = tl.where(is_reached, missed, middle)
+        num_reaching = tl.where(is_reached, num_higher, num_reaching)
+    bound = tl.where(num_reaching > most, reached, reached - 1)
+    bound = tl.where(is_enough, bound, _LOWEST)
     tl.store(words + _NUM_FOUND, tl.zeros((), tl.int64))
     tl.store(words + _MASS, tl.zeros((), tl.int64))
     tl.store(words + _PEAK, tl.max(highest, 0))
-    tl.store(words + _BOUND, bound.to(tl.int64))
+    tl.store(words + _BOUND, bound)
 
 
 @kernel(do_not_specialize=["num_ranked"])
