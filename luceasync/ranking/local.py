@@ -62,10 +62,11 @@ def highest_tokens(
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """What finds tokens where the logits are."""
+    """What finds tokens where the logits are. `fetch`: brings numbers to the host, and waits."""
 
     best: BestTokens = best_tokens
     highest: HighestTokens = highest_tokens
+    fetch: Callable[[Tensor], Tensor] = Tensor.cpu
 
 
 # What a weight of 1 counts in a sum: int64 holds it for 2 million tokens, and what is cut off of
@@ -129,7 +130,7 @@ class LocalLogits:
         if masks is not None:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
-            return _ranked(raw, edited.float(), wanted, carry, self._bodies.highest)
+            return _ranked(raw, edited.float(), wanted, carry, self._bodies)
         return _Best(self._bodies.best(edited, carry, NO_TOKEN))
 
 
@@ -173,16 +174,17 @@ class _Best(_HighestAlone):
 @dataclass(frozen=True, slots=True)
 class _Ranked:
     """`edited` and `logprobs` float32 `[rows, vocab]`, `logprobs` None where nobody wants them.
-    `packed`: float64 `[rows, n]`, the blocks of `widths` columns side by side.
+    `packed`: float64 `[rows, n]`, which `fetch` brings: blocks of `widths` columns side by side.
     """
 
     edited: Tensor
     logprobs: Tensor | None
     packed: Tensor
     widths: tuple[int, ...]
+    fetch: Callable[[Tensor], Tensor]
 
     def candidates(self) -> Candidates:
-        host, ends = self.packed.cpu().numpy(), [0, *accumulate(self.widths)]
+        host, ends = self.fetch(self.packed).numpy(), [0, *accumulate(self.widths)]
         blocks = [host[:, begin:end] for begin, end in pairwise(ends)]
         carried, best, masses, values, ids, *rest = blocks
         logprobs = Logprobs(*rest) if rest else None
@@ -202,21 +204,22 @@ class _Ranked:
 
 
 def _ranked(
-    raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None, highest: HighestTokens
+    raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None, bodies: Bodies
 ) -> _Ranked:
     """`edited` float32: all is queued on the device, to be copied once."""
     num_carried = 0 if carry is None else carry.shape[1]
     num_ranked = min(edited.shape[1], wanted.num_ranked)
-    packed = highest(edited, carry, num_ranked, _told(wanted.mass_at), NO_TOKEN)
+    packed = bodies.highest(edited, carry, num_ranked, _told(wanted.mass_at), NO_TOKEN)
     widths = [num_carried, 1, 1, num_ranked, num_ranked]
     if wanted.num_top is None:
-        return _Ranked(edited, None, packed, tuple(widths))
+        return _Ranked(edited, None, packed, tuple(widths), bodies.fetch)
     logprobs = raw.float().log_softmax(-1)
     best, _, _, ids = packed[:, num_carried:].split(widths[1:], 1)
     known = logprobs.gather(1, torch.cat([best, ids], 1).long().clamp_(min=0))
     blocks = [known, *logprobs.topk(min(raw.shape[1], wanted.num_top))]
     packed = torch.cat([packed, *(block.double() for block in blocks)], dim=1)
-    return _Ranked(edited, logprobs, packed, (*widths, *(block.shape[1] for block in blocks)))
+    widths.extend(block.shape[1] for block in blocks)
+    return _Ranked(edited, logprobs, packed, tuple(widths), bodies.fetch)
 
 
 def _told(mass_at: Sequence[float]) -> list[float]:
