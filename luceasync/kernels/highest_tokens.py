@@ -195,8 +195,8 @@ def _groups_kernel(
 def _bound_kernel(
     scratch, num_vocab, num_groups, num_ranked, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
 ):
-    """A number that enough groups' highest logits are above, but few more; where there is none,
-    the highest that enough of them reach; _LOWEST where there are fewer groups.
+    """The bound: a number that the highest logits of enough groups reach, but of few more; where
+    many are equal, the highest such number. _LOWEST where there are fewer groups.
     """
     start_next(OVERLAP)
     row = tl.program_id(0)
@@ -205,20 +205,18 @@ def _bound_kernel(
     wait_for_inputs(OVERLAP)
     highest = tl.load(groups + group, mask=group < num_groups, other=_NOTHING)
     key, is_group = (highest >> 32).to(tl.int32), highest != _NOTHING
-    # As many as `num_reaching` reach `reached`, and fewer than are wanted reach `missed`.
-    reached = tl.min(tl.where(is_group, key, 0x7FFFFFFF), 0).to(tl.int64)
+    # As many as `num_reaching` reach `bound`, and fewer than are wanted reach `missed`.
+    num_reaching, most = tl.sum(is_group.to(tl.int32), 0), num_ranked + num_ranked // 8
+    bound = tl.min(tl.where(is_group, key, 0x7FFFFFFF), 0).to(tl.int64)
+    bound = tl.where(num_reaching >= num_ranked, bound, _LOWEST)
     missed = tl.max(key, 0).to(tl.int64) + 1
-    num_reaching = tl.sum(is_group.to(tl.int32), 0)
-    is_enough, most = num_reaching >= num_ranked, num_ranked + num_ranked // 8
-    while (num_reaching > most) & (missed - reached > 1):
-        middle = (reached + missed) >> 1
+    while (num_reaching > most) & (missed - bound > 1):
+        middle = (bound + missed) >> 1
         num_higher = tl.sum((key >= middle.to(tl.int32)).to(tl.int32), 0)
         is_reached = num_higher >= num_ranked
-        reached = tl.where(is_reached, middle, reached)
+        bound = tl.where(is_reached, middle, bound)
         missed = tl.where(is_reached, missed, middle)
         num_reaching = tl.where(is_reached, num_higher, num_reaching)
-    bound = tl.where(num_reaching > most, reached, reached - 1)
-    bound = tl.where(is_enough, bound, _LOWEST)
     tl.store(words + _NUM_FOUND, tl.zeros((), tl.int64))
     tl.store(words + _MASS, tl.zeros((), tl.int64))
     tl.store(words + _PEAK, tl.max(highest, 0))

@@ -203,10 +203,8 @@ class GraphedShard:
         chunk = Batch((NO_LANE,), (0,), chunk_tokens)
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
-        if self._has_all:  # edited and masked logits are not for a step itself to look at
-            logits = torch.empty(1, self._spec.vocab_size, device=self._shard.device)
-            runs.append(lambda: self._bodies.best(logits, None, NO_TOKEN))
-            runs.append(lambda: self._bodies.highest(logits, None, NUM_RANKED, (1.0,), NO_TOKEN))
+        if self._shard.plan.is_last:
+            runs += self._of_logits()
         if self._shard.past is not None:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
@@ -216,6 +214,20 @@ class GraphedShard:
         self._capture.compile_ahead(runs)
         for each in passes:
             each.inputs.given.zero_()  # products in place left anything there, also NaN
+
+    def _of_logits(self) -> list[Callable[[], object]]:
+        """What no step itself looks at: edited and masked logits, and those that are drawn from, of
+        lanes that agree on a temperature, or not; and behind a proposal.
+        """
+        shape, device = (2, self._spec.vocab_size), self._shard.device
+        logits = torch.empty(shape, device=device)
+        carry = torch.zeros(2, 1, dtype=torch.int64, device=device)
+        bodies = self._bodies
+        return [
+            lambda: bodies.best(logits[:1], None, NO_TOKEN),
+            lambda: bodies.highest(logits[:1], None, NUM_RANKED, (1.0,), NO_TOKEN),
+            lambda: bodies.highest(logits, carry, NUM_RANKED, (1.0, 0.5), NO_TOKEN),
+        ]
 
     def _step_of(self, each: _Pass) -> _Step:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)

@@ -89,8 +89,8 @@ def odd_rows(num_vocab: int, device: torch.device) -> torch.Tensor:
     rows[0] = 1.5
     rows[1, 0], rows[2, -1], rows[3, num_vocab // 2] = math.nan, -math.nan, INF
     rows[4] = -INF
-    rows[5] = -0.0
-    rows[5, ::3] = 0.0
+    rows[5] = 0.0
+    rows[5, ::3] = -0.0
     rows[6] = torch.arange(num_vocab) * 1e-42  # subnormal
     rows[7, 5:] = -INF
     rows[8, 1:] = -INF
@@ -116,6 +116,12 @@ def test_logits_that_are_high_in_few_groups_are_found_all_the_same(device) -> No
     logits = torch.randn(2, 1000, device=device)
     logits[:, torch.arange(1000) % num_groups < 50] += 20.0
     both(logits, 60)
+
+
+@pytest.mark.usefixtures("small")
+def test_more_may_be_wanted_than_there_are_groups(device, monkeypatch) -> None:
+    monkeypatch.setattr(kernels, "MOST_GROUPS", 32)
+    both(torch.randn(2, 1000, device=device), 200, (1.0, 1.0))
 
 
 @pytest.mark.parametrize("num_vocab", [1, 50, 1000, 50_260, 151_936, 248_320, 3_000_000])
