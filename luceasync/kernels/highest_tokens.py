@@ -23,7 +23,7 @@ from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inpu
 MOST_MEMBERS = 64  # of a group
 MOST_GROUPS = 16384  # a program holds them all
 STRETCH = 2048  # logits of a program
-NUM_RANKERS = 64  # programs that put a row in order
+NUM_RANKERS = 128  # programs that put a row in order
 
 # In float32, as luceasync.ranking.local has it: what a weight of 1 counts in a sum of integers.
 _ONE = tl.constexpr(2.0**42)
@@ -103,8 +103,8 @@ def highest_tokens(
         num_groups,
         num_ranked,
         num_carried,
-        MINE=32,
-        OTHERS=256,
+        MINE=16,
+        OTHERS=512,
         BLOCK_CARRIED=triton.next_power_of_2(max(num_carried, 1)),
         NO_TOKEN=no_token,
         num_warps=4,
