@@ -1,16 +1,12 @@
 """The highest logits of every row in order, and what its whole mass is: four small kernels, where
-torch takes a dozen large ones.
-
-The first divides a row into groups and finds the highest of each. As many logits as there are
-groups, or more, are as high as these, so the n-th highest of a thousand groups is a good bound for
-the n-th highest of a row: the second finds one by halves. The third collects what is higher, and
-weighs everything. The fourth counts for each of these how many come before it, which is its place.
-Where logits lie so that many more than n are higher than the bound, it is slower, and as exact.
+torch takes a dozen large ones. The first two find a bound, as high as some logits more than are
+wanted; the third collects these and weighs everything; the fourth puts them in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import triton
@@ -20,6 +16,9 @@ from torch import Tensor
 from luceasync.kernels.kernel import kernel
 from luceasync.kernels.overlap import overlap_options, start_next, wait_for_inputs
 
+# A row is divided into groups. At least n logits are as high as the highest ones of n groups, so
+# the n-th highest of these bounds what can be among the n highest logits. Where logits lie so that
+# many more than n are higher, it all takes longer, and is as exact.
 MOST_MEMBERS = 64  # of a group
 MOST_GROUPS = 16384  # a program holds them all
 STRETCH = 2048  # logits of a program
@@ -58,39 +57,15 @@ def highest_tokens(
     width = num_carried + 2 + 2 * num_ranked
     packed = torch.empty(num_rows, width, dtype=torch.float64, device=device)
     temperature, temperatures = _temperatures(mass_at, device)
-    num_stretches, options = triton.cdiv(num_vocab, STRETCH), overlap_options(logits)
-    group_width = STRETCH // num_members
-    _groups_kernel[(triton.cdiv(num_groups, group_width), num_rows)](
-        logits,
-        scratch,
-        logits.stride(0),
-        num_vocab,
-        num_groups,
-        num_ranked,
-        MEMBERS=num_members,
-        WIDTH=group_width,
-        num_warps=4,
-        **options,
-    )
-    block = triton.next_power_of_2(num_groups)
-    _bound_kernel[(num_rows,)](
-        scratch,
-        num_vocab,
-        num_groups,
-        num_ranked,
-        BLOCK=block,
-        num_warps=min(max(block // 512, 1), 16),
-        **options,
-    )
-    _collect_kernel[(num_stretches, num_rows)](
+    sizes, options = (num_vocab, num_groups, num_ranked), overlap_options(logits)
+    _find_bounds(logits, scratch, num_members, sizes, options)
+    _collect_kernel[(triton.cdiv(num_vocab, STRETCH), num_rows)](
         logits,
         scratch,
         temperatures,
         temperature,
         logits.stride(0),
-        num_vocab,
-        num_groups,
-        num_ranked,
+        *sizes,
         STRETCH=STRETCH,
         num_warps=4,
         **options,
@@ -99,9 +74,7 @@ def highest_tokens(
         scratch,
         None if carry is None else carry.contiguous(),
         packed,
-        num_vocab,
-        num_groups,
-        num_ranked,
+        *sizes,
         num_carried,
         MINE=16,
         OTHERS=512,
@@ -111,6 +84,31 @@ def highest_tokens(
         **options,
     )
     return packed
+
+
+def _find_bounds(
+    logits: Tensor,
+    scratch: Tensor,
+    num_members: int,
+    sizes: tuple[int, int, int],
+    options: dict[str, Any],
+) -> None:
+    """`sizes`: of a row, of its groups, and how many are wanted."""
+    num_rows, num_groups = len(logits), sizes[1]
+    width = STRETCH // num_members
+    _groups_kernel[(triton.cdiv(num_groups, width), num_rows)](
+        logits,
+        scratch,
+        logits.stride(0),
+        *sizes,
+        MEMBERS=num_members,
+        WIDTH=width,
+        num_warps=4,
+        **options,
+    )
+    block = triton.next_power_of_2(num_groups)
+    num_warps = min(max(block // 512, 1), 16)
+    _bound_kernel[(num_rows,)](scratch, *sizes, BLOCK=block, num_warps=num_warps, **options)
 
 
 def groups_of(num_vocab: int, num_ranked: int) -> tuple[int, int]:
