@@ -26,6 +26,8 @@ from luceasync.grammar.compiler import Compiler
 from luceasync.grammar.guide import Guide
 from luceasync.grammar.program import program
 from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.pipeline.platform import open_platform
+from luceasync.pipeline.shard_passes import bodies_for
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
@@ -41,7 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokenizer", type=Path)
     parser.add_argument("--vocab", default="151936,248320")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu:0")
     options = parser.parse_args()
     sizes = [int(size) for size in options.vocab.split(",")]
     if options.tokenizer is not None:
@@ -125,7 +127,9 @@ def enlarged(definition: str, num_vocab: int) -> str:
 @torch.inference_mode()
 def device_us(num_vocab: int, num_rows: int, temperature: float, device: str) -> tuple[float, ...]:
     """Medians without masks and with one on every row, in turns."""
-    logits = LocalLogits(torch.randn(num_rows, num_vocab, device=device))
+    platform = open_platform(device)
+    rows = torch.randn(num_rows, num_vocab, device=platform.device)
+    logits = LocalLogits(rows, bodies_for(platform))
     sampling = Sampling(temperature=temperature)
     free = [RowSampling(sampling, 1, i) for i in range(num_rows)]
     words = np.random.default_rng(0).integers(-(2**31), 2**31, (num_rows, -(-num_vocab // 32)))
@@ -133,9 +137,9 @@ def device_us(num_vocab: int, num_rows: int, temperature: float, device: str) ->
     masked = [replace(row, mask=mask) for row, mask in pairs]
     spent: tuple[list[float], list[float]] = ([], [])
     for number in range(12):
-        for rows, found in zip((free, masked), spent, strict=True):
+        for sampled, found in zip((free, masked), spent, strict=True):
             started = time.perf_counter()
-            rank(logits, rows)
+            rank(logits, sampled)
             if number > 1:
                 found.append((time.perf_counter() - started) * 1e6)
     return float(np.median(spent[0])), float(np.median(spent[1]))

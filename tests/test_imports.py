@@ -50,7 +50,7 @@ MAY_IMPORT = {
     "prefix": {"cyext"},
     "nodefiles": {"cyext"},
     "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
-    | {"kernels.kernel", "kernels.best_token"},
+    | {"kernels.kernel", "kernels.best_token", "kernels.highest_tokens"},
     "models": {"kv.state", "gguf"} | LEAVES,
     "hoststore": {"kv"} | LEAVES,
     "kv": LEAVES,

@@ -24,10 +24,11 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, StaticInputs
 from luceasync.pipeline.transfer import on_host
-from luceasync.ranking.local import BestTokens, FoundBest
+from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
+NUM_RANKED = 1024  # of most rows that are drawn from; few more or fewer have the same kernels
 WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
 
 
@@ -65,12 +66,12 @@ class GraphedShard:
         capture: Capture,
         plan: Plan,
         spec: ModelSpec,
-        best_tokens: BestTokens,
+        bodies: Bodies,
         feed: Feed,
     ) -> None:
-        """`best_tokens`, `feed`: bodies for the shard's device."""
+        """`bodies`, `feed`: for the shard's device."""
         self._shard = shard
-        self._best_tokens, self._feed = best_tokens, feed
+        self._bodies, self._feed = bodies, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
         self.best: FoundBest | None = None
         self._capture = capture
@@ -202,9 +203,8 @@ class GraphedShard:
         chunk = Batch((NO_LANE,), (0,), chunk_tokens)
         rows = torch.zeros((1, chunk_tokens, *width), dtype=dtype, device=self._shard.device)
         runs: list[Callable[[], object]] = [lambda: self._long.prefill(chunk, rows, project=True)]
-        if self._has_all:  # edited and masked logits are not for a step itself to look at
-            logits = torch.empty(1, self._spec.vocab_size, device=self._shard.device)
-            runs.append(lambda: self._best_tokens(logits, None, NO_TOKEN))
+        if self._shard.plan.is_last:
+            runs += self._of_logits()
         if self._shard.past is not None:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
@@ -214,6 +214,20 @@ class GraphedShard:
         self._capture.compile_ahead(runs)
         for each in passes:
             each.inputs.given.zero_()  # products in place left anything there, also NaN
+
+    def _of_logits(self) -> list[Callable[[], object]]:
+        """What no step itself looks at: edited and masked logits, and those that are drawn from, of
+        lanes that agree on a temperature, or not; and behind a proposal.
+        """
+        shape, device = (2, self._spec.vocab_size), self._shard.device
+        logits = torch.empty(shape, device=device)
+        carry = torch.zeros(2, 1, dtype=torch.int64, device=device)
+        bodies = self._bodies
+        return [
+            lambda: bodies.best(logits[:1], None, NO_TOKEN),
+            lambda: bodies.highest(logits[:1], None, NUM_RANKED, (1.0,), NO_TOKEN),
+            lambda: bodies.highest(logits, carry, NUM_RANKED, (1.0, 0.5), NO_TOKEN),
+        ]
 
     def _step_of(self, each: _Pass) -> _Step:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)

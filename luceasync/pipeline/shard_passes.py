@@ -20,10 +20,11 @@ from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.passes import Batch, Given, Masses, StepKind
 from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, feed_best
-from luceasync.pipeline.transfer import Transfer
-from luceasync.ranking.local import BestTokens, FoundBest, LocalLogits, best_tokens
+from luceasync.pipeline.transfer import Transfer, fetch
+from luceasync.ranking.local import Bodies, FoundBest, LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
 
@@ -62,19 +63,21 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> Steps:
 
     def captured(capture: Capture) -> Steps:
         feed = shard.platform.pick(torch=lambda: feed_best, triton=_fused_feed)
-        return GraphedShard(shard, capture, plan, spec, _best_tokens_for(shard), feed)
+        return GraphedShard(shard, capture, plan, spec, bodies_for(shard.platform), feed)
 
     return shard.platform.passes(eager=eager, captured=captured)
 
 
-def _best_tokens_for(shard: Shard) -> BestTokens:
-    return shard.platform.pick(torch=lambda: best_tokens, triton=_fused_best)
+def bodies_for(platform: Platform) -> Bodies:
+    """What finds tokens on its device."""
+    return platform.pick(torch=Bodies, triton=_fused_bodies)
 
 
-def _fused_best() -> BestTokens:
-    from luceasync.kernels.best_token import best_tokens as fused
+def _fused_bodies() -> Bodies:
+    from luceasync.kernels.best_token import best_tokens
+    from luceasync.kernels.highest_tokens import highest_tokens
 
-    return fused
+    return Bodies(best_tokens, highest_tokens, fetch)
 
 
 def _fused_feed() -> Feed:
@@ -91,7 +94,7 @@ class ShardPasses:
         self._steps = steps
         self._transfer = transfer
         self._proposer = Proposer()
-        self._best_tokens = _best_tokens_for(shard)
+        self._bodies = bodies_for(shard.platform)
         self._epoch: int | None = None  # of the page map; a new group takes the first that comes
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
@@ -137,7 +140,7 @@ class ShardPasses:
 
     def logits(self, num_entries: int) -> Logits:
         assert self._logits is not None, "logits follow decode or verify"
-        return LocalLogits(self._logits[:num_entries], self._best_tokens, self._best)
+        return LocalLogits(self._logits[:num_entries], self._bodies, self._best)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         batch, self._verified = self._verified, None

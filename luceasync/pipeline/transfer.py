@@ -39,6 +39,18 @@ def queue_copy(source: Tensor, target: Tensor) -> torch.cuda.Event | None:
     return event
 
 
+def fetch(x: Tensor) -> Tensor:
+    """A copy on the host, which waits for it. The GPU writes it where it is read: what is copied to
+    pageable memory is written there by the host itself, page by page.
+    """
+    if x.device.type == "cpu":
+        return x
+    here = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    here.copy_(x, non_blocking=True)
+    torch.cuda.current_stream(x.device).synchronize()
+    return here
+
+
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:
     """A few integers, by way of NumPy, which reads lists three times as fast. A copy of them to a
     GPU need not be waited for: so few bytes are staged before the call returns.

@@ -38,9 +38,41 @@ def best_tokens(rows: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     return ids if carry is None else torch.cat([carry, ids], 1)
 
 
+# Of float rows `[rows, vocab]` as many of the highest logits as are asked for, or all, in float64
+# `[rows, n + 2 + 2 * ranked]`: behind what is carried, int64 `[rows, n]`, the best token as above,
+# the mass at a temperature for each row, 0 where it is 0 (see Block; float32 numbers, or none for
+# no row), then values, descending, and their ids, equal ones in any order.
+HighestTokens = Callable[[Tensor, Tensor | None, int, Sequence[float], int], Tensor]
+
+
+def highest_tokens(
+    rows: Tensor,
+    carry: Tensor | None,
+    num_ranked: int,
+    mass_at: Sequence[float],
+    no_token: int,
+) -> Tensor:
+    """HighestTokens in torch, for any device."""
+    rows = rows.float()
+    values, ids = rows.topk(min(rows.shape[1], num_ranked))
+    best = best_tokens(rows, carry, no_token)
+    blocks = [best, _masses(rows, values, mass_at), values, ids]
+    return torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
+
+
+@dataclass(frozen=True, slots=True)
+class Bodies:
+    """What finds tokens where the logits are. `fetch`: brings numbers to the host, and waits."""
+
+    best: BestTokens = best_tokens
+    highest: HighestTokens = highest_tokens
+    fetch: Callable[[Tensor], Tensor] = Tensor.cpu
+
+
 # What a weight of 1 counts in a sum: int64 holds it for 2 million tokens, and what is cut off of
 # 2**18 tokens is less than float32 is off in the weights.
 _ONE = 2.0**42
+_FLOAT32 = np.finfo(np.float32)
 
 
 class FoundBest(Protocol):
@@ -59,14 +91,14 @@ class LocalLogits:
     def __init__(
         self,
         logits: Tensor,
-        best: BestTokens = best_tokens,
+        bodies: Bodies = Bodies(),
         found: FoundBest | None = None,
     ) -> None:
-        """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are. `best`:
-        a body for that device. `found`: what it would find, if that is there already.
+        """`logits`: `[..., vocab]`, any float dtype, any device. They are left as they are.
+        `bodies`: for that device. `found`: what its best tokens are, if that is there already.
         """
         self._logits = logits
-        self._best = best
+        self._bodies = bodies
         self._found = found
 
     @property
@@ -98,8 +130,8 @@ class LocalLogits:
         if masks is not None:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
-            return _ranked(raw, edited.float(), wanted, carry)
-        return _Best(self._best(edited, carry, NO_TOKEN))
+            return _ranked(raw, edited.float(), wanted, carry, self._bodies)
+        return _Best(self._bodies.best(edited, carry, NO_TOKEN))
 
 
 class _HighestAlone:
@@ -142,22 +174,22 @@ class _Best(_HighestAlone):
 @dataclass(frozen=True, slots=True)
 class _Ranked:
     """`edited` and `logprobs` float32 `[rows, vocab]`, `logprobs` None where nobody wants them.
-    `packed`: float64 `[rows, n]`, the blocks of `widths` columns side by side.
+    `packed`: float64 `[rows, n]`, which `fetch` brings: blocks of `widths` columns side by side.
     """
 
     edited: Tensor
     logprobs: Tensor | None
     packed: Tensor
     widths: tuple[int, ...]
+    fetch: Callable[[Tensor], Tensor]
 
     def candidates(self) -> Candidates:
-        host, ends = self.packed.cpu().numpy(), [0, *accumulate(self.widths)]
+        host, ends = self.fetch(self.packed).numpy(), [0, *accumulate(self.widths)]
         blocks = [host[:, begin:end] for begin, end in pairwise(ends)]
-        carried, best, peaks, masses, values, ids, *rest = blocks
-        found = np.where(np.isfinite(peaks[:, 0]), best[:, 0], NO_TOKEN)
+        carried, best, masses, values, ids, *rest = blocks
         logprobs = Logprobs(*rest) if rest else None
         block = Block(values, ids, masses[:, 0], logprobs)
-        return Candidates(carried.astype(np.int64), found.astype(np.int64), block)
+        return Candidates(carried.astype(np.int64), best[:, 0].astype(np.int64), block)
 
     def whole_row(self, index: int) -> WholeRow:
         return _sorted(self.edited[index])
@@ -171,21 +203,29 @@ class _Ranked:
         return float(self.logprobs[index, token_id].item())
 
 
-def _ranked(raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None) -> _Ranked:
+def _ranked(
+    raw: Tensor, edited: Tensor, wanted: Wanted, carry: Tensor | None, bodies: Bodies
+) -> _Ranked:
     """`edited` float32: all is queued on the device, to be copied once."""
-    num_vocab = raw.shape[1]
-    if carry is None:
-        carry = torch.empty(len(raw), 0, dtype=torch.int64, device=raw.device)
-    peaks, best = edited.max(-1, keepdim=True)
-    values, ids = edited.topk(min(num_vocab, wanted.num_ranked))
-    blocks = [carry, best, peaks, _masses(edited, values, wanted.mass_at), values, ids]
-    logprobs = None
-    if wanted.num_top is not None:
-        logprobs = raw.float().log_softmax(-1)
-        blocks.append(logprobs.gather(1, torch.cat([best, ids], 1)))
-        blocks.extend(logprobs.topk(min(num_vocab, wanted.num_top)))
-    packed = torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
-    return _Ranked(edited, logprobs, packed, tuple(block.shape[1] for block in blocks))
+    num_carried = 0 if carry is None else carry.shape[1]
+    num_ranked = min(edited.shape[1], wanted.num_ranked)
+    packed = bodies.highest(edited, carry, num_ranked, _told(wanted.mass_at), NO_TOKEN)
+    widths = [num_carried, 1, 1, num_ranked, num_ranked]
+    if wanted.num_top is None:
+        return _Ranked(edited, None, packed, tuple(widths), bodies.fetch)
+    logprobs = raw.float().log_softmax(-1)
+    best, _, _, ids = packed[:, num_carried:].split(widths[1:], 1)
+    known = logprobs.gather(1, torch.cat([best, ids], 1).long().clamp_(min=0))
+    blocks = [known, *logprobs.topk(min(raw.shape[1], wanted.num_top))]
+    packed = torch.cat([packed, *(block.double() for block in blocks)], dim=1)
+    widths.extend(block.shape[1] for block in blocks)
+    return _Ranked(edited, logprobs, packed, tuple(widths), bodies.fetch)
+
+
+def _told(mass_at: Sequence[float]) -> list[float]:
+    """Temperatures that float32 can divide by; 0 stays."""
+    least, most = (float(limit) for limit in (_FLOAT32.tiny, _FLOAT32.max))
+    return [min(max(one, least), most) if one else 0.0 for one in map(float, mass_at)]
 
 
 def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
@@ -201,9 +241,8 @@ def _masses(edited: Tensor, values: Tensor, mass_at: Sequence[float]) -> Tensor:
     if len(rows) < len(edited):
         at = torch.from_numpy(np.array(rows)).to(device, non_blocking=True)
         edited, values = edited[at], values[at]
-    limits = np.finfo(np.float32)
-    told = np.clip([[mass_at[i]] for i in rows], limits.tiny, limits.max)
-    temperatures = torch.from_numpy(told.astype(np.float32)).to(device, non_blocking=True)
+    told = torch.tensor([[mass_at[i]] for i in rows], dtype=torch.float32)
+    temperatures = told.to(device, non_blocking=True)
     scaled = (edited - values[:, :1]).div_(temperatures).exp_()  # [rows, vocab], the highest 1
     sums = scaled.mul_(_ONE).long().sum(-1, keepdim=True).double().div_(_ONE)
     return sums if at is None else masses.index_copy_(0, at, sums)

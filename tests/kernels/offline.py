@@ -38,6 +38,7 @@ from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_delta, commit_recent
 from luceasync.kernels.draft_context import write_context
 from luceasync.kernels.draft_rows import draft_rows
+from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
 from luceasync.kernels.positions import ranks, rotation
 from luceasync.kernels.trees import trees
@@ -200,6 +201,8 @@ def ends_of_a_step() -> None:
     rotation(positions, torch.ones(32))
     ranks(positions, lanes, torch.zeros(3, dtype=torch.int32))
     best_tokens(torch.zeros(32, 248320), torch.zeros(32, 2, dtype=torch.int64), -1)
+    for num_ranked, mass_at in ((1024, (1.0,)), (4096, (0.5, 1.0))):
+        highest_tokens(torch.zeros(2, 248320), None, num_ranked, mass_at, -1)
     given, place = torch.zeros(32, 1, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
     feed_best(torch.zeros(32, 248320), given, place, -1)
 

@@ -31,6 +31,8 @@ from luceasync.request import Sampling
 
 # Without top_k, this many candidates nearly always hold the mass that top_p keeps.
 NUM_CANDIDATES = 1024
+# Of them a draw looks at so many before it looks at all.
+NUM_FIRST = 256
 # More candidates than top_k asks for: equal logits at its border (bf16 has many) need no full sort.
 TIE_MARGIN = 64
 # A row that asks for more than this is sorted whole, by itself: the others would pay for it too.
@@ -211,13 +213,15 @@ class Ranked:
         token = self._firm(block, index, sampling, u)
         if token is not None:
             return token
-        mass = block.masses[index]
-        order = certain(block.values[index], block.ids[index], self._num_vocab)
-        token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
-        if token is None:
-            order = whole(self._ranking.whole_row(index))
+        values, ids, mass = block.values[index], block.ids[index], float(block.masses[index])
+        for num_known in (NUM_FIRST, len(values)):  # the first ones decide most draws
+            order = certain(values[:num_known], ids[:num_known], self._num_vocab)
             token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
-            assert token is not None, "a whole ranking decides every draw"
+            if token is not None:
+                return token
+        order = whole(self._ranking.whole_row(index))
+        token = draw(order.values, order.ids, order.num_all, mass, sampling, u)
+        assert token is not None, "a whole ranking decides every draw"
         return token
 
     def _logprobs(

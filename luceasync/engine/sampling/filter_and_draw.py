@@ -58,7 +58,7 @@ def draw(
         return None
     num_kept = min(sampling.top_k or num_vocab, num_vocab)
     weights = np.exp((values[:num_kept] - values[0]) / sampling.temperature)
-    mass = np.cumsum(weights)  # one after the other, so a prefix has the same bits in any ranking
+    mass = weights.cumsum()  # one after the other, so a prefix has the same bits in any ranking
     if num_kept < num_vocab or total == 0.0:
         if len(mass) < num_kept:
             return None
@@ -75,10 +75,10 @@ def kept_by_mass(
     """
     num_known = len(mass)
     if sampling.top_p < 1.0:
-        reached = int(np.searchsorted(mass, sampling.top_p * total))
+        reached = int(mass.searchsorted(sampling.top_p * total))
         num_kept = min(num_kept, reached + 1) if reached < num_known else num_kept
     if sampling.min_p > 0.0:
-        above = int(np.searchsorted(-weights, -sampling.min_p, side="right"))
+        above = int((-weights).searchsorted(-sampling.min_p, side="right"))
         num_kept = min(num_kept, above) if above < num_known else num_kept
     return num_kept
 
@@ -137,7 +137,7 @@ def _is_filtered(sampling: Sampling) -> bool:
 def _with_lowest_first(values: np.ndarray, ids: np.ndarray, num_kept: int) -> np.ndarray:
     """`ids`, where those are in order whose equal values lie on both sides of what is kept."""
     begin, end = (
-        int(np.searchsorted(-values, -values[num_kept], side=side)) for side in ("left", "right")
+        int((-values).searchsorted(-values[num_kept], side=side)) for side in ("left", "right")
     )
     return np.concatenate([ids[:begin], np.sort(ids[begin:end]), ids[end:]])
 
@@ -155,19 +155,19 @@ def _fall(
     which are the same at the borders of steps.
     """
     num_known = len(mass)
-    at = int(np.searchsorted(mass, target, side="right"))
+    at = int(mass.searchsorted(target, side="right"))
     if at == num_known:
         if num_kept > num_known:
             return None
         # Rounded up to the last border, it is the last token with any probability.
-        at = int(np.searchsorted(mass, mass[-1]))
+        at = int(mass.searchsorted(mass[-1]))
     steps = -np.floor(values / STEP)
-    begin, end = (int(np.searchsorted(steps, steps[at], side=side)) for side in ("left", "right"))
+    begin, end = (int(steps.searchsorted(steps[at], side=side)) for side in ("left", "right"))
     if num_kept > num_known and end == num_known:
         return None
-    order = np.argsort(ids[begin:end])
-    inside = np.cumsum(weights[begin:end][order])
+    order = ids[begin:end].argsort()
+    inside = weights[begin:end][order].cumsum()
     if begin:
         inside += mass[begin - 1]
-    place = min(np.searchsorted(inside, target, side="right"), np.searchsorted(inside, inside[-1]))
+    place = min(inside.searchsorted(target, side="right"), inside.searchsorted(inside[-1]))
     return int(ids[begin + order[place]])

@@ -27,7 +27,7 @@ def certain(values: np.ndarray, ids: np.ndarray, num_vocab: int) -> Order:
     if values[-1] == -np.inf:  # behind a mask: whatever may come is before it
         return _possible(values, ids)
     if len(values) < num_vocab:
-        num_certain = np.searchsorted(-values, -values[-1])
+        num_certain = (-values).searchsorted(-values[-1])
         values, ids = values[:num_certain], ids[:num_certain]
     return Order(values, ids.astype(np.int64), num_vocab)
 
@@ -39,5 +39,5 @@ def whole(row: WholeRow) -> Order:
 
 def _possible(values: np.ndarray, ids: np.ndarray) -> Order:
     """Of a ranking without an end that is not known, what may come."""
-    num_all = int(np.searchsorted(-values, np.inf))
+    num_all = int((-values).searchsorted(np.inf))
     return Order(values[:num_all], ids[:num_all].astype(np.int64), num_all)

@@ -85,6 +85,21 @@ def test_few_candidates_and_a_full_sort_choose_the_same(sampling, seed, num_cand
     assert few == sorted_whole
 
 
+@settings(max_examples=150, deadline=None)
+@given(samplings, st.integers(0, 2**32), st.sampled_from([1, 3, 30]), st.booleans())
+def test_a_draw_that_looks_at_the_first_candidates_gives_what_all_give(
+    sampling, seed, num_first, is_coarse
+):
+    logits = random_logits(1, vocab=3000, seed=seed % 89, spread=1.0)
+    logits = logits.round() if is_coarse else logits
+    row = row_of(sampling, seed)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(sampler, "NUM_FIRST", num_first)
+        few = choose(logits, [row])
+        patched.setattr(sampler, "NUM_FIRST", 3000)
+        assert few == choose(logits, [row])
+
+
 @pytest.mark.parametrize("top_k", [90, 150, 200])  # within the highest third, and beyond it
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_equal_logits_are_ranked_by_id_in_every_dtype(dtype, top_k):
