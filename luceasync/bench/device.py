@@ -54,12 +54,18 @@ def by_events(run: Run) -> float:
 
 
 def captured(run: Run) -> Run:
-    """What replays `run` as one CUDA graph: no launch is part of its time."""
+    """What replays `run` as one CUDA graph: no launch is part of its time. Whatever `run` reads is
+    kept with it.
+    """
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         run()
-    return graph.replay
+
+    def replay(read_by: Run = run) -> None:
+        graph.replay()
+
+    return replay
 
 
 def num_copies(weight_bytes: int, chain_bytes: int = 400_000_000) -> int:

@@ -40,14 +40,16 @@ def both(
     torch.testing.assert_close(*masses, rtol=1e-6, atol=0.0)
     values, ids = found[:, num_carried + 2 :].chunk(2, 1)
     expected_values, expected_ids = expected[:, num_carried + 2 :].chunk(2, 1)
-    torch.testing.assert_close(values, expected_values, rtol=0, atol=0, equal_nan=True)
+    # Where torch's order has a negative NaN differs from device to device.
+    is_plain = ~logits.isnan().any(1)
+    torch.testing.assert_close(values[is_plain], expected_values[is_plain], rtol=0, atol=0)
     ids, expected_ids = ids.long(), expected_ids.long()
     here = logits.float().gather(1, ids).double()
     torch.testing.assert_close(here, values, rtol=0, atol=0, equal_nan=True)
-    for row, wanted, ranked in zip(ids, expected_ids, values, strict=True):
+    for row, wanted, ranked, plain in zip(ids, expected_ids, values, is_plain, strict=True):
         assert len(row.unique()) == len(row)
         is_known = (ranked != ranked[-1]) | (len(row) == logits.shape[1])
-        if not ranked[-1].isnan():
+        if plain:
             assert torch.equal(row[is_known].sort().values, wanted[is_known].sort().values)
     return found
 
