@@ -29,6 +29,7 @@ from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.paged_lanes import paging_of
 from luceasync.pipeline.passes import Batch, Chain, TapRing
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.static_inputs import next_begins
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
@@ -50,6 +51,7 @@ class LayerSplitBackend:
         self.plan = plan
         self._taps = tuple(taps)
         self._num_entries = 0  # of the last pass, without padding
+        self._decoded: Batch | None = None  # last
         self._verified: Batch | None = None
         self._spec = spec
         self._groups = list(groups)
@@ -161,9 +163,21 @@ class LayerSplitBackend:
         sizes = self.plan.decode_sizes
         missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
-        self._num_entries = len(lanes)
+        self._num_entries, self._decoded = len(lanes), batch
         self._passes.decode(batch, (*tokens, *[0] * missing))
         return self._passes.logits(len(lanes))
+
+    @torch.inference_mode()
+    def run_ahead(self) -> None:
+        """The next call is most likely a decode of the lanes of the last one, which was a decode,
+        each with its best token at its next position: begin it, where that needs nothing else. Of
+        the last one's logits only a ranking of the best tokens holds, if it was asked for before.
+        """
+        last = self._decoded
+        assert last is not None, "it follows a decode"
+        batch = Batch(last.lanes, next_begins(last.lanes, last.begins), 1)
+        if all(map(self._has_room, batch.lanes, batch.begins)):
+            self._passes.run_ahead(batch)
 
     @torch.inference_mode()
     def verify(
@@ -291,6 +305,12 @@ class LayerSplitBackend:
         self._groups.clear()
         self._passes = Chain([])
         self.lanes = paging_of(self.plan, self._passes, partial(NodesInParts, [], []))
+
+    def _has_room(self, lane: int, position: int) -> bool:
+        """Whether a row could be run there right now."""
+        if lane == NO_LANE:
+            return True
+        return position < self.plan.max_ctx_tokens and self.lanes.has_room(lane, position + 1)
 
     def _make_room(self, lane: int, num_tokens: int) -> None:
         assert num_tokens <= self.plan.max_ctx_tokens, "the engine keeps lanes within the context"

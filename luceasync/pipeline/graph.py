@@ -22,9 +22,9 @@ from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.static_inputs import Feed, StaticInputs
+from luceasync.pipeline.static_inputs import Fed, Feed, Feedback, StaticInputs
 from luceasync.pipeline.transfer import on_host
-from luceasync.ranking.local import BestTokens, FoundBest
+from luceasync.ranking.local import BestTokens
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
@@ -33,24 +33,48 @@ WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their worksp
 
 @dataclass(frozen=True, slots=True)
 class _Pass:
-    """What is to be captured: of a verify pass also what commits its rows."""
+    """What is to be captured: of a verify pass also what commits its rows. `feedback` of a decode
+    step that feeds itself.
+    """
 
     inputs: StaticInputs
     run: Callable[[], Tensor]
     commit: Callable[[], None] | None = None
+    feedback: Feedback | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
     """A captured pass: logits [size, rows, vocab] of the last shard or the activation, and taps.
 
-    `commit` is captured for verify passes.
+    `commit` is captured for verify passes; `feedback`: see _Pass.
     """
 
     inputs: StaticInputs
     captured: Captured[Tensor]
     taps: dict[int, Tensor]
     commit: Captured[None] | None
+    feedback: Feedback | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A decode step that was launched before it was asked for: of `batch`, with the tokens `given`,
+    which the step before it has fed. It has `found` the next ones.
+    """
+
+    step: _Step
+    batch: Batch
+    given: Fed
+    found: Fed
+
+    def is_of(self, batch: Batch, given: Given) -> bool:
+        """Whether this is the step that is asked for."""
+        return (
+            not isinstance(given, Tensor)
+            and self.given.tokens == tuple(given)
+            and self.batch == batch
+        )
 
 
 class GraphedShard:
@@ -72,7 +96,11 @@ class GraphedShard:
         self._shard = shard
         self._best_tokens, self._feed = best_tokens, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
-        self.best: FoundBest | None = None
+        # A state that changes with every token cannot be taken back where a step was not wanted.
+        self._runs_ahead = self._has_all and not spec.has_end_state
+        self.best: Fed | None = None  # of the last decode
+        self._next: _Step | None = None  # the last pass, if it has fed itself what comes next
+        self._ahead: _Ahead | None = None
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
@@ -98,6 +126,7 @@ class GraphedShard:
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """Rows of one lane; see Group. How they are run follows from their number."""
+        self.forget()
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
         # A graph reads pages alone, and gives the logits of one row.
@@ -139,18 +168,49 @@ class GraphedShard:
 
         Returns the activation, or logits float32 [size, vocab] from the last shard. Where that is
         the first one too, the step leaves the best tokens where the next one reads them: a greedy
-        step then waits for no copy.
+        step then waits for no copy, and one that has run ahead need not be run at all.
         """
-        step = self._steps[len(batch.lanes), 0]
-        step.inputs.tell(batch, given)
-        output = self._replay(step)
-        if self._has_all:
-            step.inputs.fed()
-            self.best = step.inputs
-        return output
+        ahead = self._ahead
+        self.forget()
+        if ahead is not None and ahead.is_of(batch, given):
+            step, self.best = ahead.step, ahead.found
+        else:
+            step = self._steps[len(batch.lanes), 0]
+            step.inputs.tell(batch, given)
+            self.best = self._decode(step)
+        self._next = step if self._runs_ahead else None
+        return step.captured.output
+
+    def run_ahead(self, batch: Batch) -> None:
+        """See Passes. What it writes is the row behind the last one of each lane, in a page that
+        the lane has. If another step comes instead, nobody ever reads it: rows are read below a
+        lane's end only, saves end there too, and who makes the end grow writes that row again,
+        in the order of the stream: a step, a chunk, a commit. So does a restore: its copies come
+        after all that is queued. A page is given to no other lane.
+        """
+        step, given, self._next = self._next, self.best, None
+        if step is None or given is None or not step.inputs.is_at(batch):
+            return
+        found = self._decode(step)
+        assert found is not None, "it feeds itself"
+        self._ahead = _Ahead(step, batch, given, found)
+
+    def forget(self) -> None:
+        """What has run ahead, or could, is not what comes next."""
+        self._next = self._ahead = None
+
+    def _decode(self, step: _Step) -> Fed | None:
+        """What its inputs hold is run; what it has fed itself."""
+        self._replay(step)
+        if step.feedback is None:
+            return None
+        fed = step.feedback.send()
+        step.inputs.fed(fed)
+        return fed
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         """As above, of trees of rows: `given` int64 [size, rows], logits [size, rows, vocab]."""
+        self.forget()
         shape = len(batch.lanes), batch.num_rows
         step = self._verified = self._steps[shape]
         if parents is not None:
@@ -173,6 +233,7 @@ class GraphedShard:
 
     def close(self) -> None:
         """Let graphs and static tensors go."""
+        self.forget()
         self._steps.clear()
         self._short.clear()
         self._verified = self.best = None
@@ -180,6 +241,7 @@ class GraphedShard:
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
         """A step of this very batch comes next: its place goes to the device now."""
+        self.forget()
         num_rows = batch.num_rows if kind == "verify" else 0
         self._steps[len(batch.lanes), num_rows].inputs.tell_place(batch)
 
@@ -220,11 +282,12 @@ class GraphedShard:
         taps, commit = self._shard.taps, None
         if each.commit is not None:
             commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
-        return _Step(each.inputs, captured, taps, commit)
+        return _Step(each.inputs, captured, taps, commit, each.feedback)
 
     def _decode_pass(self, size: int) -> _Pass:
         shard, inputs = self._shard, self._inputs(size, 1)
         lanes, positions = inputs.place
+        feedback = Feedback(size, shard.device) if self._has_all else None
 
         def run() -> Tensor:
             x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
@@ -232,11 +295,11 @@ class GraphedShard:
             if not shard.plan.is_last:
                 return x
             logits = shard.ends.project(x)[:, 0]
-            if self._has_all:
-                self._feed(logits, inputs.given, inputs.place, NO_TOKEN)
+            if feedback is not None:
+                self._feed(logits, inputs.given, inputs.place, feedback.found, NO_TOKEN)
             return logits
 
-        return _Pass(inputs, run)
+        return _Pass(inputs, run, feedback=feedback)
 
     def _verify_pass(self, size: int, num_rows: int) -> _Pass:
         shard, inputs = self._shard, self._inputs(size, num_rows)

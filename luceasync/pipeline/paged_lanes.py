@@ -103,6 +103,10 @@ class PagedLanes:
     def make_room(self, lane: int, num_tokens: int) -> None:
         self._grow(self._pager.grows(lane, num_tokens))
 
+    def has_room(self, lane: int, num_tokens: int) -> bool:
+        """Every step is asked what is due before it: see `before_steps`."""
+        return False
+
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         for lane, begin in zip(lanes, begins, strict=True):
             if begin >= self._of(lane).look.listed_at:

@@ -45,6 +45,10 @@ class Paging(Protocol):
         """Pages for the lane's first `num_tokens` tokens. Raises HostMemorySpent."""
         ...
 
+    def has_room(self, lane: int, num_tokens: int) -> bool:
+        """Whether a step up to there needs nothing: no page, no copy, no look, no host memory."""
+        ...
+
     def prefilled(self, lane: int, num_tokens: int) -> None:
         """A prompt's last pass is queued; the lane then stands after so many tokens."""
         ...
@@ -138,6 +142,9 @@ class WholeLanes:
     def make_room(self, lane: int, num_tokens: int) -> None:
         if num_tokens > self._pages.num_tokens(lane):  # nearly every step has room
             self._place(self._pages.extend(lane, num_tokens))
+
+    def has_room(self, lane: int, num_tokens: int) -> bool:
+        return num_tokens <= self._pages.num_tokens(lane)
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
         """Nothing is to be done."""

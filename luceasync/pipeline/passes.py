@@ -63,6 +63,14 @@ class Passes(Protocol):
         """
         ...
 
+    def run_ahead(self, batch: Batch) -> None:
+        """The next pass is most likely the decode of this batch, each lane with the best token of
+        the last pass, a decode of the same lanes: begin it where that needs nothing of the host.
+        Of the last pass only its best tokens are there afterwards, if they were being ranked. Its
+        pages must be placed. Whatever comes next, the lanes stand where they stood.
+        """
+        ...
+
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         """Run trees of rows, each hung on its lane's end, and write nothing permanent; as above.
         `parents`: int32 [entries, rows], see models.trees.TorchTrees; on any device. None: every
@@ -180,6 +188,10 @@ class Chain:
             assert output is not None, "only the last link gives nothing"
             x = output
         return self._links[-1].decode(batch, x)
+
+    def run_ahead(self, batch: Batch) -> None:
+        for link in self._links:
+            link.run_ahead(batch)
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         x: Tensor | None = given

@@ -154,6 +154,9 @@ class RemotePasses:
     def decode(self, batch: Batch, given: Given) -> Tensor | None:
         return self._run("decode", batch, as_rows(given))
 
+    def run_ahead(self, batch: Batch) -> None:
+        """The process has nothing that it could begin with."""
+
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         if parents is not None:
             order = wire.Parents(len(batch.lanes), batch.num_rows)

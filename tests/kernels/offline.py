@@ -201,7 +201,7 @@ def ends_of_a_step() -> None:
     ranks(positions, lanes, torch.zeros(3, dtype=torch.int32))
     best_tokens(torch.zeros(32, 248320), torch.zeros(32, 2, dtype=torch.int64), -1)
     given, place = torch.zeros(32, 1, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
-    feed_best(torch.zeros(32, 248320), given, place, -1)
+    feed_best(torch.zeros(32, 248320), given, place, torch.zeros(32, dtype=torch.int64), -1)
 
 
 def attention() -> None:
