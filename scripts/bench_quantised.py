@@ -2,9 +2,9 @@
 
     python -m scripts.bench_quantised [--models qwen3.5-27b:Q4_K_M,qwen3-4b:Q4_K,qwen3-4b:Q8_0]
 
-The limit of a step is the bytes that it reads / the copy bandwidth. `step`: of SPAN that follow each
-other, each token of which the host reads, as in an answer; `queued`: steps none of which is waited
-for. `--plain` also runs each shape in bfloat16.
+The limit of a step is the bytes that it reads / the copy bandwidth. `step`: of SPAN that follow
+each other, each token of which the host reads, as in an answer; `queued`: steps none of which is
+waited for. `--plain` also runs each shape in bfloat16.
 """
 
 from __future__ import annotations
