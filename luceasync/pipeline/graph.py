@@ -7,7 +7,7 @@ next pass. Long chunks of a prompt are run operation by operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,64 +17,19 @@ from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
-from luceasync.pipeline.capture import Capture, Captured
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.captured_steps import DecodeSteps, Pass, Step
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.static_inputs import Fed, Feed, Feedback, StaticInputs
+from luceasync.pipeline.static_inputs import Feed, Feedback, StaticInputs
 from luceasync.pipeline.transfer import on_host
-from luceasync.ranking.local import BestTokens
+from luceasync.ranking.local import BestTokens, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
 WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What is to be captured: of a verify pass also what commits its rows. `feedback` of a decode
-    step that feeds itself.
-    """
-
-    inputs: StaticInputs
-    run: Callable[[], Tensor]
-    commit: Callable[[], None] | None = None
-    feedback: Feedback | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A captured pass: logits [size, rows, vocab] of the last shard or the activation, and taps.
-
-    `commit` is captured for verify passes; `feedback`: see _Pass.
-    """
-
-    inputs: StaticInputs
-    captured: Captured[Tensor]
-    taps: dict[int, Tensor]
-    commit: Captured[None] | None
-    feedback: Feedback | None
-
-
-@dataclass(frozen=True, slots=True)
-class _Ahead:
-    """A decode step that was launched before it was asked for: of `batch`, with the tokens `given`,
-    which the step before it has fed. It has `found` the next ones.
-    """
-
-    step: _Step
-    batch: Batch
-    given: Fed
-    found: Fed
-
-    def is_of(self, batch: Batch, given: Given) -> bool:
-        """Whether this is the step that is asked for."""
-        return (
-            not isinstance(given, Tensor)
-            and self.given.tokens == tuple(given)
-            and self.batch == batch
-        )
 
 
 class GraphedShard:
@@ -96,16 +51,12 @@ class GraphedShard:
         self._shard = shard
         self._best_tokens, self._feed = best_tokens, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
-        # A state that changes with every token cannot be taken back where a step was not wanted.
-        self._runs_ahead = self._has_all and not spec.has_end_state
-        self.best: Fed | None = None  # of the last decode
-        self._next: _Step | None = None  # the last pass, if it has fed itself what comes next
-        self._ahead: _Ahead | None = None
+        self._decodes = DecodeSteps(self._replay, changes_state=spec.has_end_state)
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
-        self._verified: _Step | None = None
+        self._verified: Step | None = None
         self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
@@ -170,43 +121,22 @@ class GraphedShard:
         the first one too, the step leaves the best tokens where the next one reads them: a greedy
         step then waits for no copy, and one that has run ahead need not be run at all.
         """
-        ahead = self._ahead
-        self.forget()
-        if ahead is not None and ahead.is_of(batch, given):
-            step, self.best = ahead.step, ahead.found
-        else:
-            step = self._steps[len(batch.lanes), 0]
-            step.inputs.tell(batch, given)
-            self.best = self._decode(step)
-        self._next = step if self._runs_ahead else None
+        step = self._steps[len(batch.lanes), 0]
+        self._decodes.run(step, batch, given)
         return step.captured.output
 
+    @property
+    def best(self) -> FoundBest | None:
+        """See Steps."""
+        return self._decodes.best
+
     def run_ahead(self, batch: Batch) -> None:
-        """See Passes. What it writes is the row behind the last one of each lane, in a page that
-        the lane has. If another step comes instead, nobody ever reads it: rows are read below a
-        lane's end only, saves end there too, and who makes the end grow writes that row again,
-        in the order of the stream: a step, a chunk, a commit. So does a restore: its copies come
-        after all that is queued. A page is given to no other lane.
-        """
-        step, given, self._next = self._next, self.best, None
-        if step is None or given is None or not step.inputs.is_at(batch):
-            return
-        found = self._decode(step)
-        assert found is not None, "it feeds itself"
-        self._ahead = _Ahead(step, batch, given, found)
+        """See Passes."""
+        self._decodes.run_ahead(batch)
 
     def forget(self) -> None:
-        """What has run ahead, or could, is not what comes next."""
-        self._next = self._ahead = None
-
-    def _decode(self, step: _Step) -> Fed | None:
-        """What its inputs hold is run; what it has fed itself."""
-        self._replay(step)
-        if step.feedback is None:
-            return None
-        fed = step.feedback.send()
-        step.inputs.fed(fed)
-        return fed
+        """See Steps."""
+        self._decodes.forget()
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         """As above, of trees of rows: `given` int64 [size, rows], logits [size, rows, vocab]."""
@@ -233,10 +163,10 @@ class GraphedShard:
 
     def close(self) -> None:
         """Let graphs and static tensors go."""
-        self.forget()
+        self._decodes.close()
         self._steps.clear()
         self._short.clear()
-        self._verified = self.best = None
+        self._verified = None
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
@@ -245,7 +175,7 @@ class GraphedShard:
         num_rows = batch.num_rows if kind == "verify" else 0
         self._steps[len(batch.lanes), num_rows].inputs.tell_place(batch)
 
-    def _replay(self, step: _Step) -> Tensor:
+    def _replay(self, step: Step) -> Tensor:
         """What the inputs have been told is run."""
         step.captured.replay()
         self._shard.taps = step.taps
@@ -255,7 +185,7 @@ class GraphedShard:
         activation = None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
         return StaticInputs(size, num_rows, self._shard.device, activation)
 
-    def _compile_ahead(self, passes: Sequence[_Pass], chunk_tokens: int) -> None:
+    def _compile_ahead(self, passes: Sequence[Pass], chunk_tokens: int) -> None:
         """What all passes launch, beside each other; those of long chunks are the first to begin,
         since one of their kernels takes the longest by far.
         """
@@ -277,14 +207,14 @@ class GraphedShard:
         for each in passes:
             each.inputs.given.zero_()  # products in place left anything there, also NaN
 
-    def _step_of(self, each: _Pass) -> _Step:
+    def _step_of(self, each: Pass) -> Step:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
         taps, commit = self._shard.taps, None
         if each.commit is not None:
             commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
-        return _Step(each.inputs, captured, taps, commit, each.feedback)
+        return Step(each.inputs, captured, taps, commit, each.feedback)
 
-    def _decode_pass(self, size: int) -> _Pass:
+    def _decode_pass(self, size: int) -> Pass:
         shard, inputs = self._shard, self._inputs(size, 1)
         lanes, positions = inputs.place
         feedback = Feedback(size, shard.device) if self._has_all else None
@@ -299,9 +229,9 @@ class GraphedShard:
                 self._feed(logits, inputs.given, inputs.place, feedback.found, NO_TOKEN)
             return logits
 
-        return _Pass(inputs, run, feedback=feedback)
+        return Pass(inputs, run, feedback=feedback)
 
-    def _verify_pass(self, size: int, num_rows: int) -> _Pass:
+    def _verify_pass(self, size: int, num_rows: int) -> Pass:
         shard, inputs = self._shard, self._inputs(size, num_rows)
         lanes, begins = inputs.place
         logits = self._logits[: size * num_rows].view(size, num_rows, -1)
@@ -313,9 +243,9 @@ class GraphedShard:
             x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
             return shard.ends.project(x, logits) if shard.plan.is_last else x
 
-        return _Pass(inputs, run, lambda: shard.commit(self._paths(inputs)))
+        return Pass(inputs, run, lambda: shard.commit(self._paths(inputs)))
 
-    def _short_pass(self, num_rows: int) -> _Pass:
+    def _short_pass(self, num_rows: int) -> Pass:
         """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
         committed at once. Gives the logits [1, 1, vocab] of the last of them.
         """
@@ -335,7 +265,7 @@ class GraphedShard:
                 shard.ends.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
             )
 
-        return _Pass(inputs, run)
+        return Pass(inputs, run)
 
     def _paths(self, inputs: StaticInputs) -> Paths:
         """What is to be committed, as far as the device is told."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
@@ -34,6 +35,12 @@ class Batch:
     num_rows: int
     mark: int | None = None
     scores: bool = False
+
+
+def following(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
+    """Where entries of a row each begin after it; those of no lane stay where they are."""
+    both = zip(lanes, begins, strict=True)
+    return tuple(begin + (lane != NO_LANE) for lane, begin in both)
 
 
 @dataclass(frozen=True, slots=True)

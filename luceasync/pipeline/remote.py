@@ -244,8 +244,7 @@ class RemotePasses:
             number = self._link.tell(wire.Taps(num_first=num_kept))
         else:
             number = self._link.tell(wire.Taps(tuple(map(len, paths))), _flat(paths))
-        spec = self._sizes.rows(num_kept)
-        call = Call("taps", num_kept)
+        spec, call = self._sizes.rows(num_kept), Call("taps", num_kept)
         kept = {tap: self._link.tensors(number, [spec], call)[0] for tap in self._taps}
         if is_chunk:
             return {tap: rows[None] for tap, rows in kept.items()}

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, Given
+from luceasync.pipeline.passes import Batch, Given, following
 from luceasync.pipeline.transfer import queue_copy
 from luceasync.ranking.local import best_tokens
 
@@ -79,12 +79,6 @@ class Feedback:
         return self._last
 
 
-def next_begins(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
-    """Where the lanes stand after a row of each; entries of no lane stay where they are."""
-    both = zip(lanes, begins, strict=True)
-    return tuple(begin + (lane != NO_LANE) for lane, begin in both)
-
-
 class Held:
     """What the host knows of a step's inputs: which lanes, at which positions, with which tokens:
     those that it has told (None: it does not know them), or those that a step has fed.
@@ -120,7 +114,7 @@ class Held:
 
     def fed(self, fed: Fed) -> None:
         """The pass has fed itself these: see Feed."""
-        self._begins = next_begins(self._lanes, self._begins)
+        self._begins = following(self._lanes, self._begins)
         self._fed = fed
 
 
