@@ -12,6 +12,7 @@ from torch import Tensor
 
 from luceasync.pipeline.capture import Captured
 from luceasync.pipeline.passes import Batch, Given
+from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Fed, Feedback, StaticInputs
 
 
@@ -40,6 +41,12 @@ class Step:
     commit: Captured[None] | None
     feedback: Feedback | None
 
+    def replay(self, shard: Shard) -> Tensor:
+        """What the inputs have been told is run on their shard."""
+        self.captured.replay()
+        shard.taps = self.taps
+        return self.captured.output
+
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
@@ -63,9 +70,9 @@ class _Ahead:
 class DecodeSteps:
     """Steps of a row for each entry, of all sizes. `best`: what the last one has found itself."""
 
-    def __init__(self, replay: Callable[[Step], object], *, changes_state: bool) -> None:
+    def __init__(self, shard: Shard, *, changes_state: bool) -> None:
         """`changes_state`: a step that was not wanted cannot be taken back, so none runs ahead."""
-        self._replay = replay
+        self._shard = shard
         self._changes_state = changes_state
         self.best: Fed | None = None
         self._last: Step | None = None  # if no other pass has been since
@@ -106,7 +113,7 @@ class DecodeSteps:
 
     def _launch(self, step: Step) -> Fed | None:
         """What its inputs hold is run; what it has fed itself."""
-        self._replay(step)
+        step.replay(self._shard)
         if step.feedback is None:
             return None
         fed = step.feedback.send()

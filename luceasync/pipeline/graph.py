@@ -51,7 +51,7 @@ class GraphedShard:
         self._shard = shard
         self._best_tokens, self._feed = best_tokens, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
-        self._decodes = DecodeSteps(self._replay, changes_state=spec.has_end_state)
+        self._decodes = DecodeSteps(shard, changes_state=spec.has_end_state)
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
@@ -92,7 +92,7 @@ class GraphedShard:
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
         step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
         step.inputs.tell_place(batch)
-        output = self._replay(step)
+        output = step.replay(self._shard)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
         return output if project else None
@@ -150,7 +150,7 @@ class GraphedShard:
             step.inputs.parents.copy_(chain(*shape, self._shard.device))
             self._with_trees.remove(shape)
         step.inputs.tell(batch, given)
-        return self._replay(step)
+        return step.replay(self._shard)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep what `paths` say of the last `verify`."""
@@ -174,12 +174,6 @@ class GraphedShard:
         self.forget()
         num_rows = batch.num_rows if kind == "verify" else 0
         self._steps[len(batch.lanes), num_rows].inputs.tell_place(batch)
-
-    def _replay(self, step: Step) -> Tensor:
-        """What the inputs have been told is run."""
-        step.captured.replay()
-        self._shard.taps = step.taps
-        return step.captured.output
 
     def _inputs(self, size: int, num_rows: int) -> StaticInputs:
         activation = None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
