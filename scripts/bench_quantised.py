@@ -2,8 +2,9 @@
 
     python -m scripts.bench_quantised [--models qwen3.5-27b:Q4_K_M,qwen3-4b:Q4_K,qwen3-4b:Q8_0]
 
-The limit of a step is the bytes that it reads / the copy bandwidth. `queued`: steps none of which
-is waited for. `--plain` also runs each shape in bfloat16.
+The limit of a step is the bytes that it reads / the copy bandwidth. `step`: of SPAN that follow
+each other, each token of which the host reads, as in an answer; `queued`: steps none of which is
+waited for. `--plain` also runs each shape in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from luceasync.bench import command
 from luceasync.bench.device import at_rest, by_events, copy_bandwidth
 from luceasync.bench.figures import median, medians
 from luceasync.bench.mixes import form_of
-from luceasync.bench.model import Decoding, load_random, plan_for, prefill, random_prompt
+from luceasync.bench.model import SPAN, Decoding, load_random, plan_for, prefill, random_prompt
 from luceasync.bench.report import Report, figure, ms, share
 from luceasync.bench.rounds import measure
 from luceasync.bench.shapes import SHAPES
@@ -79,12 +80,13 @@ def bench_model(
     queued_s = median(queued[""]) / NUM_QUEUED
     rounds = passes(backend, options.device, 1, CONTEXT)  # of other proposals are not run
     chain = chain_of(NUM_VERIFIED).name
-    runs = {"step": Decoding(backend, 1, CONTEXT), "verify": rounds[chain]}
+    decoding = Decoding(backend, 1, CONTEXT)
+    runs = {"steps": lambda: decoding.steps(SPAN), "verify": rounds[chain]}
     seconds = medians(measure(runs, NUM_STEPS, num_warmups=3))
     prefill_s = median(
         measure({"": lambda: prefill(backend, 0, prompt)}, NUM_PREFILLS, clock=at_rest)[""]
     )
-    step_s, verify_s = seconds["step"], seconds["verify"]
+    step_s, verify_s = seconds["steps"] / SPAN, seconds["verify"]
     table.add(
         name,
         figure(sum(shard.weight_bytes for shard in plan.shards) / 1e9, "GB"),

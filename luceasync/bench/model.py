@@ -22,7 +22,7 @@ from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.pool import AskedPool
-from luceasync.ranking.logits import Wanted
+from luceasync.ranking.logits import BEST
 
 SPAN = 32  # positions
 DTYPES: tuple[Dtype, ...] = ("bf16", "fp32")
@@ -99,8 +99,8 @@ def prefill(backend: LayerSplitBackend, lane: int, prompt: Sequence[int]) -> tor
 
 class Decoding:
     """Greedy decoding on the first `num_lanes` lanes as the engine runs it: the chosen tokens come
-    to the host. Each call is one step; after SPAN of them the first position comes again, and keys
-    and values are written again.
+    to the host. Each call is one step after which anything may come; after SPAN of them the first
+    position comes again, and keys and values are written again.
     """
 
     def __init__(self, backend: LayerSplitBackend, num_lanes: int, position: int) -> None:
@@ -111,14 +111,20 @@ class Decoding:
         self._tokens = [1] * num_lanes
 
     def __call__(self) -> None:
-        self._step(self.position + self._num_steps)
+        self._step(self.position + self._num_steps, goes_on=False)
         self._num_steps = (self._num_steps + 1) % SPAN
 
     def steps(self, num_steps: int) -> None:
-        """Steps at one position after the other."""
-        for position in range(self.position, self.position + num_steps):
-            self._step(position)
+        """Steps at one position after the other, of which all but the last are followed by one: it
+        may begin before the host has their tokens.
+        """
+        end = self.position + num_steps
+        for position in range(self.position, end):
+            self._step(position, goes_on=position + 1 < end)
 
-    def _step(self, position: int) -> None:
+    def _step(self, position: int, *, goes_on: bool) -> None:
         logits = self._backend.decode(self._lanes, [position] * len(self._lanes), self._tokens)
-        self._tokens = logits.rank(Wanted()).candidates().best.tolist()
+        ranking = logits.rank(BEST)
+        if goes_on:
+            self._backend.run_ahead()
+        self._tokens = ranking.candidates().best.tolist()

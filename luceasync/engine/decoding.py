@@ -17,7 +17,7 @@ from luceasync.engine.acceptance import Acceptance, end_without_token
 from luceasync.engine.checking import catch_up, permitted
 from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import is_checked, nothing, rank
-from luceasync.engine.sampling.row import RowSampling
+from luceasync.engine.sampling.row import RowSampling, is_edited, is_greedy
 from luceasync.engine_status import SpeculationStatus
 from luceasync.errors import DraftFailed
 from luceasync.ranking.logits import NO_TOKEN, Logits
@@ -25,11 +25,15 @@ from luceasync.request import Speculation
 
 
 class Decoder(Protocol):
-    """What a plain step asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one."""
+    """What a step of a token asks of the target; luceasync.pipeline.backend.LayerSplitBackend is
+    one.
+    """
 
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Logits: ...
+
+    def run_ahead(self) -> None: ...
 
 
 class Decoding(Protocol):
@@ -92,7 +96,15 @@ class PlainDecoding:
         alone: bool,
         meanwhile: Callable[[], None],
     ) -> None:
-        choose_next(generations, _run(self._target, anchors_of(generations)), meanwhile)
+        logits = _run(self._target, anchors_of(generations))
+        is_likely = alone and all(map(takes_best_twice, generations))
+
+        def then() -> None:
+            if is_likely:  # the next step: its device begins it without waiting for the host
+                self._target.run_ahead()
+            meanwhile()
+
+        choose_next(generations, logits, then)
 
 
 class SpeculativeDecoding:
@@ -173,6 +185,21 @@ class SpeculativeDecoding:
         self._speculator.decoded(anchors, plan)
         choose_next(generations, logits, meanwhile)
         self._speculator.timed(len(anchors), plan, time.perf_counter() - started_at)
+
+
+def takes_best_twice(generation: Generation) -> bool:
+    """Whether it gets the best tokens of this step and of the next one, as they are, unless a stop
+    comes before. A stop costs the device a step that nobody wants: what it leaves is behind the
+    lane's end, where nobody looks.
+    """
+    prepared = generation.prepared
+    return (
+        generation.num_generated + 1 < prepared.max_tokens
+        and prepared.guide is None
+        and prepared.top_logprobs is None
+        and is_greedy(prepared.sampling)
+        and not is_edited(prepared.sampling)
+    )
 
 
 def anchors_of(generations: Sequence[Generation]) -> list[Anchor]:

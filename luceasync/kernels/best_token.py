@@ -25,24 +25,29 @@ def best_tokens(logits: Tensor, carry: Tensor | None, no_token: int) -> Tensor:
     """
     num_carried = 0 if carry is None else carry.shape[1]
     packed = torch.empty(len(logits), num_carried + 1, dtype=torch.int64, device=logits.device)
-    _launch(logits, None if carry is None else carry.contiguous(), packed, None, no_token)
+    _launch(logits, None if carry is None else carry.contiguous(), packed, None, None, no_token)
     return packed
 
 
-def feed_best(logits: Tensor, given: Tensor, place: Tensor, no_token: int) -> None:
-    """The same as best_tokens, to where the next step reads its tokens: see
+def feed_best(logits: Tensor, given: Tensor, place: Tensor, found: Tensor, no_token: int) -> None:
+    """The same as best_tokens, also to where the next step reads its tokens: see
     luceasync.pipeline.static_inputs.Feed.
 
     logits: float [entries, vocab], the numbers of a row beside each other; given: int64 [entries,
-    1]; place: int32 [2, entries].
+    1]; place: int32 [2, entries]; found: int64 [entries].
     """
-    _launch(logits, None, given, place, no_token)
+    _launch(logits, None, found[:, None], given, place, no_token)
 
 
 def _launch(
-    logits: Tensor, carry: Tensor | None, packed: Tensor, place: Tensor | None, no_token: int
+    logits: Tensor,
+    carry: Tensor | None,
+    packed: Tensor,
+    given: Tensor | None,
+    place: Tensor | None,
+    no_token: int,
 ) -> None:
-    """Both kernels. `place`: None where nothing is fed."""
+    """Both kernels. `given`, `place`: None where nothing is fed."""
     num_rows, num_vocab = logits.shape
     num_stretches, num_carried = triton.cdiv(num_vocab, STRETCH), packed.shape[1] - 1
     peaks = torch.empty(num_rows, num_stretches, device=logits.device)
@@ -63,6 +68,7 @@ def _launch(
         ids,
         carry,
         packed,
+        given,
         place,
         num_stretches,
         num_carried,
@@ -104,6 +110,7 @@ def _rows_kernel(
     ids,
     carry,
     packed,
+    given,
     place,
     num_stretches,
     num_carried,
@@ -121,13 +128,14 @@ def _rows_kernel(
     peak, best = _highest(peak, tl.load(ids + found, mask=ok, other=0x7FFFFFFF))
     is_number = (peak > float("-inf")) & (peak < float("inf"))
     packed += row * (num_carried + 1)
-    is_wanted = True
-    if place is not None:
-        is_wanted = tl.load(place + row) >= 0  # an entry of no lane stays as it is
-        position = place + tl.num_programs(0) + row
-        tl.store(position, tl.load(position) + 1, mask=is_wanted)
     best = tl.where(is_number, best, NO_TOKEN).to(tl.int64)
-    tl.store(packed + num_carried, best, mask=is_wanted)
+    if place is not None:
+        is_lane = tl.load(place + row) >= 0
+        position = place + tl.num_programs(0) + row
+        tl.store(position, tl.load(position) + 1, mask=is_lane)
+        tl.store(given + row, tl.maximum(best, 0), mask=is_lane)
+        best = tl.where(is_lane, best, 0)
+    tl.store(packed + num_carried, best)
     if carry is not None:
         ok = column < num_carried
         carried = tl.load(carry + row * num_carried + column, mask=ok)

@@ -6,7 +6,6 @@ Owns the shape of each pass. Knows no requests, no sampling and no text.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -27,7 +26,7 @@ from luceasync.models.trees import ROOT
 from luceasync.node_words import NodeKey
 from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.paged_lanes import paging_of
-from luceasync.pipeline.passes import Batch, Chain, TapRing
+from luceasync.pipeline.passes import Batch, Chain, TapRing, following
 from luceasync.pipeline.plan import Plan
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
@@ -50,6 +49,7 @@ class LayerSplitBackend:
         self.plan = plan
         self._taps = tuple(taps)
         self._num_entries = 0  # of the last pass, without padding
+        self._decoded = Batch((), (), 1)  # last
         self._verified: Batch | None = None
         self._spec = spec
         self._groups = list(groups)
@@ -158,12 +158,21 @@ class LayerSplitBackend:
         self.lanes.before_steps(lanes, positions, 1)
         for lane, position in zip(lanes, positions, strict=True):
             self._make_room(lane, position + 1)
-        sizes = self.plan.decode_sizes
-        missing = sizes[bisect_left(sizes, len(lanes))] - len(lanes)
+        missing = self.plan.decode_size(len(lanes)) - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*positions, *[0] * missing), 1)
-        self._num_entries = len(lanes)
+        self._num_entries, self._decoded = len(lanes), batch
         self._passes.decode(batch, (*tokens, *[0] * missing))
         return self._passes.logits(len(lanes))
+
+    @torch.inference_mode()
+    def run_ahead(self) -> None:
+        """The next call is most likely a decode of the lanes of the last decode, each with its best
+        token at its next position: see Passes. Where anything would have to come first, nothing is
+        done. Of the last logits only a ranking of best tokens holds, which was asked for before.
+        """
+        lanes, begins = self._decoded.lanes, following(self._decoded.lanes, self._decoded.begins)
+        if max(begins) < self.plan.max_ctx_tokens and self.lanes.have_room(lanes, begins):
+            self._passes.run_ahead(Batch(lanes, begins, 1))
 
     @torch.inference_mode()
     def verify(
@@ -182,9 +191,7 @@ class LayerSplitBackend:
         until the next call: row r predicts what follows on the path to r.
         """
         num_rows = tokens.shape[1]
-        assert num_rows in self.plan.verify_rows, (
-            f"{num_rows} rows: {self.plan.verify_rows} planned"
-        )
+        assert num_rows in self.plan.verify_rows, f"{num_rows}: {self.plan.verify_rows} are planned"
         self.lanes.before_steps(lanes, begins, num_rows)
         missing = self.plan.verify_size(len(lanes), num_rows) - len(lanes)
         batch = Batch((*lanes, *[NO_LANE] * missing), (*begins, *[0] * missing), num_rows)
@@ -239,15 +246,12 @@ class LayerSplitBackend:
 
     @torch.inference_mode()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Rows of the embedding, where the first layer is: int64 [...] -> [..., hidden]."""
+        """See Passes."""
         return self._passes.embed(tokens)
 
     @torch.inference_mode()
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
-        """What the head says of a draft's rows [entries, slots, hidden], without the final norm: a
-        tree of `budget` rows behind each of `anchors`, int64 [entries], or a chain. Where the last
-        layer is.
-        """
+        """See Passes."""
         return self._passes.propose_from(rows, anchors, budget)
 
     @torch.inference_mode()
@@ -256,9 +260,8 @@ class LayerSplitBackend:
         self.lanes.reset(lane)
 
     def compress(self, tokens: Sequence[int], keep_ratio: float) -> list[int]:
-        """A shorter prompt that keeps about `keep_ratio` of the tokens.
-
-        Raises ValueError for a ratio that is none, Unsupported where the family cannot.
+        """A shorter prompt that keeps about `keep_ratio` of the tokens. Raises ValueError for a
+        ratio that is none, Unsupported where the family cannot.
         """
         if not (math.isfinite(keep_ratio) and 0 < keep_ratio <= 1):
             raise ValueError(f"keep_ratio {keep_ratio}: a number above 0 and up to 1 is expected")

@@ -66,6 +66,12 @@ class EagerSteps:
         assert self._verified is not None, "commit follows verify"
         self._shard.commit(self._shard.paths(self._verified, paths))
 
+    def run_ahead(self, batch: Batch) -> None:
+        """The host would wait for it."""
+
+    def forget(self) -> None:
+        """Nothing has run ahead."""
+
     def prepare(self, kind: StepKind, batch: Batch) -> None:
         """Nothing can."""
 

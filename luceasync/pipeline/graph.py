@@ -7,7 +7,7 @@ next pass. Long chunks of a prompt are run operation by operation.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,12 +17,13 @@ from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import chain
-from luceasync.pipeline.capture import Capture, Captured
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.captured_steps import DecodeSteps, Pass, Step
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.static_inputs import Feed, StaticInputs
+from luceasync.pipeline.static_inputs import Feed, Feedback, StaticInputs
 from luceasync.pipeline.transfer import on_host
 from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
@@ -30,28 +31,6 @@ from luceasync.ranking.logits import NO_TOKEN
 FEW_ROWS = 128  # of a turn: before long blocks they have other kernels of the library
 NUM_RANKED = 1024  # of most rows that are drawn from; few more or fewer have the same kernels
 WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their workspaces first
-
-
-@dataclass(frozen=True, slots=True)
-class _Pass:
-    """What is to be captured: of a verify pass also what commits its rows."""
-
-    inputs: StaticInputs
-    run: Callable[[], Tensor]
-    commit: Callable[[], None] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """A captured pass: logits [size, rows, vocab] of the last shard or the activation, and taps.
-
-    `commit` is captured for verify passes.
-    """
-
-    inputs: StaticInputs
-    captured: Captured[Tensor]
-    taps: dict[int, Tensor]
-    commit: Captured[None] | None
 
 
 class GraphedShard:
@@ -73,12 +52,12 @@ class GraphedShard:
         self._shard = shard
         self._bodies, self._feed = bodies, feed
         self._has_all = shard.plan.is_first and shard.plan.is_last
-        self.best: FoundBest | None = None
+        self._decodes = DecodeSteps(shard, changes_state=spec.has_end_state)
         self._capture = capture
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
-        self._verified: _Step | None = None
+        self._verified: Step | None = None
         self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
@@ -99,6 +78,7 @@ class GraphedShard:
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """Rows of one lane; see Group. How they are run follows from their number."""
+        self.forget()
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)
         # A graph reads pages alone, and gives the logits of one row.
@@ -113,7 +93,7 @@ class GraphedShard:
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
         step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
         step.inputs.tell_place(batch)
-        output = self._replay(step)
+        output = step.replay(self._shard)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
         return output if project else None
@@ -140,18 +120,28 @@ class GraphedShard:
 
         Returns the activation, or logits float32 [size, vocab] from the last shard. Where that is
         the first one too, the step leaves the best tokens where the next one reads them: a greedy
-        step then waits for no copy.
+        step then waits for no copy, and one that has run ahead need not be run at all.
         """
         step = self._steps[len(batch.lanes), 0]
-        step.inputs.tell(batch, given)
-        output = self._replay(step)
-        if self._has_all:
-            step.inputs.fed()
-            self.best = step.inputs
-        return output
+        self._decodes.run(step, batch, given)
+        return step.captured.output
+
+    @property
+    def best(self) -> FoundBest | None:
+        """See Steps."""
+        return self._decodes.best
+
+    def run_ahead(self, batch: Batch) -> None:
+        """See Passes."""
+        self._decodes.run_ahead(batch)
+
+    def forget(self) -> None:
+        """See Steps."""
+        self._decodes.forget()
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         """As above, of trees of rows: `given` int64 [size, rows], logits [size, rows, vocab]."""
+        self.forget()
         shape = len(batch.lanes), batch.num_rows
         step = self._verified = self._steps[shape]
         if parents is not None:
@@ -161,7 +151,7 @@ class GraphedShard:
             step.inputs.parents.copy_(chain(*shape, self._shard.device))
             self._with_trees.remove(shape)
         step.inputs.tell(batch, given)
-        return self._replay(step)
+        return step.replay(self._shard)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep what `paths` say of the last `verify`."""
@@ -174,27 +164,23 @@ class GraphedShard:
 
     def close(self) -> None:
         """Let graphs and static tensors go."""
+        self._decodes.close()
         self._steps.clear()
         self._short.clear()
-        self._verified = self.best = None
+        self._verified = None
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
         """A step of this very batch comes next: its place goes to the device now."""
+        self.forget()
         num_rows = batch.num_rows if kind == "verify" else 0
         self._steps[len(batch.lanes), num_rows].inputs.tell_place(batch)
-
-    def _replay(self, step: _Step) -> Tensor:
-        """What the inputs have been told is run."""
-        step.captured.replay()
-        self._shard.taps = step.taps
-        return step.captured.output
 
     def _inputs(self, size: int, num_rows: int) -> StaticInputs:
         activation = None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
         return StaticInputs(size, num_rows, self._shard.device, activation)
 
-    def _compile_ahead(self, passes: Sequence[_Pass], chunk_tokens: int) -> None:
+    def _compile_ahead(self, passes: Sequence[Pass], chunk_tokens: int) -> None:
         """What all passes launch, beside each other; those of long chunks are the first to begin,
         since one of their kernels takes the longest by far.
         """
@@ -229,16 +215,17 @@ class GraphedShard:
             lambda: bodies.highest(logits, carry, NUM_RANKED, (1.0, 0.5), NO_TOKEN),
         ]
 
-    def _step_of(self, each: _Pass) -> _Step:
+    def _step_of(self, each: Pass) -> Step:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
         taps, commit = self._shard.taps, None
         if each.commit is not None:
             commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
-        return _Step(each.inputs, captured, taps, commit)
+        return Step(each.inputs, captured, taps, commit, each.feedback)
 
-    def _decode_pass(self, size: int) -> _Pass:
+    def _decode_pass(self, size: int) -> Pass:
         shard, inputs = self._shard, self._inputs(size, 1)
         lanes, positions = inputs.place
+        feedback = Feedback(size, shard.device) if self._has_all else None
 
         def run() -> Tensor:
             x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
@@ -246,13 +233,13 @@ class GraphedShard:
             if not shard.plan.is_last:
                 return x
             logits = shard.ends.project(x)[:, 0]
-            if self._has_all:
-                self._feed(logits, inputs.given, inputs.place, NO_TOKEN)
+            if feedback is not None:
+                self._feed(logits, inputs.given, inputs.place, feedback.found, NO_TOKEN)
             return logits
 
-        return _Pass(inputs, run)
+        return Pass(inputs, run, feedback=feedback)
 
-    def _verify_pass(self, size: int, num_rows: int) -> _Pass:
+    def _verify_pass(self, size: int, num_rows: int) -> Pass:
         shard, inputs = self._shard, self._inputs(size, num_rows)
         lanes, begins = inputs.place
         logits = self._logits[: size * num_rows].view(size, num_rows, -1)
@@ -264,9 +251,9 @@ class GraphedShard:
             x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
             return shard.ends.project(x, logits) if shard.plan.is_last else x
 
-        return _Pass(inputs, run, lambda: shard.commit(self._paths(inputs)))
+        return Pass(inputs, run, lambda: shard.commit(self._paths(inputs)))
 
-    def _short_pass(self, num_rows: int) -> _Pass:
+    def _short_pass(self, num_rows: int) -> Pass:
         """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
         committed at once. Gives the logits [1, 1, vocab] of the last of them.
         """
@@ -286,7 +273,7 @@ class GraphedShard:
                 shard.ends.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
             )
 
-        return _Pass(inputs, run)
+        return Pass(inputs, run)
 
     def _paths(self, inputs: StaticInputs) -> Paths:
         """What is to be committed, as far as the device is told."""

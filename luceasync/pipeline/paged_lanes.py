@@ -30,6 +30,7 @@ from luceasync.pipeline.paging import (
     Pins,
     Placer,
     WholeLanes,
+    keep_if_room,
 )
 from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
@@ -80,7 +81,7 @@ class PagedLanes:
         self._tau_tokens = tau_tokens
         self._looks: Looks | None = None
         self._rested_at_s = 0.0  # from when on another look may begin
-        self._keep: Keep = _keep
+        self._keep: Keep = keep_if_room
         self._lanes: dict[int, _Lane] = {}
         self._names = itertools.count()
 
@@ -102,6 +103,9 @@ class PagedLanes:
 
     def make_room(self, lane: int, num_tokens: int) -> None:
         self._grow(self._pager.grows(lane, num_tokens))
+
+    def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
+        return False  # what is due before a step is found out when it comes: see `before_steps`
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         for lane, begin in zip(lanes, begins, strict=True):
@@ -262,14 +266,6 @@ class PagedLanes:
 
     def _of(self, lane: int) -> _Lane:
         return self._lanes.setdefault(lane, _Lane())
-
-
-def _keep(save: Callable[[], object], num_bytes: int) -> bool:
-    try:
-        save()
-    except MemoryError:
-        return False
-    return True
 
 
 def paging_of(

@@ -14,6 +14,7 @@ import torch
 from luceasync.engine_status import ResidenceStatus
 from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pages import PageEvent, PageMap
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.node_words import NodeKey
 from luceasync.pipeline.passes import Masses, Passes
 from luceasync.request import Residence
@@ -23,6 +24,15 @@ Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
 Keep = Callable[[Callable[[], object], int], bool]
 MakeReady = Callable[[int, int, Sequence[NodeKey]], None]  # of NodesInParts
 Ledger = Sequence[tuple[bool, float]]  # of each chunk whether it was here, and what it was worth
+
+
+def keep_if_room(save: Callable[[], object], num_bytes: int) -> bool:
+    """A Keep that makes no room."""
+    try:
+        save()
+    except MemoryError:
+        return False
+    return True
 
 
 class Looks(Protocol):
@@ -43,6 +53,12 @@ class Paging(Protocol):
 
     def make_room(self, lane: int, num_tokens: int) -> None:
         """Pages for the lane's first `num_tokens` tokens. Raises HostMemorySpent."""
+        ...
+
+    def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
+        """Whether nothing has to be done before a step of a row there: no page is to be placed, and
+        nothing saved, recalled or looked at. Entries of no lane need nothing.
+        """
         ...
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
@@ -138,6 +154,10 @@ class WholeLanes:
     def make_room(self, lane: int, num_tokens: int) -> None:
         if num_tokens > self._pages.num_tokens(lane):  # nearly every step has room
             self._place(self._pages.extend(lane, num_tokens))
+
+    def have_room(self, lanes: Sequence[int], begins: Sequence[int]) -> bool:
+        both = zip(lanes, begins, strict=True)
+        return all(lane == NO_LANE or at < self._pages.num_tokens(lane) for lane, at in both)
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
         """Nothing is to be done."""

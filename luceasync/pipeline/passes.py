@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.kv.pages import PageEvent
+from luceasync.models.pass_rows import NO_LANE
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
@@ -34,6 +35,12 @@ class Batch:
     num_rows: int
     mark: int | None = None
     scores: bool = False
+
+
+def following(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
+    """Where entries of a row each begin after it; those of no lane stay where they are."""
+    both = zip(lanes, begins, strict=True)
+    return tuple(begin + (lane != NO_LANE) for lane, begin in both)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +67,14 @@ class Passes(Protocol):
         """Run one row for each entry. `given`: tokens if the first layer is here, as numbers, since
         they may be there already; else the activation [entries, 1, hidden]. Returns the activation;
         from the last layer None, since the logits stay where they are: see `logits`.
+        """
+        ...
+
+    def run_ahead(self, batch: Batch) -> None:
+        """The next pass is most likely the decode of this batch, each lane with the best token of
+        the last pass, a decode of the same lanes: begin it where that needs nothing of the host.
+        Of the last pass only its best tokens are there afterwards, if they were being ranked. Its
+        pages must be placed. Whatever comes next, the lanes stand where they stood.
         """
         ...
 
@@ -180,6 +195,10 @@ class Chain:
             assert output is not None, "only the last link gives nothing"
             x = output
         return self._links[-1].decode(batch, x)
+
+    def run_ahead(self, batch: Batch) -> None:
+        for link in self._links:
+            link.run_ahead(batch)
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         x: Tensor | None = given

@@ -6,6 +6,7 @@ refuses what cannot be honoured. Knows sizes in bytes, not how they are allocate
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -54,6 +55,10 @@ class Plan:
         """
         verified = self.parallel * max(self.verify_rows, default=0)
         return max([verified, *shard.short_rows])
+
+    def decode_size(self, num_entries: int) -> int:
+        """Entries that a decode step is run with."""
+        return self.decode_sizes[bisect_left(self.decode_sizes, num_entries)]
 
     def verify_size(self, num_entries: int, num_rows: int) -> int:
         """Entries that a verify pass is run with: the fewest that `decode_sizes` allows, which is

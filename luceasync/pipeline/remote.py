@@ -154,6 +154,9 @@ class RemotePasses:
     def decode(self, batch: Batch, given: Given) -> Tensor | None:
         return self._run("decode", batch, as_rows(given))
 
+    def run_ahead(self, batch: Batch) -> None:
+        """The process has nothing that it could begin with."""
+
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         if parents is not None:
             order = wire.Parents(len(batch.lanes), batch.num_rows)
@@ -241,8 +244,7 @@ class RemotePasses:
             number = self._link.tell(wire.Taps(num_first=num_kept))
         else:
             number = self._link.tell(wire.Taps(tuple(map(len, paths))), _flat(paths))
-        spec = self._sizes.rows(num_kept)
-        call = Call("taps", num_kept)
+        spec, call = self._sizes.rows(num_kept), Call("taps", num_kept)
         kept = {tap: self._link.tensors(number, [spec], call)[0] for tap in self._taps}
         if is_chunk:
             return {tap: rows[None] for tap, rows in kept.items()}

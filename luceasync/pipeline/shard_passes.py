@@ -37,12 +37,20 @@ class Steps(Protocol):
     float32 [entries, vocab] and [entries, rows, vocab]; so does a prefill that scores. See Passes.
     """
 
-    best: FoundBest | None
-    """Of the last decode, where it has found them itself."""
+    @property
+    def best(self) -> FoundBest | None:
+        """Of the last decode, where it has found them itself."""
+        ...
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
 
     def decode(self, batch: Batch, given: Given) -> Tensor: ...
+
+    def run_ahead(self, batch: Batch) -> None: ...
+
+    def forget(self) -> None:
+        """Something has come in between: a step that has run ahead is not what comes next."""
+        ...
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
 
@@ -122,6 +130,11 @@ class ShardPasses:
         self._logits, self._best = output, self._steps.best
         return None
 
+    def run_ahead(self, batch: Batch) -> None:
+        with self._shard.on_device():
+            self._shard.use(batch.lanes)
+            self._steps.run_ahead(batch)
+
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
@@ -165,9 +178,11 @@ class ShardPasses:
         if self._epoch is not None and epoch != self._epoch + 1:
             raise EventsOutOfTurn(f"changes of pages {epoch} after {self._epoch}")
         self._epoch = epoch
+        self._steps.forget()
         self._shard.place(events)
 
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
+        self._steps.forget()
         with self._shard.on_device():
             self._shard.absent.recall(lane, places)
 
@@ -180,6 +195,8 @@ class ShardPasses:
             return self._past.masses(lane)
 
     def reset(self, lane: int) -> None:
+        # The lane may stand where it stood, with the same token, and hold another sequence.
+        self._steps.forget()
         with self._shard.on_device():
             self._shard.reset(lane)
 

@@ -15,32 +15,80 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, Given
+from luceasync.pipeline.passes import Batch, Given, following
+from luceasync.pipeline.transfer import queue_copy
 from luceasync.ranking.local import best_tokens
 
-# Of logits [entries, vocab]: the best token of every entry, or `no_token`, goes to `given`, int64
-# [entries, 1], and one is added to its position in `place`, int32 [2, entries]: lanes, positions.
-# Entries of no lane stay as they are: nobody will have given them any other token.
-Feed = Callable[[Tensor, Tensor, Tensor, int], None]
+# Of logits [entries, vocab]: the best token of every entry, or `no_token`, goes to `found`, int64
+# [entries], and to `given`, int64 [entries, 1]: there 0 is in place of `no_token`, for an embedding
+# has a row for every token and for nothing else, and the next step may begin before anybody has
+# looked. One is added to its position in `place`, int32 [2, entries]: lanes, positions. What is
+# given to entries of no lane stays, and 0 is found: nobody will have given them any other token.
+Feed = Callable[[Tensor, Tensor, Tensor, Tensor, int], None]
 
 
-def feed_best(logits: Tensor, given: Tensor, place: Tensor, no_token: int) -> None:
+def feed_best(logits: Tensor, given: Tensor, place: Tensor, found: Tensor, no_token: int) -> None:
     """Feed in torch, for any device."""
     is_lane = place[0] >= 0
-    best = best_tokens(logits, None, no_token)
-    given.copy_(torch.where(is_lane[:, None], best, given))
+    best = best_tokens(logits, None, no_token)[:, 0]
+    found.copy_(torch.where(is_lane, best, 0))
+    given.copy_(torch.where(is_lane, best.clamp_min(0), given[:, 0])[:, None])
     place[1] += is_lane
 
 
+class Fed:
+    """Best tokens that a step has fed, on their way to the host: a FoundBest. `tokens`: what the
+    host knows of them, None before they are fetched.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        # A copy to memory that is not pinned would wait for the device.
+        self._copy = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._numbers = self._copy.numpy()  # the same memory
+        self._arrival: torch.cuda.Event | None = None
+        self.tokens: tuple[int, ...] | None = None
+
+    def take(self, found: Tensor) -> None:
+        """Queue the copy behind the step."""
+        self.tokens, self._arrival = None, queue_copy(found, self._copy)
+
+    def fetch(self) -> np.ndarray:
+        """See FoundBest. Waits for the copy and for nothing that is queued behind it."""
+        if self._arrival is not None:
+            self._arrival.synchronize()
+            self._arrival = None
+        self.tokens = tuple(self._numbers.tolist())
+        return self._numbers.copy()
+
+
+class Feedback:
+    """What a step that feeds itself tells the host: `found` int64 [size], on the device; see Feed.
+
+    Two copies take turns, so that a step that is launched before the tokens of the one before it
+    have been read does not write over them.
+    """
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.found = torch.zeros(size, dtype=torch.int64, device=device)
+        self._next, self._last = Fed(size, device), Fed(size, device)
+
+    def send(self) -> Fed:
+        """Those of the step that is queued; they hold until the step after the next one."""
+        self._next, self._last = self._last, self._next
+        self._last.take(self.found)
+        return self._last
+
+
 class Held:
-    """What the host knows of a step's inputs: which lanes, at which positions, with which tokens
-    (None: it does not know them).
+    """What the host knows of a step's inputs: which lanes, at which positions, with which tokens:
+    those that it has told (None: it does not know them), or those that a step has fed.
     """
 
     def __init__(self) -> None:
         self._lanes: tuple[int, ...] = ()
         self._begins: tuple[int, ...] = ()
         self._tokens: tuple[int, ...] | None = None
+        self._fed: Fed | None = None
 
     def is_at(self, batch: Batch) -> bool:
         """Whether the lanes are these, at these positions."""
@@ -50,10 +98,9 @@ class Held:
         """Whether the pass would be given these tokens there."""
         # Begins first: they are what differs. No call of is_at, here once a step: the device waits,
         # and whatever the host does once a millisecond takes it ten times as long as in a loop.
+        known = self._tokens if self._fed is None else self._fed.tokens
         return (
-            self._begins == batch.begins
-            and self._lanes == batch.lanes
-            and self._tokens == tuple(tokens)
+            self._begins == batch.begins and self._lanes == batch.lanes and known == tuple(tokens)
         )
 
     def put(self, batch: Batch) -> None:
@@ -61,14 +108,14 @@ class Held:
         self._lanes, self._begins = batch.lanes, batch.begins
 
     def give(self, tokens: Sequence[int] | None) -> None:
-        """The tokens are these now, whoever wrote them."""
+        """The tokens are these now."""
         self._tokens = None if tokens is None else tuple(tokens)
+        self._fed = None
 
-    def fed(self) -> None:
-        """The pass has fed itself: see Feed."""
-        both = zip(self._lanes, self._begins, strict=True)
-        self._begins = tuple(begin + (lane != NO_LANE) for lane, begin in both)
-        self._tokens = None
+    def fed(self, fed: Fed) -> None:
+        """The pass has fed itself these: see Feed."""
+        self._begins = following(self._lanes, self._begins)
+        self._fed = fed
 
 
 class StaticInputs:
@@ -100,7 +147,6 @@ class StaticInputs:
             self.given = torch.zeros((size, num_rows, width), dtype=dtype, device=device)
         else:
             self.given = self._all[:num_bytes].view(torch.int64).view(size, num_rows)
-        self._fed = self.given[:, 0]
         self.parents = chain(size, num_rows, device).contiguous()
         self.rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
         self._held = Held()
@@ -130,12 +176,10 @@ class StaticInputs:
         self.place.view(-1).view(torch.uint8).copy_(self._told_place, non_blocking=True)
         self._held.put(batch)
 
-    def fed(self) -> None:
-        """The pass that is queued writes them itself: see Feed."""
-        self._held.fed()
+    def is_at(self, batch: Batch) -> bool:
+        """Whether the place that they hold is that of the batch."""
+        return self._held.is_at(batch)
 
-    def fetch(self) -> np.ndarray:
-        """What the last pass has fed, int64 [size], waited for; see FoundBest."""
-        best = self._fed.cpu().numpy()
-        self._held.give(best.tolist())
-        return best
+    def fed(self, fed: Fed) -> None:
+        """The pass that is queued writes them itself: see Feed."""
+        self._held.fed(fed)

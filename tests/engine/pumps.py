@@ -28,6 +28,7 @@ class CountingTarget:
 
     def __init__(self) -> None:
         self.calls: list[tuple] = []
+        self.run_ahead_after: list[tuple] = []  # which of these
         self.restores: dict[int, Ticket] = {}  # by lane: what is not there at once
 
     def prefill(
@@ -46,6 +47,9 @@ class CountingTarget:
     def decode(self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]):
         self.calls.append(("decode", tuple(lanes), tuple(positions)))
         return LocalLogits(self._logits(tokens))
+
+    def run_ahead(self) -> None:
+        self.run_ahead_after.append(self.calls[-1])
 
     def reset(self, lane: int) -> None:
         self.calls.append(("reset", lane))

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from luceasync.dflash.adapt import Plan, Shape
-from luceasync.engine.decoding import SpeculativeDecoding, anchors_of
-from luceasync.engine.sampling.choose import nothing
+from luceasync.engine.decoding import SpeculativeDecoding, anchors_of, takes_best_twice
+from luceasync.engine.generation import Generation
+from luceasync.engine.sampling.choose import NUM_CANDIDATES, nothing, wanted_of
+from luceasync.grammar.guide import Guide
+from luceasync.ranking.logits import BEST
 from luceasync.request import Sampling
 from luceasync.text.tokenizer import Tokenizer
 from tests.dflash.scripted import (
@@ -76,3 +80,33 @@ def test_an_anchor_is_the_newest_token_at_its_position(backend, prepared):
     for anchor, generation in zip(anchors_of(lanes.running), lanes.running, strict=True):
         assert anchor.position == len(generation.prepared.prompt_ids)
         assert anchor.token == generation.last_token
+
+
+def decoding(prepared, num_generated: int = 1, **changes) -> Generation:
+    """One that has got so many tokens."""
+    generation = Generation(replace(prepared, **changes))
+    for _ in range(num_generated):
+        generation.append(3, None)
+    return generation
+
+
+def test_the_next_step_is_likely_of_whoever_gets_two_best_tokens(make_prepared):
+    generation = decoding(make_prepared(0, [0], max_tokens=3))
+    assert takes_best_twice(generation)
+    assert wanted_of([generation.next_row], 8, NUM_CANDIDATES) == BEST
+    generation.append(4, None)
+    assert not takes_best_twice(generation), "one token is left"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sampling": Sampling(temperature=0.5)},
+        {"sampling": Sampling(logit_bias={3: 1.0})},
+        {"top_logprobs": 0},
+        {"guide": Guide(None, None, 1)},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_token_that_only_the_host_can_choose_comes_before_the_next_step(make_prepared, changes):
+    assert not takes_best_twice(decoding(make_prepared(0, [0], max_tokens=9), **changes))

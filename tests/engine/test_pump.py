@@ -52,6 +52,30 @@ def test_what_a_step_gave_is_told_while_the_device_works_on_the_next(make_prepar
     assert told == [(("decode", (0,), (3,)), (3,)), (("decode", (0,), (4,)), (4,))]
 
 
+def test_a_step_that_is_likely_to_follow_is_told_to_the_target(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0], max_tokens=4), make_prepared(1, [0, 1], max_tokens=6)])
+    run(pump)
+    together = [("decode", (0, 1), (1 + i, 2 + i)) for i in range(3)]
+    alone = [("decode", (1,), (5 + i,)) for i in range(2)]
+    assert target.calls[-5:] == together + alone
+    assert target.run_ahead_after == [*together[:-1], *alone[:-1]]
+
+
+def test_no_step_is_likely_to_follow_while_a_prompt_is_read(make_prepared):
+    target = CountingTarget()
+    pump = make_pump(target)
+    pump.submit([make_prepared(0, [0], max_tokens=9)])
+    pump.step()
+    pump.submit([make_prepared(1, [0] * 300, max_tokens=1)])
+    run(pump)
+    is_read = target.calls.index(("prefill", 1, 256, 44))
+    decodes = [call for call in target.calls[:is_read] if call[0] == "decode"]
+    assert decodes and not set(decodes) & set(target.run_ahead_after)
+    assert target.run_ahead_after
+
+
 def test_nothing_is_held_back_from_who_cannot_be_told_later(make_prepared):
     pump = make_pump(CountingTarget(), computes_beside=True)
     pump.submit([make_prepared(0, [0, 1], max_tokens=4)])

@@ -94,6 +94,9 @@ class TokenTarget:
             self.lanes[lane].append(token)
         return LocalLogits(self._logits(lanes))
 
+    def run_ahead(self) -> None:
+        """A token would be in the lane before it is known."""
+
     def reset(self, lane: int) -> None:
         self.lanes[lane] = []
 

@@ -204,7 +204,7 @@ def ends_of_a_step() -> None:
     for num_ranked, mass_at in ((1024, (1.0,)), (4096, (0.5, 1.0))):
         highest_tokens(torch.zeros(2, 248320), None, num_ranked, mass_at, -1)
     given, place = torch.zeros(32, 1, dtype=torch.int64), torch.zeros(2, 32, dtype=torch.int32)
-    feed_best(torch.zeros(32, 248320), given, place, -1)
+    feed_best(torch.zeros(32, 248320), given, place, torch.zeros(32, dtype=torch.int64), -1)
 
 
 def attention() -> None:

@@ -57,11 +57,13 @@ def test_what_is_fed_is_the_best_token_one_position_later_of_entries_that_have_a
     logits = torch.randn(4, 3, 300, device=device)[:, 1]
     logits[3, 70] = math.nan
     place = torch.tensor([[2, -1, 0, 1], [7, 0, 63, 9]], dtype=torch.int32, device=device)
-    given = torch.tensor([[5], [0], [6], [7]], device=device)
-    expected = [x.clone() for x in (given, place)]
+    given = torch.tensor([[5], [8], [6], [7]], device=device)
+    fed = given, place, torch.full((4,), 9, device=device)
+    expected = [x.clone() for x in fed]
     static_inputs.feed_best(logits, *expected, NO_TOKEN)
-    best_token.feed_best(logits, given, place, NO_TOKEN)
-    assert torch.equal(given, expected[0]) and torch.equal(place, expected[1])
+    best_token.feed_best(logits, *fed, NO_TOKEN)
+    assert all(map(torch.equal, fed, expected))
     best = logits.argmax(1).tolist()
-    assert given[:, 0].tolist() == [best[0], 0, best[2], NO_TOKEN]
+    assert given[:, 0].tolist() == [best[0], 8, best[2], 0], "an embedding has a row of each"
+    assert fed[2].tolist() == [best[0], 0, best[2], NO_TOKEN]
     assert place.tolist() == [[2, -1, 0, 1], [8, 0, 64, 10]]

@@ -56,17 +56,15 @@ def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         backend.close()
 
 
-def best(backend: LayerSplitBackend, lanes, positions, tokens) -> list[int]:
-    """A step's."""
-    logits = backend.decode(lanes, positions, tokens)
-    return logits.rank(Wanted()).candidates().best.tolist()
-
-
 def greedy(backend: LayerSplitBackend, lanes, positions, tokens, num_steps: int) -> list[list[int]]:
-    """Steps that follow each other: their tokens."""
+    """Steps that follow each other: their tokens. Of some the next one is said to be likely."""
     found = []
     for step in range(num_steps):
-        tokens = best(backend, lanes, [position + step for position in positions], tokens)
+        logits = backend.decode(lanes, [position + step for position in positions], tokens)
+        ranking = logits.rank(Wanted())
+        if step != 1:
+            backend.run_ahead()
+        tokens = ranking.candidates().best.tolist()
         found.append(tokens)
     return found
 

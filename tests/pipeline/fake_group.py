@@ -84,6 +84,9 @@ class FakePasses:
         self._logits = x[:, 0]
         return None
 
+    def run_ahead(self, batch: Batch) -> None:
+        self._hear("run ahead", (batch.lanes, batch.begins))
+
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         x = self._run("verify", batch, given)
         if not self._group.is_last:

@@ -15,10 +15,11 @@ from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capture import Captured
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.ranking.logits import Wanted
+from luceasync.ranking.logits import NO_TOKEN, Wanted
 from tests import tiny
 from tests.pipeline.heard import taps_of
 
@@ -85,38 +86,48 @@ def seat(backend: LayerSplitBackend, lane: int, whose: int) -> Seated:
     return Seated(PROMPTS[whose], [int(logits.argmax())])
 
 
-def go_on(backend: LayerSplitBackend, lanes: dict[int, Seated], num_steps: int) -> None:
-    """Steps as the engine takes them: the best tokens come to the host, and nothing else."""
-    for _ in range(num_steps):
+def go_on(
+    backend: LayerSplitBackend, lanes: dict[int, Seated], num_steps: int, runs_ahead: bool = False
+) -> None:
+    """Steps as the engine takes them: the best tokens come to the host, and nothing else.
+    `runs_ahead`: the next step is said to be likely, and now and then has ended by then.
+    """
+    for step in range(num_steps):
         positions = [each.position for each in lanes.values()]
         logits = backend.decode([*lanes], positions, [each.tokens[-1] for each in lanes.values()])
-        best = logits.rank(Wanted()).candidates().best.tolist()
-        assert best == logits.whole().argmax(-1).tolist()
+        ranking = logits.rank(Wanted())
+        if runs_ahead:
+            backend.run_ahead()
+        if step % 2:
+            torch.cuda.synchronize()
+        best = ranking.candidates().best.tolist()
+        assert runs_ahead or best == logits.whole().argmax(-1).tolist()
         for each, token in zip(lanes.values(), best, strict=True):
             each.position += 1
             each.tokens.append(token)
 
 
+@pytest.mark.parametrize("runs_ahead", [False, True])
 @pytest.mark.parametrize("devices", [["cuda:0"], ["cuda:0", "cpu"]], ids=str)
 def test_tokens_that_a_step_leaves_for_the_next_one_are_those_of_the_cpu(
-    tiny_dir: Path, devices: list[str]
+    tiny_dir: Path, devices: list[str], runs_ahead: bool
 ):
     expected = greedy(load(tiny_dir, ["cpu"]), [0, 1, 3], 80)
     backend = load(tiny_dir, devices)
     lanes = {lane: seat(backend, lane, lane) for lane in (0, 1, 3)}
-    go_on(backend, lanes, 79)
+    go_on(backend, lanes, 79, runs_ahead)
     assert {lane: each.tokens for lane, each in lanes.items()} == expected
     backend.close()
 
 
-def go_astray(backend: LayerSplitBackend) -> list[list[int]]:
+def go_astray(backend: LayerSplitBackend, runs_ahead: bool) -> list[list[int]]:
     """Greedy steps, and between them whatever makes what a step has left the wrong thing."""
     lanes = {lane: seat(backend, lane, lane) for lane in (0, 1, 3)}
-    go_on(backend, lanes, 4)
-    go_on(backend, {0: lanes[0]}, 3)  # a step of another size
-    go_on(backend, lanes, 3)
-    go_on(backend, {3: lanes[3], 0: lanes[0]}, 2)
-    go_on(backend, lanes, 2)
+    go_on(backend, lanes, 4, runs_ahead)
+    go_on(backend, {0: lanes[0]}, 3, runs_ahead)  # a step of another size
+    go_on(backend, lanes, 3, runs_ahead)
+    go_on(backend, {3: lanes[3], 0: lanes[0]}, 2, runs_ahead)
+    go_on(backend, lanes, 2, runs_ahead)
     for paths in ([[0, 1], [0]], [[], []]):  # rounds
         speculating = [lanes[0], lanes[3]]
         rows = torch.tensor([[each.tokens[-1], 7, 8, 9, 10] for each in speculating])
@@ -125,23 +136,66 @@ def go_astray(backend: LayerSplitBackend) -> list[list[int]]:
         for each, path in zip(speculating, paths, strict=True):
             each.position += len(path)
             each.tokens += [7, 11][: len(path)]
-        go_on(backend, lanes, 2)
+        go_on(backend, lanes, 2, runs_ahead)
     lanes[1].tokens[-1] = 12  # another token than the best one
-    go_on(backend, lanes, 2)
+    go_on(backend, lanes, 2, runs_ahead)
     lanes[0].position -= 1  # a position again
-    go_on(backend, lanes, 2)
+    go_on(backend, lanes, 2, runs_ahead)
     for each in lanes.values():
         each.position -= 1
-    go_on(backend, lanes, 2)
+    go_on(backend, lanes, 2, runs_ahead)
     others = {**lanes, 1: seat(backend, 1, 3)}  # a lane is given to another prompt
-    go_on(backend, others, 3)
+    go_on(backend, others, 3, runs_ahead)
     return [each.tokens for each in (*lanes.values(), others[1])]
 
 
-def test_whatever_comes_between_greedy_steps_the_tokens_are_those_of_the_cpu(tiny_dir: Path):
-    expected = go_astray(load(tiny_dir, ["cpu"]))
+@pytest.mark.parametrize("runs_ahead", [False, True])
+def test_whatever_comes_between_greedy_steps_the_tokens_are_those_of_the_cpu(
+    tiny_dir: Path, runs_ahead: bool
+):
+    expected = go_astray(load(tiny_dir, ["cpu"]), runs_ahead=False)
     backend = load(tiny_dir, ["cuda:0"])
-    assert go_astray(backend) == expected
+    assert go_astray(backend, runs_ahead) == expected
+    backend.close()
+
+
+@pytest.mark.parametrize("lanes", [[1], [0, 1, 3]], ids=len)
+def test_a_step_that_has_run_ahead_is_launched_once(
+    tiny_dir: Path, lanes: list[int], monkeypatch: pytest.MonkeyPatch
+):
+    backend = load(tiny_dir, ["cuda:0"])
+    seated = {lane: seat(backend, lane, lane) for lane in lanes}
+    launched, replay = [], Captured.replay
+
+    def heard(self: Captured) -> None:
+        launched.append(self)
+        replay(self)
+
+    monkeypatch.setattr(Captured, "replay", heard)
+    go_on(backend, seated, 9, runs_ahead=True)
+    assert len(launched) == (9 if read_spec(tiny_dir).has_end_state else 10)
+    backend.close()
+
+
+def test_a_row_without_numbers_may_run_ahead_and_the_others_go_on(tiny_dir: Path):
+    backend = load(tiny_dir, ["cuda:0"])
+    expected = seat(backend, 1, 1)
+    go_on(backend, {1: expected}, 6)
+    sick, well = seat(backend, 0, 0), seat(backend, 1, 1)
+    [shard] = backend._groups[0]._shards
+    with torch.inference_mode():
+        for stack in shard.cache.row_stacks:
+            stack[:, 0] = float("nan")
+    logits = backend.decode([0, 1], [sick.position, well.position], [5, well.tokens[-1]])
+    ranking = logits.rank(Wanted())
+    backend.run_ahead()
+    best = ranking.candidates().best.tolist()
+    torch.cuda.synchronize()
+    assert best == [NO_TOKEN, expected.tokens[1]]
+    well.position += 1
+    well.tokens.append(best[1])
+    go_on(backend, {1: well}, 5, runs_ahead=True)
+    assert well.tokens == expected.tokens
     backend.close()
 
 
@@ -154,7 +208,8 @@ def test_a_greedy_step_after_another_copies_nothing_to_the_gpu(
     copied, copy = [], torch.Tensor.copy_
 
     def heard(self: torch.Tensor, *args, **options) -> torch.Tensor:
-        copied.append(self.shape)
+        if self.is_cuda:
+            copied.append(self.shape)
         return copy(self, *args, **options)
 
     monkeypatch.setattr(torch.Tensor, "copy_", heard)

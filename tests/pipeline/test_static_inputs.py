@@ -9,7 +9,7 @@ import torch
 
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.pipeline.passes import Batch, Given
-from luceasync.pipeline.static_inputs import Held, StaticInputs, feed_best
+from luceasync.pipeline.static_inputs import Fed, Feedback, Held, StaticInputs, feed_best
 
 CPU = torch.device("cpu")
 NO_TOKEN = -1
@@ -24,7 +24,17 @@ class Step:
     """A step of two entries whose best token is the one that it was given, and one more."""
 
     inputs: StaticInputs = field(default_factory=lambda: StaticInputs(2, 1, CPU, None))
+    feedback: Feedback = field(default_factory=lambda: Feedback(2, CPU))
     num_copies: int = 0
+
+    def run(self) -> Fed:
+        """What its inputs hold."""
+        given, place, found = self.inputs.given, self.inputs.place, self.feedback.found
+        logits = torch.nn.functional.one_hot(given[:, 0] + 1, 100).float()
+        feed_best(logits, given, place, found, NO_TOKEN)
+        self.fed = self.feedback.send()
+        self.inputs.fed(self.fed)
+        return self.fed
 
     def __call__(self, batch: Batch, given: Given) -> list[list[int]]:
         """Tokens, lanes and positions that the pass reads."""
@@ -32,9 +42,7 @@ class Step:
         self.inputs.tell(batch, given)
         self.num_copies += not self.inputs._told.eq(255).all()
         seen = [self.inputs.given[:, 0].tolist(), *self.inputs.place.tolist()]
-        logits = torch.nn.functional.one_hot(self.inputs.given[:, 0] + 1, 100).float()
-        feed_best(logits, self.inputs.given, self.inputs.place, NO_TOKEN)
-        self.inputs.fed()
+        self.run()
         return seen
 
 
@@ -42,7 +50,7 @@ def test_a_step_that_goes_on_where_it_fed_itself_is_told_nothing():
     step = Step()
     assert step(at((3, 1), (10, 20)), (5, 6)) == [[5, 6], [3, 1], [10, 20]]
     for more in range(1, 4):
-        assert step.inputs.fetch().tolist() == [5 + more, 6 + more]
+        assert step.fed.fetch().tolist() == [5 + more, 6 + more]
         seen = step(at((3, 1), (10 + more, 20 + more)), [5 + more, 6 + more])
         assert seen == [[5 + more, 6 + more], [3, 1], [10 + more, 20 + more]]
     assert step.num_copies == 1
@@ -61,7 +69,7 @@ def test_a_step_that_goes_on_where_it_fed_itself_is_told_nothing():
 def test_whatever_else_comes_is_told(lanes, begins, tokens):
     step = Step()
     step(at((3, 1), (10, 20)), (5, 6))
-    step.inputs.fetch()
+    step.fed.fetch()
     assert step(at(lanes, begins), tokens) == [[*tokens], [*lanes], [*begins]]
     assert step.num_copies == 2
 
@@ -77,15 +85,45 @@ def test_an_entry_of_no_lane_stays_as_it_was_told():
     for more in range(4):
         seen = step(at((3, NO_LANE), (10 + more, 0)), (5 + more, 0))
         assert seen == [[5 + more, 0], [3, NO_LANE], [10 + more, 0]]
-        assert step.inputs.fetch().tolist() == [6 + more, 0]
+        assert step.fed.fetch().tolist() == [6 + more, 0]
     assert step.num_copies == 1
 
 
+def test_a_step_that_goes_on_by_itself_leaves_the_tokens_of_the_one_before_it():
+    step = Step()
+    step(at((3, 1), (10, 20)), (5, 6))
+    first, second = step.fed, step.run()
+    assert first.tokens is None and first.fetch().tolist() == [6, 7] and first.tokens == (6, 7)
+    assert second.tokens is None and second.fetch().tolist() == [7, 8]
+    assert step(at((3, 1), (12, 22)), (7, 8)) == [[7, 8], [3, 1], [12, 22]]
+    assert step.num_copies == 1
+    assert second.fetch().tolist() == [7, 8] and step.fed.fetch().tolist() == [8, 9]
+
+
+def test_a_step_that_went_on_by_itself_for_nothing_is_told_the_same_place_again():
+    step = Step()
+    step(at((3, 1), (10, 20)), (5, 6))
+    first = step.fed
+    step.run()
+    first.fetch()
+    assert step(at((3, 1), (11, 21)), (6, 7)) == [[6, 7], [3, 1], [11, 21]]
+    assert step.num_copies == 2
+
+
+def test_what_is_no_token_is_found_but_given_to_nobody():
+    step = Step()
+    step(at((3, 1), (10, 20)), (5, 6))
+    logits = torch.tensor([[0.0, float("nan")], [0.0, 1.0]])
+    feed_best(logits, step.inputs.given, step.inputs.place, step.feedback.found, NO_TOKEN)
+    assert step.inputs.given.tolist() == [[0], [1]], "an embedding has a row of each"
+    assert step.feedback.found.tolist() == [NO_TOKEN, 1]
+
+
 def test_new_inputs_are_of_no_lane_and_a_run_before_the_first_step_leaves_them_so():
-    inputs = StaticInputs(2, 1, CPU, None)
-    feed_best(torch.eye(2, 100), inputs.given, inputs.place, NO_TOKEN)
-    assert inputs.given.tolist() == [[0], [0]]
-    assert inputs.place.tolist() == [[NO_LANE] * 2, [0, 0]]
+    step = Step()
+    step.run()
+    assert step.inputs.given.tolist() == [[0], [0]]
+    assert step.inputs.place.tolist() == [[NO_LANE] * 2, [0, 0]]
 
 
 def test_a_place_that_is_told_before_its_tokens_is_right_with_any():

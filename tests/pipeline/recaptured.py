@@ -1,0 +1,88 @@
+"""A GPU's way through a model on the CPU, quickly: captured passes that are run again, with torch's
+bodies. These want rows told for the host, and are told what the captured pass reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import TypeVar
+
+import pytest
+from torch import Tensor
+
+from luceasync.models.ops import Ops, TorchOps
+from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
+from luceasync.models.trees import Trees
+from luceasync.pipeline import group
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.past_rows import PastRows
+from luceasync.pipeline.shard import Shard
+from tests.kernels.interpreted import Recapture, Rerun
+
+T = TypeVar("T")
+
+
+class Platform(CpuPlatform):
+    """Captures, as a GPU's platform does, and has plain bodies."""
+
+    @cached_property
+    def ops(self) -> Ops:
+        return TorchOps()
+
+    def passes(self, *, eager: Callable[[], T], captured: Callable[..., T]) -> T:
+        return captured(Recapture())
+
+
+class HostShard(Shard):
+    """Tells the host what only a device is told. Where there is no lane nothing is run."""
+
+    def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
+        return super().forward(x, rows, past) if rows.num_lanes else x
+
+    def verify(self, x: Tensor, rows: Rows, trees: Trees) -> Tensor:
+        return super().verify(x, rows, trees) if rows.num_lanes else x
+
+    def rows_from(
+        self,
+        entries: tuple[Entry, ...],
+        lanes: Tensor,
+        positions: Tensor,
+        mark: int | None = None,
+    ) -> Rows:
+        both = zip(lanes.tolist(), positions[:, 0].tolist(), strict=True)
+        if not entries and positions.shape[1] == 1:
+            entries = tuple(self._entry(lane, begin, 1) for lane, begin in both)
+        elif not entries:
+            entries = tuple(self._committed(lane, begin) for lane, begin in both)
+        return super().rows_from(entries, lanes, positions, mark)
+
+    def paths_from(
+        self, kept: tuple[Kept, ...], lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
+    ) -> Paths:
+        if not kept:
+            each = zip(*(x.tolist() for x in (lanes, begins, counts)), rows, strict=True)
+            kept = tuple(
+                Kept(i, lane, begin, self.cache.places(lane, begin, begin + n), path[:n].long())
+                for i, (lane, begin, n, path) in enumerate(each)
+                if n and lane != NO_LANE
+            )
+        return super().paths_from(kept, lanes, begins, rows, counts)
+
+
+@contextmanager
+def recaptured() -> Iterator[list[object]]:
+    """Groups that are loaded inside it capture their passes; what is run again is listed."""
+    replayed: list[object] = []
+    replay = Rerun.replay
+
+    def heard(self: Rerun) -> None:
+        replayed.append(self)
+        replay(self)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(group, "open_platform", Platform)
+        patch.setattr(group, "Shard", HostShard)
+        patch.setattr(Rerun, "replay", heard)
+        yield replayed
