@@ -28,9 +28,10 @@ from luceasync.kernels.attention_cuda import Share
 
 NUM_REPLAYS = 10
 SHARES = tuple(
-    Share(warps, stages, splits)
+    Share(warps, stages, splits, cluster)
     for warps, stages in ((4, 1), (4, 2), (8, 1), (8, 2))
     for splits in (8, 16, 32)
+    for cluster in (1, 8)
 )
 
 

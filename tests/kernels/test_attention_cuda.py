@@ -98,11 +98,13 @@ def case_of(name: str, lanes: list[int], ranks: list[int], place: torch.device) 
     return case
 
 
-SHARES = (FEW, Share(4, 1, 2), Share(1, 3, 64))
+CLUSTERS = Share(2, 2, 8, cluster=4)  # at 300 tokens one is whole, and one has a single part
+SHARES = (FEW, Share(4, 1, 2), Share(1, 3, 64), CLUSTERS)
 ALL = [(name, rank, SHARES) for name in SPECS for rank in (0, 1, 15, 16, 63, 64, 65, 300, 1500)]
 EMULATED = [
     *(("plain", rank, (FEW,)) for rank in (0, 1, 15, 16, 63, 64, 65)),
-    *((name, 300, (SHARES[i % 3],)) for i, name in enumerate(SPECS)),
+    *((name, 300, (SHARES[i % 3], CLUSTERS)) for i, name in enumerate(SPECS)),
+    ("plain", 65, (CLUSTERS,)),
 ]
 
 
@@ -221,6 +223,7 @@ def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, rank: int)
 def test_a_context_is_divided_alike_wherever_the_memory_is_enough(name: str) -> None:
     heads = LAYERS[name]
     found = {share(heads, kib * KIB) for kib in (99, 163, 227)}
+    found.add(share(heads, 227 * KIB, has_clusters=True))
     assert len({(each.warps, each.splits) for each in found}) == 1
 
 
@@ -235,10 +238,11 @@ needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="
 def test_the_program_fits_every_card(card: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     most_bytes = CARDS[card].shared_kib * KIB - attention_cuda.STATIC_BYTES
-    chosen = share(LAYERS[name], most_bytes)
-    assert shared_of(LAYERS[name], chosen) <= most_bytes
     capability = divmod(CAPABILITIES[card], 10)
-    constants = constants_of(LAYERS[name], chosen, overlaps=capability >= (9, 0))
+    overlaps = capability >= (9, 0)
+    chosen = share(LAYERS[name], most_bytes, has_clusters=overlaps)
+    assert shared_of(LAYERS[name], chosen) <= most_bytes
+    constants = constants_of(LAYERS[name], chosen, overlaps=overlaps)
     binary = tmp_path / "program.cubin"
     binary.write_bytes(compiled(attention_cuda.SOURCE, constants, capability))
     told = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", str(binary)]
