@@ -28,10 +28,9 @@ from luceasync.kernels.attention_cuda import Share
 
 NUM_REPLAYS = 10
 SHARES = tuple(
-    Share(warps, stages, splits, cluster)
+    Share(warps, stages, splits)
     for warps, stages in ((4, 1), (4, 2), (8, 1), (8, 2))
     for splits in (8, 16, 32)
-    for cluster in (1, 8)
 )
 
 

@@ -1,6 +1,5 @@
-// Softmaxes over parts of a context become one: those of a program's warps, of the programs of a cluster, then of all
-// clusters of a kv head. Parts are added in their own order, whoever comes last: a result is the same bits at every
-// run.
+// Softmaxes over parts of a context become one: those of a program's warps, then those of all programs of a kv
+// head. Parts are added in their own order, whoever comes last: a result is the same bits at every run.
 
 #pragma once
 
@@ -48,40 +47,18 @@ __device__ __forceinline__ Part merged_warps(u32 begin, int quad, int num_warps)
   return merged(parts, num_warps);
 }
 
-// What a program leaves for the others of its cluster, where its first warp has left its sums: only who merges a quad
-// reads it there. A program without units leaves nothing.
-__device__ __forceinline__ void leave(int quad, const Part& part) {
-  int head = quad / (HEAD_DIM / 4), column = quad % (HEAD_DIM / 4) * 4;
-  *(float4*)(shared + (head * SUM_COLUMNS + column) * 4) = part.sum;
-  if (column == 0) *(float2*)(shared + AT_MERGED + head * 8) = make_float2(part.best, part.weight);
-}
-
-// Of the first `count` programs of the cluster.
-__device__ __forceinline__ Part merged_programs(u32 begin, int quad, int count) {
-  int head = quad / (HEAD_DIM / 4), column = quad % (HEAD_DIM / 4) * 4;
-  Part parts[CLUSTER];
-#pragma unroll
-  for (int i = 0; i < CLUSTER; i++) {
-    if (i >= count) continue;
-    parts[i].sum = load_four_of_program(begin + (head * SUM_COLUMNS + column) * 4, i);
-    parts[i].best = load_of_program(begin + AT_MERGED + head * 8, i);
-    parts[i].weight = load_of_program(begin + AT_MERGED + head * 8 + 4, i);
-  }
-  return merged(parts, count);
-}
-
-// What clusters leave for the last of them.
+// What programs leave for the last of them.
 struct Parts {
-  float4* sums;     // [clusters][QUADS]
-  float2* weights;  // [clusters][GROUP]: best, weight
+  float4* sums;     // [splits][QUADS]
+  float2* weights;  // [splits][GROUP]: best, weight
 
-  __device__ __forceinline__ void store(int cluster, int quad, const Part& part) const {
-    sums[cluster * QUADS + quad] = part.sum;
+  __device__ __forceinline__ void store(int split, int quad, const Part& part) const {
+    sums[split * QUADS + quad] = part.sum;
     int head = quad / (HEAD_DIM / 4);
-    if (quad % (HEAD_DIM / 4) == 0) weights[cluster * GROUP + head] = make_float2(part.best, part.weight);
+    if (quad % (HEAD_DIM / 4) == 0) weights[split * GROUP + head] = make_float2(part.best, part.weight);
   }
 
-  __device__ __forceinline__ Part merged_clusters(int quad, int count) const {
+  __device__ __forceinline__ Part merged_splits(int quad, int count) const {
     Part parts[TOGETHER + 1];
     for (int begin = 0; begin < count; begin += TOGETHER) {
       bool is_first = begin == 0;

@@ -4,11 +4,11 @@
 // A program takes one kv head's group of query heads through one of up to SPLITS parts of the context. Which
 // part depends on the context's length alone. What earlier steps have left of keys and values is on its way
 // before the kernel in front has ended; each warp copies units of 16 tokens into its own ring of shared memory,
-// and waits for nobody until its sums are added to the others'. Programs of a cluster read each other's shared
-// memory, and each merges some of the results; of a kv head's clusters the last one to come merges what all have left.
+// and waits for nobody until its sums are added to the others'. Of a kv head's programs the last one to come
+// merges what all have left.
 //
 // Compiled with: GROUP, KV_HEADS, HEAD_DIM, HALF (of the rotated dimensions), GATED, NEWEST (0: no ring) (the
-// layer); WARPS, STAGES, SPLITS, CLUSTER, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.attention_cuda says
+// layer); WARPS, STAGES, SPLITS, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.attention_cuda says
 // what they mean.
 
 #include "attend_heads.cuh"
@@ -30,8 +30,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   if (OVERLAP) start_next();
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   int num_each = gridDim.x / SPLITS;  // parts that all contexts have come first
-  int in_cluster = blockIdx.x % CLUSTER, first_split = blockIdx.x / CLUSTER / num_each * CLUSTER;
-  int split = first_split + in_cluster, group = blockIdx.x / CLUSTER % num_each;
+  int split = blockIdx.x / num_each, group = blockIdx.x % num_each;
   int entry = group / KV_HEADS, kv_head = group % KV_HEADS;
   int row = lanes[entry], rank = ranks[entry];
   uint2* results = (uint2*)out + (u64)group * QUADS;
@@ -43,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
     return;
   }
   Range range(rank, split);
-  if (first_split >= range.num_splits) return;
+  if (split >= range.num_splits) return;
   bool has_newest = split == range.num_splits - 1;
   u64 own_begin = (u64)row * num_places * KV_DIM + kv_head * HEAD_DIM;
   keys += own_begin, values += own_begin;
@@ -104,41 +103,31 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32) attend_row(
   int num_warps = range.num_warps();
   if (warp < num_warps) softmax.finish(warp, lane);
   __syncthreads();
-  if constexpr (CLUSTER > 1) {
-#pragma unroll 1
-    for (int quad = threadIdx.x; quad < QUADS && num_warps > 0; quad += WARPS * 32)
-      leave(quad, merged_warps(begin, quad, num_warps));
-    wait_for_cluster();
-  }
 
-  // Each program of the cluster has its share of the quads.
-  int first_quad = QUADS * in_cluster / CLUSTER + threadIdx.x, end_quad = QUADS * (in_cluster + 1) / CLUSTER;
-  int num_splits = min(range.num_splits - first_split, CLUSTER);
-  int num_clusters = (range.num_splits + CLUSTER - 1) / CLUSTER;
-  auto part_of = [&](int quad) {
-    return CLUSTER > 1 ? merged_programs(begin, quad, num_splits) : merged_warps(begin, quad, num_warps);
-  };
-  auto put = [&](int quad, const Part& part) {
+  auto gate_of = [&](int quad) {
     const u16* gates = x + (NUM_HEADS + 2 * KV_HEADS + kv_head * GROUP) * HEAD_DIM;
-    results[quad] = finished(part, GATED ? ((const uint2*)gates)[quad] : make_uint2(0, 0));
+    return GATED ? ((const uint2*)gates)[quad] : make_uint2(0, 0);
   };
-  Parts parts = {sums + (u64)group * (SPLITS / CLUSTER) * QUADS, weights + (u64)group * (SPLITS / CLUSTER) * GROUP};
+  if (range.num_splits == 1) {
 #pragma unroll 1
-  for (int quad = first_quad; quad < end_quad; quad += WARPS * 32) {
-    if (num_clusters == 1) {
-      put(quad, part_of(quad));
-    } else {
-      parts.store(first_split / CLUSTER, quad, part_of(quad));
+    for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
+      uint2 gate = gate_of(quad);
+      results[quad] = finished(merged_warps(begin, quad, num_warps), gate);
     }
+    return;
   }
-  if constexpr (CLUSTER > 1) wait_for_cluster();  // others may still read what is here
-  if (num_clusters == 1) return;
-  if constexpr (CLUSTER == 1) __syncthreads();
-  u32* counter = arrivals + group * CLUSTER + in_cluster;
-  if (threadIdx.x == 0) num_before = arrive(counter);
-  __syncthreads();
-  if (num_before + 1 < num_clusters) return;
-  if (threadIdx.x == 0) *counter = 0;  // for the next launch
+  Parts parts = {sums + (u64)group * SPLITS * QUADS, weights + (u64)group * SPLITS * GROUP};
 #pragma unroll 1
-  for (int quad = first_quad; quad < end_quad; quad += WARPS * 32) put(quad, parts.merged_clusters(quad, num_clusters));
+  for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32)
+    parts.store(split, quad, merged_warps(begin, quad, num_warps));
+  __syncthreads();
+  if (threadIdx.x == 0) num_before = arrive(arrivals + group);
+  __syncthreads();
+  if (num_before + 1 < range.num_splits) return;
+  if (threadIdx.x == 0) arrivals[group] = 0;  // for the next launch
+#pragma unroll 1
+  for (int quad = threadIdx.x; quad < QUADS; quad += WARPS * 32) {
+    uint2 gate = gate_of(quad);
+    results[quad] = finished(parts.merged_splits(quad, range.num_splits), gate);
+  }
 }

@@ -20,7 +20,7 @@ struct Range {
     first = split * turns_each * WARPS;
     end = min(first + turns_each * WARPS, num_units);
   }
-  __device__ __forceinline__ int num_warps() const { return max(min(end - first, WARPS), 0); }  // that have units
+  __device__ __forceinline__ int num_warps() const { return min(end - first, WARPS); }  // that have units
 };
 
 // Copies units of one kv head of one lane, whose `keys` and `values` these are.

@@ -21,8 +21,7 @@ from luceasync.kernels.overlap import can_overlap, shared_bytes
 UNIT_TOKENS = 16  # that a warp takes at a time
 MAX_GROUP = 16  # query heads of a kv head: the rows of a product
 HEAD_DIMS = (16, 32, 64, 128)  # with heads of 256 Triton's two launches are faster
-NUM_ARRIVALS = 32768  # programs of a cluster, for all kv heads of all entries of a launch
-CLUSTER = 8  # programs that read each other's shared memory; more are not everywhere
+NUM_ARRIVALS = 4096  # kv heads of all entries of a launch
 STATIC_BYTES = 1024  # of shared memory that are not for a Share
 NUM_PROGRAMS = 128  # of an entry with a long context: an H200 has 132 multiprocessors
 
@@ -46,15 +45,13 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """How a context is divided: among up to `splits` programs of `warps` each, `cluster` of which
-    read each other's shared memory; a warp has `stages` of 16 tokens in shared memory, the one that
-    is multiplied counted in.
+    """How a context is divided: among up to `splits` programs of `warps` each; a warp has `stages`
+    of 16 tokens in shared memory, the one that is multiplied counted in.
     """
 
     warps: int
     stages: int
     splits: int
-    cluster: int = 1
 
 
 def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int) -> bool:
@@ -66,7 +63,7 @@ def can_attend(projected: Tensor, keys: Tensor, num_heads: int, rotary_dim: int)
         num_heads // num_kv_heads <= MAX_GROUP
         and head_dim in HEAD_DIMS
         and rotary_dim % 4 == 0
-        and len(projected) * num_kv_heads * CLUSTER <= NUM_ARRIVALS
+        and len(projected) * num_kv_heads <= NUM_ARRIVALS
     )
     return fits and can_compile(keys.device.index or 0)
 
@@ -104,15 +101,12 @@ def attend(
     kv_dim = num_kv_heads * head_dim
     assert projected.stride(0) % 4 == 0 and projected.stride(1) == 1, "rows are read by 8 bytes"
     assert keys.stride() == values.stride() and keys.stride(1) == kv_dim, "pages of whole rows"
-    assert keys.stride(0) % kv_dim == 0
+    assert keys.stride(0) % kv_dim == 0 and num_entries * num_kv_heads <= len(arrivals)
     newest = 0 if ring is None else ring.shape[1]
     group = num_heads // num_kv_heads
     heads = Heads(num_kv_heads, group, head_dim, rotary_dim // 2, gated, newest)
-    overlaps = can_overlap(keys.device.index or 0)  # GPUs that can have clusters too
-    most_bytes = shared_bytes(keys) - STATIC_BYTES
-    chosen = chosen or share(heads, most_bytes, has_clusters=overlaps)
-    assert num_entries * num_kv_heads * chosen.cluster <= len(arrivals)
-    parts = (num_entries, num_kv_heads, chosen.splits // chosen.cluster, group)
+    chosen = chosen or share(heads, shared_bytes(keys) - STATIC_BYTES)
+    parts = (num_entries, num_kv_heads, chosen.splits, group)
     new = partial(torch.empty, dtype=torch.float32, device=keys.device)
     query_norm, key_norm, eps = norms
     cos, sin = rotation
@@ -139,21 +133,22 @@ def attend(
         keys.stride(0) // kv_dim,
         tables.stride(0),
     )
+    overlaps = can_overlap(keys.device.index or 0)
     constants = constants_of(heads, chosen, overlaps=overlaps)
     num_programs = num_entries * num_kv_heads * chosen.splits
-    launch = Launch(num_programs, chosen.warps * 32, constants["SHARED_BYTES"], chosen.cluster)
+    launch = Launch(num_programs, chosen.warps * 32, constants["SHARED_BYTES"])
     _PROGRAM.launch(keys.device, constants, launch, arguments)
     return out
 
 
-def share(heads: Heads, most_bytes: int, *, has_clusters: bool = False) -> Share:
-    """How a context is divided on a device whose programs may have `most_bytes` of shared memory,
-    and may have clusters. `warps` and `splits`, and with them a row's bits, depend on nothing else
-    than the layer and the device.
+def share(heads: Heads, most_bytes: int) -> Share:
+    """How a context is divided on a device whose programs may have `most_bytes` of shared memory.
+    `warps` and `splits`, and with them a row's bits, depend on nothing else than the layer.
     """
-    splits = min(max(NUM_PROGRAMS // heads.num_kv_heads // CLUSTER, 1), 8) * CLUSTER
-    wanted = Share(8, 2, splits, CLUSTER if has_clusters else 1)
-    return next(each for each in _smaller(wanted) if shared_of(heads, each) <= most_bytes)
+    splits = min(max(NUM_PROGRAMS // heads.num_kv_heads, 8), 64)
+    return next(
+        each for each in _smaller(Share(8, 2, splits)) if shared_of(heads, each) <= most_bytes
+    )
 
 
 def _smaller(share: Share) -> Iterator[Share]:
@@ -171,7 +166,7 @@ def shared_of(heads: Heads, share: Share) -> int:
     ring_bytes = share.stages * 2 * UNIT_TOKENS * row_bytes
     query_rows = 8 if heads.group <= 8 else 16
     new_bytes = 2 * heads.head_dim * 2
-    weight_bytes = (share.warps + 1) * heads.group * 8
+    weight_bytes = share.warps * heads.group * 8
     return share.warps * ring_bytes + query_rows * row_bytes + new_bytes + weight_bytes
 
 
@@ -187,7 +182,6 @@ def constants_of(heads: Heads, share: Share, *, overlaps: bool) -> dict[str, int
         "WARPS": share.warps,
         "STAGES": share.stages,
         "SPLITS": share.splits,
-        "CLUSTER": share.cluster,
         "PAGE": PAGE_TOKENS,
         "OVERLAP": int(overlaps),
         "SHARED_BYTES": shared_of(heads, share),

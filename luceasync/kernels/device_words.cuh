@@ -114,16 +114,6 @@ __device__ __forceinline__ float load_of_program(u32 at, u32 rank) {
   return v;
 }
 
-__device__ __forceinline__ float4 load_four_of_program(u32 at, u32 rank) {
-  u32 there;
-  float4 v;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(at), "r"(rank));
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(there));
-  return v;
-}
-
 // All threads of all its programs have come, and what they have written is there.
 __device__ __forceinline__ void wait_for_cluster() {
   asm volatile("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");

@@ -98,13 +98,11 @@ def case_of(name: str, lanes: list[int], ranks: list[int], place: torch.device) 
     return case
 
 
-CLUSTERS = Share(2, 2, 8, cluster=4)  # at 300 tokens one is whole, and one has a single part
-SHARES = (FEW, Share(4, 1, 2), Share(1, 3, 64), CLUSTERS)
+SHARES = (FEW, Share(4, 1, 2), Share(1, 3, 64))
 ALL = [(name, rank, SHARES) for name in SPECS for rank in (0, 1, 15, 16, 63, 64, 65, 300, 1500)]
 EMULATED = [
     *(("plain", rank, (FEW,)) for rank in (0, 1, 15, 16, 63, 64, 65)),
-    *((name, 300, (SHARES[i % 3], CLUSTERS)) for i, name in enumerate(SPECS)),
-    ("plain", 65, (CLUSTERS,)),
+    *((name, 300, (SHARES[i % 3],)) for i, name in enumerate(SPECS)),
 ]
 
 
@@ -223,7 +221,6 @@ def test_a_long_context_is_attended_as_torch_computes_it(gated: bool, rank: int)
 def test_a_context_is_divided_alike_wherever_the_memory_is_enough(name: str) -> None:
     heads = LAYERS[name]
     found = {share(heads, kib * KIB) for kib in (99, 163, 227)}
-    found.add(share(heads, 227 * KIB, has_clusters=True))
     assert len({(each.warps, each.splits) for each in found}) == 1
 
 
@@ -238,11 +235,10 @@ needs_tools = pytest.mark.skipif(not (BINARIES / "cuobjdump").exists(), reason="
 def test_the_program_fits_every_card(card: str, name: str, tmp_path: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
     most_bytes = CARDS[card].shared_kib * KIB - attention_cuda.STATIC_BYTES
-    capability = divmod(CAPABILITIES[card], 10)
-    overlaps = capability >= (9, 0)
-    chosen = share(LAYERS[name], most_bytes, has_clusters=overlaps)
+    chosen = share(LAYERS[name], most_bytes)
     assert shared_of(LAYERS[name], chosen) <= most_bytes
-    constants = constants_of(LAYERS[name], chosen, overlaps=overlaps)
+    capability = divmod(CAPABILITIES[card], 10)
+    constants = constants_of(LAYERS[name], chosen, overlaps=capability >= (9, 0))
     binary = tmp_path / "program.cubin"
     binary.write_bytes(compiled(attention_cuda.SOURCE, constants, capability))
     told = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", str(binary)]

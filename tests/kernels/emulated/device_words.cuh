@@ -77,7 +77,6 @@ inline float4 load_of_others(const float4* from) { return *from; }
 inline float2 load_of_others(const float2* from) { return *from; }
 
 inline float load_of_program(u32 at, u32 rank) { return *(const float*)machine::read_of_program(at, 4, rank); }
-inline float4 load_four_of_program(u32 at, u32 rank) { return *(const float4*)machine::read_of_program(at, 16, rank); }
 inline void wait_for_cluster() { machine::sync_cluster(); }
 
 inline float half_of(u32 bits) {
