@@ -4,7 +4,8 @@
 
 The limit of a step is the bytes that it reads / the copy bandwidth. `step`: of SPAN that follow
 each other, each token of which the host reads, as in an answer; `queued`: steps none of which is
-waited for. `--plain` also runs each shape in bfloat16.
+waited for. Verify rounds follow each other too: each brings its best tokens to the host and commits
+a path. `--plain` also runs each shape in bfloat16.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 import torch
 
 from luceasync.bench import command
-from luceasync.bench.device import at_rest, by_events, copy_bandwidth
+from luceasync.bench.device import at_rest, by_events, copy_bandwidth, synchronize
 from luceasync.bench.figures import median, medians
 from luceasync.bench.mixes import form_of
 from luceasync.bench.model import SPAN, Decoding, load_random, plan_for, prefill, random_prompt
@@ -25,11 +26,11 @@ from luceasync.models.config import parse_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.plan import Plan
-from scripts.bench_verify import chain_of, passes
+from scripts.bench_verify import chain_of, round_of
 
 CONTEXT, PROMPT = 1024, 8192
 NUM_VERIFIED = 16
-NUM_STEPS, NUM_QUEUED, NUM_PREFILLS = 40, 10, 3
+NUM_STEPS, NUM_QUEUED, NUM_ROUNDS, NUM_PREFILLS = 40, 10, 4, 3
 MODELS = "qwen3.5-27b:Q4_K_M,qwen3-4b:Q4_K,qwen3-4b:Q8_0"
 
 
@@ -78,15 +79,17 @@ def bench_model(
     limit_s = num_bytes / copy_bytes_per_s
     queued = measure({"": lambda: queue(backend)}, NUM_STEPS // NUM_QUEUED, clock=by_events)
     queued_s = median(queued[""]) / NUM_QUEUED
-    rounds = passes(backend, options.device, 1, CONTEXT)  # of other proposals are not run
-    chain = chain_of(NUM_VERIFIED).name
+    verify = round_of(chain_of(NUM_VERIFIED), backend, options.device, 1, CONTEXT)
     decoding = Decoding(backend, 1, CONTEXT)
-    runs = {"steps": lambda: decoding.steps(SPAN), "verify": rounds[chain]}
+    runs = {
+        "steps": lambda: decoding.steps(SPAN),
+        "verify": lambda: ([verify() for _ in range(NUM_ROUNDS)], synchronize()),
+    }
     seconds = medians(measure(runs, NUM_STEPS, num_warmups=3))
     prefill_s = median(
         measure({"": lambda: prefill(backend, 0, prompt)}, NUM_PREFILLS, clock=at_rest)[""]
     )
-    step_s, verify_s = seconds["steps"] / SPAN, seconds["verify"]
+    step_s, verify_s = seconds["steps"] / SPAN, seconds["verify"] / NUM_ROUNDS
     table.add(
         name,
         figure(sum(shard.weight_bytes for shard in plan.shards) / 1e9, "GB"),

@@ -9,11 +9,9 @@ commit a path. Rounds and decode steps alternate in one run; ratios are of their
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from luceasync.bench import command
 from luceasync.bench.device import copy_bandwidth, synchronize
@@ -103,35 +101,39 @@ def main() -> None:
 
 
 def passes(backend: LayerSplitBackend, device: str, num_lanes: int, context: int) -> dict[str, Run]:
-    """A decode step, and a round of every proposal; each brings its best tokens to the host."""
-    lanes, begins = list(range(num_lanes)), [context] * num_lanes
-    place = open_platform(device).device
+    """A decode step, and a round of every proposal until all of it is done."""
 
-    def round_of(proposal: Proposal) -> Run:
-        shape = (num_lanes, len(proposal.parents))
-        tokens = torch.randint(10, 1000, shape, device=place)
-        parents = torch.tensor(proposal.parents, dtype=torch.int32, device=place)
-        parents = parents.expand(shape).contiguous()
-        paths = [proposal.path] * num_lanes
-        return lambda: run_round(backend, lanes, begins, tokens, parents, paths)
+    def waited(run: Run) -> Run:
+        return lambda: (run(), synchronize())
 
-    rounds = {proposal.name: round_of(proposal) for proposal in PROPOSALS}
+    rounds = {
+        proposal.name: waited(round_of(proposal, backend, device, num_lanes, context))
+        for proposal in PROPOSALS
+    }
     return {DECODE: Decoding(backend, num_lanes, context), **rounds}
 
 
-def run_round(
-    backend: LayerSplitBackend,
-    lanes: Sequence[int],
-    begins: Sequence[int],
-    tokens: Tensor,
-    parents: Tensor,
-    paths: Sequence[Sequence[int]],
-) -> object:
-    logits = backend.verify(lanes, begins, tokens, parents)
-    best = logits.rank(Wanted()).candidates().best.tolist()
-    backend.commit(paths)
-    synchronize()
-    return best
+def round_of(
+    proposal: Proposal, backend: LayerSplitBackend, device: str, num_lanes: int, context: int
+) -> Run:
+    """Verify, bring the best tokens to the host, queue the commit of a path: another one may
+    follow, at the same place.
+    """
+    lanes, begins = list(range(num_lanes)), [context] * num_lanes
+    place = open_platform(device).device
+    shape = (num_lanes, len(proposal.parents))
+    tokens = torch.randint(10, 1000, shape, device=place)
+    parents = torch.tensor(proposal.parents, dtype=torch.int32, device=place)
+    parents = parents.expand(shape).contiguous()
+    paths = [proposal.path] * num_lanes
+
+    def run() -> object:
+        logits = backend.verify(lanes, begins, tokens, parents)
+        best = logits.rank(Wanted()).candidates().best.tolist()
+        backend.commit(paths)
+        return best
+
+    return run
 
 
 if __name__ == "__main__":

@@ -74,15 +74,24 @@ def num_programs(work: Work, share: Share, num_multiprocessors: int) -> int:
 
 def _few_rows(work: Work) -> Share:
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
-    if work.paired or work.num_outputs >= HUGE:
-        return Share(2, 5 if work.paired and num_units >= 20 else 4, 2)
-    if work.coding.bits == 8:
-        return Share(1, 5, 2) if num_units <= 10 else Share(1, 6, 3)
-    if num_units <= 10 or work.num_outputs >= WIDE:
-        return Share(1, 4, 3)
+    is_byte = work.coding.bits == 8
+    if work.paired or (work.num_outputs >= HUGE and num_units > 10):
+        return Share(2, 4, 2)
+    if work.num_outputs >= HUGE and not is_byte:
+        return Share(2, 2, 4)
+    if num_units <= 10:
+        return Share(1, 5, 2)
     if work.num_outputs >= SMALL:
-        return Share(1, 8, 2)
-    return Share(1, 10, 4) if num_units >= 32 else Share(1, 8, 3)
+        return (
+            Share(1, 6, 3)
+            if is_byte
+            else Share(1, 4, 3)
+            if work.num_outputs >= WIDE
+            else Share(1, 8, 2)
+        )
+    if is_byte:
+        return Share(1, 5, 4) if num_units >= 32 else Share(2, 8, 3)
+    return Share(1, 10, 3) if num_units >= 32 else Share(1, 8, 4)
 
 
 def _many_rows(work: Work, has_clusters: bool) -> Share:
@@ -94,7 +103,9 @@ def _many_rows(work: Work, has_clusters: bool) -> Share:
         )  # a warp more than others is waited for
         return Share(2, warps, 2, goes_on=work.paired and not is_large)
     if work.num_outputs >= WIDE:
-        return Share(1, 4, 2) if is_large else Share(2, 4, 2)
+        # Up to four programs of three warps a multiprocessor run at once, three of four.
+        warps = 3 if work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132 else 4
+        return Share(1, 4, 2) if is_large else Share(2, warps, 2)
     if work.num_outputs <= FEW:
         return Share(1, min(MOST_WARPS, num_units), 2)
     if has_clusters and work.num_outputs < SMALL:
