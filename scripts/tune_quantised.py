@@ -29,7 +29,7 @@ from luceasync.kernels import grouped_cuda, grouped_rows
 from luceasync.kernels.grouped_rows import Tile
 from luceasync.kernels.grouped_share import Share
 from luceasync.kernels.grouped_tiled import Tiled
-from luceasync.kernels.prepared_rows import Arranged, prepared
+from luceasync.kernels.prepared_rows import MOST_PLAIN, Arranged, RowNorm, prepared
 from luceasync.models.grouped.ggml import FORMS
 from luceasync.models.grouped.random import random_packed
 from luceasync.models.grouped.tiles import coding_of, tile
@@ -43,12 +43,15 @@ SMALL_ROWS = 2048  # of a weight that a kernel is compiled with
 
 @dataclass(frozen=True)
 class Case:
-    """A weight [outputs (twice that if paired), dim] of a type."""
+    """A weight [outputs (twice that if paired), dim] of a type. `normed`: of one row the product
+    takes the norm, too, as behind a residual; a residual is added to the results of others.
+    """
 
     type: str
     outputs: int
     dim: int
     paired: bool = False
+    normed: bool = True
 
     @property
     def weight_rows(self) -> int:
@@ -57,30 +60,42 @@ class Case:
     @property
     def name(self) -> str:
         pair = ", paired" if self.paired else ""
-        return f"{self.type} {self.weight_rows} x {self.dim}{pair}"
+        norm = ", normed" if self.normed else ""
+        return f"{self.type} {self.weight_rows} x {self.dim}{pair}{norm}"
+
+
+@dataclass(frozen=True)
+class Norm:
+    """See luceasync.kernels.prepared_rows.RowNorm."""
+
+    weight: torch.Tensor
+    eps: float = 1e-6
 
 
 CASES = (
     Case("Q4_K", 17408, 5120, paired=True),
-    Case("Q4_K", 5120, 17408),
-    Case("Q6_K", 5120, 17408),
+    Case("Q4_K", 5120, 17408, normed=False),
+    Case("Q6_K", 5120, 17408, normed=False),
     Case("Q5_K", 10240, 5120),
     Case("Q4_K", 6240, 5120),
-    Case("Q4_K", 5120, 6144),
+    Case("Q4_K", 5120, 6144, normed=False),
     Case("Q4_K", 13312, 5120),
     Case("Q6_K", 1024, 5120),
     Case("Q6_K", 248320, 5120),
     Case("Q4_K", 9728, 2560, paired=True),
-    Case("Q4_K", 2560, 9728),
+    Case("Q4_K", 2560, 9728, normed=False),
     Case("Q4_K", 6144, 2560),
-    Case("Q4_K", 2560, 4096),
+    Case("Q4_K", 2560, 4096, normed=False),
     Case("Q4_K", 151936, 2560),
     Case("Q8_0", 9728, 2560, paired=True),
-    Case("Q8_0", 2560, 9728),
+    Case("Q8_0", 2560, 9728, normed=False),
     Case("Q8_0", 6144, 2560),
-    Case("Q8_0", 2560, 4096),
+    Case("Q8_0", 2560, 4096, normed=False),
     Case("Q8_0", 151936, 2560),
 )
+
+
+Given = tuple[torch.Tensor | Arranged, RowNorm | None]
 
 
 class TritonTiles:
@@ -105,13 +120,15 @@ class TritonTiles:
             found.append(Tile(row_blocks, strides, steps, prefetch=prefetch))
         return found
 
-    def prepared(self, case: Case, x: torch.Tensor) -> torch.Tensor:
-        """What `run` multiplies."""
-        return x
+    def prepared(self, case: Case, x: torch.Tensor, norm: Norm | None) -> Given:
+        """What `run` multiplies: these kernels norm nothing."""
+        return x, None
 
     def run(
-        self, case: Case, chosen: Tile, x: torch.Tensor, weight: Tiled, residual: torch.Tensor
+        self, case: Case, chosen: Tile, given: Given, weight: Tiled, residual: torch.Tensor
     ) -> None:
+        x, _ = given
+        assert isinstance(x, torch.Tensor), "rows as they are"
         if case.paired:
             grouped_rows.swiglu(x, weight, chosen=chosen)
         else:
@@ -140,24 +157,22 @@ class CudaShares:
                 continue
             if not has_few_warps and not is_large and warps * splits <= num_units:
                 found.append(Share(row_blocks, warps, stages, splits))
-        return found
+        go_on = [replace(share, goes_on=True) for share in found if share.splits == 1]
+        return [*found, *go_on] if num_rows > MOST_PLAIN else found
 
-    def prepared(self, case: Case, x: torch.Tensor) -> torch.Tensor | Arranged:
-        """What `run` multiplies: more than 8 rows are arranged before."""
-        return prepared(x, (coding_of(FORMS[case.type]),))[0]
+    def prepared(self, case: Case, x: torch.Tensor, norm: Norm | None) -> Given:
+        """What `run` multiplies: more than one row are normed before, more than 8 arranged too."""
+        return prepared(x, (coding_of(FORMS[case.type]),), norm)
 
     def run(
-        self,
-        case: Case,
-        chosen: Share,
-        x: torch.Tensor | Arranged,
-        weight: Tiled,
-        residual: torch.Tensor,
+        self, case: Case, chosen: Share, given: Given, weight: Tiled, residual: torch.Tensor
     ) -> None:
+        x, norm = given
         if case.paired:
-            grouped_cuda.swiglu(x, weight, chosen=chosen)
+            grouped_cuda.swiglu(x, weight, norm=norm, chosen=chosen)
         else:
-            grouped_cuda.linear(x, weight, residual, chosen=chosen)
+            added = None if case.normed else residual
+            grouped_cuda.linear(x, weight, added, norm=norm, chosen=chosen)
 
     def kernel_of(self, case: Case, chosen: Share, num_rows: int) -> tuple[object, ...]:
         """What differs in nothing but its sizes is one program."""
@@ -179,7 +194,8 @@ def compile_one(work: tuple[Body, Case, Any, int]) -> str:
     x = torch.zeros(num_rows, case.dim, dtype=torch.bfloat16, device="cuda")
     try:
         residual = x.new_zeros(num_rows, SMALL_ROWS)
-        body.run(small, chosen, body.prepared(small, x), weight_of(small), residual)
+        given = body.prepared(small, x, norm_of(case))
+        body.run(small, chosen, given, weight_of(small), residual)
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[-200:]}"
@@ -190,12 +206,16 @@ def seconds_each(body: Body, case: Case, chosen: Any, num_rows: int, weights: li
     """Of one launch in a chain, of rows that are prepared."""
     x = rows_of(case, num_rows)
     residual = x.new_zeros(num_rows, case.outputs)
-    rows = body.prepared(case, x)
-    return seconds(lambda i: body.run(case, chosen, rows, weights[i], residual), len(weights))
+    given = body.prepared(case, x, norm_of(case))
+    return seconds(lambda i: body.run(case, chosen, given, weights[i], residual), len(weights))
 
 
 def rows_of(case: Case, num_rows: int) -> torch.Tensor:
     return torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
+
+
+def norm_of(case: Case) -> Norm | None:
+    return Norm(torch.ones(case.dim, device="cuda")) if case.normed else None
 
 
 def seconds(launch: Callable[[int], object], num_launches: int) -> float:
@@ -223,9 +243,9 @@ def tune(
     table = report.table(
         ("divided as", "us", "GB/s", "of the copy"), f"{case.name}, {num_rows} rows"
     )
-    x = rows_of(case, num_rows)
-    if not isinstance(body.prepared(case, x), torch.Tensor):
-        prepared_s = seconds(lambda i: body.prepared(case, x), NUM_PREPARED)
+    x, norm = rows_of(case, num_rows), norm_of(case)
+    if num_rows > MOST_PLAIN:
+        prepared_s = seconds(lambda i: body.prepared(case, x, norm), NUM_PREPARED)
         report.say(f"{case.name}: {num_rows} rows are arranged in {prepared_s * 1e6:.1f} us")
     for rate, chosen in sorted(found, key=lambda each: -each[0])[:NUM_SHOWN]:
         table.add(
