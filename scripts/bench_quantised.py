@@ -2,10 +2,8 @@
 
     python -m scripts.bench_quantised [--models qwen3.5-27b:Q4_K_M,qwen3-4b:Q4_K,qwen3-4b:Q8_0]
 
-The limit of a step is the bytes that it reads / the copy bandwidth. `step`: of SPAN that follow
-each other, each token of which the host reads, as in an answer; `queued`: steps none of which is
-waited for. Verify rounds follow each other too: each brings its best tokens to the host and commits
-a path. `--plain` also runs each shape in bfloat16.
+The limit of a step is its bytes / the copy bandwidth. `step`: SPAN in a row, whose tokens the host
+reads; `queued`: none is waited for; verify rounds in a row bring their best tokens and commit.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from torch import Tensor
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import chain
 from luceasync.pipeline.passes import Batch, Given, following
-from luceasync.pipeline.transfer import queue_copy
+from luceasync.pipeline.transfer import Arrival, landing, queue_copy
 from luceasync.ranking.local import best_tokens
 
 # Of logits [entries, vocab]: the best token of every entry, or `no_token`, goes to `found`, int64
@@ -42,10 +42,9 @@ class Fed:
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
-        # A copy to memory that is not pinned would wait for the device.
-        self._copy = torch.zeros(size, dtype=torch.int64, pin_memory=device.type == "cuda")
+        self._copy = landing(size, torch.int64, device)
         self._numbers = self._copy.numpy()  # the same memory
-        self._arrival: torch.cuda.Event | None = None
+        self._arrival: Arrival | None = None
         self.tokens: tuple[int, ...] | None = None
 
     def take(self, found: Tensor) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from luceasync.errors import PlacementError
 
 Transfer = Callable[[Tensor, torch.device], Tensor]
+Arrival = torch.cuda.Event  # of a copy on the host
 
 
 def direct(x: Tensor, device: torch.device) -> Tensor:
@@ -28,14 +29,21 @@ def staged(x: Tensor, device: torch.device) -> Tensor:
     return direct(x.cpu() if crosses else x, device)
 
 
-def queue_copy(source: Tensor, target: Tensor) -> torch.cuda.Event | None:
+def landing(num_numbers: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros on the host, to which `queue_copy` copies from the device: a copy to memory that is not
+    pinned would wait for a GPU.
+    """
+    return torch.zeros(num_numbers, dtype=dtype, pin_memory=device.type != "cpu")
+
+
+def queue_copy(source: Tensor, target: Tensor) -> Arrival | None:
     """Copy to `target` on the host, in the order of the source's stream; nobody waits where a GPU
     does it. What comes when it is there, None: now.
     """
     target.copy_(source, non_blocking=True)
     if source.device.type == "cpu":
         return None
-    event: torch.cuda.Event = torch.cuda.current_stream(source.device).record_event()
+    event: Arrival = torch.cuda.current_stream(source.device).record_event()
     return event
 
 

@@ -12,12 +12,14 @@ import torch
 from luceasync.models import packed_ops
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import KEEPERS, MAX_PRODUCTS, PackedOps, PackedTable, can_pack
+from tests.half_precision import needs_bf16
 
 pytestmark = pytest.mark.skipif(not can_pack(), reason="this build of torch has no oneDNN")
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=needs_bf16)]
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 64), (3, 1, 100), (1, 70, 256)], ids=str)
 def test_products_are_those_of_plain_weights(dtype: torch.dtype, shape: tuple[int, ...]):
     x, weight = torch.randn(shape, dtype=dtype), torch.randn(77, shape[-1], dtype=dtype)
@@ -36,7 +38,7 @@ def test_a_tied_head_is_taken_as_it_is():
     assert torch.equal(ours.lookup(ids), plain.lookup(ids))
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("width", [64, 256, 1024])
 def test_from_four_rows_on_a_row_does_not_feel_the_others(dtype: torch.dtype, width: int):
     weight = PackedOps().pack(torch.randn(3 * width, width, dtype=dtype))
@@ -46,7 +48,7 @@ def test_from_four_rows_on_a_row_does_not_feel_the_others(dtype: torch.dtype, wi
         assert torch.equal(weight.linear(x[:num_rows]), eight[:num_rows])
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_of_any_number_are_multiplied_in_few_numbers_of_them(dtype: torch.dtype, monkeypatch):
     given = []
 
@@ -62,7 +64,7 @@ def test_rows_of_any_number_are_multiplied_in_few_numbers_of_them(dtype: torch.d
     assert len(set(given)) == 160  # of the 512; the longer prompts are, the fewer
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("num_rows", [9, 19, 67, 300])
 def test_rows_that_fill_up_change_no_bit(dtype: torch.dtype, num_rows: int):
     weight = PackedOps().pack(torch.randn(776, 256, dtype=dtype))
@@ -71,6 +73,7 @@ def test_rows_that_fill_up_change_no_bit(dtype: torch.dtype, num_rows: int):
     assert torch.equal(weight.linear(x), packed_ops._product(x, weight.rows))
 
 
+@needs_bf16
 def test_in_bf16_that_holds_for_a_single_row_too():
     weight = PackedOps().pack(torch.randn(300, 256, dtype=torch.bfloat16))
     x = torch.randn(4, 256, dtype=torch.bfloat16)

@@ -16,6 +16,7 @@ from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer, offer_of
 from luceasync.pipeline.plan import group_shards, make_plan
 from tests import tiny
+from tests.half_precision import needs_bf16
 from tests.pipeline.plans import MIB, plan_of, refusal
 from tests.pipeline.specs import make_hybrid_spec, make_spec
 
@@ -47,7 +48,7 @@ def test_the_default_prefill_chunk_is_the_platforms(backend: str, expected: int)
 # --- the bytes that will be held ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("bf16", marks=needs_bf16)])
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("weights", [(1,), (3, 1), (1, 2, 1)])
 def test_planned_bytes_are_loaded_bytes(family, tmp_path: Path, weights, tied: bool, dtype: str):

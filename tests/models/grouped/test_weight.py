@@ -14,6 +14,7 @@ from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps
 from luceasync.models.weights import StackedWeight, Table
 from tests.gguf.blocks import TYPES, random_blocks
+from tests.half_precision import needs_bf16
 
 NAMES = ["Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_XS", "MXFP4"]
 
@@ -77,6 +78,7 @@ def test_residual_swiglu_and_lookup(ops: TorchOps):
     assert torch.equal(own.lookup(ids), numbers.float()[ids])
 
 
+@needs_bf16
 def test_products_of_half_precision_rows_may_be_asked_for_in_float32(ops: TorchOps):
     own, _ = weight("Q6_K", ops, torch.bfloat16)
     stack, x = StackedWeight([own, own]), torch.randn(2, 2, 512).bfloat16()
