@@ -155,7 +155,7 @@ class RemotePasses:
         return self._run("decode", batch, as_rows(given))
 
     def run_ahead(self, batch: Batch) -> None:
-        """The process has nothing that it could begin with."""
+        """Nothing: the other process begins a step when it hears of it."""
 
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor | None:
         if parents is not None:
