@@ -37,6 +37,10 @@ class Proposal:
     parents: tuple[int, ...]
 
     @property
+    def is_chain(self) -> bool:
+        return self.parents == tuple(range(ROOT, len(self.parents) - 1))
+
+    @property
     def path(self) -> list[int]:
         """The first rows of the deepest path."""
         paths: list[list[int]] = []
@@ -123,8 +127,10 @@ def round_of(
     place = open_platform(device).device
     shape = (num_lanes, len(proposal.parents))
     tokens = torch.randint(10, 1000, shape, device=place)
-    parents = torch.tensor(proposal.parents, dtype=torch.int32, device=place)
-    parents = parents.expand(shape).contiguous()
+    parents = None
+    if not proposal.is_chain:  # of a chain a drafter names none
+        parents = torch.tensor(proposal.parents, dtype=torch.int32, device=place)
+        parents = parents.expand(shape).contiguous()
     paths = [proposal.path] * num_lanes
 
     def run() -> object:
