@@ -3,8 +3,8 @@
     python -m scripts.tune_quantised [--rows 1,16] [--cases FILTER] [--triton] [--json FILE]
 
 Shares of luceasync.kernels.grouped_cuda; with --triton, and where that does not run, tiles of
-luceasync.kernels.grouped_rows. A candidate runs as a chain of launches in a CUDA graph, over more
-weights than the L2 cache holds.
+luceasync.kernels.grouped_rows. A candidate runs in the layer that it is of, whose products overlap
+with it, layer after layer in a CUDA graph: what is fastest alone need not be.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import itertools
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -21,37 +20,36 @@ from typing import Any
 import torch
 
 from luceasync.bench import command
-from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copies
+from luceasync.bench.device import by_events, captured, num_copies
 from luceasync.bench.figures import median
-from luceasync.bench.report import Report, figure, share
+from luceasync.bench.report import Report, figure
 from luceasync.bench.rounds import measure
 from luceasync.kernels import grouped_cuda, grouped_rows
 from luceasync.kernels.grouped_rows import Tile
 from luceasync.kernels.grouped_share import Share
 from luceasync.kernels.grouped_tiled import Tiled
-from luceasync.kernels.prepared_rows import MOST_PLAIN, Arranged, RowNorm, prepared
+from luceasync.kernels.prepared_rows import MOST_PLAIN
 from luceasync.models.grouped.ggml import FORMS
 from luceasync.models.grouped.random import random_packed
-from luceasync.models.grouped.tiles import coding_of, tile
+from luceasync.models.grouped.tiles import tile
 from luceasync.models.precision import Precision
 
 NUM_REPLAYS = 5
-NUM_PREPARED = 100  # times, in a chain
 NUM_SHOWN = 5  # of the candidates, for people
 SMALL_ROWS = 2048  # of a weight that a kernel is compiled with
 
 
 @dataclass(frozen=True)
 class Case:
-    """A weight [outputs (twice that if paired), dim] of a type. `normed`: of one row the product
-    takes the norm, too, as behind a residual; a residual is added to the results of others.
+    """A weight [outputs (twice that if paired), dim] of a type. Its product `adds` a residual, or
+    takes rows that are normed.
     """
 
     type: str
     outputs: int
     dim: int
     paired: bool = False
-    normed: bool = True
+    adds: bool = False
 
     @property
     def weight_rows(self) -> int:
@@ -60,8 +58,8 @@ class Case:
     @property
     def name(self) -> str:
         pair = ", paired" if self.paired else ""
-        norm = ", normed" if self.normed else ""
-        return f"{self.type} {self.weight_rows} x {self.dim}{pair}{norm}"
+        adds = ", residual" if self.adds else ""
+        return f"{self.type} {self.weight_rows} x {self.dim}{pair}{adds}"
 
 
 @dataclass(frozen=True)
@@ -72,36 +70,53 @@ class Norm:
     eps: float = 1e-6
 
 
-CASES = (
-    Case("Q4_K", 17408, 5120, paired=True),
-    Case("Q4_K", 5120, 17408, normed=False),
-    Case("Q6_K", 5120, 17408, normed=False),
-    Case("Q5_K", 10240, 5120),
-    Case("Q4_K", 6240, 5120),
-    Case("Q4_K", 5120, 6144, normed=False),
-    Case("Q4_K", 13312, 5120),
-    Case("Q6_K", 1024, 5120),
-    Case("Q6_K", 248320, 5120),
-    Case("Q4_K", 9728, 2560, paired=True),
-    Case("Q4_K", 2560, 9728, normed=False),
-    Case("Q4_K", 6144, 2560),
-    Case("Q4_K", 2560, 4096, normed=False),
-    Case("Q4_K", 151936, 2560),
-    Case("Q8_0", 9728, 2560, paired=True),
-    Case("Q8_0", 2560, 9728, normed=False),
-    Case("Q8_0", 6144, 2560),
-    Case("Q8_0", 2560, 4096, normed=False),
-    Case("Q8_0", 151936, 2560),
+Layer = tuple[Case, ...]  # products that follow each other
+
+
+def layer_of(types: tuple[str, str, str, str], mixed: int, joined: int, hidden: int) -> Layer:
+    """What tokens are mixed from and with, gate and up, down: one layer's."""
+    inner = {5120: 17408, 2560: 9728}[hidden]
+    mix, join, gate_up, down = types
+    return (
+        Case(mix, mixed, hidden),
+        Case(join, hidden, joined, adds=True),
+        Case(gate_up, inner, hidden, paired=True),
+        Case(down, hidden, inner, adds=True),
+    )
+
+
+LAYERS: tuple[Layer, ...] = (
+    layer_of(("Q5_K", "Q4_K", "Q4_K", "Q4_K"), 10240, 6144, 5120),
+    layer_of(("Q4_K", "Q4_K", "Q4_K", "Q6_K"), 6240, 6144, 5120),
+    layer_of(("Q4_K", "Q4_K", "Q4_K", "Q4_K"), 6144, 4096, 2560),
+    layer_of(("Q8_0", "Q8_0", "Q8_0", "Q8_0"), 6144, 4096, 2560),
+    (Case("Q4_K", 13312, 5120),),
+    (Case("Q6_K", 1024, 5120),),
+    (Case("Q6_K", 248320, 5120),),
+    (Case("Q4_K", 151936, 2560),),
+    (Case("Q8_0", 151936, 2560),),
 )
 
 
-Given = tuple[torch.Tensor | Arranged, RowNorm | None]
+@dataclass(frozen=True)
+class Operands:
+    """What a weight is multiplied with, and what is added."""
+
+    x: torch.Tensor
+    norm: Norm | None
+    residual: torch.Tensor | None
+
+
+def operands_of(case: Case, num_rows: int) -> Operands:
+    x = torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
+    norm = None if case.adds else Norm(torch.ones(case.dim, device="cuda"))
+    return Operands(x, norm, x.new_zeros(num_rows, case.outputs) if case.adds else None)
 
 
 class TritonTiles:
     """Tiles of luceasync.kernels.grouped_rows."""
 
-    def candidates(self, case: Case, num_rows: int) -> list[Tile]:
+    def candidates(self, case: Case, num_rows: int) -> list[Any]:
         """What is worth a try; tiles that do not fit fail when they are compiled."""
         found = []
         for row_blocks, strides, steps, prefetch in itertools.product(
@@ -120,19 +135,11 @@ class TritonTiles:
             found.append(Tile(row_blocks, strides, steps, prefetch=prefetch))
         return found
 
-    def prepared(self, case: Case, x: torch.Tensor, norm: Norm | None) -> Given:
-        """What `run` multiplies: these kernels norm nothing."""
-        return x, None
-
-    def run(
-        self, case: Case, chosen: Tile, given: Given, weight: Tiled, residual: torch.Tensor
-    ) -> None:
-        x, _ = given
-        assert isinstance(x, torch.Tensor), "rows as they are"
+    def run(self, case: Case, chosen: Tile | None, weight: Tiled, given: Operands) -> None:
         if case.paired:
-            grouped_rows.swiglu(x, weight, chosen=chosen)
+            grouped_rows.swiglu(given.x, weight, chosen=chosen)
         else:
-            grouped_rows.linear(x, weight, residual, chosen=chosen)
+            grouped_rows.linear(given.x, weight, given.residual, chosen=chosen)
 
     def kernel_of(self, case: Case, chosen: Tile, num_rows: int) -> tuple[object, ...]:
         """What differs in nothing but its sizes is one kernel."""
@@ -144,7 +151,7 @@ class TritonTiles:
 class CudaShares:
     """Shares of luceasync.kernels.grouped_cuda."""
 
-    def candidates(self, case: Case, num_rows: int) -> list[Share]:
+    def candidates(self, case: Case, num_rows: int) -> list[Any]:
         """What is worth a try; shares that do not fit fail when they are loaded."""
         num_units = -(-case.dim // 256)
         found = []
@@ -160,19 +167,11 @@ class CudaShares:
         go_on = [replace(share, goes_on=True) for share in found if share.splits == 1]
         return [*found, *go_on] if num_rows > MOST_PLAIN else found
 
-    def prepared(self, case: Case, x: torch.Tensor, norm: Norm | None) -> Given:
-        """What `run` multiplies: more than one row are normed before, more than 8 arranged too."""
-        return prepared(x, (coding_of(FORMS[case.type]),), norm)
-
-    def run(
-        self, case: Case, chosen: Share, given: Given, weight: Tiled, residual: torch.Tensor
-    ) -> None:
-        x, norm = given
+    def run(self, case: Case, chosen: Share | None, weight: Tiled, given: Operands) -> None:
         if case.paired:
-            grouped_cuda.swiglu(x, weight, norm=norm, chosen=chosen)
+            grouped_cuda.swiglu(given.x, weight, norm=given.norm, chosen=chosen)
         else:
-            added = None if case.normed else residual
-            grouped_cuda.linear(x, weight, added, norm=norm, chosen=chosen)
+            grouped_cuda.linear(given.x, weight, given.residual, norm=given.norm, chosen=chosen)
 
     def kernel_of(self, case: Case, chosen: Share, num_rows: int) -> tuple[object, ...]:
         """What differs in nothing but its sizes is one program."""
@@ -191,68 +190,59 @@ def compile_one(work: tuple[Body, Case, Any, int]) -> str:
     """Fills the compilers' cache on disk; what kept it from being compiled."""
     body, case, chosen, num_rows = work
     small = replace(case, outputs=SMALL_ROWS)
-    x = torch.zeros(num_rows, case.dim, dtype=torch.bfloat16, device="cuda")
     try:
-        residual = x.new_zeros(num_rows, SMALL_ROWS)
-        given = body.prepared(small, x, norm_of(case))
-        body.run(small, chosen, given, weight_of(small), residual)
+        body.run(small, chosen, weight_of(small), operands_of(small, num_rows))
         torch.cuda.synchronize()
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[-200:]}"
     return ""
 
 
-def seconds_each(body: Body, case: Case, chosen: Any, num_rows: int, weights: list[Tiled]) -> float:
-    """Of one launch in a chain, of rows that are prepared."""
-    x = rows_of(case, num_rows)
-    residual = x.new_zeros(num_rows, case.outputs)
-    given = body.prepared(case, x, norm_of(case))
-    return seconds(lambda i: body.run(case, chosen, given, weights[i], residual), len(weights))
+class Chain:
+    """Layers one after the other, over more weights than the L2 cache holds."""
+
+    def __init__(self, body: Body, layer: Layer, num_rows: int) -> None:
+        self._body, self._layer = body, layer
+        bytes_each = sum(bytes_of(case) for case in layer)
+        num_layers = num_copies(bytes_each, 300_000_000)
+        self._weights = [[weight_of(case) for case in layer] for _ in range(num_layers)]
+        self._operands = [operands_of(case, num_rows) for case in layer]
+
+    def seconds(self, chosen: dict[Case, Any]) -> float:
+        """Of a layer; products that nothing is `chosen` for are divided as the rule has it."""
+
+        def run() -> None:
+            for weights in self._weights:
+                for case, weight, given in zip(self._layer, weights, self._operands, strict=True):
+                    self._body.run(case, chosen.get(case), weight, given)
+
+        timed = measure({"": captured(run)}, NUM_REPLAYS, clock=by_events)
+        return median(timed[""]) / len(self._weights)
 
 
-def rows_of(case: Case, num_rows: int) -> torch.Tensor:
-    return torch.randn(num_rows, case.dim, device="cuda", dtype=torch.bfloat16)
-
-
-def norm_of(case: Case) -> Norm | None:
-    return Norm(torch.ones(case.dim, device="cuda")) if case.normed else None
-
-
-def seconds(launch: Callable[[int], object], num_launches: int) -> float:
-    """Of one of them, one after the other in a CUDA graph."""
-
-    def chain() -> None:
-        for i in range(num_launches):
-            launch(i)
-
-    return median(measure({"": captured(chain)}, NUM_REPLAYS, clock=by_events)[""]) / num_launches
+def bytes_of(case: Case) -> int:
+    return FORMS[case.type].num_bytes((case.weight_rows, case.dim), Precision.of("bf16"))
 
 
 def tune(
-    report: Report, body: Body, case: Case, num_rows: int, candidates: list[Any], peak: float
+    report: Report, chain: Chain, layer: Layer, case: Case, num_rows: int, candidates: list[Any]
 ) -> None:
     """Print the best, keep all."""
-    num_bytes = FORMS[case.type].num_bytes((case.weight_rows, case.dim), Precision.of("bf16"))
-    weights = [weight_of(case) for _ in range(num_copies(num_bytes, 300_000_000))]
-    found = []
+    ruled_s, found = chain.seconds({}), []
     for chosen in candidates:
-        chosen_s = seconds_each(body, case, chosen, num_rows, weights)
-        rate = num_bytes / chosen_s
-        found.append((rate, chosen))
-        report.keep({**asdict(case), "rows": num_rows, "GB/s": rate / 1e9, **asdict(chosen)})
+        seconds = chain.seconds({case: chosen})
+        found.append((seconds, chosen))
+        report.keep({**asdict(case), "rows": num_rows, "us": seconds * 1e6, **asdict(chosen)})
+    in_layer = "" if len(layer) == 1 else " in its layer"
     table = report.table(
-        ("divided as", "us", "GB/s", "of the copy"), f"{case.name}, {num_rows} rows"
+        ("divided as", "us", "to the rule"), f"{case.name}{in_layer}, {num_rows} rows"
     )
-    x, norm = rows_of(case, num_rows), norm_of(case)
-    if num_rows > MOST_PLAIN:
-        prepared_s = seconds(lambda i: body.prepared(case, x, norm), NUM_PREPARED)
-        report.say(f"{case.name}: {num_rows} rows are arranged in {prepared_s * 1e6:.1f} us")
-    for rate, chosen in sorted(found, key=lambda each: -each[0])[:NUM_SHOWN]:
+    table.add("by the rule", figure(ruled_s * 1e6, digits=1), figure(1.0, digits=3))
+    for seconds, chosen in sorted(found, key=lambda each: each[0])[:NUM_SHOWN]:
         table.add(
             str(chosen).removeprefix(type(chosen).__name__),
-            figure(num_bytes / rate * 1e6, digits=1),
-            figure(rate / 1e9, digits=0),
-            share(rate / peak),
+            figure(seconds * 1e6, digits=1),
+            figure(seconds / ruled_s, digits=3),
         )
 
 
@@ -265,13 +255,13 @@ def main() -> None:
     options = parser.parse_args()
     if not torch.backends.cuda.is_built():  # asking for the GPU itself would touch it
         raise SystemExit("tune_quantised.py: a GPU is needed; this torch build knows none")
-    cases = [case for case in CASES if options.cases in case.name]
+    cases = [(layer, case) for layer in LAYERS for case in layer if options.cases in case.name]
     rows = options.rows
     is_triton = options.triton or torch.version.hip is not None
     body: Body = TritonTiles() if is_triton else CudaShares()
     kernels = {
         body.kernel_of(case, chosen, n): (body, case, chosen, n)
-        for case in cases
+        for _, case in cases
         for n in rows
         for chosen in body.candidates(case, n)
     }
@@ -284,14 +274,15 @@ def main() -> None:
     seconds = time.perf_counter() - started
     failed = {fault for fault in faults.values() if fault}
     report.say(f"{len(kernels)} kernels compiled in {seconds:.0f} s; {failed or 'none'} failed")
-    peak = copy_bandwidth("cuda:0")
-    for case, num_rows in itertools.product(cases, rows):
-        fine = [
-            chosen
-            for chosen in body.candidates(case, num_rows)
-            if not faults[body.kernel_of(case, chosen, num_rows)]
-        ]
-        tune(report, body, case, num_rows, fine, peak)
+    for layer, num_rows in itertools.product(dict.fromkeys(layer for layer, _ in cases), rows):
+        chain = Chain(body, layer, num_rows)
+        for case in [case for of, case in cases if of == layer]:
+            fine = [
+                chosen
+                for chosen in body.candidates(case, num_rows)
+                if not faults[body.kernel_of(case, chosen, num_rows)]
+            ]
+            tune(report, chain, layer, case, num_rows, fine)
 
 
 if __name__ == "__main__":
