@@ -14,6 +14,14 @@ __device__ __forceinline__ float e8m0_of(u32 byte) {
   return as_float(byte < 2 ? (byte == 0 ? 0x00200000 : 0x00400000) : (byte - 1) << 23);
 }
 
+// 2^15 + a byte of a word. `base`: the bits of 2^15, which are nothing that a compiler knows: a permutation of bytes
+// takes one number that is known, and that is which bytes it takes.
+constexpr u32 BASE = 0x47000000;
+template <int BYTE>
+__device__ __forceinline__ float above_base(u32 word, u32 base) {
+  return as_float(__byte_perm(word, base, 0x7604 | BYTE << 4));
+}
+
 // 2^23 + a byte of a word.
 template <int BYTE>
 __device__ __forceinline__ float large(u32 word) {
@@ -21,12 +29,12 @@ __device__ __forceinline__ float large(u32 word) {
 }
 
 // A code's bits are a bfloat16 number as they are: patterns up to 255 are as many times 2^-133. Rows of x
-// are taken 2^96 times, so that products are far from the smallest numbers, and results 2^37 times. A
-// code of 4 bits in the upper half of a byte stands 16 times too large: its x is taken 2^92 times.
+// are taken 2^96 times, so that products are far from the smallest numbers, and results 2^37 times. Four
+// bits in the upper half of a byte stand 16 times too large: the x of such a code is taken 2^92 times.
 constexpr bool PLAIN = CODES == UINT || CODES == BIASED;
 constexpr int CODE_EXPONENT = PLAIN ? -133 : CODES == E4M3 ? -120 : CODES == E2M1 ? -127 : 0;
 constexpr int X_EXPONENT = CODE_EXPONENT == 0 ? 0 : LIFT_EXPONENT;
-constexpr bool IN_PLACE = PLAIN && BITS == 4;
+constexpr bool IN_PLACE = PLAIN && BITS < 8;
 
 constexpr float LIFT = (float)((u64)1 << (CODE_EXPONENT == 0 ? 0 : -CODE_EXPONENT - X_EXPONENT));
 
@@ -59,6 +67,22 @@ __device__ __forceinline__ u32 table_bytes(u32 nibbles) {
   return __byte_perm(__byte_perm(TABLE_0, TABLE_1, near), __byte_perm(TABLE_2, TABLE_3, near), far);
 }
 
+// The bits of the bfloat16 number that is `number` times 2^-133; it has at most 8 digits.
+__host__ __device__ constexpr u32 pattern_of(int number) {
+  u32 exponent = 0;
+  for (; number > 255; number /= 2) exponent++;
+  return (exponent << 7) + (u32)number;
+}
+
+// Codes whose lower 4 bits are `low`, and whose high ones begin at bit `shift` of two words of 16 bits: a product and
+// a sum move them to their place, on the pipe that has less to do than that of shifts.
+template <int QUARTER>
+__device__ __forceinline__ u32 with_high(u32 low, u32 high, int shift) {
+  u32 bits = high >> (shift & 8) & (BITS == 5 ? 0x00010001 : 0x00030003) << (shift & 7);
+  int up = 4 + shift_of(QUARTER) - (shift & 7);
+  return up == 0 ? low | bits : fma_bf16x2(bits, two_to(up), low);
+}
+
 // Codes `QUARTER` of two words of 16 bits, as two bfloat16 numbers; `high`: their high bits, which
 // begin at bit `shift`.
 template <int QUARTER>
@@ -75,13 +99,9 @@ __device__ __forceinline__ u32 numbers(u32 words, u32 high, int shift) {
   } else {
     u32 a;
     if constexpr (BITS == 8) a = __byte_perm(words, 0, QUARTER % 2 ? 0x4341 : 0x4240);
-    if constexpr (BITS == 4) a = words >> (8 * (QUARTER / 2)) & 0x000f000f << shift_of(QUARTER);
-    if constexpr (BITS == 5 || BITS == 6) {
-      u32 mask = BITS == 5 ? 0x00100010 : 0x00300030;
-      a = words >> (4 * QUARTER) & 0x000f000f;
-      a |= __funnelshift_l(high, high, 4 - shift & 31) & mask;
-    }
-    constexpr u32 LESS = (CODES == BIASED ? 128 : ZERO) << shift_of(QUARTER);
+    if constexpr (BITS < 8) a = words >> (8 * (QUARTER / 2)) & 0x000f000f << shift_of(QUARTER);
+    if constexpr (BITS == 5 || BITS == 6) a = with_high<QUARTER>(a, high, shift);
+    constexpr u32 LESS = pattern_of((CODES == BIASED ? 128 : ZERO) << shift_of(QUARTER));
     if constexpr (LESS == 0 || MINIMUM != NO_MINIMUM) return a;
     return fma_bf16x2(a, ONE, 0x80008000 | LESS << 16 | LESS);
   }
@@ -106,8 +126,9 @@ __device__ __forceinline__ Two super_of(u32 at) {
   }
 }
 
-// The small numbers of row g and of row 8 + g, PARTS bytes of a block each; for one row of x those of a
-// lane's two sums.
+// The small numbers of row g and of row 8 + g, PARTS bytes of a block each, those of row 8 + g from byte FAR on; for
+// one row of x those of a lane's two sums.
+constexpr int FAR = PARTS == 4 ? 0 : PARTS;
 struct Small {
   u32 near, far;
 };
@@ -118,22 +139,21 @@ __device__ __forceinline__ Small small_of(u32 at) {
   } else if constexpr (PARTS == 4) {
     uint2 two = load<uint2>(at);
     return {two.x, two.y};
-  } else if constexpr (PARTS == 2) {
-    u32 two = load<u32>(at);
-    return {two, two >> 16};
   } else {
-    u32 two = load<u16>(at);
-    return {two, two >> 8};
+    u32 two = PARTS == 2 ? load<u32>(at) : load<u16>(at);
+    return {two, two};
   }
 }
 
 template <int KIND, int BYTE>
-__device__ __forceinline__ float scaled(float super, u32 word) {
+__device__ __forceinline__ float scaled(float super, u32 word, u32 base) {
+  // The sum is exact before it is rounded, where a fused product is one: of a D with as few digits as its dtype has
+  // so is what is taken off.
   if constexpr (KIND == SMALL_UINT8) {
-    // The sum is exact before it is rounded, where a fused product is one.
-    return fmaf(large<BYTE>(word), super, super * -8388608.0f);
+    return fmaf(above_base<BYTE>(word, base), super, super * -32768.0f);
   } else if constexpr (KIND == SMALL_INT8) {
-    return super * (large<BYTE>(word ^ 0x80808080) - 8388736.0f);
+    float byte = above_base<BYTE>(word ^ 0x80808080, base);
+    return SCALE == F32 ? super * (byte - 32896.0f) : fmaf(byte, super, super * -32896.0f);
   } else {
     return super * e4m3_of(word >> (8 * BYTE) & 255);
   }
@@ -144,16 +164,19 @@ struct Scales {
   Two scale, minimum;
 };
 
-// PART: of the bytes of `small` and `small_minimum`; `super`, `super_minimum`: D and M.
+// PART: of the bytes of `small` and `small_minimum`; `super`, `super_minimum`: D and M; `base`: see above_base.
 template <int PART>
-__device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small small, Small small_minimum, bool ok) {
+__device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small small, Small small_minimum, bool ok,
+                                           u32 base) {
   constexpr int BYTE = PARTS == 1 ? 0 : PART;
   Two scale = super, minimum = super_minimum;
   if constexpr (SMALL != NO_SMALL) {
     if constexpr (DIVIDES) {
-      scale = {scaled<SMALL, BYTE>(1.0f, small.near) / super.near, scaled<SMALL, BYTE>(1.0f, small.far) / super.far};
+      scale = {scaled<SMALL, BYTE>(1.0f, small.near, base) / super.near,
+               scaled<SMALL, BYTE + FAR>(1.0f, small.far, base) / super.far};
     } else {
-      scale = {scaled<SMALL, BYTE>(super.near, small.near), scaled<SMALL, BYTE>(super.far, small.far)};
+      scale = {scaled<SMALL, BYTE>(super.near, small.near, base),
+               scaled<SMALL, BYTE + FAR>(super.far, small.far, base)};
     }
   }
   // Past the end scales are 0: not where that is no scale, nor where one is for blocks before it too.
@@ -162,8 +185,8 @@ __device__ __forceinline__ Scales scales_of(Two super, Two super_minimum, Small 
   if constexpr (MINIMUM != NO_MINIMUM && ALIKE && !SMALL_MINIMUMS)
     minimum = {ok ? minimum.near : 0.0f, ok ? minimum.far : 0.0f};
   if constexpr (SMALL_MINIMUMS) {
-    minimum = {scaled<SMALL_UINT8, BYTE>(minimum.near, small_minimum.near),
-               scaled<SMALL_UINT8, BYTE>(minimum.far, small_minimum.far)};
+    minimum = {scaled<SMALL_UINT8, BYTE>(minimum.near, small_minimum.near, base),
+               scaled<SMALL_UINT8, BYTE + FAR>(minimum.far, small_minimum.far, base)};
   }
   constexpr int LESS = PLAIN ? (CODES == BIASED ? 128 : ZERO) : 0;  // which the codes still have
   if constexpr (MINIMUM != NO_MINIMUM && LESS != 0)

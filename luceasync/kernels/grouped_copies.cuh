@@ -162,20 +162,20 @@ struct Words {
 // Where a lane finds its part of a stage: what it adds to these is known when this is compiled.
 struct Place {
   u32 codes, planes, small, supers, x;
+  u32 base;  // see above_base
 
-  __device__ __forceinline__ static Place of(int lane) {
+  __device__ __forceinline__ static Place of(int lane, int num_rows) {
     int g = lane / 4, pair = lane % 4;
     int block = LONE ? PARTS == 4 ? pair / 2 : pair : 0;  // of the first span, which has its two sums
     int entry = !LONE || ALIKE ? 0 : EACH ? 2 * pair : block;
     u32 small = block * (16 * PARTS) + g * (2 * PARTS) + (LONE && PARTS == 4 ? pair % 2 * 2 : 0);
     u32 supers = AT_SUPERS * 16 + entry * (16 * SCALE_BYTES) + g * (2 * SCALE_BYTES);
     return {held(lane * 16), held(AT_PLANES + lane * PLANE_BYTES), held(AT_CHUNKS + small), held(AT_CHUNKS + supers),
-            held(g * (SUB * 2) + pair * 8)};
+            held(AT_X + g * (SUB * 2) + pair * 8), held(BASE + (num_rows >> 8 & lane))};
   }
 
-  // `stage`: its weights; `row`: its row of x.
-  __device__ __forceinline__ Place in(u32 stage, u32 row) const {
-    return {codes + stage, planes + stage, small + stage, supers + stage, x + row};
+  __device__ __forceinline__ Place in(u32 stage) const {
+    return {codes + stage, planes + stage, small + stage, supers + stage, x + stage, base};
   }
 };
 

@@ -49,17 +49,20 @@ def linear(
     norm: RowNorm | None = None,
     out: Tensor | None = None,
     dtype: torch.dtype | None = None,
+    beside: bool = False,
     chosen: Share | None = None,
 ) -> Tensor:
     """x @ weight^T (+ residual), of x as `norm` has it if one is given.
 
-    x: bfloat16 [rows <= MAX_ROWS, columns], or as `prepared`; residual: [rows, outputs]. Returns
-    [rows, outputs] in `dtype`, that of x unless it is named; in `out` if it is given, whose rows
-    may lie apart. `chosen` replaces `share`.
+    x: bfloat16 [rows <= MAX_ROWS, columns], or as `prepared`, without a norm then; residual: [rows,
+    outputs]. Returns [rows, outputs] in `dtype`, that of x unless it is named; in `out` if it is
+    given, whose rows may lie apart. `beside`: what was queued last is a product of the same x, for
+    which this one need not wait. `chosen` replaces `share`.
     """
     if out is None:
         out = _empty(x, weight.num_rows, dtype)
-    return _product(x, weight, residual, norm, out, chosen, paired=False)
+    given = _prepared(x, weight, norm)
+    return _product(given, weight, residual, out, chosen, paired=False, beside=beside)
 
 
 def swiglu(
@@ -74,7 +77,7 @@ def swiglu(
     [2 * inner, columns], gate first, inner a multiple of 16. -> [rows, inner].
     """
     out = _empty(x, gate_up.num_rows // 2, dtype)
-    return _product(x, gate_up, None, norm, out, chosen, paired=True)
+    return _product(_prepared(x, gate_up, norm), gate_up, None, out, chosen, paired=True)
 
 
 def constants_of(
@@ -83,6 +86,7 @@ def constants_of(
     *,
     overlaps: bool,
     has_residual: bool = False,
+    beside: bool = False,
     out: torch.dtype = torch.bfloat16,
 ) -> dict[str, int]:
     """What a program is compiled with."""
@@ -108,8 +112,8 @@ def constants_of(
         "PAIRED": int(work.paired),
         "RESIDUAL": int(has_residual),
         "FLOAT_OUT": int(out == torch.float32),
-        "NORM": work.norm,
         "OVERLAP": int(overlaps),
+        "BESIDE": int(beside),
         "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
         "SPLITS": share.splits,
         "SHARED_BYTES": shared_of(work, share),
@@ -121,18 +125,20 @@ def _empty(x: Tensor | Arranged, width: int, dtype: torch.dtype | None) -> Tenso
     return like.new_empty(len(x), width, dtype=dtype)
 
 
+def _prepared(x: Tensor | Arranged, weight: Tiled, norm: RowNorm | None) -> Tensor | Arranged:
+    return prepared(x, (weight.coding,), norm) if isinstance(x, Tensor) else x
+
+
 def _product(
     x: Tensor | Arranged,
     weight: Tiled,
     residual: Tensor | None,
-    norm: RowNorm | None,
     out: Tensor,
     chosen: Share | None,
     *,
     paired: bool,
+    beside: bool = False,
 ) -> Tensor:
-    if isinstance(x, Tensor):
-        x, norm = prepared(x, (weight.coding,), norm)
     num_rows, group_sums = len(x), None
     if isinstance(x, Arranged):
         group_sums = x.group_sums if wants_sums(weight.coding) else None
@@ -144,7 +150,6 @@ def _product(
         weight.num_columns,
         1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
         paired,
-        norm=0 if norm is None else weight.num_columns,
     )
     overlaps = can_overlap(x.device.index or 0)  # GPUs that can have clusters too
     chosen = chosen or share(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
@@ -153,6 +158,7 @@ def _product(
         chosen,
         overlaps=overlaps,
         has_residual=residual is not None,
+        beside=beside,
         out=out.dtype,
     )
     num_row_blocks = work.num_outputs // BLOCK_ROWS
@@ -166,9 +172,7 @@ def _product(
         weight.minimums,
         weight.small_minimums,
         None if residual is None else residual.contiguous(),
-        None if norm is None else norm.weight,
         out,
-        0.0 if norm is None else norm.eps,
         num_rows,
         num_row_blocks,
         weight.num_blocks,

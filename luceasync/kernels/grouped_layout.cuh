@@ -43,27 +43,28 @@ constexpr int CHUNK_TURNS = (NUM_CHUNKS + 31) / 32;
 constexpr bool LONE = X_ROWS == 1;
 constexpr int TILES = LONE ? 1 : X_ROWS / 8;  // of 8 rows of x
 constexpr int SLOTS = X_ROWS <= 8 ? 4 : 1;    // sums that are added up last: up to 8 rows those of one
-// More rows want more warps side by side, and more registers: 12 warps on a multiprocessor have 168 a lane.
-constexpr int NUM_BESIDE = SLOTS == 1 && WARPS <= 12 ? 12 / WARPS : 1;
+// Programs that a multiprocessor is to have registers for, side by side: of many rows 12 warps, with 168 a lane; of one
+// row 24, or as many as there is shared memory for where there is the most of it.
+constexpr int MOST_WARPS = LONE ? 24 : 12, MOST_BYTES = 227 * 1024;
+constexpr int BY_WARPS = MOST_WARPS > WARPS ? MOST_WARPS / WARPS : 1, BY_BYTES = MOST_BYTES / (SHARED_BYTES + 1024);
+constexpr int NUM_BESIDE = SLOTS == 1 || LONE && BY_WARPS < BY_BYTES ? BY_WARPS : LONE && BY_BYTES > 0 ? BY_BYTES : 1;
 constexpr int BLOCKS_UNROLLED = SLOTS == 1 && BITS == 8 ? 2 : UNIT;  // as there are registers for
-constexpr int AHEAD = SLOTS == 1 ? 2 : 1;  // blocks of x, in registers, that are on their way
+// Blocks of x that are on their way, in registers.
+constexpr int AHEAD = SLOTS > 1 ? 1 : (BITS == 5 || BITS == 6) && ROW_BLOCKS == 1 ? 3 : 2;
 // Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
 constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;
 constexpr bool SUMMED = MINIMUM != NO_MINIMUM && !BY_UNIT;  // several rows: sums of x go with each group
-constexpr bool RING_X = LONE && !NORM;        // x comes with the weights
 
 constexpr int AT_PLANES = UNIT * CODE_BYTES;
 constexpr int AT_CHUNKS = AT_PLANES + UNIT / 2 * 32 * PLANE_BYTES;
 constexpr int ROW_BLOCK_BYTES = AT_CHUNKS + NUM_CHUNKS * 16;
 constexpr int AT_X = ROW_BLOCKS * ROW_BLOCK_BYTES;
-constexpr int STAGE_BYTES = AT_X + (RING_X ? UNIT * 128 : 0);
+constexpr int STAGE_BYTES = AT_X + (LONE ? UNIT * 128 : 0);  // one row of x comes with the weights
 constexpr int WIDTH = ROW_BLOCKS * 16;
 constexpr int SUM_STRIDE = LONE ? WIDTH : WIDTH + 4;  // of a row of sums: rows are apart in the banks
 constexpr int SUM_BYTES = X_ROWS * SUM_STRIDE * 4;    // of a warp: where its ring was, or behind it
 constexpr int AT_SUMS = GOES_ON ? STAGES * STAGE_BYTES : 0;
 constexpr int RING_BYTES = AT_SUMS + SUM_BYTES > STAGES * STAGE_BYTES ? AT_SUMS + SUM_BYTES : STAGES * STAGE_BYTES;
-constexpr int AT_ROW = WARPS * RING_BYTES;  // the row of x, normed
-constexpr int ROW_BYTES = NORM ? (NORM + UNIT * 64 - 1) / (UNIT * 64) * (UNIT * 128) : 0;
 
 constexpr int OWN = PAIRED ? ROW_BLOCKS / 2 : ROW_BLOCKS;  // row blocks of results

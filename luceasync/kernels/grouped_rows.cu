@@ -8,8 +8,8 @@
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
 // DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON, RAGGED, PAIRED,
-// RESIDUAL, FLOAT_OUT, NORM, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says
-// what they mean.
+// RESIDUAL, FLOAT_OUT, BESIDE, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says what they
+// mean.
 
 #include "device_words.cuh"
 #include "grouped_codes.cuh"
@@ -17,7 +17,7 @@
 #include "grouped_copies.cuh"
 #include "grouped_layout.cuh"
 #include "grouped_sums.cuh"
-#include "row_norm.cuh"
+#include "overlap.cuh"
 
 // A warp's sum, of the program that has this rank in the cluster.
 __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
@@ -59,13 +59,12 @@ __device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_B
   }
 }
 
-static_assert(SHARED_BYTES == AT_ROW + ROW_BYTES, "who launches has counted otherwise");
+static_assert(SHARED_BYTES == WARPS * RING_BYTES, "who launches has counted otherwise");
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
     const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
-    const u8* minimums, const u8* small_minimums, const u16* residual, const float* norm, void* out,
-    float eps, int num_rows, int num_row_blocks, int num_blocks, int num_supers, int num_groups,
-    int out_stride) {
+    const u8* minimums, const u8* small_minimums, const u16* residual, void* out, int num_rows, int num_row_blocks,
+    int num_blocks, int num_supers, int num_groups, int out_stride) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u32 rank = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS;
   u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
@@ -80,12 +79,14 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
   };
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) copy_weights(ring + s * STAGE_BYTES);
-  Norming norming(norm);
-  if (RESIDUAL && OVERLAP) start_next();  // who adds to a residual is followed by who reads weights, or x, first
-  wait_for_inputs();
+  if (BESIDE) {
+    if (OVERLAP) start_next();  // x was there before any program in front did more than ask for weights
+  } else {
+    wait_for_inputs();
+  }
 #pragma unroll
   for (int s = 0; s < STAGES - 1; s++) {
-    if (RING_X && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
+    if (LONE && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
     commit_copies();
   }
   // Results of a thread, in a group: the first one's residual is on its way meanwhile.
@@ -97,11 +98,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     return ok ? residual[(u64)(e / (OWN * 16)) * num_outputs + column_of(e)] : (u16)0;
   };
   u16 before = residual_of(first_result);
-  if constexpr (NORM != 0) {
-    norming(x, eps, [](int column, uint4 normed) { *(uint4*)(shared + AT_ROW + column * 2) = normed; });
-    __syncthreads();
-  }
-  Place place = Place::of(lane);
+  Place place = Place::of(lane, num_rows);
   Own own(lane);
   RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
   Columns coming[AHEAD];
@@ -115,10 +112,10 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
       wait_for_copies<STAGES - 2>();
       __syncwarp();  // what others have copied is here, and what was read before is free
       copy_weights(free);
-      if (RING_X && unit + (STAGES - 1) * STRIDE < num_units) copier.row_of_x(free);
+      if (LONE && unit + (STAGES - 1) * STRIDE < num_units) copier.row_of_x(free);
       commit_copies();
       int first_block = unit * UNIT;
-      Place at = place.in(stage, RING_X ? stage + AT_X : begin + AT_ROW + first_block * 128);
+      Place at = place.in(stage);
       if constexpr (LONE) {
         add_lone(lone, at, own, first_block, num_blocks, lane);
       } else {
@@ -161,4 +158,5 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     if (GOES_ON) before = residual_of(first_result);
   } while (GOES_ON && group * OWN < num_row_blocks);
   if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read what is here
+  if (BESIDE && OVERLAP) wait_for_those_before();  // who waits for this one waits for that in front too
 }

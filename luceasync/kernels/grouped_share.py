@@ -36,8 +36,7 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is multiplied: `x_rows` rows of x (1, 8 or 16), the first of which is normed by the
-    program itself where `norm` is its number of columns, with a matrix [num_outputs (twice that if
+    """What is multiplied: `x_rows` rows of x (1, 8 or 16) with a matrix [num_outputs (twice that if
     paired), num_columns]; `scales`: the dtype of its scales.
     """
 
@@ -47,12 +46,11 @@ class Work:
     num_columns: int
     x_rows: int
     paired: bool
-    norm: int = 0
 
 
 def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
     """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
-    and may have clusters: the fastest of a sweep over shapes of 4B and 27B models on an H200
+    and may have clusters: the fastest in whole steps of 4B and 27B models on an H200
     (scripts/tune_quantised.py), rounded to a rule. Up to 8 rows `warps`, and with them a row's
     bits, do not depend on `x_rows`.
     """
@@ -87,7 +85,7 @@ def _few_rows(work: Work) -> Share:
             if is_byte
             else Share(1, 4, 3)
             if work.num_outputs >= WIDE
-            else Share(1, 8, 2)
+            else Share(1, 8, 3 if work.coding.bits == 4 and num_units >= 32 else 2)
         )
     if is_byte:
         return Share(1, 5, 4) if num_units >= 32 else Share(2, 8, 3)
@@ -101,18 +99,16 @@ def _many_rows(work: Work, has_clusters: bool) -> Share:
         warps = (
             2 if num_units <= 16 and num_units % 4 else 4
         )  # a warp more than others is waited for
-        return Share(2, warps, 2, goes_on=work.paired and not is_large)
+        return Share(2, warps, 2, goes_on=work.paired)
     if work.num_outputs >= WIDE:
         # Up to four programs of three warps a multiprocessor run at once, three of four.
         warps = 3 if work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132 else 4
-        return Share(1, 4, 2) if is_large else Share(2, warps, 2)
+        return Share(2, 4 if is_large else warps, 2)
     if work.num_outputs <= FEW:
         return Share(1, min(MOST_WARPS, num_units), 2)
     if has_clusters and work.num_outputs < SMALL:
         return Share(1, 4, 2, splits=2)
-    if has_clusters and work.num_columns >= LONG and is_large:
-        return Share(1, 4, 2, splits=2)
-    return Share(1, 4, 2, goes_on=work.num_columns >= LONG and not is_large)
+    return Share(1, 4, 2, goes_on=True)
 
 
 def _smaller(share: Share) -> Iterator[Share]:
@@ -136,12 +132,10 @@ def shared_of(work: Work, share: Share) -> int:
     num_chunks = UNIT * parts * ((coding.small != "none") + coding.has_small_minimums)
     num_chunks += num_supers * scale_bytes * (2 if coding.minimum == "own" else 1)
     stage_bytes = share.row_blocks * (code_bytes + plane_bytes + 16 * num_chunks)
-    if work.x_rows == 1 and not work.norm:
+    if work.x_rows == 1:
         stage_bytes += UNIT * BLOCK_COLUMNS * 2
     width = share.row_blocks * BLOCK_ROWS
     sum_bytes = width * 4 if work.x_rows == 1 else work.x_rows * (width + 4) * 4
-    unit_columns = UNIT * BLOCK_COLUMNS
-    row_bytes = -(-work.norm // unit_columns) * unit_columns * 2
     ring_bytes = share.stages * stage_bytes
     warp_bytes = ring_bytes + sum_bytes if share.goes_on else max(ring_bytes, sum_bytes)
-    return share.warps * warp_bytes + row_bytes
+    return share.warps * warp_bytes

@@ -83,8 +83,8 @@ __device__ __forceinline__ void add_lone(float (&total)[ROW_BLOCKS][2], const Pl
         u32 supers = own_supers + entry * (16 * SCALE_BYTES);
         Two super = super_of(supers), super_minimum = super;
         if constexpr (MINIMUM == OWN_MINIMUM) super_minimum = super_of(supers + (AT_MINIMUMS - AT_SUPERS) * 16);
-        Scales s = e == 0 ? scales_of<0>(super, super_minimum, small, small_minimum, ok)
-                          : scales_of<1>(super, super_minimum, small, small_minimum, ok);
+        Scales s = e == 0 ? scales_of<0>(super, super_minimum, small, small_minimum, ok, at.base)
+                          : scales_of<1>(super, super_minimum, small, small_minimum, ok, at.base);
         total[r][0] = fmaf(products[r][e], s.scale.near, total[r][0]);
         total[r][1] = fmaf(products[r][2 + e], s.scale.far, total[r][1]);
         if constexpr (MINIMUM != NO_MINIMUM) {
@@ -165,7 +165,7 @@ __device__ __forceinline__ void add_part(float (&total)[ROW_BLOCKS][TILES][SLOTS
   int slot = SLOTS == 1 ? 0 : (block * SUBS + PART) % 8 / 2;  // as lanes divide the sums of one row
 #pragma unroll
   for (int r = 0; r < ROW_BLOCKS; r++) {
-    Scales s = scales_of<PART>(supers.scale[r], supers.minimum[r], smalls.scale[r], smalls.minimum[r], ok);
+    Scales s = scales_of<PART>(supers.scale[r], supers.minimum[r], smalls.scale[r], smalls.minimum[r], ok, at.base);
     add_product<PART>(total[r], s, words[r], columns, sums, slot);
   }
 }
@@ -178,13 +178,13 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
     // Of row g groups 2 (lane % 4) and the next, and these of row 8 + g.
     u32 m = load<u32>(at.small + r * ROW_BLOCK_BYTES + AT_SMALL_MINIMUMS * 16 + lane % 4 * (16 * PARTS));
     u32 near = __byte_perm(m, 0, 0x4140), far = __byte_perm(m, 0, 0x4342);
-    const u32 a[4] = {near, far, near, far};
     Two minimum = super_of(at.supers + r * ROW_BLOCK_BYTES + (AT_MINIMUMS - AT_SUPERS) * 16);
 #pragma unroll
     for (int i = 0; i < TILES; i++) {
       float less[4];
       clear(less);
-      multiply(less, a, groups.of[i].x, groups.of[i].y);
+      multiply(less, near, far, groups.of[i].x);
+      multiply(less, near, far, groups.of[i].y);
       multiply(less, near, far, groups.of[i].z);
 #pragma unroll
       for (int k = 0; k < 4; k++)

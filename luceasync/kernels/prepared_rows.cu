@@ -6,14 +6,16 @@
 #include "arranged_rows.cuh"
 #include "device_words.cuh"
 #include "lifts.cuh"
+#include "overlap.cuh"
 #include "row_norm.cuh"
 
-// Up to 8 rows, a program each.
+// Up to 8 rows, a program each. The product behind asks for its weights meanwhile.
 extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, float eps) {
   u64 row = (u64)blockIdx.x * NORM;
+  if (OVERLAP) start_next();
   if constexpr (NORM != 0) {
     Norming norming(norm);
-    wait_for_inputs();
+    if (OVERLAP) wait_for_those_before();
     norming(x + row, eps, [&](int column, uint4 normed) {
       if (column < NORM) *(uint4*)(out + row + column) = normed;
     });
@@ -21,7 +23,7 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
 }
 
 // By what an even and an odd quarter of 16 columns are taken times: for codes that are numbers of a table, for
-// those that are bfloat16 numbers as they are, and for those of 4 bits in place (grouped_codes.cuh).
+// those that are bfloat16 numbers as they are, and for those of up to 6 bits in place (grouped_codes.cuh).
 constexpr int NUM_LIFTS = 3;
 __host__ __device__ constexpr u32 even_lift(int lift) { return two_to(lift == 0 ? 0 : LIFT_EXPONENT); }
 __host__ __device__ constexpr u32 odd_lift(int lift) {

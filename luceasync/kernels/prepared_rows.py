@@ -67,7 +67,7 @@ def lift_of(coding: Coding) -> int:
     """By which powers of two rows of x are taken times: one of prepared_rows.cu's lifts."""
     if coding.codes == "table":
         return 0
-    return 2 if coding.bits == 4 and coding.codes in ("uint", "biased") else 1
+    return 2 if coding.bits < 8 and coding.codes in ("uint", "biased") else 1
 
 
 def wants_sums(coding: Coding) -> bool:
@@ -81,21 +81,21 @@ def wants_sums(coding: Coding) -> bool:
 
 def prepared(
     x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None
-) -> tuple[Tensor | Arranged, RowNorm | None]:
-    """What products with matrices of these codings take, so that it is made once for all of them,
-    and the norm that is left to them: one row is normed by each product, at no cost.
+) -> Tensor | Arranged:
+    """What products with matrices of these codings take, made once for all of them: the rows, as
+    `norm` has them if one is given.
     """
     x = x.contiguous()
     assert len(x) <= ARRANGED_ROWS and x.dtype == torch.bfloat16, "few rows of bfloat16"
     if len(x) > MOST_PLAIN:
-        return arrange(x, codings, norm), None
-    if norm is not None and len(x) > 1:
-        return rms_norm(x, norm), None
-    return x, norm
+        return arrange(x, codings, norm)
+    return x if norm is None else rms_norm(x, norm)
 
 
 def rms_norm(x: Tensor, norm: RowNorm) -> Tensor:
-    """As a product of one row norms it, bit by bit. x: bfloat16 [rows, columns], contiguous."""
+    """Each row by a program of its own: in a product every program would wait for the same norm.
+    x: bfloat16 [rows, columns], contiguous.
+    """
     out = torch.empty_like(x)
     overlaps = can_overlap(x.device.index or 0)
     constants = constants_of(x.shape[1], NORM_WARPS, overlaps=overlaps)

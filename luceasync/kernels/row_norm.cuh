@@ -1,17 +1,8 @@
-// RMS norm of rows of NORM columns (Zhang and Sennrich, 2019) by WARPS warps, in an order that makes it the
-// same bits in every program.
+// RMS norm of rows of NORM columns (Zhang and Sennrich, 2019) by WARPS warps.
 
 #pragma once
 
 #include "device_words.cuh"
-
-// Until the kernels before are done; those behind may then begin.
-__device__ __forceinline__ void wait_for_inputs() {
-  if (OVERLAP) {
-    wait_for_those_before();
-    start_next();
-  }
-}
 
 // A row's sum is made of those of its stretches of 256 columns, a lane's 8 columns each: the same bits,
 // however many warps share them.

@@ -33,7 +33,7 @@ OTHERS = tuple(name for name in ALL if name not in FEW)
 SHARES = (Share(1, 4, 3), Share(2, 2, 2), Share(2, 2, 2, splits=2))
 SHAPES = ((48, 384), (32, 2304))
 # One of each kind of codes, scales and minimums: on the CPU, with a share and a shape each.
-EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4")
+EMULATED = ("Q4_K", "Q5_K", "Q6_K", "Q8_0", "Q4_1", "FP8", "MXFP4", "NVFP4", "Q5_0", "Q3_K")
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def test_products_are_those_of_float64(
             assert error(found, part, numbers) < 1e-5, (num_rows, chosen)
 
 
-@on_both("name", [*ALL], ["Q4_K", "Q8_0"])  # of the latter a warp reads what others have normed
+@on_both("name", [*ALL], ["Q4_K", "Q8_0"])
 def test_a_row_is_the_same_bits_among_up_to_eight(name: str, place) -> None:
     tiled, _ = matrix(ALL[name], 96, 2304, place)
     x, norm = rows(8, 2304, place), Norm(torch.rand(2304, device=place) + 0.5)
@@ -137,10 +137,30 @@ def test_programs_that_go_on_give_the_same_bits(
 def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
     x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)
     several = [matrix(ALL[name], 48, 512, place)[0] for name in ("Q4_K", "Q6_K")]
-    given, left = prepared_rows.prepared(x, [each.coding for each in several], norm)
+    given = prepared_rows.prepared(x, [each.coding for each in several], norm)
     for tiled in several:
-        found = grouped_cuda.linear(given, tiled, norm=left)
+        found = grouped_cuda.linear(given, tiled)
         assert torch.equal(found, grouped_cuda.linear(x, tiled, norm=norm))
+
+
+@on_both("num_rows", [1, 5, 11], [1, 5, 11])
+def test_a_product_beside_another_gives_what_it_gives_alone(num_rows: int, place) -> None:
+    """It begins, and may end its sums, before the one in front has: again and again, in turns."""
+    x = rows(num_rows, 1024, place)
+    names = ("Q4_K", "Q6_K", "Q5_K")
+    several = [
+        matrix(ALL[name], size, 1024, place)[0]
+        for name, size in zip(names, (96, 48, 160), strict=True)
+    ]
+    alone = [grouped_cuda.linear(x, tiled) for tiled in several]
+    for _ in range(1 if place.type == "cpu" else 50):
+        given = prepared_rows.prepared(x, [tiled.coding for tiled in several])
+        wide = x.new_full((num_rows, 304), torch.nan)
+        parts = wide.split([96, 48, 160], 1)
+        for i, (tiled, part) in enumerate(zip(several, parts, strict=True)):
+            grouped_cuda.linear(given, tiled, out=part, beside=i > 0)
+        for part, wanted in zip(parts, alone, strict=True):
+            assert torch.equal(part, wanted)
 
 
 @on_both("num_rows", [1, 7, 16], [1, 7, 16])
@@ -182,9 +202,9 @@ def test_large_and_small_rows_lose_nothing(name: str, size: float, place) -> Non
         assert error(found, x, numbers) < 1e-5, num_rows
 
 
-def work(name: str, x_rows: int = 1, *, num_outputs: int = 9728, norm: int = 0) -> Work:
+def work(name: str, x_rows: int = 1, *, num_outputs: int = 9728) -> Work:
     coding, scales = coding_of(ALL[name]), DTYPES[ALL[name].scale]
-    return Work(coding, scales, num_outputs, 2560, x_rows, x_rows != 8, norm)
+    return Work(coding, scales, num_outputs, 2560, x_rows, x_rows != 8)
 
 
 @pytest.mark.parametrize("shared_kib", sorted({CARDS[name].shared_kib for name in CAPABILITIES}))
@@ -210,16 +230,16 @@ def test_up_to_eight_rows_are_divided_alike(name: str, num_outputs: int) -> None
     assert len(shares) == 1
 
 
-@pytest.mark.parametrize("bits", ["Q5_K", "Q6_K"])
+@pytest.mark.parametrize("bits", ["Q4_K", "Q6_K"])
 def test_only_devices_with_clusters_divide_columns_among_programs(bits: str) -> None:
-    down = Work(coding_of(ALL[bits]), torch.float16, 5120, 17408, 16, paired=False)
+    down = Work(coding_of(ALL[bits]), torch.float16, 2560, 9728, 16, paired=False)
     assert share(down, 227 * KIB, has_clusters=True).splits == 2
     assert share(down, 227 * KIB).splits == 1
 
 
 def check(name: str, card: str, x_rows: int, folder: Path) -> None:
     pytest.importorskip("cuda.bindings.nvrtc")
-    wanted = work(name, x_rows, norm=2560 if x_rows == 1 else 0)
+    wanted = work(name, x_rows)
     chosen = share(wanted, CARDS[card].shared_kib * KIB)
     capability = divmod(CAPABILITIES[card], 10)
     constants = constants_of(wanted, chosen, overlaps=capability >= (9, 0))

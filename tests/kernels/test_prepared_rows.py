@@ -23,9 +23,9 @@ LIFT = 2.0**96
 # By what even and odd quarters of 16 columns are taken times.
 LIFTS = {
     **dict.fromkeys(
-        ("Q4_K", "Q4_1"), (LIFT, LIFT / 16)
+        ("Q4_K", "Q4_1", "Q5_K", "Q6_K"), (LIFT, LIFT / 16)
     ),  # odd codes are 16 times too large in place
-    **dict.fromkeys(("Q5_K", "Q6_K", "Q8_0", "FP8", "MXFP4", "NVFP4"), (LIFT, LIFT)),
+    **dict.fromkeys(("Q8_0", "FP8", "MXFP4", "NVFP4"), (LIFT, LIFT)),
     "IQ4_NL": (1.0, 1.0),  # codes are numbers of a table
 }
 WITH_SUMS = {"Q4_K", "Q5_K"}

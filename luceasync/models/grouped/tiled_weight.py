@@ -102,11 +102,11 @@ class TiledGrouped:
         rows = grouped_numbers.lookup(self._tiled, ids.reshape(-1), self._dtype)
         return rows.view(*ids.shape, -1)
 
-    def linear_into(
-        self, x: Tensor | Arranged, out: Tensor, norm: prepared_rows.RowNorm | None
-    ) -> None:
-        """`linear` of rows as `prepared` has them, into columns of a wider matrix."""
-        grouped_cuda.linear(x, self._tiled, norm=norm, out=out)
+    def linear_into(self, x: Tensor | Arranged, out: Tensor, *, beside: bool) -> None:
+        """`linear` of rows as `prepared` has them, into columns of a wider matrix. `beside`: as
+        grouped_cuda.linear has it.
+        """
+        grouped_cuda.linear(x, self._tiled, out=out, beside=beside)
 
     def _many(self, flat: Tensor) -> Tensor:
         """Products with slices of alike sizes: [rows, outputs]."""
@@ -140,8 +140,8 @@ class TiledStack(StackedWeight):
         flat = x.reshape(-1, x.shape[-1])
         if not grouped_cuda.can_multiply(flat):
             return super().linear(x, norm)
-        rows, left = prepared_rows.prepared(flat, [each.coding for each in self._tiled], norm)
+        rows = prepared_rows.prepared(flat, [each.coding for each in self._tiled], norm)
         out = flat.new_empty(len(flat), self._ranges[-1][1])
         for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
-            segment.linear_into(rows, out[:, begin:end], left)
+            segment.linear_into(rows, out[:, begin:end], beside=begin > 0)
         return out.view(*x.shape[:-1], -1)
