@@ -16,48 +16,9 @@
 #include "grouped_columns.cuh"
 #include "grouped_copies.cuh"
 #include "grouped_layout.cuh"
+#include "grouped_results.cuh"
 #include "grouped_sums.cuh"
 #include "overlap.cuh"
-
-// A warp's sum, of the program that has this rank in the cluster.
-__device__ __forceinline__ float sum_of(u32 at, u32 rank) {
-  return SPLITS == 1 ? as_float(load<u32>(at)) : load_of_program(at, rank);
-}
-
-// All warps whose sums are added are here.
-__device__ __forceinline__ void wait_for_others() {
-  if constexpr (SPLITS == 1) __syncthreads();
-  if constexpr (SPLITS > 1) wait_for_cluster();
-}
-
-// A warp's sums, [rows of x, rows of the weight].
-__device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_BLOCKS][TILES][SLOTS][4],
-                                         const float (&lone)[ROW_BLOCKS][2], int lane) {
-  int g = lane / 4;
-#pragma unroll
-  for (int r = 0; r < ROW_BLOCKS; r++) {
-    if constexpr (LONE) {
-#pragma unroll
-      for (int k = 0; k < 2; k++) {
-        float sum = lone[r][k];
-        sum += __shfl_xor_sync(~0u, sum, 1);
-        sum += __shfl_xor_sync(~0u, sum, 2);
-        if (lane % 4 == 0) sums[16 * r + g + 8 * k] = sum;
-      }
-    } else {
-#pragma unroll
-      for (int i = 0; i < TILES; i++)
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-          int m = 8 * i + lane % 4 * 2 + k % 2, n = 16 * r + g + k / 2 * 8;
-          const float(&of)[SLOTS][4] = total[r][i];
-          float sum = of[0][k];
-          if constexpr (SLOTS == 4) sum = (sum + of[1][k]) + (of[2][k] + of[3][k]);
-          sums[m * SUM_STRIDE + n] = sum;
-        }
-    }
-  }
-}
 
 static_assert(SHARED_BYTES == WARPS * RING_BYTES, "who launches has counted otherwise");
 
@@ -89,15 +50,8 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     if (LONE && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
     commit_copies();
   }
-  // Results of a thread, in a group: the first one's residual is on its way meanwhile.
-  u32 num_outputs = num_row_blocks * 16, num_results = num_rows * OWN * 16;
-  u32 first_result = rank * (WARPS * 32) + threadIdx.x;
-  auto column_of = [&](u32 e) { return group * (OWN * 16) + e % (OWN * 16); };
-  auto residual_of = [&](u32 e) {
-    bool ok = RESIDUAL && e < num_results && column_of(e) < num_outputs;
-    return ok ? residual[(u64)(e / (OWN * 16)) * num_outputs + column_of(e)] : (u16)0;
-  };
-  u16 before = residual_of(first_result);
+  Results results(residual, out, out_stride, num_rows, num_row_blocks, rank);
+  results.ask_for_residual(group);
   Place place = Place::of(lane, num_rows);
   Own own(lane);
   RowsOfX rows(x, first_unit * UNIT, num_blocks, num_rows, lane);
@@ -132,30 +86,9 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     }
     put_sums((float*)(shared + warp * RING_BYTES + AT_SUMS), total, lone, lane);
     wait_for_others();
-    for (u32 e = first_result; e < num_results; e += STRIDE * 32) {
-      u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + AT_SUMS + (m * SUM_STRIDE + n) * 4;
-      float result = 0.0f, up = 0.0f;
-#pragma unroll
-      for (u32 w = 0; w < STRIDE; w++) {
-        u32 there = at + w % WARPS * RING_BYTES;
-        result += sum_of(there, w / WARPS);
-        if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
-      }
-      result *= LIFT, up *= LIFT;
-      if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
-      if (RESIDUAL) result += as_float((u32)before << 16);
-      if (column_of(e) < num_outputs) {
-        u64 place = (u64)m * out_stride + column_of(e);
-        if (FLOAT_OUT) {
-          ((float*)out)[place] = result;
-        } else {
-          ((u16*)out)[place] = rounded(result);
-        }
-      }
-      before = residual_of(e + STRIDE * 32);
-    }
+    results.put(group, begin);
     group += gridDim.x / SPLITS;
-    if (GOES_ON) before = residual_of(first_result);
+    if (GOES_ON) results.ask_for_residual(group);
   } while (GOES_ON && group * OWN < num_row_blocks);
   if constexpr (SPLITS > 1) wait_for_cluster();  // others may still read what is here
   if (BESIDE && OVERLAP) wait_for_those_before();  // who waits for this one waits for that in front too

@@ -1,0 +1,98 @@
+// From the sums of warps to results.
+
+#pragma once
+
+#include "device_words.cuh"
+#include "grouped_codes.cuh"
+#include "grouped_layout.cuh"
+
+// A warp's sum, of the program that has this rank in the cluster.
+__device__ __forceinline__ float sum_of(u32 at, u32 rank) {
+  return SPLITS == 1 ? as_float(load<u32>(at)) : load_of_program(at, rank);
+}
+
+// All warps whose sums are added are here.
+__device__ __forceinline__ void wait_for_others() {
+  if constexpr (SPLITS == 1) __syncthreads();
+  if constexpr (SPLITS > 1) wait_for_cluster();
+}
+
+// A warp's sums, [rows of x, rows of the weight].
+__device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_BLOCKS][TILES][SLOTS][4],
+                                         const float (&lone)[ROW_BLOCKS][2], int lane) {
+  int g = lane / 4;
+#pragma unroll
+  for (int r = 0; r < ROW_BLOCKS; r++) {
+    if constexpr (LONE) {
+#pragma unroll
+      for (int k = 0; k < 2; k++) {
+        float sum = lone[r][k];
+        sum += __shfl_xor_sync(~0u, sum, 1);
+        sum += __shfl_xor_sync(~0u, sum, 2);
+        if (lane % 4 == 0) sums[16 * r + g + 8 * k] = sum;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < TILES; i++)
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+          int m = 8 * i + lane % 4 * 2 + k % 2, n = 16 * r + g + k / 2 * 8;
+          const float(&of)[SLOTS][4] = total[r][i];
+          float sum = of[0][k];
+          if constexpr (SLOTS == 4) sum = (sum + of[1][k]) + (of[2][k] + of[3][k]);
+          sums[m * SUM_STRIDE + n] = sum;
+        }
+    }
+  }
+}
+
+// What a thread stores of the results of a group of row blocks: every STRIDE-th of a warp's.
+struct Results {
+  const u16* residual;
+  void* out;
+  int out_stride;
+  u32 num_outputs, num_results, first;
+  u16 before;  // the residual of the result that comes next, which has been asked for
+
+  __device__ __forceinline__ Results(const u16* residual, void* out, int out_stride, int num_rows, int num_row_blocks,
+                                     u32 rank)
+      : residual(residual), out(out), out_stride(out_stride), num_outputs(num_row_blocks * 16),
+        num_results(num_rows * OWN * 16), first(rank * (WARPS * 32) + threadIdx.x) {}
+
+  // Of the first result of a group: it is on its way while that is multiplied.
+  __device__ __forceinline__ void ask_for_residual(u32 group) { before = residual_of(group, first); }
+
+  // The sums of all warps have been put.
+  __device__ __forceinline__ void put(u32 group, u32 begin) {
+    for (u32 e = first; e < num_results; e += STRIDE * 32) {
+      u32 m = e / (OWN * 16), n = e % (OWN * 16), at = begin + AT_SUMS + (m * SUM_STRIDE + n) * 4;
+      float result = 0.0f, up = 0.0f;
+#pragma unroll
+      for (u32 w = 0; w < STRIDE; w++) {
+        u32 there = at + w % WARPS * RING_BYTES;
+        result += sum_of(there, w / WARPS);
+        if (PAIRED) up += sum_of(there + OWN * 64, w / WARPS);
+      }
+      result *= LIFT, up *= LIFT;
+      if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
+      if (RESIDUAL) result += as_float((u32)before << 16);
+      if (column_of(group, e) < num_outputs) {
+        u64 place = (u64)m * out_stride + column_of(group, e);
+        if (FLOAT_OUT) {
+          ((float*)out)[place] = result;
+        } else {
+          ((u16*)out)[place] = rounded(result);
+        }
+      }
+      before = residual_of(group, e + STRIDE * 32);
+    }
+  }
+
+ private:
+  static __device__ __forceinline__ u32 column_of(u32 group, u32 e) { return group * (OWN * 16) + e % (OWN * 16); }
+
+  __device__ __forceinline__ u16 residual_of(u32 group, u32 e) const {
+    bool ok = RESIDUAL && (e < num_results) & (column_of(group, e) < num_outputs);
+    return ok ? residual[(u64)(e / (OWN * 16)) * num_outputs + column_of(group, e)] : (u16)0;
+  }
+};
