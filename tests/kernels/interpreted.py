@@ -45,6 +45,16 @@ class Recapture:
         return Rerun(run)
 
 
+class _Capture(Recapture):
+    """Runs nothing that it need not: the interpreter is slow, and compiles nothing."""
+
+    def compile_ahead(self, runs: Sequence[Callable[[], object]]) -> None:
+        pass
+
+    def __call__(self, run: Callable[[], T], *, num_warmups: int) -> Rerun[T]:
+        return super().__call__(run, num_warmups=0)
+
+
 class InterpretedPlatform(CpuPlatform):
     """Chooses what a GPU's platform chooses, where that can run here."""
 
@@ -64,4 +74,4 @@ class InterpretedPlatform(CpuPlatform):
         return torch() if triton is None else triton()
 
     def passes(self, *, eager: Callable[[], T], captured: Callable[..., T]) -> T:
-        return captured(Recapture())
+        return captured(_Capture())
