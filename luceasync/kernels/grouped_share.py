@@ -15,7 +15,6 @@ from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
 
 WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
 HUGE, FEW = 32768, 2048
-LONG = 8192  # columns
 MOST_WARPS = 12  # of programs of many rows, on a multiprocessor: as there are registers for
 
 
@@ -72,38 +71,35 @@ def num_programs(work: Work, share: Share, num_multiprocessors: int) -> int:
 
 def _few_rows(work: Work) -> Share:
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
-    is_byte = work.coding.bits == 8
+    is_byte, is_long = work.coding.bits == 8, num_units >= 32
     if work.paired or (work.num_outputs >= HUGE and num_units > 10):
         return Share(2, 4, 2)
     if work.num_outputs >= HUGE and not is_byte:
         return Share(2, 2, 4)
     if num_units <= 10:
         return Share(1, 5, 2)
-    if work.num_outputs >= SMALL:
-        return (
-            Share(1, 6, 3)
-            if is_byte
-            else Share(1, 4, 3)
-            if work.num_outputs >= WIDE
-            else Share(1, 8, 3 if work.coding.bits == 4 and num_units >= 32 else 2)
-        )
     if is_byte:
-        return Share(1, 5, 4) if num_units >= 32 else Share(2, 8, 3)
-    return Share(1, 10, 3) if num_units >= 32 else Share(1, 8, 4)
+        if work.num_outputs >= SMALL:
+            return Share(1, 6, 3)
+        return Share(1, 5, 4) if is_long else Share(2, 8, 3)
+    if work.num_outputs >= WIDE:
+        return Share(1, 4, 3)
+    if work.num_outputs >= SMALL:
+        return Share(1, 8, 3 if is_long and work.coding.bits == 4 else 2)
+    return Share(1, 10, 3) if is_long else Share(1, 8, 4)
 
 
 def _many_rows(work: Work, has_clusters: bool) -> Share:
     is_large = work.coding.bits in (5, 6)  # of a number there is more to put together
     num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
     if work.paired or work.num_outputs >= HUGE:
-        warps = (
-            2 if num_units <= 16 and num_units % 4 else 4
-        )  # a warp more than others is waited for
+        # A warp that has more units than others is waited for.
+        warps = 2 if num_units <= 16 and num_units % 4 else 4
         return Share(2, warps, 2, goes_on=work.paired)
     if work.num_outputs >= WIDE:
         # Up to four programs of three warps a multiprocessor run at once, three of four.
-        warps = 3 if work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132 else 4
-        return Share(2, 4 if is_large else warps, 2)
+        has_more = work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132
+        return Share(2, 3 if has_more and not is_large else 4, 2)
     if work.num_outputs <= FEW:
         return Share(1, min(MOST_WARPS, num_units), 2)
     if has_clusters and work.num_outputs < SMALL:
