@@ -155,8 +155,10 @@ def _read_layer(spec: DraftSpec, reader: _Reader, ops: Ops, layer: int) -> Draft
         output=ops.pack(reader.matrix(attention + "o_proj.weight")),
         feed_forward=DenseLayer(
             norm=Norm(ops, reader.vector(prefix + "post_attention_layernorm.weight"), eps),
-            gate_up=ops.pack(reader.matrix(mlp + "gate_proj.weight", mlp + "up_proj.weight")),
-            down=ops.pack(reader.matrix(mlp + "down_proj.weight")),
+            network=ops.gated(
+                ops.pack(reader.matrix(mlp + "gate_proj.weight", mlp + "up_proj.weight")),
+                ops.pack(reader.matrix(mlp + "down_proj.weight")),
+            ),
         ),
     )
 

@@ -4,7 +4,8 @@
 // Columns, [block of 64][tile of 8 rows][half][lane][4 words]: a lane's words are of row lane / 4 and of
 // columns 4 (lane % 4) to 4 (lane % 4) + 3 of quarter 2 half, and of the next quarter.
 // Sums of groups of 32 columns, [unit][tile][lane][4 words]: of row lane / 4 and of groups 2 (lane % 4) and the
-// next, in three bfloat16 numbers each, that have all of a float32 number's bits; the fourth word is 0.
+// next, in three bfloat16 numbers each, that have all of a float32 number's bits; the fourth word means nothing. Or
+// sums of halves of these groups, [unit][half][tile][lane][4 words].
 
 #pragma once
 
@@ -15,4 +16,18 @@ constexpr int LANES_BYTES = 512;                     // one load of a warp
 constexpr int TILE_BYTES = 2 * LANES_BYTES;          // of a block's columns
 constexpr int ARRANGED_BLOCK_BYTES = 2 * TILE_BYTES;
 constexpr int ARRANGED_UNIT_BYTES = 4 * ARRANGED_BLOCK_BYTES;
-constexpr int SUMS_UNIT_BYTES = 2 * LANES_BYTES;
+constexpr int SUMS_UNIT_BYTES = 2 * LANES_BYTES;  // of whole groups, or of one half
+
+// Bytes from the first of all columns of one lift to a number.
+__device__ __forceinline__ u32 place_of(u32 row, u32 column) {
+  u32 quarter = column / 16 % 4, lane = row % 8 * 4 + column % 16 / 4;
+  return column / 64 * ARRANGED_BLOCK_BYTES + row / 8 * TILE_BYTES + quarter / 2 * LANES_BYTES + lane * 16 +
+         quarter % 2 * 8 + column % 4 * 2;
+}
+
+// Bytes from the first of all sums to that of half a group, which begins at `column`: its first part, from which the
+// next ones are a word each away.
+__device__ __forceinline__ u32 place_of_half(u32 row, u32 column) {
+  u32 group = column / 32 % 8, lane = row % 8 * 4 + group / 2;
+  return (column / 256 * 2 + column / 16 % 2) * SUMS_UNIT_BYTES + row / 8 * LANES_BYTES + lane * 16 + group % 2 * 2;
+}

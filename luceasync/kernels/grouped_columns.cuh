@@ -73,14 +73,17 @@ struct ArrangedRows {
   __device__ __forceinline__ static Columns lifted(const Columns& columns) { return columns; }
 };
 
-// Sums of x of the groups of a unit, as arranged rows have them.
+// Sums of x of the groups of a unit, or of their halves, as arranged rows have them.
 struct GroupSums {
-  uint4 of[TILES];
+  uint4 of[SUM_HALVES][TILES];
 
   // `sums`: of a lane, for the first unit.
   __device__ __forceinline__ void load(const u8* sums, int unit) {
 #pragma unroll
-    for (int i = 0; i < TILES; i++) of[i] = *(const uint4*)(sums + unit * SUMS_UNIT_BYTES + i * LANES_BYTES);
+    for (int half = 0; half < SUM_HALVES; half++)
+#pragma unroll
+      for (int i = 0; i < TILES; i++)
+        of[half][i] = *(const uint4*)(sums + (unit * SUM_HALVES + half) * SUMS_UNIT_BYTES + i * LANES_BYTES);
   }
 };
 

@@ -4,21 +4,25 @@ copies are on their way long before they are multiplied. A row is the same bits 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from luceasync.kernels.cuda_program import Launch, Program, can_compile
+from luceasync.kernels.grouped_codes import Coding
 from luceasync.kernels.grouped_share import Share, Work, num_programs, share, shared_of
 from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, Tiled
 from luceasync.kernels.overlap import can_overlap, num_multiprocessors, shared_bytes
 from luceasync.kernels.prepared_rows import (
     ARRANGED_ROWS,
     MOST_PLAIN,
+    UNIT_COLUMNS,
     Arranged,
     RowNorm,
     prepared,
+    room_for,
     wants_sums,
 )
 
@@ -32,6 +36,37 @@ _MINIMUM = {"none": 0, "own": 1, "scale": 2}
 
 SOURCE = Path(__file__).with_name("grouped_rows.cu")
 _PRODUCT = Program(SOURCE, "grouped_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How results are kept: as rows of numbers, or as the product that is next takes them, times
+    powers of two (see prepared_rows.lift_of), perhaps with sums.
+    """
+
+    dtype: torch.dtype = torch.bfloat16
+    lift: int = -1
+    has_sums: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Where they go: `rows` [rows, outputs], which may lie apart, or columns and sums of Arranged
+    rows.
+    """
+
+    kept: Kept
+    rows: Tensor
+    sums: Tensor | None = None
+
+    @staticmethod
+    def of_rows(out: Tensor) -> Results:
+        return Results(Kept(out.dtype), out)
+
+    @staticmethod
+    def of_arranged(out: Arranged) -> Results:
+        kept = Kept(lift=out.lifts[0], has_sums=out.group_sums is not None)
+        return Results(kept, out.columns, out.group_sums)
 
 
 def can_multiply(x: Tensor) -> bool:
@@ -61,8 +96,9 @@ def linear(
     """
     if out is None:
         out = _empty(x, weight.num_rows, dtype)
-    given = _prepared(x, weight, norm)
-    return _product(given, weight, residual, out, chosen, paired=False, beside=beside)
+    given, results = _prepared(x, weight, norm), Results.of_rows(out)
+    _product(given, weight, residual, results, chosen, paired=False, beside=beside)
+    return out
 
 
 def swiglu(
@@ -77,7 +113,29 @@ def swiglu(
     [2 * inner, columns], gate first, inner a multiple of 16. -> [rows, inner].
     """
     out = _empty(x, gate_up.num_rows // 2, dtype)
-    return _product(_prepared(x, gate_up, norm), gate_up, None, out, chosen, paired=True)
+    results = Results.of_rows(out)
+    _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
+    return out
+
+
+def swiglu_for(
+    x: Tensor,
+    gate_up: Tiled,
+    coding: Coding,
+    *,
+    norm: RowNorm | None = None,
+    chosen: Share | None = None,
+) -> Tensor | Arranged:
+    """`swiglu`, as a product with a matrix of this coding takes it: of more than 8 rows nobody need
+    arrange it then.
+    """
+    num_inner = gate_up.num_rows // 2
+    if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
+        return swiglu(x, gate_up, norm=norm, chosen=chosen)
+    out = room_for(x, len(x), num_inner, coding)
+    results = Results.of_arranged(out)
+    _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
+    return out
 
 
 def constants_of(
@@ -87,9 +145,10 @@ def constants_of(
     overlaps: bool,
     has_residual: bool = False,
     beside: bool = False,
-    out: torch.dtype = torch.bfloat16,
+    num_halves: int = 1,
+    kept: Kept = Kept(),
 ) -> dict[str, int]:
-    """What a program is compiled with."""
+    """What a program is compiled with; num_halves: of the sums of Arranged rows."""
     coding = work.coding
     table = coding.table or (0, 0, 0, 0)
     return {
@@ -105,13 +164,16 @@ def constants_of(
         "DIVIDES": int(coding.divides),
         **{f"TABLE_{i}": word & 0xFFFFFFFF for i, word in enumerate(table)},
         "X_ROWS": work.x_rows,
+        "SUM_HALVES": num_halves,
         "ROW_BLOCKS": share.row_blocks,
         "WARPS": share.warps,
         "STAGES": share.stages,
         "GOES_ON": int(share.goes_on),
         "PAIRED": int(work.paired),
         "RESIDUAL": int(has_residual),
-        "FLOAT_OUT": int(out == torch.float32),
+        "FLOAT_OUT": int(kept.dtype == torch.float32),
+        "OUT_LIFT": kept.lift,
+        "OUT_SUMS": int(kept.has_sums),
         "OVERLAP": int(overlaps),
         "BESIDE": int(beside),
         "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
@@ -133,15 +195,16 @@ def _product(
     x: Tensor | Arranged,
     weight: Tiled,
     residual: Tensor | None,
-    out: Tensor,
+    results: Results,
     chosen: Share | None,
     *,
     paired: bool,
     beside: bool = False,
-) -> Tensor:
-    num_rows, group_sums = len(x), None
+) -> None:
+    num_rows, group_sums, num_halves = len(x), None, 1
+    if isinstance(x, Arranged) and wants_sums(weight.coding):
+        group_sums, num_halves = x.group_sums, x.num_halves
     if isinstance(x, Arranged):
-        group_sums = x.group_sums if wants_sums(weight.coding) else None
         x = x.of(weight.coding)
     work = Work(
         weight.coding,
@@ -159,7 +222,8 @@ def _product(
         overlaps=overlaps,
         has_residual=residual is not None,
         beside=beside,
-        out=out.dtype,
+        num_halves=num_halves,
+        kept=results.kept,
     )
     num_row_blocks = work.num_outputs // BLOCK_ROWS
     arguments = (
@@ -172,15 +236,15 @@ def _product(
         weight.minimums,
         weight.small_minimums,
         None if residual is None else residual.contiguous(),
-        out,
+        results.rows,
+        results.sums,
         num_rows,
         num_row_blocks,
         weight.num_blocks,
         weight.num_supergroups,
         weight.num_groups,
-        out.stride(0),
+        results.rows.stride(0),
     )
-    grid = num_programs(work, chosen, num_multiprocessors(out))
+    grid = num_programs(work, chosen, num_multiprocessors(x))
     launch = Launch(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
     _PRODUCT.launch(x.device, constants, launch, arguments)
-    return out

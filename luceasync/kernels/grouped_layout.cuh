@@ -68,3 +68,5 @@ constexpr int AT_SUMS = GOES_ON ? STAGES * STAGE_BYTES : 0;
 constexpr int RING_BYTES = AT_SUMS + SUM_BYTES > STAGES * STAGE_BYTES ? AT_SUMS + SUM_BYTES : STAGES * STAGE_BYTES;
 
 constexpr int OWN = PAIRED ? ROW_BLOCKS / 2 : ROW_BLOCKS;  // row blocks of results
+constexpr bool ARRANGES = OUT_LIFT >= 0;                   // results, as rows of the product that is next
+static_assert(!ARRANGES || SLOTS == 1 && OWN == 1 && !RESIDUAL && !FLOAT_OUT, "9 to 16 rows, 16 columns at a time");

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "arranged_rows.cuh"
 #include "device_words.cuh"
 #include "grouped_codes.cuh"
 #include "grouped_layout.cuh"
@@ -46,18 +47,45 @@ __device__ __forceinline__ void put_sums(float* sums, const float (&total)[ROW_B
   }
 }
 
+// Results as the next product takes its rows: arranged, and zeros in rows past the last. The half of a warp has 16
+// columns of a row.
+struct Arranging {
+  u8 *columns, *sums;
+
+  __device__ __forceinline__ void store(u32 row, u32 column, u16 number) const {
+    float found = as_float((u32)number << 16);
+    float by = as_float(two_to(exponent_of(OUT_LIFT, column / 16 % 2)) & 0xffff0000);
+    *(u16*)(columns + place_of(row, column)) = rounded(found * by);
+    if constexpr (OUT_SUMS != 0) {
+#pragma unroll
+      for (int far = 1; far < 16; far *= 2) found += __shfl_xor_sync(~0u, found, far);
+      found *= as_float(two_to(LIFT_EXPONENT) & 0xffff0000);
+      if (column % 16 != 0) return;
+      u8* at = sums + place_of_half(row, column);
+#pragma unroll
+      for (int k = 0; k < 3; k++) {
+        u16 part = rounded(found);
+        *(u16*)(at + 4 * k) = part;
+        found -= as_float((u32)part << 16);
+      }
+    }
+  }
+};
+
 // What a thread stores of the results of a group of row blocks: every STRIDE-th of a warp's.
 struct Results {
   const u16* residual;
   void* out;
+  Arranging arranging;
   int out_stride;
-  u32 num_outputs, num_results, first;
+  u32 num_rows, num_outputs, num_results, first;
   u16 before;  // the residual of the result that comes next, which has been asked for
 
-  __device__ __forceinline__ Results(const u16* residual, void* out, int out_stride, int num_rows, int num_row_blocks,
-                                     u32 rank)
-      : residual(residual), out(out), out_stride(out_stride), num_outputs(num_row_blocks * 16),
-        num_results(num_rows * OWN * 16), first(rank * (WARPS * 32) + threadIdx.x) {}
+  __device__ __forceinline__ Results(const u16* residual, void* out, u8* out_sums, int out_stride, int num_rows,
+                                     int num_row_blocks, u32 rank)
+      : residual(residual), out(out), arranging({(u8*)out, out_sums}), out_stride(out_stride), num_rows(num_rows),
+        num_outputs(num_row_blocks * 16), num_results((ARRANGES ? ARRANGED_ROWS : num_rows) * OWN * 16),
+        first(rank * (WARPS * 32) + threadIdx.x) {}
 
   // Of the first result of a group: it is on its way while that is multiplied.
   __device__ __forceinline__ void ask_for_residual(u32 group) { before = residual_of(group, first); }
@@ -76,7 +104,9 @@ struct Results {
       result *= LIFT, up *= LIFT;
       if (PAIRED) result = result / (1.0f + __expf(-result)) * up;
       if (RESIDUAL) result += as_float((u32)before << 16);
-      if (column_of(group, e) < num_outputs) {
+      if constexpr (ARRANGES) {
+        arranging.store(m, column_of(group, e), m < num_rows ? rounded(result) : (u16)0);
+      } else if (column_of(group, e) < num_outputs) {
         u64 place = (u64)m * out_stride + column_of(group, e);
         if (FLOAT_OUT) {
           ((float*)out)[place] = result;

@@ -7,9 +7,9 @@
 // exact in bfloat16; each group is summed in float32, and scaled then.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
-// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON, RAGGED, PAIRED,
-// RESIDUAL, FLOAT_OUT, BESIDE, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda says what they
-// mean.
+// DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON, RAGGED, PAIRED,
+// RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda
+// says what they mean.
 
 #include "device_words.cuh"
 #include "grouped_codes.cuh"
@@ -24,8 +24,8 @@ static_assert(SHARED_BYTES == WARPS * RING_BYTES, "who launches has counted othe
 
 extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
     const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
-    const u8* minimums, const u8* small_minimums, const u16* residual, void* out, int num_rows, int num_row_blocks,
-    int num_blocks, int num_supers, int num_groups, int out_stride) {
+    const u8* minimums, const u8* small_minimums, const u16* residual, void* out, u8* out_sums, int num_rows,
+    int num_row_blocks, int num_blocks, int num_supers, int num_groups, int out_stride) {
   int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   u32 rank = blockIdx.x % SPLITS, group = blockIdx.x / SPLITS;
   u32 begin = shared_begin(), ring = begin + warp * RING_BYTES;
@@ -50,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_row
     if (LONE && first_unit + s * STRIDE < num_units) copier.row_of_x(ring + s * STAGE_BYTES);
     commit_copies();
   }
-  Results results(residual, out, out_stride, num_rows, num_row_blocks, rank);
+  Results results(residual, out, out_sums, out_stride, num_rows, num_row_blocks, rank);
   results.ask_for_residual(group);
   Place place = Place::of(lane, num_rows);
   Own own(lane);

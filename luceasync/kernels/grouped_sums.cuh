@@ -183,9 +183,12 @@ __device__ __forceinline__ void take_minimums(float (&total)[ROW_BLOCKS][TILES][
     for (int i = 0; i < TILES; i++) {
       float less[4];
       clear(less);
-      multiply(less, near, far, groups.of[i].x);
-      multiply(less, near, far, groups.of[i].y);
-      multiply(less, near, far, groups.of[i].z);
+#pragma unroll
+      for (int half = 0; half < SUM_HALVES; half++) {
+        multiply(less, near, far, groups.of[half][i].x);
+        multiply(less, near, far, groups.of[half][i].y);
+        multiply(less, near, far, groups.of[half][i].z);
+      }
 #pragma unroll
       for (int k = 0; k < 4; k++)
         total[r][i][0][k] = fmaf(-less[k], k < 2 ? minimum.near : minimum.far, total[r][i][0][k]);

@@ -6,6 +6,13 @@
 
 constexpr int LIFT_EXPONENT = 96;  // of rows of x
 
+// By which power of two a quarter of 16 columns is taken times: for codes that are numbers of a table, for those
+// that are bfloat16 numbers as they are, and for those of up to 6 bits in place (grouped_codes.cuh).
+constexpr int NUM_LIFTS = 3;
+__host__ __device__ constexpr int exponent_of(int lift, int quarter) {
+  return lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 && quarter % 2 ? 4 : 0);
+}
+
 // Ampere has no product by itself.
 __device__ __forceinline__ u32 times_bf16x2(u32 a, u32 b) { return fma_bf16x2(a, b, 0x80008000); }
 

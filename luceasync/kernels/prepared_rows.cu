@@ -22,14 +22,6 @@ extern "C" __global__ void rms_norm(const u16* x, const float* norm, u16* out, f
   }
 }
 
-// By what an even and an odd quarter of 16 columns are taken times: for codes that are numbers of a table, for
-// those that are bfloat16 numbers as they are, and for those of up to 6 bits in place (grouped_codes.cuh).
-constexpr int NUM_LIFTS = 3;
-__host__ __device__ constexpr u32 even_lift(int lift) { return two_to(lift == 0 ? 0 : LIFT_EXPONENT); }
-__host__ __device__ constexpr u32 odd_lift(int lift) {
-  return two_to(lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 ? 4 : 0));
-}
-
 // The sum of the group of 32 columns that four lanes have 8 of each.
 __device__ __forceinline__ float sum_of_group(uint4 own) {
   const u32 pairs[4] = {own.x, own.y, own.z, own.w};
@@ -54,7 +46,7 @@ __device__ __forceinline__ void arrange(uint4 own, int row, int unit, int num_un
 #pragma unroll
   for (int lift = 0; lift < NUM_LIFTS; lift++) {
     if (!(LIFTS >> lift & 1)) continue;
-    u32 even = even_lift(lift), odd = odd_lift(lift);
+    u32 even = two_to(exponent_of(lift, 0)), odd = two_to(exponent_of(lift, 1));
     *(uint4*)columns = make_uint4(times_bf16x2(words.x, even), times_bf16x2(words.y, even),
                                   times_bf16x2(words.z, odd), times_bf16x2(words.w, odd));
     columns += (u64)num_units * ARRANGED_UNIT_BYTES;

@@ -45,8 +45,9 @@ class Arranged:
     """9 to 16 rows of num_columns columns, in whole units of 256 columns.
 
     columns: bfloat16 [lifts, units, blocks of 64, tiles of 8 rows, 2, lanes, 8 numbers], for each
-    of `lifts` one after the other; group_sums: bfloat16 [units, tiles, lanes, 8 numbers], or None
-    if no product wants them. arranged_rows.cuh says which row and column a number is of.
+    of `lifts` one after the other; group_sums: bfloat16 [units, halves, tiles, lanes, 8 numbers],
+    one half where they are of whole groups, or None if no product wants them. arranged_rows.cuh
+    says which row and column a number is of.
     """
 
     num_rows: int
@@ -57,6 +58,11 @@ class Arranged:
 
     def __len__(self) -> int:
         return self.num_rows
+
+    @property
+    def num_halves(self) -> int:
+        """Of groups, which have a sum each."""
+        return 1 if self.group_sums is None else self.group_sums.shape[1]
 
     def of(self, coding: Coding) -> Tensor:
         """`columns`, as products with a matrix of this coding want them."""
@@ -77,6 +83,18 @@ def wants_sums(coding: Coding) -> bool:
     is_alike = coding.group == 32 and coding.supergroup % UNIT_COLUMNS == 0
     has_both = coding.minimum == "own" and coding.has_small_minimums
     return is_alike and has_both and coding.codes != "biased" and coding.zero == 0
+
+
+def room_for(x: Tensor, num_rows: int, num_columns: int, coding: Coding) -> Arranged:
+    """For products with a matrix of this coding: rows that the product in front arranges, 16
+    columns at a time, so that sums are of halves of groups. num_columns: a multiple of 256; `x`
+    says where.
+    """
+    assert MOST_PLAIN < num_rows <= ARRANGED_ROWS and num_columns % UNIT_COLUMNS == 0
+    num_units = num_columns // UNIT_COLUMNS
+    columns = x.new_empty(1, num_units, UNIT, 2, 2, 32, 8)
+    group_sums = x.new_empty(num_units, 2, 2, 32, 8) if wants_sums(coding) else None
+    return Arranged(num_rows, num_columns, (lift_of(coding),), columns, group_sums)
 
 
 def prepared(
@@ -114,7 +132,7 @@ def arrange(x: Tensor, codings: Collection[Coding], norm: RowNorm | None = None)
     num_units = -(-num_columns // UNIT_COLUMNS)
     columns = x.new_empty(len(lifts), num_units, UNIT, 2, 2, 32, 8)
     has_sums = any(wants_sums(coding) for coding in codings)
-    group_sums = x.new_empty(num_units, 2, 32, 8) if has_sums else None
+    group_sums = x.new_empty(num_units, 1, 2, 32, 8) if has_sums else None
     # A row that is normed is one program's: each of its numbers wants all of them.
     is_normed = norm is not None
     warps = NORM_WARPS if is_normed else PLAIN_WARPS

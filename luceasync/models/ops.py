@@ -17,7 +17,7 @@ from torch import Tensor
 from luceasync.models.grouped.packed import Packed
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.trees import Trees, torch_trees
-from luceasync.models.weights import RowNorm, StackedWeight, Table, Weight, as_float
+from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, Table, Weight, as_float
 
 T = TypeVar("T")
 
@@ -39,6 +39,10 @@ class Ops(Protocol):
 
     def stacked(self, segments: Sequence[Weight]) -> Weight:
         """Weights that are stored unlike, one below the other."""
+        ...
+
+    def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
+        """A network of two weights of these operations."""
         ...
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -83,6 +87,10 @@ class TorchOps:
     def stacked(self, segments: Sequence[Weight]) -> Weight:
         """See Ops."""
         return StackedWeight(segments)
+
+    def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
+        """See Ops."""
+        return SwiGLU(gate_up, down)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """See Ops."""

@@ -18,12 +18,12 @@ from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels import trees as tree_kernels
 from luceasync.models.grouped.packed import Packed
-from luceasync.models.grouped.tiled_weight import TiledGrouped, TiledStack
+from luceasync.models.grouped.tiled_weight import TiledGrouped, TiledStack, TiledSwiGLU
 from luceasync.models.grouped.tiles import can_tile, tile
 from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchTable
 from luceasync.models.trees import Trees
-from luceasync.models.weights import RowNorm, StackedWeight, Table, Weight
+from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, Table, Weight
 
 DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass
 SLICE_NUMBERS = 1 << 23  # of a quantised matrix that are float32 at once: the workspace has room
@@ -55,6 +55,11 @@ class TritonOps:
     def stacked(self, segments: Sequence[Weight]) -> Weight:
         tiled = [segment for segment in segments if isinstance(segment, TiledGrouped)]
         return TiledStack(tiled) if len(tiled) == len(segments) else StackedWeight(segments)
+
+    def gated(self, gate_up: Weight, down: Weight) -> SwiGLU:
+        if isinstance(gate_up, TiledGrouped) and isinstance(down, TiledGrouped):
+            return TiledSwiGLU(gate_up, down)
+        return SwiGLU(gate_up, down)
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)

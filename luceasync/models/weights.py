@@ -67,6 +67,24 @@ class Table(Weight, Protocol):
         ...
 
 
+class SwiGLU:
+    """The matrices of a gated feed-forward network. gate_up: [2 * inner, dim], gate first; down:
+    [dim, inner].
+    """
+
+    def __init__(self, gate_up: Weight, down: Weight) -> None:
+        self.gate_up = gate_up
+        self.down = down
+
+    @property
+    def num_bytes(self) -> int:
+        return self.gate_up.num_bytes + self.down.num_bytes
+
+    def add_to(self, x: Tensor, norm: RowNorm) -> Tensor:
+        """x and what the network makes of it as `norm` has it: [..., dim]; x may be overwritten."""
+        return self.down.linear_add(self.gate_up.swiglu(x, norm), x)
+
+
 def as_float(product: Tensor, out: Tensor | None) -> Tensor:
     """`product` in float32, in `out` if it is given."""
     return product.float() if out is None else out.copy_(product)

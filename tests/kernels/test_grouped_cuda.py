@@ -133,6 +133,24 @@ def test_programs_that_go_on_give_the_same_bits(
         assert torch.equal(product(chosen), at_once)
 
 
+@on_both(
+    "name, num_rows",
+    [(name, num_rows) for name in ALL for num_rows in (5, 9, 16)],
+    [("Q4_K", 11), ("Q5_K", 16), ("Q6_K", 9), ("Q8_0", 13), ("IQ4_NL", 5)],
+)
+def test_a_product_arranges_its_results_for_the_next_one(name: str, num_rows: int, place) -> None:
+    gate_up, _ = matrix(ALL["Q4_K"], 1024, 256, place)
+    down, numbers = matrix(ALL[name], 48, 512, place)
+    x, norm = rows(num_rows, 256, place), Norm(torch.rand(256, device=place) + 0.5)
+    inner = grouped_cuda.swiglu(x, gate_up, norm=norm)
+    given = grouped_cuda.swiglu_for(x, gate_up, down.coding, norm=norm)
+    if num_rows > prepared_rows.MOST_PLAIN:
+        arranged = prepared_rows.arrange(inner, [down.coding])
+        assert torch.equal(given.of(down.coding), arranged.of(down.coding))
+    found = grouped_cuda.linear(given, down, dtype=torch.float32)
+    assert error(found, inner, numbers) < 1e-5
+
+
 @on_both("num_rows", [1, 5, 11], [1, 5, 11])
 def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> None:
     x, norm = rows(num_rows, 512, place), Norm(torch.rand(512, device=place) + 0.5)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from luceasync.models.layer_reader import LayerReader
     from luceasync.models.ops import Norm
-    from luceasync.models.weights import Weight
+    from luceasync.models.weights import SwiGLU
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,25 +36,23 @@ class DenseSpec:
 
     def load(self, reader: LayerReader) -> DenseLayer:
         """See FeedForward."""
-        return DenseLayer(
-            norm=reader.norm("post_attention_layernorm.weight"),
-            gate_up=reader.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight"),
-            down=reader.matrix("mlp.down_proj.weight"),
-        )
+        norm = reader.norm("post_attention_layernorm.weight")
+        gate_up = reader.matrix("mlp.gate_proj.weight", "mlp.up_proj.weight")
+        down = reader.matrix("mlp.down_proj.weight")
+        return DenseLayer(norm, reader.ops.gated(gate_up, down))
 
 
 @dataclass(frozen=True, slots=True)
 class DenseLayer:
-    """A FeedForwardLayer. gate_up: [2 * inner, hidden], gate first; down: [hidden, inner]."""
+    """A FeedForwardLayer."""
 
     norm: Norm
-    gate_up: Weight
-    down: Weight
+    network: SwiGLU
 
     @property
     def num_bytes(self) -> int:
-        return self.norm.num_bytes + self.gate_up.num_bytes + self.down.num_bytes
+        return self.norm.num_bytes + self.network.num_bytes
 
     def forward(self, x: Tensor) -> Tensor:
         """See FeedForwardLayer."""
-        return self.down.linear_add(self.gate_up.swiglu(x, self.norm), x)
+        return self.network.add_to(x, self.norm)

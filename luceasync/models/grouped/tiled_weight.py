@@ -16,7 +16,7 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.grouped_codes import Coding
 from luceasync.kernels.grouped_tiled import BLOCK_ROWS, Tiled
 from luceasync.kernels.prepared_rows import Arranged
-from luceasync.models.weights import RowNorm, StackedWeight, as_float
+from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, as_float
 
 SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
 
@@ -49,7 +49,13 @@ class TiledGrouped:
     @property
     def coding(self) -> Coding:
         """Of its numbers."""
-        return self._tiled.coding
+        coding: Coding = self._tiled.coding
+        return coding
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether programs find a gate and its number in whole blocks of rows."""
+        return self.num_rows % (2 * BLOCK_ROWS) == 0
 
     def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
@@ -87,7 +93,7 @@ class TiledGrouped:
     def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
-        if self._tiled.num_rows % (2 * BLOCK_ROWS) != 0:
+        if not self.can_gate:
             out = row_kernels.swiglu(self.linear(flat, norm))
         elif grouped_cuda.can_multiply(flat):
             out = grouped_cuda.swiglu(flat, self._tiled, norm=norm)
@@ -108,6 +114,16 @@ class TiledGrouped:
         """
         grouped_cuda.linear(x, self._tiled, out=out, beside=beside)
 
+    def swiglu_for(
+        self, flat: Tensor, taker: TiledGrouped, norm: RowNorm | None
+    ) -> Tensor | Arranged:
+        """`swiglu` of few rows [rows, dim], as `taker` takes them in `add_few`."""
+        return grouped_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
+
+    def add_few(self, x: Tensor | Arranged, residual: Tensor) -> Tensor:
+        """`linear_add` of few rows, of any form: [rows, outputs]."""
+        return grouped_cuda.linear(x, self._tiled, residual)
+
     def _many(self, flat: Tensor) -> Tensor:
         """Products with slices of alike sizes: [rows, outputs]."""
         num_rows, num_columns = self._tiled.num_rows, self._tiled.num_columns
@@ -124,6 +140,22 @@ class TiledGrouped:
             # A product into columns of `out` is not what the library would do by itself.
             torch.mm(flat, numbers.t(), out=out[:, begin:end])
         return out
+
+
+class TiledSwiGLU(SwiGLU):
+    """Of tiled weights; of few rows the first gives what the second one takes."""
+
+    def __init__(self, gate_up: TiledGrouped, down: TiledGrouped) -> None:
+        super().__init__(gate_up, down)
+        self._gate_up, self._down = gate_up, down
+
+    def add_to(self, x: Tensor, norm: RowNorm) -> Tensor:
+        """See SwiGLU."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not (self._gate_up.can_gate and grouped_cuda.can_multiply(flat)):
+            return super().add_to(x, norm)
+        inner = self._gate_up.swiglu_for(flat, self._down, norm)
+        return self._down.add_few(inner, flat).view_as(x)
 
 
 class TiledStack(StackedWeight):
