@@ -50,7 +50,7 @@ constexpr int BY_WARPS = MOST_WARPS > WARPS ? MOST_WARPS / WARPS : 1, BY_BYTES =
 constexpr int NUM_BESIDE = SLOTS == 1 || LONE && BY_WARPS < BY_BYTES ? BY_WARPS : LONE && BY_BYTES > 0 ? BY_BYTES : 1;
 constexpr int BLOCKS_UNROLLED = SLOTS == 1 && BITS == 8 ? 2 : UNIT;  // as there are registers for
 // Blocks of x that are on their way, in registers.
-constexpr int AHEAD = SLOTS > 1 ? 1 : (BITS == 5 || BITS == 6) && ROW_BLOCKS == 1 ? 3 : 2;
+constexpr int AHEAD = SLOTS > 1 ? 1 : BITS == 5 || BITS == 6 && ROW_BLOCKS == 1 ? 3 : 2;
 // Many rows: what is taken off for each 1 of x is multiplied for all groups of a unit at once.
 constexpr bool BY_UNIT = SLOTS == 1 && TILES == 2 && PARTS == 2 && ALIKE && MINIMUM == OWN_MINIMUM && SMALL_MINIMUMS &&
                          (CODES == BIASED ? 128 : ZERO) == 0;
