@@ -1,5 +1,5 @@
 """What a verify pass left behind becomes state along each entry's accepted path: one kernel for
-each kind of state, over all layers.
+each kind of layer, over all of them.
 """
 
 from __future__ import annotations
@@ -99,31 +99,31 @@ def commit_delta(
     inputs, keys, updates, totals = scratch
     num_layers, num_entries, num_rows, channels = inputs.shape
     window = conv_state.shape[2]
-    path = (lanes, rows, counts, num_rows)
-    _commit_conv_kernel[(triton.cdiv(channels, CONV_BLOCK), num_entries, num_layers)](
+    num_heads, key_dim, value_dim = delta_state.shape[2:]
+    of_conv = triton.cdiv(channels, CONV_BLOCK)
+    of_delta = num_heads * triton.cdiv(value_dim, BLOCK_VALUE)
+    _commit_delta_kernel[(of_conv + of_delta, num_entries, num_layers)](
         inputs,
         conv_state,
-        *path,
-        channels,
-        inputs.stride(0),
-        conv_state.stride(0),
-        WINDOW=window,
-        BLOCK_WINDOW=triton.next_power_of_2(max(window, 1)),
-        BLOCK=CONV_BLOCK,
-        num_warps=4,
-    )
-    num_heads, key_dim, value_dim = delta_state.shape[2:]
-    num_blocks = triton.cdiv(value_dim, BLOCK_VALUE)
-    _commit_delta_kernel[(num_heads * num_blocks, num_entries, num_layers)](
         keys,
         updates,
         totals,
         delta_state,
-        *path,
+        lanes,
+        rows,
+        counts,
+        num_rows,
+        channels,
+        inputs.stride(0),
+        conv_state.stride(0),
         keys.stride(0),
         updates.stride(0),
         totals.stride(0),
         delta_state.stride(0),
+        OF_CONV=of_conv,
+        WINDOW=window,
+        BLOCK_WINDOW=triton.next_power_of_2(max(window, 1)),
+        BLOCK=CONV_BLOCK,
         NUM_KEY_HEADS=keys.shape[3],
         NUM_HEADS=num_heads,
         KEY_DIM=key_dim,
@@ -207,45 +207,9 @@ def _commit_recent_kernel(
 
 
 @kernel()
-def _commit_conv_kernel(
+def _commit_delta_kernel(
     inputs,
     conv_state,
-    lanes,
-    rows,
-    counts,
-    num_rows,
-    channels,
-    scratch_stride,
-    layer_stride,
-    WINDOW: tl.constexpr,
-    BLOCK_WINDOW: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    entry = tl.program_id(1)
-    layer = tl.program_id(2).to(tl.int64)
-    lane = tl.load(lanes + entry)
-    count = tl.load(counts + entry)
-    if (lane < 0) | (count == 0):
-        return
-    c = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
-    w = tl.arange(0, BLOCK_WINDOW)
-    w_ok = w < WINDOW
-    ok = w_ok[:, None] & (c < channels)
-    state = conv_state + layer * layer_stride + lane.to(tl.int64) * WINDOW * channels
-    # The newest WINDOW of the committed inputs followed by those of the path.
-    at = w + count
-    step = at - WINDOW
-    row = tl.load(rows + entry * num_rows + step, mask=w_ok & (step >= 0), other=0)
-    row = (entry * num_rows + row).to(tl.int64)[:, None]
-    source = inputs + layer * scratch_stride + row * channels + c
-    new = tl.load(source, mask=ok & (step >= 0)[:, None], other=0.0)
-    old = tl.load(state + at[:, None] * channels + c, mask=ok & (step < 0)[:, None], other=0.0)
-    tl.debug_barrier()  # every thread has read what the store replaces
-    tl.store(state + w[:, None] * channels + c, tl.where((step >= 0)[:, None], new, old), mask=ok)
-
-
-@kernel()
-def _commit_delta_kernel(
     keys,
     updates,
     totals,
@@ -254,10 +218,17 @@ def _commit_delta_kernel(
     rows,
     counts,
     num_rows,
+    channels,
+    input_stride,
+    conv_stride,
     key_stride,
     update_stride,
     total_stride,
-    layer_stride,
+    delta_stride,
+    OF_CONV: tl.constexpr,
+    WINDOW: tl.constexpr,
+    BLOCK_WINDOW: tl.constexpr,
+    BLOCK: tl.constexpr,
     NUM_KEY_HEADS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -267,34 +238,114 @@ def _commit_delta_kernel(
     BLOCK_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    head = tl.program_id(0) % NUM_HEADS
+    program = tl.program_id(0)
     entry = tl.program_id(1)
     layer = tl.program_id(2).to(tl.int64)
     lane = tl.load(lanes + entry)
     count = tl.load(counts + entry)
     if (lane < 0) | (count == 0):
         return
+    first = entry * num_rows
+    rows += first
+    lane = lane.to(tl.int64)
+    # The first programs move one state on, the others the other one. None reads what another
+    # writes, so the small state takes no time of its own.
+    if program < OF_CONV:
+        _move_conv(
+            inputs + layer * input_stride,
+            conv_state + layer * conv_stride + lane * WINDOW * channels,
+            rows,
+            first,
+            count,
+            program * BLOCK + tl.arange(0, BLOCK)[None, :],
+            channels,
+            WINDOW,
+            BLOCK_WINDOW,
+        )
+    else:
+        block = program - OF_CONV
+        head = block % NUM_HEADS
+        _move_delta(
+            keys + layer * key_stride + head // (NUM_HEADS // NUM_KEY_HEADS) * KEY_DIM,
+            updates + layer * update_stride + head * VALUE_DIM,
+            totals + layer * total_stride + head,
+            delta_state + layer * delta_stride + (lane * NUM_HEADS + head) * KEY_DIM * VALUE_DIM,
+            rows,
+            first,
+            count,
+            block // NUM_HEADS * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)[None, :],
+            NUM_KEY_HEADS,
+            NUM_HEADS,
+            KEY_DIM,
+            VALUE_DIM,
+            BLOCK_KEY,
+            BLOCK_ROWS,
+            PRECISION,
+        )
+
+
+@triton.jit
+def _move_conv(
+    inputs,
+    state,
+    rows,
+    first,
+    count,
+    c,
+    channels,
+    WINDOW: tl.constexpr,
+    BLOCK_WINDOW: tl.constexpr,
+):
+    """Of channels `c` [1, block] the newest WINDOW of the committed inputs followed by those of the
+    path.
+    """
+    w = tl.arange(0, BLOCK_WINDOW)
+    w_ok = w < WINDOW
+    ok = w_ok[:, None] & (c < channels)
+    at = w + count
+    step = at - WINDOW
+    row = tl.load(rows + step, mask=w_ok & (step >= 0), other=0)
+    row = (first + row).to(tl.int64)[:, None]
+    new = tl.load(inputs + row * channels + c, mask=ok & (step >= 0)[:, None], other=0.0)
+    old = tl.load(state + at[:, None] * channels + c, mask=ok & (step < 0)[:, None], other=0.0)
+    tl.debug_barrier()  # every thread has read what the store replaces
+    tl.store(state + w[:, None] * channels + c, tl.where((step >= 0)[:, None], new, old), mask=ok)
+
+
+@triton.jit
+def _move_delta(
+    keys,
+    updates,
+    totals,
+    state,
+    rows,
+    first,
+    count,
+    j,
+    NUM_KEY_HEADS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_KEY: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Of a head, where its first row and its state are, columns `j` [1, block]."""
     i = tl.arange(0, BLOCK_KEY)
-    j = tl.program_id(0) // NUM_HEADS * BLOCK_VALUE + tl.arange(0, BLOCK_VALUE)
-    i_ok = i < KEY_DIM
-    j_ok = (j < VALUE_DIM)[None, :]
-    at_state = layer * layer_stride + (lane.to(tl.int64) * NUM_HEADS + head) * KEY_DIM * VALUE_DIM
-    at_state = delta_state + at_state + i[:, None] * VALUE_DIM + j[None, :]
-    state = tl.load(at_state, mask=i_ok[:, None] & j_ok, other=0.0)
+    i_ok, j_ok = i < KEY_DIM, j < VALUE_DIM
+    at_state = state + i[:, None] * VALUE_DIM + j
+    committed = tl.load(at_state, mask=i_ok[:, None] & j_ok, other=0.0)
 
     p = tl.arange(0, BLOCK_ROWS)
     p_ok = p < count
-    row = tl.load(rows + entry * num_rows + p, mask=p_ok, other=0)
-    row = (entry * num_rows + row).to(tl.int64)
-    at = totals + layer * total_stride + row * NUM_HEADS + head
-    total = tl.load(at, mask=p_ok, other=0.0)
-    key_head = head // (NUM_HEADS // NUM_KEY_HEADS)
-    at = layer * key_stride + (row * NUM_KEY_HEADS + key_head)[:, None] * KEY_DIM + i[None, :]
-    k = tl.load(keys + at, mask=p_ok[:, None] & i_ok[None, :], other=0.0)
-    at = layer * update_stride + (row * NUM_HEADS + head)[:, None] * VALUE_DIM + j[None, :]
-    u = tl.load(updates + at, mask=p_ok[:, None] & j_ok, other=0.0)
+    row = (first + tl.load(rows + p, mask=p_ok, other=0)).to(tl.int64)
+    total = tl.load(totals + row * NUM_HEADS, mask=p_ok, other=0.0)
+    row = row[:, None]
+    at = keys + row * (NUM_KEY_HEADS * KEY_DIM) + i[None, :]
+    k = tl.load(at, mask=p_ok[:, None] & i_ok[None, :], other=0.0)
+    u = tl.load(updates + row * (NUM_HEADS * VALUE_DIM) + j, mask=p_ok[:, None] & j_ok, other=0.0)
     last = tl.sum(tl.where(p == count - 1, total, 0.0), 0)
     to_end = tl.where(p_ok, tl.exp(tl.where(p_ok, last - total, 0.0)), 0.0)
     k_to_end = tl.trans(k * to_end[:, None])
-    state = tl.dot(k_to_end, u, state * tl.exp(last), input_precision=PRECISION)
-    tl.store(at_state, state, mask=i_ok[:, None] & j_ok)
+    moved = tl.dot(k_to_end, u, committed * tl.exp(last), input_precision=PRECISION)
+    tl.store(at_state, moved, mask=i_ok[:, None] & j_ok)

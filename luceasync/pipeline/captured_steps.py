@@ -5,7 +5,7 @@ Owns which step has run ahead. Knows neither what a pass computes nor how it was
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,31 +14,39 @@ from luceasync.pipeline.capture import Captured
 from luceasync.pipeline.passes import Batch, Given
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Fed, Feedback, StaticInputs
+from luceasync.pipeline.tree_inputs import TreeInputs
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """What is to be captured: of a verify pass also what commits its rows. `feedback` of a decode
-    step that feeds itself.
-    """
+    """A decode step that is to be captured; `feedback` of one that feeds itself."""
 
     inputs: StaticInputs
     run: Callable[[], Tensor]
+    feedback: Feedback | None
+
+
+@dataclass(frozen=True, slots=True)
+class TreePass:
+    """A pass over trees of rows that is to be captured: of a verify pass also what commits its
+    rows. Both take what they are told; a pass that commits at once is sent it.
+    """
+
+    inputs: TreeInputs
+    run: Callable[[], Tensor]
     commit: Callable[[], None] | None = None
-    feedback: Feedback | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A captured pass: logits [size, rows, vocab] of the last shard or the activation, and taps.
+    """A captured decode step: logits [size, vocab] of the last shard or the activation, and taps.
 
-    `commit` is captured for verify passes; `feedback`: see Pass.
+    `feedback`: see Pass.
     """
 
     inputs: StaticInputs
     captured: Captured[Tensor]
     taps: dict[int, Tensor]
-    commit: Captured[None] | None
     feedback: Feedback | None
 
     def replay(self, shard: Shard) -> Tensor:
@@ -46,6 +54,30 @@ class Step:
         self.captured.replay()
         shard.taps = self.taps
         return self.captured.output
+
+
+@dataclass(frozen=True, slots=True)
+class TreeStep:
+    """As above, of a TreePass: logits [size, rows, vocab]."""
+
+    inputs: TreeInputs
+    captured: Captured[Tensor]
+    taps: dict[int, Tensor]
+    committed: Captured[None] | None
+
+    def replay(self, shard: Shard) -> Tensor:
+        """As above."""
+        self.captured.replay()
+        self.inputs.place.replayed()
+        shard.taps = self.taps
+        return self.captured.output
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None:
+        """Keep the rows of `paths`, one for each entry, of the last replay."""
+        assert self.committed is not None, "of a verify pass"
+        self.inputs.paths.put(self.inputs.of_paths(paths))
+        self.committed.replay()
+        self.inputs.paths.replayed()
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,22 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
-from luceasync.models.trees import chain
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.captured_steps import DecodeSteps, Pass, Step
+from luceasync.pipeline.captured_steps import DecodeSteps, Pass, Step, TreePass, TreeStep
 from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, Feedback, StaticInputs
-from luceasync.pipeline.transfer import on_host
+from luceasync.pipeline.tree_inputs import TreeInputs, of_place
 from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 
@@ -57,24 +55,25 @@ class GraphedShard:
         self._spec = spec
         self._dtype = torch_dtype(plan.precision.compute)
         self._long = EagerSteps(shard)
-        self._verified: Step | None = None
-        self._with_trees: set[tuple[int, int]] = set()  # steps whose parents are no chain now
+        self._verified: TreeStep | None = None
         # The largest first: the smaller ones then fit into its memory.
         sizes = sorted(plan.decode_sizes, reverse=True)
         with shard.on_device():
             rows = plan.parallel * max(plan.verify_rows, default=0) if shard.plan.is_last else 0
             self._logits = torch.empty(rows, spec.vocab_size, device=shard.device)
             short = {n: self._short_pass(n) for n in sorted(shard.plan.short_rows, reverse=True)}
-            passes = {
+            verify = {
                 (size, num_rows): self._verify_pass(size, num_rows)
                 for num_rows in sorted(plan.verify_rows, reverse=True)
                 for size in sizes
             }
-            passes |= {(size, 0): self._decode_pass(size) for size in sizes}
-            self._compile_ahead([*short.values(), *passes.values()], plan.prefill_chunk_tokens)
-            # Chunks of a prompt, by rows; then by entries and rows, decode steps as of none.
-            self._short = {num_rows: self._step_of(each) for num_rows, each in short.items()}
-            self._steps = {shape: self._step_of(each) for shape, each in passes.items()}
+            decode = {size: self._decode_pass(size) for size in sizes}
+            of_trees = [*short.values(), *verify.values()]
+            self._compile_ahead(of_trees, [*decode.values()], plan.prefill_chunk_tokens)
+            # Chunks of a prompt, by rows; proposals, by entries and rows; decode steps, by entries.
+            self._short = {num_rows: self._tree_step_of(each) for num_rows, each in short.items()}
+            self._verify = {shape: self._tree_step_of(each) for shape, each in verify.items()}
+            self._steps = {size: self._step_of(each) for size, each in decode.items()}
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
         """Rows of one lane; see Group. How they are run follows from their number."""
@@ -91,8 +90,8 @@ class GraphedShard:
         if batch.mark is not None:
             return self._in_two(batch, batch.mark, given, project=project)
         step.inputs.given[:, :num_rows].copy_(given, non_blocking=True)
-        step.inputs.rows[-1:].copy_(on_host([num_rows], np.int32), non_blocking=True)
-        step.inputs.tell_place(batch)
+        step.inputs.paths.send(step.inputs.of_paths([range(num_rows)]))
+        step.inputs.place.send(of_place(batch))
         output = step.replay(self._shard)
         if not self._shard.plan.is_last:
             return output[:, :num_rows]
@@ -122,7 +121,7 @@ class GraphedShard:
         the first one too, the step leaves the best tokens where the next one reads them: a greedy
         step then waits for no copy, and one that has run ahead need not be run at all.
         """
-        step = self._steps[len(batch.lanes), 0]
+        step = self._steps[len(batch.lanes)]
         self._decodes.run(step, batch, given)
         return step.captured.output
 
@@ -142,45 +141,44 @@ class GraphedShard:
     def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor:
         """As above, of trees of rows: `given` int64 [size, rows], logits [size, rows, vocab]."""
         self.forget()
-        shape = len(batch.lanes), batch.num_rows
-        step = self._verified = self._steps[shape]
-        if parents is not None:
-            step.inputs.parents.copy_(parents, non_blocking=True)
-            self._with_trees.add(shape)
-        elif shape in self._with_trees:
-            step.inputs.parents.copy_(chain(*shape, self._shard.device))
-            self._with_trees.remove(shape)
-        step.inputs.tell(batch, given)
+        step = self._verified = self._verify[len(batch.lanes), batch.num_rows]
+        step.inputs.hang(parents)
+        step.inputs.given.copy_(given, non_blocking=True)
+        step.inputs.place.put(of_place(batch))
         return step.replay(self._shard)
 
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Keep what `paths` say of the last `verify`."""
         step, self._verified = self._verified, None
-        assert step is not None and step.commit is not None, "commit follows verify, once"
-        num_rows = step.inputs.parents.shape[1]
-        filled = [row for path in paths for row in [*path, *[0] * (num_rows - len(path))]]
-        step.inputs.rows.copy_(on_host([*filled, *map(len, paths)], np.int32), non_blocking=True)
-        step.commit.replay()
+        assert step is not None, "commit follows verify, once"
+        step.commit(paths)
 
     def close(self) -> None:
-        """Let graphs and static tensors go."""
+        """Let graphs and static tensors go, once nothing takes what it is told any more."""
+        self._shard.platform.synchronize()
         self._decodes.close()
         self._steps.clear()
+        self._verify.clear()
         self._short.clear()
         self._verified = None
         self._logits = torch.empty(0)
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """A step of this very batch comes next: its place goes to the device now."""
+        """A step of this very batch comes next: its place is told now."""
         self.forget()
-        num_rows = batch.num_rows if kind == "verify" else 0
-        self._steps[len(batch.lanes), num_rows].inputs.tell_place(batch)
+        size = len(batch.lanes)
+        if kind == "verify":
+            self._verify[size, batch.num_rows].inputs.place.put(of_place(batch))
+        else:
+            self._steps[size].inputs.tell_place(batch)
 
-    def _inputs(self, size: int, num_rows: int) -> StaticInputs:
-        activation = None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
-        return StaticInputs(size, num_rows, self._shard.device, activation)
+    @property
+    def _activation(self) -> tuple[int, torch.dtype] | None:
+        return None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
 
-    def _compile_ahead(self, passes: Sequence[Pass], chunk_tokens: int) -> None:
+    def _compile_ahead(
+        self, of_trees: Sequence[TreePass], decode: Sequence[Pass], chunk_tokens: int
+    ) -> None:
         """What all passes launch, beside each other; those of long chunks are the first to begin,
         since one of their kernels takes the longest by far.
         """
@@ -195,11 +193,13 @@ class GraphedShard:
             few = replace(chunk, num_rows=min(FEW_ROWS, chunk_tokens))
             runs.append(lambda: self._long.rehearse_past(chunk, rows))
             runs.append(lambda: self._long.rehearse_past(few, rows[:, : few.num_rows]))
-        runs += [each.run for each in passes]
-        runs += [each.commit for each in passes if each.commit is not None]
+        runs += [each.run for each in of_trees]
+        runs += [each.run for each in decode]
+        runs += [each.commit for each in of_trees if each.commit is not None]
         self._capture.compile_ahead(runs)
-        for each in passes:
-            each.inputs.given.zero_()  # products in place left anything there, also NaN
+        read = [each.inputs.given for each in of_trees] + [each.inputs.given for each in decode]
+        for given in read:
+            given.zero_()  # products in place left anything there, also NaN
 
     def _of_logits(self) -> list[Callable[[], object]]:
         """What no step itself looks at: edited and masked logits, and those that are drawn from, of
@@ -217,13 +217,17 @@ class GraphedShard:
 
     def _step_of(self, each: Pass) -> Step:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
+        return Step(each.inputs, captured, self._shard.taps, each.feedback)
+
+    def _tree_step_of(self, each: TreePass) -> TreeStep:
+        captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
         taps, commit = self._shard.taps, None
         if each.commit is not None:
             commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
-        return Step(each.inputs, captured, taps, commit, each.feedback)
+        return TreeStep(each.inputs, captured, taps, commit)
 
     def _decode_pass(self, size: int) -> Pass:
-        shard, inputs = self._shard, self._inputs(size, 1)
+        shard, inputs = self._shard, StaticInputs(size, self._shard.device, self._activation)
         lanes, positions = inputs.place
         feedback = Feedback(size, shard.device) if self._has_all else None
 
@@ -237,46 +241,51 @@ class GraphedShard:
                 self._feed(logits, inputs.given, inputs.place, feedback.found, NO_TOKEN)
             return logits
 
-        return Pass(inputs, run, feedback=feedback)
+        return Pass(inputs, run, feedback)
 
-    def _verify_pass(self, size: int, num_rows: int) -> Pass:
-        shard, inputs = self._shard, self._inputs(size, num_rows)
-        lanes, begins = inputs.place
+    def _verify_pass(self, size: int, num_rows: int) -> TreePass:
+        shard, inputs = self._shard, self._tree_inputs(size, num_rows)
         logits = self._logits[: size * num_rows].view(size, num_rows, -1)
 
         def run() -> Tensor:
-            trees = shard.trees(inputs.parents)
-            positions = begins[:, None] + trees.depths
-            x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
-            x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
+            inputs.place.take()
+            x = self._verified_rows(inputs)
             return shard.ends.project(x, logits) if shard.plan.is_last else x
 
-        return Pass(inputs, run, lambda: shard.commit(self._paths(inputs)))
+        def commit() -> None:
+            inputs.paths.take()
+            shard.commit(self._paths(inputs))
 
-    def _short_pass(self, num_rows: int) -> Pass:
+        return TreePass(inputs, run, commit)
+
+    def _short_pass(self, num_rows: int) -> TreePass:
         """A chunk as a verify pass of a chain of which the first rows, as many as there are, are
         committed at once. Gives the logits [1, 1, vocab] of the last of them.
         """
-        shard, inputs = self._shard, self._inputs(1, num_rows)
-        lanes, begins = inputs.place
-        inputs.rows[:num_rows] = torch.arange(num_rows)
-        inputs.rows[-1] = 1  # row -1 is none
+        shard, inputs = self._shard, self._tree_inputs(1, num_rows)
+        inputs.paths.send(inputs.of_paths([range(1)]))  # row -1 is none
 
         def run() -> Tensor:
-            trees = shard.trees(inputs.parents)
-            positions = begins[:, None] + trees.depths
-            x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
-            x = shard.verify(x, shard.rows_from((), lanes, positions), trees)
-            paths = self._paths(inputs)
-            shard.commit(paths)
-            return (
-                shard.ends.project(x.index_select(1, paths.counts - 1)) if shard.plan.is_last else x
-            )
+            x = self._verified_rows(inputs)
+            shard.commit(self._paths(inputs))
+            if not shard.plan.is_last:
+                return x
+            return shard.ends.project(x.index_select(1, inputs.counts - 1))
 
-        return Pass(inputs, run)
+        return TreePass(inputs, run)
 
-    def _paths(self, inputs: StaticInputs) -> Paths:
+    def _tree_inputs(self, size: int, num_rows: int) -> TreeInputs:
+        return TreeInputs(size, num_rows, self._shard.device, self._activation)
+
+    def _verified_rows(self, inputs: TreeInputs) -> Tensor:
+        """The rows behind the last layer, [size, rows, hidden]."""
+        shard = self._shard
+        trees = shard.trees(inputs.parents)
+        positions = inputs.begins[:, None] + trees.depths
+        x = shard.ends.embed(inputs.given) if shard.plan.is_first else inputs.given
+        return shard.verify(x, shard.rows_from((), inputs.lanes, positions), trees)
+
+    def _paths(self, inputs: TreeInputs) -> Paths:
         """What is to be committed, as far as the device is told."""
-        (size, num_rows), (lanes, begins) = inputs.parents.shape, inputs.place
-        rows, counts = inputs.rows.split([size * num_rows, size])
-        return self._shard.paths_from((), lanes, begins, rows.view(size, -1), counts)
+        told = (inputs.lanes, inputs.begins, inputs.rows, inputs.counts)
+        return self._shard.paths_from((), *told)

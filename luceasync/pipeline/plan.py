@@ -65,8 +65,8 @@ class Plan:
         a rule for rows where these are many.
         """
         smallest = self.decode_sizes[0]
-        sizes: list[int] = [*range(1, smallest), *self.decode_sizes]
-        return next(n for n in sizes if n >= num_entries and n * num_rows >= smallest)
+        fewest = max(num_entries, -(-smallest // num_rows))
+        return fewest if fewest < smallest else self.decode_size(fewest)
 
     @property
     def most_uncut_tokens(self) -> int:

@@ -23,7 +23,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, feed_best
-from luceasync.pipeline.transfer import Transfer, fetch
+from luceasync.pipeline.transfer import Sender, Transfer
 from luceasync.ranking.local import Bodies, FoundBest, LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal, Proposer
@@ -85,7 +85,7 @@ def _fused_bodies() -> Bodies:
     from luceasync.kernels.best_token import best_tokens
     from luceasync.kernels.highest_tokens import highest_tokens
 
-    return Bodies(best_tokens, highest_tokens, fetch)
+    return Bodies(best_tokens, highest_tokens, Sender())
 
 
 def _fused_feed() -> Feed:

@@ -1,4 +1,4 @@
-"""Static tensors that a captured pass reads, and what the host knows of them.
+"""Static tensors that a captured decode step reads, and what the host knows of them.
 
 A copy takes the host as long as twenty kernels take the device to begin: what a tensor holds
 already is not copied again. Of a step that has fed itself that is everything.
@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.models.trees import chain
 from luceasync.pipeline.passes import Batch, Given, following
 from luceasync.pipeline.transfer import Arrival, landing, queue_copy
 from luceasync.ranking.local import best_tokens
@@ -118,20 +117,15 @@ class Held:
 
 
 class StaticInputs:
-    """`given`: tokens int64 [size, rows] of the first shard, else [size, rows, hidden]; `place`:
-    int32 [2, size], lanes, and how many tokens each has committed; `parents`: int32 [size, rows];
-    `rows`: int32 [size * rows + size], accepted rows, then how many they are.
+    """`given`: tokens int64 [size, 1] of the first shard, else [size, 1, hidden]; `place`: int32
+    [2, size], lanes, and how many tokens each has committed.
     """
 
     def __init__(
-        self,
-        size: int,
-        num_rows: int,
-        device: torch.device,
-        activation: tuple[int, torch.dtype] | None,
+        self, size: int, device: torch.device, activation: tuple[int, torch.dtype] | None
     ) -> None:
         """`activation`: how wide it is, and of what; None: tokens are given."""
-        num_tokens = 0 if activation else size * num_rows
+        num_tokens = 0 if activation else size
         self._tokens, self._place = Struct(f"={num_tokens}q"), Struct(f"={2 * size}i")
         num_bytes = self._tokens.size
         # Tokens and place follow each other, so that one copy tells both.
@@ -143,11 +137,9 @@ class StaticInputs:
         self.place[0] = NO_LANE
         if activation:
             width, dtype = activation
-            self.given = torch.zeros((size, num_rows, width), dtype=dtype, device=device)
+            self.given = torch.zeros((size, 1, width), dtype=dtype, device=device)
         else:
-            self.given = self._all[:num_bytes].view(torch.int64).view(size, num_rows)
-        self.parents = chain(size, num_rows, device).contiguous()
-        self.rows = torch.zeros(size * num_rows + size, dtype=torch.int32, device=device)
+            self.given = self._all[:num_bytes].view(torch.int64).view(size, 1)
         self._held = Held()
 
     def tell(self, batch: Batch, given: Given) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from struct import Struct
 
 import numpy as np
 import torch
@@ -47,16 +48,77 @@ def queue_copy(source: Tensor, target: Tensor) -> Arrival | None:
     return event
 
 
-def fetch(x: Tensor) -> Tensor:
-    """A copy on the host, which waits for it. The GPU writes it where it is read: what is copied to
-    pageable memory is written there by the host itself, page by page.
+class Sent:
+    """Numbers on their way to the host, in memory of their own: a Coming of
+    luceasync.ranking.local.
     """
-    if x.device.type == "cpu":
-        return x
-    here = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
-    here.copy_(x, non_blocking=True)
-    torch.cuda.current_stream(x.device).synchronize()
-    return here
+
+    __slots__ = ("_arrival", "_copy")
+
+    def __init__(self, x: Tensor) -> None:
+        """The copy of `x` is queued. A GPU writes it where it is read: what is copied to pageable
+        memory is written there by the host itself, page by page.
+        """
+        self._copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type != "cpu")
+        self._arrival = queue_copy(x, self._copy)
+
+    def fetch(self) -> np.ndarray:
+        if self._arrival is not None:
+            self._arrival.synchronize()
+        return self._copy.numpy()
+
+
+class Sender:
+    """Sends numbers to the host. While a device works: memory and events are made when they are
+    asked for, and what was sent last is let go when the next numbers are, not when the device waits
+    for the host.
+    """
+
+    def __init__(self) -> None:
+        self._last: Sent | None = None
+
+    def __call__(self, x: Tensor) -> Sent:
+        self._last = sent = Sent(x)
+        return sent
+
+
+class Brief:
+    """A few integers that the host tells a captured pass: int32 `there`, where it runs.
+
+    The pass begins with `take`, a copy of them out of memory that the host writes. So telling them
+    costs the host no copy of its own, and no memory is made for them.
+    """
+
+    def __init__(self, numbers: Sequence[int], device: torch.device) -> None:
+        """`numbers`: those that are told at first, and as many as there are."""
+        self._here = landing(len(numbers), torch.int32, device)
+        self._format, self._bytes = Struct(f"={len(numbers)}i"), self._here.numpy().data
+        self._taken = None if device.type == "cpu" else Arrival()  # by the last replay
+        self.there = torch.tensor(numbers, dtype=torch.int32, device=device)
+        self.put(numbers)
+
+    def put(self, numbers: Sequence[int]) -> None:
+        """The next replay takes these. Waits for the one before, which might not have taken its own
+        yet: not at all where the host has seen what came of that.
+        """
+        if self._taken is not None:
+            self._taken.synchronize()
+        self._format.pack_into(self._bytes, 0, *numbers)
+
+    def take(self) -> None:
+        """Captured at the front of what reads them."""
+        self.there.copy_(self._here, non_blocking=True)
+
+    def replayed(self) -> None:
+        """What takes them is queued: call it behind every replay."""
+        if self._taken is not None:
+            self._taken.record()
+
+    def send(self, numbers: Sequence[int]) -> None:
+        """Tell them by a copy of its own, for a pass that does not take them: it may be queued
+        behind another one that still reads its own, and nobody waits.
+        """
+        self.there.copy_(on_host(numbers, np.int32), non_blocking=True)
 
 
 def on_host(numbers: Sequence[int] | Sequence[Sequence[int]], dtype: type[np.integer]) -> Tensor:

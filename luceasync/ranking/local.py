@@ -60,13 +60,34 @@ def highest_tokens(
     return torch.cat([block.double() for block in blocks], dim=1)  # an id stays exact in it
 
 
+class Coming(Protocol):
+    """Numbers that come to the host."""
+
+    def fetch(self) -> np.ndarray:
+        """They, waited for; of no other shape than where they were."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class WhenRead:
+    """They cross when they are read: a Coming for any device."""
+
+    numbers: Tensor
+
+    def fetch(self) -> np.ndarray:
+        """See Coming."""
+        return self.numbers.cpu().numpy()
+
+
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """What finds tokens where the logits are. `fetch`: brings numbers to the host, and waits."""
+    """What finds tokens where the logits are. `send`: has numbers begin to come to the host, behind
+    all that is queued; nobody waits.
+    """
 
     best: BestTokens = best_tokens
     highest: HighestTokens = highest_tokens
-    fetch: Callable[[Tensor], Tensor] = Tensor.cpu
+    send: Callable[[Tensor], Coming] = WhenRead
 
 
 # What a weight of 1 counts in a sum: int64 holds it for 2 million tokens, and what is cut off of
@@ -131,7 +152,7 @@ class LocalLogits:
             edited = apply_masks(edited.float(), masks)
         if wanted.num_ranked:
             return _ranked(raw, edited.float(), wanted, carry, self._bodies)
-        return _Best(self._bodies.best(edited, carry, NO_TOKEN))
+        return _Best(self._bodies.send(self._bodies.best(edited, carry, NO_TOKEN)))
 
 
 class _HighestAlone:
@@ -164,27 +185,26 @@ class _Found(_HighestAlone):
 class _Best(_HighestAlone):
     """Only which is the highest. `packed` int64 `[rows, n + 1]`: what is carried, then that."""
 
-    packed: Tensor
+    packed: Coming
 
     def candidates(self) -> Candidates:
-        host = self.packed.cpu().numpy()
+        host = self.packed.fetch()
         return Candidates(host[:, :-1], host[:, -1], None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
     """`edited` and `logprobs` float32 `[rows, vocab]`, `logprobs` None where nobody wants them.
-    `packed`: float64 `[rows, n]`, which `fetch` brings: blocks of `widths` columns side by side.
+    `packed`: float64 `[rows, n]`, blocks of `widths` columns side by side.
     """
 
     edited: Tensor
     logprobs: Tensor | None
-    packed: Tensor
+    packed: Coming
     widths: tuple[int, ...]
-    fetch: Callable[[Tensor], Tensor]
 
     def candidates(self) -> Candidates:
-        host, ends = self.fetch(self.packed).numpy(), [0, *accumulate(self.widths)]
+        host, ends = self.packed.fetch(), [0, *accumulate(self.widths)]
         blocks = [host[:, begin:end] for begin, end in pairwise(ends)]
         carried, best, masses, values, ids, *rest = blocks
         logprobs = Logprobs(*rest) if rest else None
@@ -212,14 +232,14 @@ def _ranked(
     packed = bodies.highest(edited, carry, num_ranked, _told(wanted.mass_at), NO_TOKEN)
     widths = [num_carried, 1, 1, num_ranked, num_ranked]
     if wanted.num_top is None:
-        return _Ranked(edited, None, packed, tuple(widths), bodies.fetch)
+        return _Ranked(edited, None, bodies.send(packed), tuple(widths))
     logprobs = raw.float().log_softmax(-1)
     best, _, _, ids = packed[:, num_carried:].split(widths[1:], 1)
     known = logprobs.gather(1, torch.cat([best, ids], 1).long().clamp_(min=0))
     blocks = [known, *logprobs.topk(min(raw.shape[1], wanted.num_top))]
     packed = torch.cat([packed, *(block.double() for block in blocks)], dim=1)
     widths.extend(block.shape[1] for block in blocks)
-    return _Ranked(edited, logprobs, packed, tuple(widths), bodies.fetch)
+    return _Ranked(edited, logprobs, bodies.send(packed), tuple(widths))
 
 
 def _told(mass_at: Sequence[float]) -> list[float]:

@@ -15,15 +15,15 @@ CPU = torch.device("cpu")
 NO_TOKEN = -1
 
 
-def at(lanes: tuple[int, ...], begins: tuple[int, ...], num_rows: int = 1) -> Batch:
-    return Batch(lanes, begins, num_rows)
+def at(lanes: tuple[int, ...], begins: tuple[int, ...]) -> Batch:
+    return Batch(lanes, begins, 1)
 
 
 @dataclass
 class Step:
     """A step of two entries whose best token is the one that it was given, and one more."""
 
-    inputs: StaticInputs = field(default_factory=lambda: StaticInputs(2, 1, CPU, None))
+    inputs: StaticInputs = field(default_factory=lambda: StaticInputs(2, CPU, None))
     feedback: Feedback = field(default_factory=lambda: Feedback(2, CPU))
     num_copies: int = 0
 
@@ -127,7 +127,7 @@ def test_new_inputs_are_of_no_lane_and_a_run_before_the_first_step_leaves_them_s
 
 
 def test_a_place_that_is_told_before_its_tokens_is_right_with_any():
-    inputs = StaticInputs(2, 1, CPU, None)
+    inputs = StaticInputs(2, CPU, None)
     for batch, tokens in ((at((3, 1), (10, 20)), (5, 6)), (at((3, 1), (11, 21)), (5, 6))):
         inputs.tell_place(batch)
         assert inputs.place.tolist() == [[*batch.lanes], [*batch.begins]]
@@ -136,17 +136,17 @@ def test_a_place_that_is_told_before_its_tokens_is_right_with_any():
 
 
 def test_an_activation_is_always_copied():
-    inputs = StaticInputs(2, 3, CPU, (4, torch.float32))
+    inputs = StaticInputs(2, CPU, (4, torch.float32))
     for seed in range(2):
-        x = torch.full((2, 3, 4), float(seed))
-        inputs.tell(at((0, 1), (7, 8), 3), x)
+        x = torch.full((2, 1, 4), float(seed))
+        inputs.tell(at((0, 1), (7, 8)), x)
         assert torch.equal(inputs.given, x) and inputs.place.tolist() == [[0, 1], [7, 8]]
 
 
-def test_rows_of_tokens_come_as_a_tensor():
-    inputs = StaticInputs(2, 3, CPU, None)
-    tokens = torch.arange(6).view(2, 3)
-    inputs.tell(at((0, 1), (7, 8), 3), tokens)
+def test_tokens_may_come_as_a_tensor():
+    inputs = StaticInputs(2, CPU, None)
+    tokens = torch.arange(2).view(2, 1)
+    inputs.tell(at((0, 1), (7, 8)), tokens)
     assert torch.equal(inputs.given, tokens) and inputs.place.tolist() == [[0, 1], [7, 8]]
 
 

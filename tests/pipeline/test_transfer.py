@@ -1,28 +1,117 @@
-"""What crosses to the host is all there when it is read."""
+"""What crosses to the host is all there when it is read, and what is told when a pass begins."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
-from luceasync.pipeline.transfer import fetch
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.transfer import Brief, Sender
+from luceasync.ranking.local import Bodies, LocalLogits
+from luceasync.ranking.logits import Wanted
+
+CPU = torch.device("cpu")
 
 
-def test_what_is_on_the_host_is_fetched_as_it_is() -> None:
-    x = torch.arange(3.0)
-    assert fetch(x) is x
+def test_what_was_sent_stays_whatever_is_sent_after_it() -> None:
+    send, x = Sender(), torch.arange(3.0)
+    sent = send(x)
+    x += 5
+    other = send(x)
+    assert sent.fetch().tolist() == [0.0, 1.0, 2.0] and other.fetch().tolist() == [5.0, 6.0, 7.0]
+
+
+def test_two_rankings_that_are_open_at_once_keep_what_they_found() -> None:
+    bodies, logits = Bodies(send=Sender()), torch.eye(3)
+    first = LocalLogits(logits, bodies).rank(Wanted(), torch.tensor([[7], [8], [9]]))
+    second = LocalLogits(logits.flip(0), bodies).rank(Wanted(num_ranked=1))
+    assert second.candidates().best.tolist() == [2, 1, 0]
+    found = first.candidates()
+    assert found.best.tolist() == [0, 1, 2] and found.carried.tolist() == [[7], [8], [9]]
+
+
+def test_what_is_told_is_there_when_it_is_taken() -> None:
+    brief = Brief([-1, 0], CPU)
+    assert brief.there.tolist() == [-1, 0]
+    brief.put([3, 4])
+    assert brief.there.tolist() == [-1, 0], "a pass that reads it may not have begun"
+    brief.take()
+    brief.replayed()
+    assert brief.there.tolist() == [3, 4]
+    brief.send([5, 6])
+    assert brief.there.tolist() == [5, 6]
+
+
+@dataclass
+class Moment:
+    """In place of an event: what happens to it, in order."""
+
+    heard: list[str] = field(default_factory=list)
+
+    def record(self) -> None:
+        self.heard.append("recorded")
+
+    def synchronize(self) -> None:
+        self.heard.append("waited")
+
+
+def test_what_a_replay_may_not_have_taken_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    brief, moment = Brief([0], CPU), Moment()
+    pack = brief._format.pack_into
+
+    def heard(*written: object) -> None:
+        moment.heard.append("written")
+        pack(*written)
+
+    monkeypatch.setattr(brief, "_taken", moment)
+    monkeypatch.setattr(brief, "_format", SimpleNamespace(pack_into=heard))
+    brief.put([1])
+    brief.replayed()
+    brief.put([2])
+    assert moment.heard == ["waited", "written", "recorded", "waited", "written"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("num_rows", [1, 64])
-def test_what_is_fetched_is_what_the_device_was_last_told_to_leave(num_rows: int) -> None:
+def test_what_is_sent_is_what_the_device_was_told_to_leave_before(num_rows: int) -> None:
     x = torch.randn(num_rows, 2000, dtype=torch.float64, device="cuda")
-    large = torch.randn(4096, 4096, device="cuda")
+    x[:, 1:] = busy()[:num_rows, :1].isnan() | True  # after all of that
+    send = Sender()
+    sent = send(x)
+    x.zero_()
+    other = send(x)
+    assert (sent.fetch()[:, 1:] == 1.0).all() and np.count_nonzero(other.fetch()) == 0
+    assert (sent.fetch()[:, 1:] == 1.0).all()
+
+
+@pytest.mark.gpu
+def test_captured_passes_take_what_each_was_told_however_late_they_run() -> None:
+    brief, found = Brief([0, 0], torch.device("cuda", 0)), torch.zeros(40, 2, device="cuda")
+    capture = Capture(brief.there.device)
+    at = torch.zeros(1, dtype=torch.int64, device="cuda")
+
+    def run() -> None:
+        brief.take()
+        busy()
+        found.index_copy_(0, at, brief.there[None].float())
+        at.add_(1)
+
+    captured = capture(run, num_warmups=1)
+    at.zero_()
+    for number in range(40):
+        brief.put([number, -number])
+        captured.replay()
+        brief.replayed()
+    assert found.tolist() == [[float(n), float(-n)] for n in range(40)]
+
+
+def busy() -> torch.Tensor:
+    """What takes a GPU some time, and is queued at once."""
+    large = torch.ones(4096, 4096, device="cuda")
     for _ in range(20):
         large = large @ large
-    x[:, 1:] = large[:num_rows, :1].isnan() | True  # after all of that
-    found = fetch(x)
-    assert found.device.type == "cpu" and bool((found[:, 1:] == 1.0).all())
-    before = found.clone()
-    x.zero_()
-    assert bool((fetch(x) == 0.0).all()) and torch.equal(found, before)
+    return large
