@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from luceasync.dflash.adapt import Outlook, Plan, Record, Shape, plan_step, without_context
 from luceasync.dflash.tally import LaneTally, StepCosts, Totals
 from luceasync.engine_status import SpeculationStatus
+from luceasync.models.inferring import inferring
 from luceasync.pipeline.passes import TapRing
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
@@ -165,7 +165,7 @@ class Speculator:
 
     # --- what a lane goes through ---------------------------------------------------------------
 
-    @torch.inference_mode()
+    @inferring
     def start(self, lane: int) -> None:
         """The lane is given to another choice, and is empty."""
         self._foreseen = None
@@ -173,7 +173,7 @@ class Speculator:
         self._tallies[lane] = LaneTally()
         self.passes.reset(lane)
 
-    @torch.inference_mode()
+    @inferring
     def restored(self, lane: int, end: int, *, with_features: bool) -> None:
         """The lane stands at `end` after a restored prefix. `with_features`: the drafter will be
         given some of it that reach its end, by whoever holds them.
@@ -183,7 +183,7 @@ class Speculator:
             self.passes.reset(lane, end)
             self._outlooks[lane] = self._without_context("restored without features")
 
-    @torch.inference_mode()
+    @inferring
     def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
         """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
         if (off_reason := self._off_reason()) is not None:
@@ -221,7 +221,7 @@ class Speculator:
             plan = self.plan(lanes, alone=alone)
             self._foreseen = _Foreseen(tuple(lanes), alone, plan)
 
-    @torch.inference_mode()
+    @inferring
     def round(self, anchors: Sequence[Anchor], plan: Plan, accept: Accept) -> list[list[int]]:
         """One round for lanes that speculate as planned. Returns the rows that were committed for
         each: as many as tokens were emitted. Raises DraftFailed before anything has changed.
@@ -246,7 +246,7 @@ class Speculator:
             self._costs.observe(len(lanes), shape, ended_at - started_at)
         return paths
 
-    @torch.inference_mode()
+    @inferring
     def decoded(self, anchors: Sequence[Anchor], plan: Plan) -> None:
         """The target has just decoded these tokens in a plain step, as planned."""
         lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]

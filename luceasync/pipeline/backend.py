@@ -19,6 +19,7 @@ from luceasync.hoststore.memory import HostMemory, PlainMemory
 from luceasync.hoststore.nodes import Nodes, NodesInParts
 from luceasync.models.families import family_of
 from luceasync.models.formats import format_of
+from luceasync.models.inferring import inferring
 from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
@@ -118,7 +119,7 @@ class LayerSplitBackend:
         """What lanes have left behind, under names."""
         return self.lanes.nodes
 
-    @torch.inference_mode()
+    @inferring
     def prefill(
         self,
         lane: int,
@@ -148,7 +149,7 @@ class LayerSplitBackend:
         """Of [num_tokens], the first of the last prefill, which `scores`."""
         return self._passes.logits(num_tokens)
 
-    @torch.inference_mode()
+    @inferring
     def decode(
         self, lanes: Sequence[int], positions: Sequence[int], tokens: Sequence[int]
     ) -> Logits:
@@ -164,7 +165,7 @@ class LayerSplitBackend:
         self._passes.decode(batch, (*tokens, *[0] * missing))
         return self._passes.logits(len(lanes))
 
-    @torch.inference_mode()
+    @inferring
     def run_ahead(self) -> None:
         """The next call is most likely a decode of the lanes of the last decode, each with its best
         token at its next position: see Passes. Where anything would have to come first, nothing is
@@ -174,7 +175,7 @@ class LayerSplitBackend:
         if max(begins) < self.plan.max_ctx_tokens and self.lanes.have_room(lanes, begins):
             self._passes.run_ahead(Batch(lanes, begins, 1))
 
-    @torch.inference_mode()
+    @inferring
     def verify(
         self,
         lanes: Sequence[int],
@@ -202,20 +203,20 @@ class LayerSplitBackend:
         self._passes.verify(batch, given, parents)
         return self._passes.logits(len(lanes))
 
-    @torch.inference_mode()
+    @inferring
     def commit(self, paths: Sequence[Sequence[int]]) -> None:
         """Of each entry of the last `verify` keep the rows of its path, row indices from row 0 on:
         its lane then stands after them. An empty path keeps nothing and costs nothing.
         """
         batch, self._verified = self._verified, None
         assert batch is not None, "commit follows verify, once"
-        assert all(path[0] == 0 for path in paths if path), "a path begins at row 0"
         for lane, begin, path in zip(batch.lanes, batch.begins, paths, strict=False):
             if path:
+                assert path[0] == 0, "a path begins at row 0"
                 self._make_room(lane, begin + len(path))
         self._passes.commit([*paths, *[()] * (len(batch.lanes) - len(paths))])
 
-    @torch.inference_mode()
+    @inferring
     def send_taps(
         self,
         ring: TapRing,
@@ -230,7 +231,7 @@ class LayerSplitBackend:
         """
         ring.absorb(self._taps_of(paths), lanes, begins, paths, num_rows)
 
-    @torch.inference_mode()
+    @inferring
     def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None:
         """As above, of the first `num_tokens` rows of the last prefill."""
         first = max(0, num_tokens - ring.capacity_tokens)
@@ -244,17 +245,17 @@ class LayerSplitBackend:
         found = [rows[tap] for tap in self._taps]
         return [tap if len(tap) == num_entries else tap[:num_entries] for tap in found]
 
-    @torch.inference_mode()
+    @inferring
     def embed(self, tokens: Tensor) -> Tensor:
         """See Passes."""
         return self._passes.embed(tokens)
 
-    @torch.inference_mode()
+    @inferring
     def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> Proposal:
         """See Passes."""
         return self._passes.propose_from(rows, anchors, budget)
 
-    @torch.inference_mode()
+    @inferring
     def reset(self, lane: int) -> None:
         """Make the lane as if no token had ever run on it."""
         self.lanes.reset(lane)
@@ -282,9 +283,7 @@ class LayerSplitBackend:
             group.probe()
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Bring back every group that is gone, and say whether there was one; see Group. Reset all
-        lanes afterwards.
-        """
+        """Bring back every group that is gone; whether there was one. Reset all lanes then."""
         return sum(group.mend(lost) for group in self._groups) > 0  # each of them
 
     def close(self) -> None:

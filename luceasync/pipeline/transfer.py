@@ -53,19 +53,21 @@ class Sent:
     luceasync.ranking.local.
     """
 
-    __slots__ = ("_arrival", "_copy")
+    __slots__ = ("_arrival", "_numbers")
 
     def __init__(self, x: Tensor) -> None:
         """The copy of `x` is queued. A GPU writes it where it is read: what is copied to pageable
         memory is written there by the host itself, page by page.
         """
-        self._copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type != "cpu")
-        self._arrival = queue_copy(x, self._copy)
+        copy = torch.empty(x.shape, dtype=x.dtype, pin_memory=x.device.type != "cpu")
+        self._arrival = queue_copy(x, copy)
+        self._numbers = copy.numpy()  # the same memory
 
     def fetch(self) -> np.ndarray:
+        """See Coming."""
         if self._arrival is not None:
             self._arrival.synchronize()
-        return self._copy.numpy()
+        return self._numbers
 
 
 class Sender:
