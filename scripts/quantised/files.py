@@ -1,6 +1,8 @@
-"""GGUF files of random weights in a well-known shape, for measurements beside other programs.
+"""GGUF files for what is done beside other programs: random weights in a well-known shape, and the
+numbers of another file written out.
 
-Blocks are random bits with scales that keep activations their size; the vocabulary is made up.
+Random blocks are random bits with scales that keep activations their size; the vocabulary is made
+up.
 """
 
 from __future__ import annotations
@@ -65,6 +67,27 @@ def write_random(path: Path, shape: Shape, mix: str) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def write_plain(path: Path, to: Path) -> Path:
+    """The file's numbers in float32: all else of it stays."""
+    reader = gguf.GGUFReader(path)
+    architecture = bytes(reader.fields["general.architecture"].parts[-1]).decode()
+    writer = gguf.GGUFWriter(to, architecture)
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name in ("general.architecture",):
+            continue
+        kind = field.types[0]
+        inner = field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), kind, sub_type=inner)
+    for tensor in reader.tensors:
+        numbers = gguf.dequantize(tensor.data, tensor.tensor_type).astype(np.float32)
+        writer.add_tensor(tensor.name, numbers.reshape(tuple(reversed(tensor.shape.tolist()))))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return to
 
 
 def _kind(mix: str, name: str, layer: int, num_layers: int) -> str:

@@ -20,7 +20,7 @@ from llama_cpp import Llama
 def main(path: str, context: int, num_threads: int, kv: int) -> None:
     """Lines "prefill" and "decode N": a prompt of `context` tokens, N tokens after it. A line
     "answer N IDS": logits float32 [vocab] after the ids and after each of N greedy tokens, as bytes
-    in hexadecimal.
+    in hexadecimal. A line "tokens TEXT", the text's bytes in hexadecimal: its ids.
     """
     model = Llama(
         path,
@@ -48,6 +48,9 @@ def main(path: str, context: int, num_threads: int, kv: int) -> None:
                 logits = last_logits(model)
                 print(logits.tobytes().hex(), flush=True)
                 model.eval([int(logits.argmax())])
+        elif what == "tokens":
+            text = bytes.fromhex("".join(count))
+            print(*model.tokenize(text, add_bos=False, special=False), flush=True)
         else:
             model.n_tokens = context
             begun = time.perf_counter()

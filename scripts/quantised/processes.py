@@ -11,6 +11,24 @@ import torch
 
 FP32, FP16 = 0, 1  # what ggml calls types of keys and values
 PROGRAM = Path(__file__).parent / "peer.py"
+FILE_TYPES = {"Q8_0": 7, "Q4_K_M": 15}  # llama.cpp's numbers of mixes
+# Run by the interpreter that has llama-cpp-python.
+REQUANTISE = """
+import sys, llama_cpp
+source, target, kind = sys.argv[1:]
+wanted = llama_cpp.llama_model_quantize_default_params()
+wanted.ftype, wanted.nthread = int(kind), 2
+sys.exit(llama_cpp.llama_model_quantize(source.encode(), target.encode(), wanted))
+"""
+
+
+def requantise(python: str, source: Path, target: Path, kind: str) -> Path:
+    """What llama.cpp makes of a float32 file in one of its mixes: `target`."""
+    if kind not in FILE_TYPES:
+        raise SystemExit(f"{kind}: one of {', '.join(FILE_TYPES)} is expected")
+    command = [python, "-c", REQUANTISE, str(source), str(target), str(FILE_TYPES[kind])]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return target
 
 
 class Peer:
@@ -37,6 +55,14 @@ class Peer:
         self._ask(f"answer {num_tokens} {' '.join(map(str, ids))}")
         lines = [self._answer() for _ in range(num_tokens)]
         return [np.frombuffer(bytes.fromhex(line), np.float32) for line in lines]
+
+    def tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of each, with nothing added; what looks like a special token is ordinary text."""
+        found = []
+        for text in texts:
+            self._ask(f"tokens {text.encode().hex()}")
+            found.append([int(number) for number in self._answer().split()])
+        return found
 
     def close(self) -> None:
         """End it."""

@@ -276,6 +276,8 @@ def _add_keys(writer: gguf.GGUFWriter, arch: str, tiny: Tiny, config: Any) -> No
     writer.add_rope_freq_base(10000.0)
     if arch == "qwen35":
         writer.add_rope_dimension_count(config.head_dim // 4)
+        pairs = config.head_dim // 8
+        writer.add_rope_dimension_sections([pairs - 2 * (pairs // 3), pairs // 3, pairs // 3, 0])
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_state_size(tiny.head_dim)
         writer.add_ssm_group_count(2)
