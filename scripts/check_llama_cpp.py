@@ -1,11 +1,9 @@
-"""A GGUF file beside llama.cpp: greedy answers, logits, token ids.
+"""A GGUF file beside llama.cpp, and files that llama.cpp makes of it: logits, tokens, token ids.
 
     python -m scripts.check_llama_cpp FILE.gguf --peer PYTHON [--types Q8_0,Q4_K_M] [--texts 2000]
 
-`PYTHON` has llama-cpp-python. The file is compared as it is, with its numbers written out in
-float32, and the same for files that llama.cpp makes of those numbers in other types: llama.cpp
-rounds activations of quantised products to 8 bits, we do not, so that only of float32 files all
-must be equal. Both are given the tokens that llama.cpp finds most likely, one after the other.
+`PYTHON` has llama-cpp-python, which rounds activations of quantised products to 8 bits: all must be
+equal of the same numbers in float32. Both are given the tokens that llama.cpp finds likeliest.
 """
 
 from __future__ import annotations
