@@ -131,6 +131,9 @@ class BytesFormat:
     def forms(self, model_dir: Path) -> Callable[[str], Form]:
         return BytesSource(load_file(model_dir / FILE)).form
 
+    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
+        assert shapes.keys() <= load_file(model_dir / FILE).keys()
+
     @contextmanager
     def open(self, model_dir: Path) -> Iterator[BytesSource]:
         yield BytesSource(load_file(model_dir / FILE))

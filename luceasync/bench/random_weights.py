@@ -5,13 +5,14 @@ in all of them. For splits of models that are not at hand.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 from luceasync.bench.shapes import Shape
 from luceasync.models import formats
 from luceasync.models.forms import Dense, Form
+from luceasync.models.forms import Shape as TensorShape
 from luceasync.models.loader import RandomSource, TensorSource
 from luceasync.models.precision import Dtype, torch_dtype
 from luceasync.pipeline.devices import default_device
@@ -31,6 +32,9 @@ class RandomFormat:
 
     def forms(self, model_dir: Path) -> Callable[[str], Form]:
         return lambda name: Dense()
+
+    def check(self, model_dir: Path, shapes: Mapping[str, TensorShape]) -> None:
+        """All of them are made when they are asked for."""
 
     @contextmanager
     def open(self, model_dir: Path) -> Iterator[TensorSource]:

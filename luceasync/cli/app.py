@@ -15,6 +15,7 @@ import typer
 from luceasync import __version__
 from luceasync.cli.cache import cache_app
 from luceasync.cli.flags import with_config
+from luceasync.cli.words import one_line
 from luceasync.config import Config
 from luceasync.errors import LuceasyncError
 from luceasync.options import SECTIONS
@@ -42,7 +43,7 @@ def main() -> None:
     try:
         app()
     except LuceasyncError as error:
-        print(f"luceasync: {error}", file=sys.stderr)
+        print(f"luceasync: {one_line(error)}", file=sys.stderr)
         sys.exit(EXIT_USAGE)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)

@@ -16,6 +16,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from rich.console import Console
 
 from luceasync.cli.talk import Messages, Voice
+from luceasync.cli.words import one_line
 from luceasync.errors import ConfigError, LuceasyncError
 from luceasync.pieces import ReasoningPiece, TextPiece
 
@@ -44,7 +45,7 @@ def run_chat(opening: AbstractAsyncContextManager[Voice], system: str | None) ->
             except ConfigError:
                 raise
             except LuceasyncError as error:
-                errors.print(f"error: {error}", style="red", markup=False)
+                errors.print(f"error: {one_line(error)}", style="red", markup=False)
                 all_answered = False
     return all_answered
 

@@ -68,6 +68,7 @@ def examine(config: Config) -> Iterator[Finding]:
         ("cache", _cache),
         ("model", _model),
         ("model files", _model_files),
+        ("chat template", _template),
         ("port", _port),
     )
     for subject, check in checks:
@@ -191,6 +192,14 @@ def _model_files(config: Config) -> Iterator[Finding]:
             yield Finding(purpose, "ok", f"{len(files)} files, {size_text(num_bytes)}")
         else:
             yield Finding(purpose, "broken", f"no {pattern} in {config.model.model_dir}")
+
+
+def _template(config: Config) -> Iterator[Finding]:
+    """Whether there is one that compiles."""
+    from luceasync.text.template import ChatTemplate
+
+    template = ChatTemplate.load(config.model.model_dir)
+    yield Finding("chat template", "ok", f"{len(template.source)} characters")
 
 
 def _port(config: Config) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""Sizes and ages in words for a person. Knows nothing of what they are of."""
+"""Sizes, ages and faults in words for a person. Knows nothing of what they are of."""
 
 from __future__ import annotations
 
@@ -24,3 +24,10 @@ def age_text(seconds: float) -> str:
     if seconds < 2 * DAY_S:
         return f"{seconds // HOUR_S:.0f} h ago"
     return f"{seconds // DAY_S:.0f} days ago"
+
+
+def one_line(text: object) -> str:
+    """What an error says, whatever names are in it: `"a\nb"` -> "a\\nb". A terminal obeys none of
+    their bytes.
+    """
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in str(text))

@@ -38,16 +38,20 @@ def _fault_of(path: Path) -> str:
     except (OSError, ValueError) as error:
         return f"cannot be opened ({getattr(error, 'strerror', None) or error})"
     if not stat.S_ISDIR(mode):
+        if not stat.S_ISREG(mode):
+            return "is no regular file"
         return "is a GGUF file" if path.suffix.lower() == SUFFIX else "is a file"
     if (path / CONFIG).exists():
         return ""
-    if list(path.glob(f"*{SUFFIX}")):
+    if any(file.is_file() for file in path.glob(f"*{SUFFIX}")):
         return f"no {CONFIG}, but GGUF files"
     inner = sorted(path.glob(f"snapshots/*/{CONFIG}")) or sorted(path.glob(f"*/{CONFIG}"))
     return f"no {CONFIG}" + (f" (there is one in {inner[-1].parent})" if inner else "")
 
 
 def _fault_of_missing(path: Path) -> str:
+    if path.is_symlink():
+        return f"is a link to {os.readlink(path)}, which does not exist"
     if HUB_NAME.fullmatch(str(path)):
         target = path.name
         return (

@@ -77,7 +77,11 @@ def plan_report(
     spec = spec or read_spec(config.model.model_dir)
     placement = config.placement
     devices, precision = found or devices_of(config)
-    form_of = format_of(config.model.model_dir).forms(config.model.model_dir)
+    model_dir = config.model.model_dir
+    own_format = format_of(model_dir)
+    form_of = own_format.forms(model_dir)
+    if own_format.is_at(model_dir):  # a plan needs no weights, but where there are some
+        own_format.check(model_dir, spec.shapes())
     plan = make_plan(
         spec,
         devices,

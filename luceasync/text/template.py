@@ -25,6 +25,7 @@ from luceasync.text import model_files
 from luceasync.text.calls import Arguments, with_parsed_arguments
 from luceasync.text.tokenizer import Tokenizer
 
+JINJA = "chat_template.jinja"
 _RESERVED = frozenset({"messages", "tools"})
 # What a template does with messages of a shape that it did not foresee.
 _TEMPLATE_FAILURES = (
@@ -72,30 +73,36 @@ class ChatTemplate:
     @classmethod
     def load(cls, model_dir: Path) -> ChatTemplate:
         """The template of `model_dir`: chat_template.jinja, else chat_template in
-        tokenizer_config.json; or that of the GGUF file that it is or holds.
+        tokenizer_config.json; or that of the GGUF file that it is or holds, else the
+        chat_template.jinja beside that file.
 
         Raises ModelError when there is none, or one that does not compile.
         """
         if (file := gguf_at(model_dir)) is not None:
             model = read_model(file)
-            return cls._of(file, templates_of(model), special_tokens_of(model))
+            sources = templates_of(model)
+            if "default" not in sources:
+                beside = model_files.read_text(file.parent / JINJA)
+                sources |= {} if beside is None else {"default": beside}
+            return cls._of(file, sources, special_tokens_of(model), f"put a {JINJA} beside it")
         config = model_files.read_json(model_dir / "tokenizer_config.json")
         variables = {
             name: text
             for name, value in config.items()
             if name.endswith("_token") and (text := model_files.special_text(value)) is not None
         }
-        return cls._of(model_dir, _sources(model_dir, config), variables)
+        advice = (
+            f'add a {JINJA}, or a chat_template string (or one named "default") to '
+            "tokenizer_config.json"
+        )
+        return cls._of(model_dir, _sources(model_dir, config), variables, advice)
 
     @classmethod
     def _of(
-        cls, path: Path, sources: Mapping[str, str], variables: Mapping[str, str]
+        cls, path: Path, sources: Mapping[str, str], variables: Mapping[str, str], advice: str
     ) -> ChatTemplate:
         if "default" not in sources:
-            raise ModelError(
-                f"{path} has no chat template; add a chat_template.jinja, or a chat_template "
-                'string (or one named "default") to tokenizer_config.json.'
-            )
+            raise ModelError(f"{path} has no chat template; {advice}.")
         try:
             return cls(sources["default"], tool_source=sources.get("tool_use"), variables=variables)
         except ModelError as error:
@@ -190,7 +197,7 @@ def _sources(model_dir: Path, config: Mapping[str, Any]) -> dict[str, str]:
     else:
         sources = _named_sources(model_dir, configured)
     files = {
-        "default": model_dir / "chat_template.jinja",
+        "default": model_dir / JINJA,
         "tool_use": model_dir / "additional_chat_templates" / "tool_use.jinja",
     }
     texts = {name: model_files.read_text(path) for name, path in files.items()}

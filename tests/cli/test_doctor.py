@@ -38,7 +38,7 @@ def test_a_taken_port_is_broken():
 def test_a_directory_without_a_model_is_broken_and_the_rest_still_checked(tmp_path):
     findings = find(replace(HEALTHY, model=ModelConfig(tmp_path)))
     broken = [subject for subject, finding in findings.items() if finding.state == "broken"]
-    assert broken == ["model", "weights", "tokenizer"]
+    assert broken == ["model", "weights", "tokenizer", "chat template"]
     assert findings["port"].state == "ok"
 
 

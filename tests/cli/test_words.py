@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.cli.words import age_text, size_text
+from luceasync.cli.words import age_text, one_line, size_text
 
 
 @pytest.mark.parametrize(
@@ -34,3 +34,8 @@ def test_sizes_for_a_person(num_bytes, text):
 )
 def test_ages_for_a_person(seconds, text):
     assert age_text(seconds) == text
+
+
+def test_a_fault_is_one_line_and_commands_no_terminal():
+    assert one_line("a\nb\x1b[31m\u2028 é 日本") == "a\\nb\\x1b[31m\\u2028 é 日本"
+    assert one_line(ValueError("plain")) == "plain"

@@ -81,8 +81,18 @@ def test_a_file_without_a_template_says_so(tmp_path: Path):
     keys, tensors = qwen3_keys(), qwen3_tensors()
     del keys["tokenizer.chat_template"]
     path = save(tmp_path / "m.gguf", header(keys, tensors), tensors)
-    with pytest.raises(ModelError, match=r"m.gguf has no chat template"):
+    with pytest.raises(ModelError, match=r"m.gguf has no chat template; put a .* beside it"):
         ChatTemplate.load(path)
+
+
+def test_a_file_without_a_template_takes_the_one_beside_it(tmp_path: Path):
+    (tmp_path / "chat_template.jinja").write_text("beside {{ messages | length }}")
+    keys, tensors = qwen3_keys(), qwen3_tensors()
+    own = save(tmp_path / "own.gguf", header(keys, tensors), tensors)
+    del keys["tokenizer.chat_template"]
+    bare = save(tmp_path / "bare.gguf", header(keys, tensors), tensors)
+    assert ChatTemplate.load(bare).render([]) == "beside 0"
+    assert ChatTemplate.load(own).source != ChatTemplate.load(bare).source
 
 
 def test_a_named_template_is_that_for_tools(tmp_path: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -58,6 +59,17 @@ def test_a_model_is_called_as_its_directory_or_its_file(tmp_path, file, name):
 def test_a_file_is_no_directory(tmp_path):
     (tmp_path / "x").touch()
     assert "is a file" in words_for(tmp_path / "x")
+
+
+def test_what_is_no_regular_file_is_told(tmp_path):
+    os.mkfifo(tmp_path / "pipe.gguf")
+    assert "is no regular file" in words_for(tmp_path / "pipe.gguf")
+    assert "no config.json; expected" in words_for(tmp_path)
+
+
+def test_a_link_to_nothing_says_where_it_leads(tmp_path):
+    (tmp_path / "m.gguf").symlink_to("gone.gguf")
+    assert "is a link to gone.gguf, which does not exist" in words_for(tmp_path / "m.gguf")
 
 
 def test_a_directory_of_the_hubs_cache_says_where_the_model_is(tmp_path):

@@ -1,12 +1,12 @@
 """Formats of weight files, a file each, and the list of them. The first that fits reads them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.models.formats import gguf, safetensors
-from luceasync.models.forms import Form
+from luceasync.models.forms import Form, Shape
 
 if TYPE_CHECKING:
     from luceasync.models.loader import TensorSource
@@ -25,6 +25,12 @@ class Format(Protocol):
 
     def forms(self, model_dir: Path) -> Callable[[str], Form]:
         """How each tensor is stored, by its name: what a plan counts with. Reads no numbers."""
+        ...
+
+    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
+        """Whether all of these tensors are there, as the headers say; `is_at` must hold. Raises
+        ModelError, for files that are cut too.
+        """
         ...
 
     def open(self, model_dir: Path) -> "AbstractContextManager[TensorSource]":

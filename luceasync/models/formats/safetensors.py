@@ -43,9 +43,18 @@ class Safetensors:
         scheme = scheme_at(model_dir)
         if scheme is None:
             return lambda name: Dense()
-        infos = {k: v for p in weight_files(model_dir) for k, v in read_infos(p).items()}
-        modules = Modules(scheme, infos, model_dir)
+        modules = Modules(scheme, infos_of(model_dir), model_dir)
         return lambda name: found.form if (found := modules.find(name)) else Dense()
+
+    def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
+        """See Format."""
+        infos = infos_of(model_dir)
+        modules = Modules(scheme_at(model_dir), infos, model_dir)
+        for name, shape in shapes.items():
+            if (found := modules.find(name)) is None:
+                check_plain(model_dir, name, infos.get(name), shape)
+            else:
+                check_stored(model_dir, name, found.shape, shape)
 
     def open(self, model_dir: Path) -> AbstractContextManager[Checkpoint]:
         """See Format."""
@@ -93,10 +102,7 @@ class Checkpoint:
         found = self._modules.find(name)
         if found is None:
             return self.plain(name, shape)
-        if found.shape != shape:
-            raise ModelError(
-                f"{self._model_dir}: {name!r} has shape {found.shape}, expected {shape}"
-            )
+        check_stored(self._model_dir, name, found.shape, shape)
         try:
             tensors = {key: self._files[own].get_tensor(own) for key, own in found.names.items()}
         except SafetensorError as error:
@@ -105,23 +111,39 @@ class Checkpoint:
 
     def plain(self, name: str, shape: Shape) -> Tensor:
         """A tensor that is stored as it is. Raises ModelError."""
-        file = self._files.get(name)
-        if file is None:
-            raise ModelError(f"{self._model_dir}: the weights have no tensor {name!r}")
+        file, info = self._files.get(name), None
         try:
-            found = tuple(file.get_slice(name).get_shape())
-            if found != shape:
-                raise ModelError(f"{self._model_dir}: {name!r} has shape {found}, expected {shape}")
-            dtype = file.get_slice(name).get_dtype()
-            if dtype not in STORED_DTYPES:  # quantized values, whose scales we would not apply
-                raise ModelError(
-                    f"{self._model_dir}: {name!r} is stored as {dtype}; "
-                    f"{', '.join(STORED_DTYPES)} are supported"
-                )
-            tensor: Tensor = file.get_tensor(name)
+            if file is not None:
+                stored = file.get_slice(name)
+                info = Info(stored.get_dtype(), tuple(stored.get_shape()))
+            check_plain(self._model_dir, name, info, shape)
+            tensor: Tensor = self._files[name].get_tensor(name)
             return tensor
         except SafetensorError as error:
             raise ModelError(f"{self._model_dir}: {name!r} cannot be read: {error}") from None
+
+
+def infos_of(model_dir: Path) -> dict[str, Info]:
+    """What the headers of all files say. Raises ModelError."""
+    return {k: v for path in weight_files(model_dir) for k, v in read_infos(path).items()}
+
+
+def check_plain(model_dir: Path, name: str, info: Info | None, shape: Shape) -> None:
+    """Whether a tensor of plain numbers is there as it is wanted. Raises ModelError."""
+    if info is None:
+        raise ModelError(f"{model_dir}: the weights have no tensor {name!r}")
+    check_stored(model_dir, name, info.shape, shape)
+    if info.dtype not in STORED_DTYPES:  # quantized values, whose scales we would not apply
+        raise ModelError(
+            f"{model_dir}: {name!r} is stored as {info.dtype}; "
+            f"{', '.join(STORED_DTYPES)} are supported"
+        )
+
+
+def check_stored(model_dir: Path, name: str, found: Shape, shape: Shape) -> None:
+    """Raises ModelError where the shapes differ."""
+    if found != shape:
+        raise ModelError(f"{model_dir}: {name!r} has shape {found}, expected {shape}")
 
 
 @contextmanager

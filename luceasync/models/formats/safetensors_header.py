@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from os import SEEK_END
 from pathlib import Path
 from struct import unpack
 
@@ -13,7 +14,7 @@ MAX_HEADER_BYTES = 100_000_000  # as the library has it
 
 
 def read_infos(path: Path) -> dict[str, Info]:
-    """Dtypes and shapes of all tensors of the file. Raises ModelError."""
+    """Dtypes and shapes of all tensors of the file. Raises ModelError, for a cut file too."""
     try:
         with path.open("rb") as file:
             begin = file.read(8)
@@ -21,10 +22,15 @@ def read_infos(path: Path) -> dict[str, Info]:
             if num_bytes > MAX_HEADER_BYTES:
                 raise ValueError(f"its header would have {num_bytes} bytes")
             header = json.loads(file.read(num_bytes))
+            there = file.seek(0, SEEK_END)
+        header.pop("__metadata__", None)
+        ends = (int(entry["data_offsets"][1]) for entry in header.values())
+        expected = 8 + num_bytes + max(ends, default=0)
+        if there < expected:
+            raise ValueError(f"it is cut: {there} bytes are there, {expected} are expected")
         return {
             name: Info(str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()
-            if name != "__metadata__"
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None

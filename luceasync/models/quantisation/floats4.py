@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from luceasync.errors import ModelError
 from luceasync.models.grouped.form import Grouped
 from luceasync.models.grouped.ggml import FLOAT_4
-from luceasync.models.quantisation.found import Found, Infos, check_shape, the
+from luceasync.models.quantisation.found import Found, Infos, check_shape, matrix_of, the
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 MXFP4 = Grouped("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4)
 NVFP4 = Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4)
 DIVIDED = Grouped("NVFP4", 4, 16, None, "fp32", "e4m3", table=FLOAT_4, divides=True)
+
+PLAIN, CODES = "weight", "U8"  # a matrix by this name may be one of plain numbers
+ONE = ((), (1,), (1, 1))  # shapes of a number by itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +44,19 @@ class Floats4:
     def find(self, module: str, infos: Infos) -> Found | None:
         """See Scheme."""
         name = f"{module}.{self.weight}"
-        if name not in infos or infos[name].dtype != "U8":
+        is_plain = self.weight == PLAIN and name in infos and infos[name].dtype != CODES
+        if name not in infos or is_plain:
             return None
-        rows, half = infos[name].shape
+        rows, half = matrix_of(infos, name, (CODES,))
         shape = (rows, 2 * half)
         scale, kind = f"{module}.{self.scale}", "U8" if self.form is MXFP4 else "F8_E4M3"
         expected = (rows, self.form.num_groups(shape[1]))
         check_shape(scale, the(infos, scale, (kind,)), expected)
         names = {"codes": name, "scales": scale}
         if self.matrix_scale is not None:
-            names["matrix"] = f"{module}.{self.matrix_scale}"
-            the(infos, names["matrix"], ("F32",))
+            names["matrix"] = own = f"{module}.{self.matrix_scale}"
+            if (given := the(infos, own, ("F32",)).shape) not in ONE:
+                raise ModelError(f"{own!r} has shape {given}; one number is expected")
         if fault := self.form.fault_of(shape[1]):
             raise ModelError(f"{name!r}: {fault}")
         return Found(self.form, shape, names, self._pack)

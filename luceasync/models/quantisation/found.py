@@ -86,6 +86,14 @@ def the(infos: Infos, name: str, dtypes: tuple[str, ...]) -> Info:
     return info
 
 
+def matrix_of(infos: Infos, name: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+    """The shape of such a tensor, which must have two dimensions. Raises ModelError."""
+    shape = the(infos, name, dtypes).shape
+    if len(shape) != 2:
+        raise ModelError(f"{name!r} has shape {shape}; two dimensions are expected")
+    return shape[0], shape[1]
+
+
 def check_shape(name: str, info: Info, expected: Shape) -> None:
     """Raises ModelError where they differ."""
     if info.shape != expected:

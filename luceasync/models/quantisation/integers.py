@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from luceasync.errors import ModelError
 from luceasync.models.grouped.form import Grouped
-from luceasync.models.quantisation.found import REALS, Found, Infos, check_shape, the
+from luceasync.models.quantisation.found import REALS, Found, Infos, check_shape, matrix_of, the
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,7 @@ class Awq:
         name = f"{module}.qweight"
         if name not in infos:
             return None
-        columns, num_words = _matrix(the(infos, name, ("I32",)).shape, name)
+        columns, num_words = matrix_of(infos, name, ("I32",))
         return _transposed(self, module, infos, 4, (num_words * 8, columns), self._pack)
 
     def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
@@ -62,7 +62,7 @@ class Gptq:
         name = f"{module}.qweight"
         if name not in infos:
             return None
-        num_words, rows = _matrix(the(infos, name, ("I32",)).shape, name)
+        num_words, rows = matrix_of(infos, name, ("I32",))
         shape = (rows, num_words * (32 // self.bits))
         found = _transposed(self, module, infos, self.bits, shape, self._pack)
         if (order := f"{module}.g_idx") in infos:
@@ -96,7 +96,7 @@ class PackQuantized:
         name = f"{module}.weight_packed"
         if name not in infos:
             return None
-        rows, num_words = _matrix(the(infos, name, ("I32",)).shape, name)
+        rows, num_words = matrix_of(infos, name, ("I32",))
         columns = num_words * (32 // self.bits)
         if (order := f"{module}.weight_g_idx") in infos:
             raise ModelError(f"{order!r}: columns in the order of activations are not supported")
@@ -163,12 +163,6 @@ def _fitting(form: Grouped, name: str, columns: int) -> Grouped:
     if fault := form.fault_of(columns):
         raise ModelError(f"{name!r}: {fault}")
     return form
-
-
-def _matrix(shape: tuple[int, ...], name: str) -> tuple[int, int]:
-    if len(shape) != 2:
-        raise ModelError(f"{name!r} has shape {shape}; two dimensions are expected")
-    return shape[0], shape[1]
 
 
 def _numbers(words: Tensor, bits: int) -> Tensor:

@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from luceasync.errors import ModelError
-from luceasync.models.formats.safetensors import weight_files
+from luceasync.models.formats.safetensors import SINGLE, Safetensors, weight_files
 
 INDEX = "model.safetensors.index.json"
 
@@ -40,3 +42,45 @@ def test_an_index_that_is_none_is_named(tmp_path: Path, content: str):
     (tmp_path / INDEX).write_text(content)
     with pytest.raises(ModelError, match="not an index of weight files"):
         weight_files(tmp_path)
+
+
+SHAPES = {"a.weight": (2, 3), "b": (4,)}
+
+
+def write_weights(folder: Path, **changed: torch.Tensor) -> Path:
+    tensors = {"a.weight": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.bfloat16), **changed}
+    save_file(tensors, folder / SINGLE)
+    return folder
+
+
+def test_what_is_stored_as_it_is_wanted_is_fine(tmp_path: Path):
+    Safetensors().check(write_weights(tmp_path, more=torch.ones(5)), SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("name", "stored", "words"),
+    [
+        ("b", torch.ones(5), r"'b' has shape \(5,\), expected \(4,\)"),
+        ("b", torch.ones(4, dtype=torch.int8), "'b' is stored as I8; F64, F32, F16, BF16 are"),
+    ],
+)
+def test_another_shape_or_dtype_is_told_before_anything_is_loaded(
+    tmp_path: Path, name: str, stored: torch.Tensor, words: str
+):
+    with pytest.raises(ModelError, match=words):
+        Safetensors().check(write_weights(tmp_path, **{name: stored}), SHAPES)
+
+
+def test_a_tensor_that_is_missing_is_named(tmp_path: Path):
+    with pytest.raises(ModelError, match=r"the weights have no tensor 'c\.bias'"):
+        Safetensors().check(write_weights(tmp_path), SHAPES | {"c.bias": (1,)})
+
+
+@pytest.mark.parametrize("num_bytes", [1, 9, 32])
+def test_a_cut_file_says_how_much_is_there(tmp_path: Path, num_bytes: int):
+    path = write_weights(tmp_path) / SINGLE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-num_bytes])
+    words = f"it is cut: {len(whole) - num_bytes} bytes are there, {len(whole)} are expected"
+    with pytest.raises(ModelError, match=words):
+        Safetensors().check(tmp_path, SHAPES)

@@ -178,6 +178,13 @@ def test_columns_in_another_order_are_refused():
         ("awq", {"scales": torch.ones(3, 23, dtype=torch.float16)}, "(3, 24) is expected"),
         ("awq", {"qzeros": torch.ones(3, 3)}, "is stored as F32; I32 is expected"),
         ("nvfp4", {"weight_global_scale": None}, "have no tensor"),
+        ("nvfp4", {"weight_global_scale": torch.ones(3)}, "shape (3,); one number is expected"),
+        (
+            "nvfp4",
+            {"weight_packed": torch.ones(9, dtype=torch.uint8)},
+            "has shape (9,); two dimensions are expected",
+        ),
+        ("mxfp4", {"weight_packed": torch.ones(11, 48)}, "is stored as F32; U8 is expected"),
         ("mxfp4", {"weight_scale": torch.ones(11, 2, dtype=torch.uint8)}, "(11, 3) is expected"),
         ("fp8 matrix", {"weight_scale": None}, "is stored as F8_E4M3, and has no scale"),
     ],
