@@ -180,6 +180,7 @@ async def test_nothing_is_served_before_the_model_is_there(tiny_dir):
 
 
 async def test_weights_that_cannot_be_read_are_said_so(tiny_dir, tmp_path):
+    """At once, or where they are damaged meanwhile, when they are read."""
     import shutil
 
     from luceasync.config import Config, ModelConfig
@@ -187,8 +188,11 @@ async def test_weights_that_cannot_be_read_are_said_so(tiny_dir, tmp_path):
     from luceasync.errors import ModelError
 
     shutil.copytree(tiny_dir, tmp_path / "model")
+    config = Config(model=ModelConfig(model_dir=tmp_path / "model", dtype="fp32"))
+    engine = build_engine(config)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
-    engine = build_engine(Config(model=ModelConfig(model_dir=tmp_path / "model", dtype="fp32")))
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        build_engine(config)
     async with engine:
         with pytest.raises(ModelError, match="not a readable safetensors file"):
             await engine.load()
