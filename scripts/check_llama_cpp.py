@@ -44,11 +44,14 @@ CONTEXT = 512
 
 @dataclass(frozen=True)
 class Answer:
-    """What came of one question. `parted`: where another token was the likeliest, in words."""
+    """What came of one question. `parted`: where another token was the likeliest, in words;
+    `widest`: by how much it was less likely here, at most.
+    """
 
     num_tokens: int
     num_alike: int
     largest: float
+    widest: float
     parted: tuple[str, ...]
 
 
@@ -79,16 +82,18 @@ def main() -> None:
             table = report.table(("question", "alike", "largest difference", "parted"), title)
             for number, answer in enumerate(answers):
                 alike = f"{answer.num_alike} of {answer.num_tokens}"
-                words = "; ".join(answer.parted[:2])
+                words = "; ".join(answer.parted)
                 table.add(str(number + 1), alike, f"{answer.largest:.5f}", words)
             summary.append((title, answers))
-        table = report.table(("file", "likeliest token alike", "largest difference"), "All")
+        columns = ("file", "likeliest token alike", "largest difference", "widest gap where not")
+        table = report.table(columns, "All")
         for title, answers in summary:
             alike = sum(answer.num_alike for answer in answers)
             num_tokens = sum(answer.num_tokens for answer in answers)
             largest = max(answer.largest for answer in answers)
             shown = f"{alike} of {num_tokens}, {alike / num_tokens:.1%}"
-            table.add(title, shown, f"{largest:.5f}")
+            widest = max(answer.widest for answer in answers)
+            table.add(title, shown, f"{largest:.5f}", f"{widest:.3f}")
 
 
 def prompts_of(path: Path, tokenizer: Tokenizer) -> list[list[int]]:
@@ -118,7 +123,7 @@ def compared(
     """`theirs`: logits before each token."""
     backend.reset(0)
     logits = backend.prefill(0, 0, ids, project=True)
-    num_alike, largest, parted = 0, 0.0, []
+    num_alike, largest, widest, parted = 0, 0.0, 0.0, []
     for number, peer in enumerate(theirs):
         assert logits is not None
         own = logits.flatten().float().numpy()
@@ -126,13 +131,14 @@ def compared(
         token, other = int(own.argmax()), int(peer.argmax())
         num_alike += token == other
         if token != other:
+            widest = max(widest, float(own[token] - own[other]))
             words = [
                 f"{tokenizer.token_text(i)!r} {own[i]:.3f}, there {peer[i]:.3f}"
                 for i in (token, other)
             ]
             parted.append(f"{number}: {'; '.join(words)}")
         logits = backend.decode([0], [len(ids) + number], [other]).whole()
-    return Answer(len(theirs), num_alike, largest, tuple(parted))
+    return Answer(len(theirs), num_alike, largest, widest, tuple(parted))
 
 
 def compare_ids(

@@ -22,7 +22,7 @@ from rich.text import Text
 from luceasync import __version__
 from luceasync.cli.words import size_text
 from luceasync.config import Config
-from luceasync.errors import LuceasyncError
+from luceasync.errors import LuceasyncError, ModelError
 from luceasync.nodefiles.usable import check_usable
 from luceasync.server.listener import listen
 
@@ -177,6 +177,7 @@ def _model_files(config: Config) -> Iterator[Finding]:
     from luceasync.gguf.model import read_model
     from luceasync.gguf.place import gguf_at
     from luceasync.gguf.vocabulary import vocabulary_of
+    from luceasync.models.formats import format_of
 
     if (file := gguf_at(config.model.model_dir)) is not None:
         model = read_model(file)
@@ -187,6 +188,12 @@ def _model_files(config: Config) -> Iterator[Finding]:
         return
     for pattern, purpose in (("*.safetensors", "weights"), ("tokenizer.json", "tokenizer")):
         files = list(config.model.model_dir.glob(pattern))
+        if files and purpose == "weights":
+            try:  # what their headers say; which tensors there must be is said of the model
+                format_of(config.model.model_dir).check(config.model.model_dir, {})
+            except ModelError as error:
+                yield Finding(purpose, "broken", str(error))
+                continue
         if files:
             num_bytes = sum(file.stat().st_size for file in files)
             yield Finding(purpose, "ok", f"{len(files)} files, {size_text(num_bytes)}")

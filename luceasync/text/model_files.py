@@ -16,6 +16,8 @@ def read_text(path: Path) -> str | None:
     """The UTF-8 text of `path`; None when there is no such file. Raises ModelError when it cannot
     be read.
     """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ModelError(f"{path} is no regular file")
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

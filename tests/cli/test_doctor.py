@@ -42,6 +42,18 @@ def test_a_directory_without_a_model_is_broken_and_the_rest_still_checked(tmp_pa
     assert findings["port"].state == "ok"
 
 
+def test_weights_that_are_cut_are_broken_wherever_they_are_named(tmp_path):
+    for path in HEALTHY.model.model_dir.iterdir():
+        if path.suffix != ".safetensors":
+            (tmp_path / path.name).symlink_to(path)
+    weights = (HEALTHY.model.model_dir / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(weights[:-7])
+    findings = find(replace(HEALTHY, model=ModelConfig(tmp_path)))
+    broken = {subject: f.words for subject, f in findings.items() if f.state == "broken"}
+    assert broken.keys() == {"model", "weights"}
+    assert all("it is cut" in words for words in broken.values())
+
+
 def test_a_cache_directory_that_is_still_to_be_made_is_fine(tmp_path):
     config = replace(HEALTHY, cache=CacheConfig(cache_dir=tmp_path / "a" / "b"))
     assert "broken" not in {finding.state for finding in find(config).values()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import unicodedata
 from pathlib import Path
@@ -93,6 +94,10 @@ def test_a_file_without_a_template_takes_the_one_beside_it(tmp_path: Path):
     bare = save(tmp_path / "bare.gguf", header(keys, tensors), tensors)
     assert ChatTemplate.load(bare).render([]) == "beside 0"
     assert ChatTemplate.load(own).source != ChatTemplate.load(bare).source
+    (tmp_path / "chat_template.jinja").unlink()
+    os.mkfifo(tmp_path / "chat_template.jinja")
+    with pytest.raises(ModelError, match=r"chat_template\.jinja is no regular file"):
+        ChatTemplate.load(bare)
 
 
 def test_a_named_template_is_that_for_tools(tmp_path: Path):

@@ -53,6 +53,7 @@ def test_what_is_alike_is_counted_and_what_parts_is_told(path: Path) -> None:
         assert logits is not None
         row = logits.flatten().numpy().copy()
         if len(theirs) == 2:
+            least = row.min()
             row[row.argmin()] = row.max() + 1
         theirs.append(row)
         logits = backend.decode([0], [position], [int(row.argmax())]).whole()
@@ -61,3 +62,5 @@ def test_what_is_alike_is_counted_and_what_parts_is_told(path: Path) -> None:
     assert isinstance(answer, Answer)
     assert (answer.num_tokens, answer.num_alike, len(answer.parted)) == (4, 3, 1)
     assert answer.parted[0].startswith("2: ") and answer.largest > 1
+    row = theirs[2]  # its likeliest token is the least likely one here
+    assert answer.widest == pytest.approx(float(row.max() - 1 - least), abs=1e-4)

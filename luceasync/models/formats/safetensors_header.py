@@ -11,11 +11,18 @@ from luceasync.errors import ModelError
 from luceasync.models.quantisation.found import Info
 
 MAX_HEADER_BYTES = 100_000_000  # as the library has it
+# What a header of anything can do: also lists within lists, and numbers that are none.
+_FAULTS = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError),
+    *(RecursionError, OverflowError),
+)
 
 
 def read_infos(path: Path) -> dict[str, Info]:
     """Dtypes and shapes of all tensors of the file. Raises ModelError, for a cut file too."""
     try:
+        if path.exists() and not path.is_file():  # a pipe would be waited for
+            raise ValueError("it is no regular file")
         with path.open("rb") as file:
             begin = file.read(8)
             [num_bytes] = unpack("<Q", begin) if len(begin) == 8 else [MAX_HEADER_BYTES + 1]
@@ -32,5 +39,5 @@ def read_infos(path: Path) -> dict[str, Info]:
             name: Info(str(entry["dtype"]), tuple(map(int, entry["shape"])))
             for name, entry in header.items()
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+    except _FAULTS as error:
         raise ModelError(f"{path}: not a readable safetensors file: {error}") from None

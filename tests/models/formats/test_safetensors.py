@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from struct import pack
 
 import pytest
 import torch
@@ -83,4 +85,29 @@ def test_a_cut_file_says_how_much_is_there(tmp_path: Path, num_bytes: int):
     path.write_bytes(whole[:-num_bytes])
     words = f"it is cut: {len(whole) - num_bytes} bytes are there, {len(whole)} are expected"
     with pytest.raises(ModelError, match=words):
+        Safetensors().check(tmp_path, SHAPES)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"[" * 100_000,
+        b'{"b": {"dtype": "F32", "shape": [1e999], "data_offsets": [0, 16]}}',
+        b'{"b": {"dtype": "F32", "shape": [4], "data_offsets": [0, 1e999]}}',
+        b'{"b": {"dtype": "F32", "shape": [4], "data_offsets": []}}',
+        b'{"b": {"dtype": "F32", "shape": [4]}}',
+        b'{"b": 3}',
+        b"7",
+        b"\xff",
+    ],
+)
+def test_a_header_of_anything_is_refused_in_words(tmp_path: Path, header: bytes):
+    (tmp_path / SINGLE).write_bytes(pack("<Q", len(header)) + header)
+    with pytest.raises(ModelError, match="not a readable safetensors file"):
+        Safetensors().check(tmp_path, SHAPES)
+
+
+def test_a_pipe_is_not_waited_for(tmp_path: Path):
+    os.mkfifo(tmp_path / SINGLE)
+    with pytest.raises(ModelError, match="no regular file"):
         Safetensors().check(tmp_path, SHAPES)
