@@ -26,8 +26,8 @@ FP32_INF = 0x7F800000
 class FeatureKernel:
     """Writes tap rows into a ring's store on one device, converting them to its dtype.
 
-    Called as luceasync.dflash.scatter describes. The first call for a pair of dtypes or a number
-    of taps compiles.
+    luceasync.speculation.dflash.features describes the arguments. The first call for a pair of
+    dtypes or a number of taps compiles.
     """
 
     def __init__(self, device: torch.device) -> None:

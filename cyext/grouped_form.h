@@ -4,7 +4,7 @@
    A tile takes the bytes that its rows took before, so that nothing grows; the last one may have
    fewer rows (`lanes`). In a tile every tensor is [units][lanes], a unit being of codes and planes
    32 bits of a row. Word p (0, 1) of them holds, from its low bits on, the columns p, p + 2, p + 4
-   ...: what a product of pairs of columns takes at once. luceasync.models.grouped.packed has what
+   ...: what a product of pairs of columns takes at once. luceasync.models.quant.packed has what
    the numbers mean. */
 #include "floats.h"
 #include <stdint.h>
@@ -169,7 +169,7 @@ static inline uint32_t code_at(const Matrix *w, int64_t first, int64_t lanes, in
     return code;
 }
 
-/* One row's numbers as luceasync.models.grouped.packed.dequantise has them, bit for bit. */
+/* One row's numbers as luceasync.models.quant.packed.dequantise has them, bit for bit. */
 static void row_numbers(const Matrix *w, int64_t row, float *to) {
     int64_t first = row / TILE * TILE, lanes = lanes_of(w, first), lane = row - first;
     for (int64_t g = 0; g < w->num_groups; g++) {

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from luceasync.errors import ConfigError
-from luceasync.option import CONFIG_VARIABLE, ENV_PREFIX, Option
 from luceasync.options import OPTIONS
+from luceasync.parsers import CONFIG_VARIABLE, ENV_PREFIX, Option
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
 BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"

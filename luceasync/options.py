@@ -6,10 +6,128 @@ Owns names and ranges. Knows nothing of the command line's library, and of which
 from __future__ import annotations
 
 from luceasync import parsers
-from luceasync.kvflash_options import KVFLASH_OPTIONS
-from luceasync.model_options import MODEL_OPTIONS
-from luceasync.option import Option
+from luceasync.parsers import Option
 from luceasync.server_options import SERVER_OPTIONS
+
+# The settings of lanes that keep a part of their context on devices; a part of the table in
+# luceasync.options.
+
+
+POLICIES = ("qk", "drafter", "lru")
+
+KVFLASH_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "kvflash",
+        "kvflash",
+        "pool_tokens",
+        parsers.whole_or_auto(64),
+        "auto, or a whole number of tokens, at least 64, such as 8K",
+        "TOKENS|auto",
+        "Tokens of each lane's context that stay on the devices; host memory holds all of it.",
+    ),
+    Option(
+        "kvflash-policy",
+        "kvflash",
+        "policy",
+        parsers.one_of(*POLICIES),
+        " | ".join(POLICIES),
+        "|".join(POLICIES),
+        "By what they are chosen: the model's own attention, the drafter's, or age alone.",
+        needs="kvflash",
+    ),
+    Option(
+        "kvflash-tau",
+        "kvflash",
+        "tau_tokens",
+        parsers.whole(1, 2**20),
+        "a whole number of tokens from 1 to 1048576",
+        "TOKENS",
+        "Tokens of an answer after which they are chosen anew.",
+        needs="kvflash",
+    ),
+    Option(
+        "kvflash-pin-spans",
+        "kvflash",
+        "pins",
+        parsers.spans,
+        "spans of tokens begin:end with commas, the end not included, such as 0:512",
+        "LO:HI,...",
+        "Tokens of every lane that stay on the devices whatever they are worth.",
+        needs="kvflash",
+    ),
+)
+
+
+# The settings of a model and of what it reads and writes: a part of luceasync.options.
+
+
+DTYPES = ("auto", "bf16", "fp32")
+TOOL_FORMATS = ("auto", "qwen-json", "qwen-xml", "glm-xml", "llama-json", "none")
+REASONING_FORMATS = ("auto", "none")
+
+MODEL_OPTIONS: tuple[Option, ...] = (
+    Option(
+        "model-dir",
+        "model",
+        "model_dir",
+        parsers.path,
+        "the path of a Hugging Face model directory or a GGUF file",
+        "PATH",
+        "Hugging Face model directory or GGUF file; without it the bundled model is served.",
+    ),
+    Option(
+        "model-name",
+        "model",
+        "names",
+        parsers.words,
+        "names with commas, none empty; * for every name",
+        "NAME",
+        "Name under which the model is served; may be repeated, and * is every name; default: the "
+        "directory's name.",
+        repeatable=True,
+    ),
+    Option(
+        "dtype",
+        "model",
+        "dtype",
+        parsers.one_of(*DTYPES),
+        " | ".join(DTYPES),
+        "|".join(DTYPES),
+        "Precision of activations, keys/values and plain weights; auto: bf16 where the device "
+        "computes it, else fp32. Quantised weights stay as they are.",
+    ),
+    Option(
+        "trust-special-tokens",
+        "model",
+        "trust_special_tokens",
+        parsers.switch,
+        "on | off",
+        "on|off",
+        "Read '<|im_end|>' and the like in messages as control tokens; default: as text.",
+        switch=True,
+    ),
+    Option(
+        "tool-format",
+        "model",
+        "tool_format",
+        parsers.one_of(*TOOL_FORMATS),
+        " | ".join(TOOL_FORMATS),
+        "FORMAT",
+        "How the model writes calls of tools: qwen-json, qwen-xml, glm-xml, llama-json, or none; "
+        "auto: as its chat template shows.",
+    ),
+    Option(
+        "reasoning-format",
+        "model",
+        "reasoning_format",
+        parsers.one_of(*REASONING_FORMATS),
+        " | ".join(REASONING_FORMATS),
+        "|".join(REASONING_FORMATS),
+        "auto: what the model thinks between <think> and </think> is told apart from its answer; "
+        "none: it is part of the text.",
+    ),
+)
+
 
 PEER_ACCESS = ("auto", "on", "off")
 IPC = ("auto", "always")

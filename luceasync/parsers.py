@@ -10,6 +10,7 @@ import math
 import re
 import stat
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -185,3 +186,41 @@ def _warn_where_others_read(file: Path, what: str) -> None:
         logging.getLogger("luceasync").warning(
             "%s can be read by other users: chmod 600 it, it holds %s", file, what
         )
+
+
+ENV_PREFIX = "LUCEASYNC_"
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One setting and its names: flag `--a-b`, variable `LUCEASYNC_A_B`, TOML `section.a_b`.
+
+    `parse` takes text (flag, variable) or a TOML value and raises ValueError; `allowed` ends the
+    sentence "allowed: ..." of the ConfigError that follows. A `secret` value is never shown. A
+    `switch` is `--x` or `--no-x`. `needs` names the option without which this one means nothing.
+    """
+
+    name: str
+    section: str
+    field: str
+    parse: Parser[object]
+    allowed: str
+    metavar: str
+    help: str
+    secret: bool = False
+    repeatable: bool = False
+    switch: bool = False
+    needs: str | None = None
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        return ENV_PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")

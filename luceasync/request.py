@@ -9,11 +9,103 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol
 
-from luceasync.constraint import Constraint
-from luceasync.engine_look import EngineLook
-from luceasync.engine_status import EngineStatus
-from luceasync.model_card import ModelCard
-from luceasync.pieces import Piece, ReasoningPiece, TextPiece
+from luceasync.status import EngineLook, EngineStatus
+
+# What an answer's text has to be, in the words of whoever asks. Knows no grammar and no tokens.
+
+
+@dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer's text has to be. `source` says it: the JSON of a schema (for "json_object"
+    it is none: any object will do), a regular expression of all of the text, a JSON list of texts,
+    or a grammar in the notation of Lark or GBNF. `param` names the field that has it, in refusals.
+    `strict`: a word of a schema that cannot be enforced is refused; otherwise it says nothing.
+    """
+
+    kind: Literal["json_schema", "json_object", "regex", "choice", "grammar"]
+    source: str
+    param: str
+    strict: bool = True
+
+
+# The served model as it is told to people and clients. Knows nothing of how it is served.
+
+
+ANY_NAME = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """What `/v1/models` tells about the served model. `created` is a Unix time in seconds.
+
+    `aliases` are other names of it; ANY_NAME among them is every name. `reasons`: why lanes and
+    context are as they are, a line for each size that the user left open. `special_tokens` by the
+    names that tokenizer_config.json gives them; `chat_template`: the source of its template.
+    `tool_format`: how it writes calls of tools, "": in no way that is known; `thinks`: reasoning is
+    told apart from its answers.
+    """
+
+    name: str
+    created: int
+    max_ctx_tokens: int
+    num_parameters: int
+    family: str
+    aliases: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = ()
+    special_tokens: Mapping[str, str] = field(default_factory=dict)
+    chat_template: str = ""
+    tool_format: str = ""
+    thinks: bool = False
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Its own name and the others, without ANY_NAME."""
+        return (self.name, *(alias for alias in self.aliases if alias != ANY_NAME))
+
+    def serves(self, name: str) -> bool:
+        """Whether somebody who asks for `name` means this model."""
+        return ANY_NAME in self.aliases or name in self.names
+
+
+# What a model says in an answer, by type: its text, its reasoning, its calls of tools. Owns the
+# words only: luceasync.text makes pieces, API families show them.
+
+
+@dataclass(frozen=True, slots=True)
+class TextPiece:
+    """A part of the answer's text, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningPiece:
+    """A part of what the model thought before it answered, never empty."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A call of the tool `name` begins, the answer's `index`th; its arguments follow."""
+
+    index: int
+    id: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsPiece:
+    """A part of the arguments of call `index`, never empty; all of them together are a JSON object,
+    unless the answer ended before they did.
+    """
+
+    index: int
+    text: str
+
+
+Piece = TextPiece | ReasoningPiece | CallPiece | ArgumentsPiece
+
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 ErrorKind = Literal["failed", "request", "unavailable", "gave_way", "kv_host_memory"]
@@ -151,7 +243,7 @@ class Restore:
     from `tier`, in `restore_s` seconds; `tier` None: nothing was.
 
     `decision` says why it was restored or run again, `miss_reason` why no more could be restored;
-    the words are those of luceasync.prefix.
+    the words are those of luceasync.prefix_tree.
     """
 
     tier: Literal["memory", "disk"] | None = None

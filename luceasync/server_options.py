@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from luceasync import parsers
-from luceasync.option import Option
+from luceasync.parsers import Option
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 

@@ -21,13 +21,17 @@ from luceasync.bench import command
 from luceasync.bench.figures import medians
 from luceasync.bench.report import Report, figure, ms, share
 from luceasync.bench.rounds import Run, measure
-from luceasync.nodefiles.codec import MAX_HEADER_BYTES, checksum, encode_header
-from luceasync.nodefiles.disk import DiskTier
-from luceasync.nodefiles.layout import TensorEntry, file_order
-from luceasync.nodefiles.metadata import NodeMetadata
-from luceasync.nodefiles.outcomes import WriteOutcome
-from luceasync.nodefiles.reader import NodeFile
-from luceasync.nodefiles.reads import NUM_READERS
+from luceasync.disk_cache.codec import (
+    MAX_HEADER_BYTES,
+    TensorEntry,
+    checksum,
+    encode_header,
+    file_order,
+)
+from luceasync.disk_cache.disk import NUM_READERS, DiskTier
+from luceasync.disk_cache.metadata import NodeMetadata
+from luceasync.disk_cache.outcomes import WriteOutcome
+from luceasync.disk_cache.reader import NodeFile
 
 NAMESPACE = "bench"
 NUM_TOKENS = 2048

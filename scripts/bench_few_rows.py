@@ -19,8 +19,8 @@ from luceasync.bench.device import by_events, captured, num_copies
 from luceasync.bench.figures import medians
 from luceasync.bench.report import Cell
 from luceasync.bench.rounds import measure
-from luceasync.kernels import few_rows
 from luceasync.kernels import rows as row_kernels
+from luceasync.kernels import small_gemm
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class Product:
 
     def ours(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
         if self.after == "swiglu":
-            return few_rows.swiglu(x, weight)
-        return few_rows.linear(x, weight, residual if self.after == "residual" else None)
+            return small_gemm.swiglu(x, weight)
+        return small_gemm.linear(x, weight, residual if self.after == "residual" else None)
 
 
 PRODUCTS = (

@@ -19,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
-from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.request import ChatPrompt, Constraint, Request, Sampling
 from scripts.records.kinds import KINDS, prompt_of, schema_of
 
 MAX_TOKENS = 250

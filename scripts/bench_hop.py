@@ -27,9 +27,9 @@ from luceasync.bench.random_weights import know_it, write_model
 from luceasync.bench.report import Report, figure
 from luceasync.bench.shapes import SHAPES, Shape
 from luceasync.bench.small import SMALL
-from luceasync.pipeline import link, wire
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
+from luceasync.pipeline.remote import link, wire
 from luceasync.ranking.logits import Wanted
 from scripts.processes.models import PARALLEL, in_two, opened
 from scripts.traced_backend import MAX_STEPS, MOMENTS, VARIABLE, Trace

@@ -22,14 +22,14 @@ from luceasync.bench.report import NOTHING, Report, figure, ms, share
 from luceasync.bench.rounds import Run, measure
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.small import SMALL
-from luceasync.hoststore.host_rows import rows_in
-from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.arena import HostMemory
+from luceasync.host_cache.copies import rows_in
+from luceasync.host_cache.nodes import Span
 from luceasync.kv.cache import LaneCache, total_bytes
 from luceasync.models.config import parse_spec
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capacity import Policy
 from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.pool import Policy
 from scripts.paged.lanes import (
     CHUNK,
     NODE,

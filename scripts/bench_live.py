@@ -28,9 +28,9 @@ from luceasync.bench.report import figure, ms
 from luceasync.config import Config, EngineConfig, ServerConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.engine_status import EngineStatus
 from luceasync.server.app import create_app
-from luceasync.server.listener import listen, run_hypercorn, url_of
+from luceasync.server.http.listener import listen, run_hypercorn, url_of
+from luceasync.status import EngineStatus
 
 LAG_INTERVAL_S = 0.002
 DEADLINE_S = 60.0

@@ -23,8 +23,8 @@ from luceasync.bench.report import Report, Table
 from luceasync.bench.small import AGENTS
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.engine.engine import LocalEngine
-from luceasync.keeping.limits import Limits
-from luceasync.prefix.node import common_prefix
+from luceasync.prefix_cache.index import Limits
+from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Request, Sampling
 from luceasync.text.history import History
 from luceasync.text.template import ChatTemplate

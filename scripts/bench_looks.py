@@ -22,7 +22,7 @@ from luceasync.bench.report import NOTHING, figure, ms
 from luceasync.bench.rounds import measure
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.small import SMALL
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
 from luceasync.models.config import parse_spec
 from luceasync.models.mixers.mixer import Mixer, Recent
 from luceasync.models.recent import LayerLook

@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from luceasync.constraint import Constraint
 from luceasync.engine.sampling.choose import rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.grammar.compiler import Compiler
@@ -29,7 +28,7 @@ from luceasync.grammar.vocabulary import Vocabulary
 from luceasync.pipeline.platform import open_platform
 from luceasync.pipeline.shard_passes import bodies_for
 from luceasync.ranking.local import LocalLogits
-from luceasync.request import Sampling
+from luceasync.request import Constraint, Sampling
 from luceasync.text.tokenizer import Tokenizer
 from scripts.records.kinds import KINDS, record_of, schema_of
 

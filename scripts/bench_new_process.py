@@ -28,7 +28,7 @@ from luceasync.bench.report import Table, figure, ms
 from luceasync.bench.rounds import interleave, measure
 from luceasync.bench.small import SMALL
 from luceasync.cyext.flatten import fill
-from luceasync.nodefiles.names import parse_file_name
+from luceasync.disk_cache.names import parse_file_name
 
 NUM_STEPS = 20
 DEADLINE_S = 300.0

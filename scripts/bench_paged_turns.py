@@ -41,11 +41,11 @@ from luceasync.config import (
     ModelConfig,
     PlacementConfig,
 )
+from luceasync.disk_cache.disk import NUM_READERS
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
-from luceasync.nodefiles.reads import NUM_READERS
 from luceasync.pipeline import backend
 from luceasync.pipeline.platform import open_platform
 from luceasync.request import Finish, Request, Sampling, TokenPrompt

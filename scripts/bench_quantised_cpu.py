@@ -26,9 +26,9 @@ from luceasync.bench.report import NOTHING, Report, figure, share
 from luceasync.bench.rounds import interleave, wall
 from luceasync.bench.shapes import SHAPES, state_bytes
 from luceasync.models.forms import Place
-from luceasync.models.grouped.ggml import FORMS
-from luceasync.models.grouped.random import RandomModule
-from luceasync.models.grouped.stack import GroupedStack
+from luceasync.models.quant.ggml import FORMS
+from luceasync.models.quant.random import RandomModule
+from luceasync.models.quant.stack import GroupedStack
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
 from scripts.quantised.backends import open_file

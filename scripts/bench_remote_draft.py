@@ -27,23 +27,22 @@ from luceasync.bench.report import figure, ms, share
 from luceasync.bench.rounds import interleave
 from luceasync.bench.shapes import SHAPES
 from luceasync.config import Config
-from luceasync.dflash.adapt import Plan as StepPlan
-from luceasync.dflash.adapt import Shape
-from luceasync.dflash.berth import Berth
-from luceasync.dflash.decode import Speculator
-from luceasync.dflash.draft_config import read_draft_spec
-from luceasync.dflash.load import LoadedDraft, load_draft, start_draft
-from luceasync.dflash.placement import Drafter, device_of, guest_of
-from luceasync.dflash.spec import MASK_EMBEDDING, DraftSpec
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of
-from luceasync.engine.generation import Generation
+from luceasync.engine.sequence import Generation
 from luceasync.models.config import parse_spec, read_spec
 from luceasync.models.precision import ITEM_BYTES, torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.plan import Plan
+from luceasync.speculation.adapt import RoundPlan as StepPlan
+from luceasync.speculation.adapt import Shape
+from luceasync.speculation.dflash.draft_config import MASK_EMBEDDING, DraftSpec, read_draft_spec
+from luceasync.speculation.dflash.draft_process import Berth
+from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
+from luceasync.speculation.dflash.placement import Drafter, device_of, guest_of
+from luceasync.speculation.speculator import Speculator
 from scripts.bench_rounds import ACCEPTED, Forced, draft_config, started
 
 BUNDLED = "bundled"

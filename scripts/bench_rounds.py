@@ -23,18 +23,10 @@ from luceasync.bench.report import Cell, ms
 from luceasync.bench.rounds import interleave
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.shapes import Shape as Config
-from luceasync.dflash.adapt import Plan as StepPlan
-from luceasync.dflash.adapt import Shape
-from luceasync.dflash.decode import Speculator
-from luceasync.dflash.draft import DraftNetwork, draft_ops_on
-from luceasync.dflash.draft_config import parse_draft_spec
-from luceasync.dflash.load import LoadedDraft, join
-from luceasync.dflash.placement import guest_of
-from luceasync.dflash.weights import read_weights
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
-from luceasync.engine.generation import Generation
-from luceasync.engine.prepared import Prepared
+from luceasync.engine.prepare import Prepared
+from luceasync.engine.sequence import Generation
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
 from luceasync.models.precision import ITEM_BYTES, Dtype, torch_dtype
@@ -43,6 +35,14 @@ from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.platform import open_platform
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Sampling
+from luceasync.speculation.adapt import RoundPlan as StepPlan
+from luceasync.speculation.adapt import Shape
+from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on
+from luceasync.speculation.dflash.draft_config import parse_draft_spec
+from luceasync.speculation.dflash.load import LoadedDraft, join
+from luceasync.speculation.dflash.placement import guest_of
+from luceasync.speculation.dflash.weights import read_weights
+from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import SafeText
 
 NUM_WARMUPS = 6  # until graphs are captured
@@ -79,7 +79,7 @@ class Forced:
     def __call__(
         self, tokens: Sequence[int], parents: Sequence[int] | None, path: Sequence[int], token: int
     ) -> int | None:
-        """See luceasync.dflash.accept.walk."""
+        """See luceasync.speculation.speculator.walk."""
         row = path[-1]
         if len(path) > self._count:
             return None

@@ -21,11 +21,10 @@ from luceasync.bench.model import load_random, plan_for, prefill, random_prompt
 from luceasync.bench.report import NOTHING, Cell, Report, figure, ms
 from luceasync.bench.rounds import Run, interleave
 from luceasync.bench.shapes import SHAPES
-from luceasync.hoststore.arena import Arena
-from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.nodes import Span
-from luceasync.hoststore.tickets import Arrived, Ticket
-from luceasync.node_words import NodeKey
+from luceasync.host_cache.arena import Arena, HostMemory
+from luceasync.host_cache.copy_stream import Arrived, Ticket
+from luceasync.host_cache.nodes import Span
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import open_platform

@@ -20,12 +20,10 @@ from luceasync.bench import command
 from luceasync.bench.figures import median, percentile
 from luceasync.bench.report import NOTHING, figure
 from luceasync.config import ServerConfig
-from luceasync.engine_status import EngineStatus
-from luceasync.model_card import ModelCard
-from luceasync.pieces import TextPiece
-from luceasync.request import Delta, Finish, Request, Timings, Usage
+from luceasync.request import Delta, Finish, ModelCard, Request, TextPiece, Timings, Usage
 from luceasync.server.app import create_app
-from luceasync.server.listener import listen, run_hypercorn
+from luceasync.server.http.listener import listen, run_hypercorn
+from luceasync.status import EngineStatus
 
 HOST = "127.0.0.1"
 

@@ -22,7 +22,7 @@ from luceasync.bench.device import by_events, captured, num_copies
 from luceasync.bench.figures import medians
 from luceasync.bench.report import Report, figure
 from luceasync.bench.rounds import Run, measure
-from luceasync.kernels import few_rows, linear
+from luceasync.kernels import gemv, small_gemm
 from luceasync.kernels.delta import delta_step
 from luceasync.kernels.small_tree_delta import delta_small_tree
 from luceasync.kernels.tree_delta import delta_big_tree
@@ -131,7 +131,7 @@ def products(shape: Shape, num_rows: int) -> Callable[[int], object]:
     copies = num_copies(2 * shape.width * shape.hidden)
     weights = [new(shape.width, shape.hidden) for _ in range(copies)]
     x = new(num_rows, shape.hidden)
-    multiply = linear.linear if num_rows == 1 else few_rows.linear
+    multiply = gemv.linear if num_rows == 1 else small_gemm.linear
     return lambda index: multiply(x, weights[index % copies])
 
 

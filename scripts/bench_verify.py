@@ -133,7 +133,7 @@ def round_of(
         parents = parents.expand(shape).contiguous()
     paths = [proposal.path] * num_lanes
 
-    @torch.inference_mode()  # as luceasync.dflash.decode.Speculator runs one
+    @torch.inference_mode()  # as luceasync.speculation.speculator.Speculator runs one
     def run() -> object:
         logits = backend.verify(lanes, begins, tokens, parents)
         best = logits.rank(Wanted()).candidates().best.tolist()

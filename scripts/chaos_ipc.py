@@ -23,7 +23,7 @@ from luceasync.bench import command
 from luceasync.bench.figures import percentile
 from luceasync.bench.report import Report, ms
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.handshake import Statement, be_greeted, greet
+from luceasync.ipc.channel import Statement, be_greeted, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
 from luceasync.ipc.packets import MAX_PACKET_BYTES, Message
 from luceasync.ipc.wiring import VARIABLE, come_home, open_rings

@@ -146,7 +146,7 @@ async def running(
 
 async def answer(engine: LocalEngine, prompt: tuple[int, ...]) -> Said:
     """A greedy answer; afterwards the disk has what it is to have."""
-    heard, log = Heard(), logging.getLogger("luceasync.keeping.prefixes")
+    heard, log = Heard(), logging.getLogger("luceasync.prefix_cache.cache")
     log.setLevel(logging.DEBUG)
     log.addHandler(heard)
     ids: list[int] = []

@@ -17,10 +17,9 @@ from draft.target import FrozenTarget
 from draft.texts import Layout, read_lines
 
 from luceasync.config import BUNDLED_MODEL_DIR
-from luceasync.dflash.draft import DraftNetwork, open_network
-from luceasync.dflash.draft_config import read_draft_spec
-from luceasync.dflash.spec import adjusted
 from luceasync.models.ops import TorchOps
+from luceasync.speculation.dflash.draft import DraftNetwork, open_network
+from luceasync.speculation.dflash.draft_config import adjusted, read_draft_spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from luceasync.config import (
     ModelConfig,
 )
 from luceasync.engine.start import build_engine
-from luceasync.model_card import ANY_NAME
+from luceasync.request import ANY_NAME
 from luceasync.server.app import create_app
 
 MAX_CTX_TOKENS = 256

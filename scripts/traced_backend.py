@@ -46,8 +46,8 @@ class Trace:
 def watch(trace: Trace) -> None:
     """Look at every order."""
     from luceasync.backend import serving
-    from luceasync.pipeline import wire
     from luceasync.pipeline.group import LocalGroup
+    from luceasync.pipeline.remote import wire
 
     real_next, real_answer = serving.Wire.next, serving.Wire.answer
     real_lent, real_taken = serving.Wire.lent, LocalGroup.taken

@@ -18,10 +18,10 @@ from draft.target import FrozenTarget
 from draft.texts import Layout, Text, read_lines, read_texts
 from draft.training import Recipe, Run
 
-from luceasync.dflash.spec import DraftLayerSpec, DraftSpec, default_taps
 from luceasync.models.config import read_spec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import ModelSpec
+from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec, default_taps
 from luceasync.text.tokenizer import Tokenizer
 
 

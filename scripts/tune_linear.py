@@ -1,4 +1,4 @@
-"""Find the tiles of luceasync.kernels.linear on this GPU: for every shape the best few.
+"""Find the tiles of luceasync.kernels.gemv on this GPU: for every shape the best few.
 
     python scripts/tune_linear.py [--json FILE]
 
@@ -20,7 +20,7 @@ from luceasync.bench.device import by_events, captured, copy_bandwidth, num_copi
 from luceasync.bench.figures import median
 from luceasync.bench.report import share
 from luceasync.bench.rounds import measure
-from luceasync.kernels.linear import Tile, linear, swiglu
+from luceasync.kernels.gemv import Tile, linear, swiglu
 from luceasync.kernels.rows import rms_norm
 
 NUM_REPLAYS = 7

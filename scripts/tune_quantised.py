@@ -2,8 +2,8 @@
 
     python -m scripts.tune_quantised [--rows 1,16] [--cases FILTER] [--triton] [--json FILE]
 
-Shares of luceasync.kernels.grouped_cuda; with --triton, and where that does not run, tiles of
-luceasync.kernels.grouped_rows. A candidate runs in the layer that it is of, whose products overlap
+Shares of luceasync.kernels.quant_gemv_cuda; with --triton, and where that does not run, tiles of
+luceasync.kernels.quant_gemv. A candidate runs in the layer that it is of, whose products overlap
 with it, layer after layer in a CUDA graph: what is fastest alone need not be.
 """
 
@@ -24,15 +24,15 @@ from luceasync.bench.device import by_events, captured, num_copies
 from luceasync.bench.figures import median
 from luceasync.bench.report import Report, figure
 from luceasync.bench.rounds import measure
-from luceasync.kernels import grouped_cuda, grouped_rows
-from luceasync.kernels.grouped_rows import Tile
-from luceasync.kernels.grouped_share import Share
-from luceasync.kernels.grouped_tiled import Tiled
+from luceasync.kernels import quant_gemv, quant_gemv_cuda
 from luceasync.kernels.prepared_rows import MOST_PLAIN
-from luceasync.models.grouped.ggml import FORMS
-from luceasync.models.grouped.random import random_packed
-from luceasync.models.grouped.tiles import tile
+from luceasync.kernels.quant_gemv import Tile
+from luceasync.kernels.quant_tiles import Tiled
+from luceasync.kernels.quant_tiling import Share
 from luceasync.models.precision import Precision
+from luceasync.models.quant.ggml import FORMS
+from luceasync.models.quant.random import random_packed
+from luceasync.models.quant.tiles import tile
 
 NUM_REPLAYS = 5
 NUM_SHOWN = 5  # of the candidates, for people
@@ -114,7 +114,7 @@ def operands_of(case: Case, num_rows: int) -> Operands:
 
 
 class TritonTiles:
-    """Tiles of luceasync.kernels.grouped_rows."""
+    """Tiles of luceasync.kernels.quant_gemv."""
 
     def candidates(self, case: Case, num_rows: int) -> list[Any]:
         """What is worth a try; tiles that do not fit fail when they are compiled."""
@@ -137,9 +137,9 @@ class TritonTiles:
 
     def run(self, case: Case, chosen: Tile | None, weight: Tiled, given: Operands) -> None:
         if case.paired:
-            grouped_rows.swiglu(given.x, weight, chosen=chosen)
+            quant_gemv.swiglu(given.x, weight, chosen=chosen)
         else:
-            grouped_rows.linear(given.x, weight, given.residual, chosen=chosen)
+            quant_gemv.linear(given.x, weight, given.residual, chosen=chosen)
 
     def kernel_of(self, case: Case, chosen: Tile, num_rows: int) -> tuple[object, ...]:
         """What differs in nothing but its sizes is one kernel."""
@@ -149,7 +149,7 @@ class TritonTiles:
 
 
 class CudaShares:
-    """Shares of luceasync.kernels.grouped_cuda."""
+    """Shares of luceasync.kernels.quant_gemv_cuda."""
 
     def candidates(self, case: Case, num_rows: int) -> list[Any]:
         """What is worth a try; shares that do not fit fail when they are loaded."""
@@ -169,9 +169,9 @@ class CudaShares:
 
     def run(self, case: Case, chosen: Share | None, weight: Tiled, given: Operands) -> None:
         if case.paired:
-            grouped_cuda.swiglu(given.x, weight, norm=given.norm, chosen=chosen)
+            quant_gemv_cuda.swiglu(given.x, weight, norm=given.norm, chosen=chosen)
         else:
-            grouped_cuda.linear(given.x, weight, given.residual, norm=given.norm, chosen=chosen)
+            quant_gemv_cuda.linear(given.x, weight, given.residual, norm=given.norm, chosen=chosen)
 
     def kernel_of(self, case: Case, chosen: Share, num_rows: int) -> tuple[object, ...]:
         """What differs in nothing but its sizes is one program."""

@@ -25,7 +25,7 @@ from warm.run import Outcome, Verify, warm
 from luceasync.cli.flags import with_config
 from luceasync.config import Config, load_config
 from luceasync.errors import ConfigError, LuceasyncError
-from luceasync.option import CONFIG_VARIABLE
+from luceasync.parsers import CONFIG_VARIABLE
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 DEFAULT_PARALLEL = 2  # of a server: one prompt is computed while the other is restored

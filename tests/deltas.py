@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.pieces import TextPiece
-from luceasync.request import Delta, Finish, TokenLogprob
+from luceasync.request import Delta, Finish, TextPiece, TokenLogprob
 
 
 def text_delta(

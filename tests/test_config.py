@@ -18,8 +18,8 @@ from luceasync.config import (
     load_config,
 )
 from luceasync.errors import ConfigError
-from luceasync.option import Option
 from luceasync.options import OPTIONS
+from luceasync.parsers import Option
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "luceasync.toml"
 

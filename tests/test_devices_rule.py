@@ -20,13 +20,11 @@ ROOM = {
     "pipeline/capture.py",
     "pipeline/transfer.py",
     # Copies by a CPU and by a GPU, and pinned memory.
-    "hoststore/arena.py",
-    "hoststore/copy_stream.py",
-    "hoststore/lane_copies.py",
-    "hoststore/stream_copies.py",
-    "hoststore/page_stream.py",
-    "hoststore/stream_tickets.py",
-    "hoststore/stream_staging.py",
+    "host_cache/arena.py",
+    "host_cache/copy_stream.py",
+    "host_cache/copies.py",
+    "host_cache/gpu_copies.py",
+    "host_cache/staging.py",
     # Clocks of devices, for measurements.
     "bench/device.py",
 }

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.pipeline import wire
+from luceasync.pipeline.remote import wire
 from tests.processes import backend_program
 
 DEADLINE_S = 60.0

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
-from luceasync.freed_memory import (
+from luceasync.process_memory import (
     LARGE_BLOCK_BYTES,
     give_back_freed_memory,
     keep_large_blocks_apart,
@@ -33,7 +33,7 @@ HOLES = """
 import ctypes
 import subprocess
 import sys
-from luceasync.freed_memory import keep_large_blocks_apart, resident_bytes
+from luceasync.process_memory import keep_large_blocks_apart, resident_bytes
 
 keep_large_blocks_apart()
 C = ctypes.CDLL(None)

@@ -14,7 +14,6 @@ from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
 from luceasync.engine.start import build_engine
 from luceasync.errors import ModelError
 from luceasync.gguf.model import read_model
-from luceasync.keeping.namespace import namespace_of
 from luceasync.models.config import read_spec
 from luceasync.models.families import family_of
 from luceasync.models.formats import format_of
@@ -26,6 +25,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.report import plan_report
+from luceasync.prefix_cache.namespace import namespace_of
 from tests import tiny
 from tests.engine.test_processes import running as arranged
 from tests.engines import ask, running, written

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.forms import Form

@@ -2,7 +2,7 @@
 
 import gc
 
-from luceasync.heap import freeze_heap
+from luceasync.process_memory import freeze_heap
 
 
 def test_a_frozen_heap_is_left_out_of_collections():

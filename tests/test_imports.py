@@ -19,40 +19,39 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = {"luceasync.cuda": "cuda", "luceasync.cyext": "cyext", "luceasync": "luceasync"}
 
 # Open to all but the leaves; they import the standard library and each other.
-OPEN = {"config", "errors", "request", "option", "options", "server_options", "parsers"}
-OPEN |= {
-    "engine_look",
-    "engine_status",
-    "freed_memory",
-    "heap",
-    "kvflash_options",
-    "large_pages",
-    "model_card",
-    "model_options",
+OPEN = {
+    "config",
+    "errors",
+    "nodes",
+    "options",
+    "parsers",
+    "process_memory",
+    "request",
+    "server_options",
 }
-OPEN |= {"constraint", "engine_look", "node_words", "pieces", "processes"}
+OPEN |= {"status"}
 LEAVES = {"kernels", "cuda", "cyext"}  # they import nothing of ours
 
 # Which of our packages, or of their modules, a package may import besides itself and OPEN.
 MAY_IMPORT = {
     "server": set(),
-    "engine": {"keeping", "text", "dflash", "pipeline", "ranking", "hoststore.memory", "kv.pages"}
-    | {"grammar"}
-    | {"models.config", "models.directory", "models.spec"}
-    | {"nodefiles.directory", "nodefiles.disk", "nodefiles.upkeep", "nodefiles.usable"},
-    "keeping": {"prefix", "nodefiles", "hoststore", "kv.pages", "text.history", "text.call_memory"}
-    | {"dflash.feature_node", "dflash.feature_contents", "models.spec", "models.families"}
-    | {"models.formats", "models.precision"},
-    "backend": {"ipc", "pipeline", "hoststore", "kv", "ranking", "models", "dflash"},
-    "dflash": {"pipeline", "ranking", "models", "kv", "ipc", "hoststore", "cuda", "kernels"},
-    "bench": {"engine", "keeping", "text", "nodefiles", "hoststore", "dflash", "pipeline"}
-    | {"models", "kv", "cyext", "ranking"},
-    "prefix": {"cyext"},
-    "nodefiles": {"cyext"},
-    "pipeline": {"models", "hoststore", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
+    "engine": {"prefix_cache", "text", "speculation", "pipeline", "ranking", "grammar"}
+    | {"host_cache.arena", "kv.pages", "models.config", "models.directory", "models.spec"}
+    | {"disk_cache.directory", "disk_cache.disk", "disk_cache.upkeep"},
+    "prefix_cache": {"prefix_tree", "disk_cache", "host_cache", "kv.pages"}
+    | {"text.history", "text.call_memory", "speculation.dflash.feature_contents"}
+    | {"models.spec", "models.families", "models.formats", "models.precision"},
+    "backend": {"ipc", "pipeline", "host_cache", "kv", "ranking", "models", "speculation"},
+    "speculation": {"pipeline", "ranking", "models", "kv", "ipc", "host_cache", "cuda"}
+    | {"kernels"},
+    "bench": {"engine", "prefix_cache", "text", "disk_cache", "host_cache", "speculation"}
+    | {"pipeline", "models", "kv", "cyext", "ranking"},
+    "prefix_tree": {"cyext"},
+    "disk_cache": {"cyext"},
+    "pipeline": {"models", "host_cache", "ranking", "kv", "ipc", "cuda.launch", "cyext.flatten"}
     | {"kernels.kernel", "kernels.best_token", "kernels.highest_tokens"},
     "models": {"kv.state", "gguf"} | LEAVES,
-    "hoststore": {"kv"} | LEAVES,
+    "host_cache": {"kv"} | LEAVES,
     "kv": LEAVES,
     "ranking": {"models.trees"},
     "text": {"cyext", "gguf"},
@@ -67,13 +66,12 @@ COMPOSES_FAMILIES = "luceasync.server.app"
 
 # Importing these loads none of HEAVY, not even through other modules of ours.
 HEAVY = {"torch", "numpy", "numba", "triton", "transformers"}
-LIGHT = OPEN | {"server", "text", "cli.app", "cli.early", "pipeline.plan", "pipeline.shard_plan"}
-LIGHT |= {"pipeline.lanes", "pipeline.offer", "pipeline.pool", "pipeline.ranges"}
-LIGHT |= {"engine.admission", "engine.scheduling", "engine.availability", "keeping.chunks"}
-LIGHT |= {"prefix", "nodefiles", "kv.state", "kv.pages", "kv.pager", "kv.residency"}
+LIGHT = OPEN | {"server", "text", "cli.app", "pipeline.plan", "pipeline.shard_plan"}
+LIGHT |= {"pipeline.capacity", "pipeline.offer"}
+LIGHT |= {"prefix_tree", "disk_cache", "kv.state", "kv.pages", "kv.pager", "kv.residency"}
 LIGHT |= {"models.config", "models.directory"}
-LIGHT |= {"gguf", "models.gguf_model", "models.grouped.form", "models.grouped.ggml"}
-LIGHT |= {"models.precision", "dflash.draft_config", "ipc"}
+LIGHT |= {"gguf", "models.gguf_model", "models.quant.form", "models.quant.ggml"}
+LIGHT |= {"models.precision", "speculation.dflash.draft_config", "ipc"}
 LIGHT_ALONE = {"cli"}  # what these modules themselves import at their top
 
 
@@ -273,7 +271,7 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
         ("kv/cache.py", "from luceasync.engine import pump", upward_imports, "luceasync.engine"),
         ("kv/cache.py", "def f():\n  import luceasync.server.app", upward_imports, "server.app"),
         ("engine/pump.py", "from luceasync.models import loader", upward_imports, "models"),
-        ("keeping/lease.py", "import luceasync.engine.pump", upward_imports, "engine.pump"),
+        ("prefix_cache/lease.py", "import luceasync.engine.pump", upward_imports, "engine.pump"),
         ("server/app.py", "from ..engine import pump", upward_imports, "full name"),
         (
             "kv/pages.py",
@@ -288,15 +286,25 @@ def test_compiled_modules_import_nothing_of_ours() -> None:
             circles,
             "-> luceasync.kv.state",
         ),
-        ("text/words.py", "def f():\n  import luceasync.prefix.keys", circles, "prefix -> "),
+        ("text/words.py", "def f():\n  import luceasync.prefix_tree.node", circles, "tree -> "),
         ("kernels/rows.py", "from luceasync import errors", upward_imports, "luceasync.errors"),
         ("junk/x.py", "", upward_imports, "luceasync.junk.x has no rule"),
-        ("ipc/ring.py", "import numpy", heavy_imports, "luceasync.ipc.ring -> numpy"),
-        ("ipc/ring.py", "from luceasync.kv import state", upward_imports, "ring must not import"),
+        ("ipc/shared.py", "import numpy", heavy_imports, "luceasync.ipc.shared -> numpy"),
+        (
+            "ipc/shared.py",
+            "from luceasync.kv import state",
+            upward_imports,
+            "must not import",
+        ),
         ("server/app.py", "import torch", heavy_imports, "luceasync.server.app -> torch"),
         ("server/app.py", "import luceasync.mid", heavy_imports, "mid -> numpy.linalg"),
         ("cli/plan.py", "from torch import nn", heavy_imports, "cli.plan -> torch"),
-        ("server/sse.py", "import luceasync.server.openai.chat", family_imports, "openai.chat"),
+        (
+            "server/sse.py",
+            "import luceasync.server.openai.chat_events",
+            family_imports,
+            "openai.chat",
+        ),
         ("errors.py", "import msgspec", foreign_imports, "luceasync.errors -> msgspec"),
     ],
 )
@@ -304,10 +312,10 @@ def test_a_tree_that_breaks_a_rule_is_caught(tmp_path: Path, module, line, check
     tree = {
         "mid.py": "import numpy.linalg",
         "engine/pump.py": "",
-        "server/openai/chat.py": "",
+        "server/openai/chat_events.py": "",
         "server/app.py": "",
         "kv/state.py": "from luceasync.kv import pages",
-        "prefix/keys.py": "from luceasync.text import words",
+        "prefix_tree/node.py": "from luceasync.text import words",
         "text/words.py": "",
         "kv/pages.py": "",
         module: line,

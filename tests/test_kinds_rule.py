@@ -21,7 +21,7 @@ AT_HOME = (
     "models/mixers/",
     "models/feed_forward/",
     "models/families/",
-    "gguf/qwen.py",
+    "gguf/layout.py",
     "kernels/",
     "dflash/",
 )

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.large_pages import LARGE_PAGE_BYTES, into_large_pages
+from luceasync.process_memory import LARGE_PAGE_BYTES, into_large_pages
 
 SUPPORT = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 

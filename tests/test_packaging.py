@@ -22,8 +22,7 @@ import luceasync
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("luceasync", "cuda", "cyext", "scripts", "tests")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
-MAX_LINES = 300  # of a module of ours; kernels, tests and scripts may be longer
-MAX_LINES_ELSEWHERE = 500
+MAX_LINES = 500
 # A tree, and maps.
 DRAWN = {ROOT / "luceasync" / name for name in ("errors.py", "__init__.py")}
 DRAWN |= {ROOT / "luceasync" / "engine" / "sampling" / "__init__.py"}
@@ -153,18 +152,9 @@ def test_a_module_says_in_a_few_lines_what_it_is() -> None:
     assert [path for path in SOURCES if not 1 <= num_docstring_lines(path) <= 5] == []
 
 
-def max_lines(path: Path) -> int:
-    name = path.relative_to(ROOT).as_posix()
-    inner = name.removeprefix("luceasync/")
-    is_module = name.startswith(("luceasync/", "cuda/", "cyext/"))
-    if is_module and not inner.startswith("kernels/"):
-        return MAX_LINES
-    return MAX_LINES_ELSEWHERE
-
-
 def test_a_file_stays_readable() -> None:
     longer = {path: path.read_bytes().count(b"\n") for path in SOURCES}
-    longer = {path: count for path, count in longer.items() if count > max_lines(path)}
+    longer = {path: count for path, count in longer.items() if count > MAX_LINES}
     assert longer == {}
 
 

@@ -19,7 +19,7 @@ from luceasync.models.config import read_spec
 from luceasync.pipeline.report import plan_report
 from tests import tiny
 from tests.engines import ask, running, written
-from tests.models.quantisation.test_schemes import FP4, FP8_BLOCKS, INT4, compressed
+from tests.models.quant.checkpoints.test_schemes import FP4, FP8_BLOCKS, INT4, compressed
 from tests.reference import quantised as truth
 
 QUESTION = "to be or not to be, that is the question. " * 6

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.disk_cache.codec import Half, decode_header
+from luceasync.disk_cache.names import SUFFIXES
 from luceasync.models.mixers import END_KINDS
-from luceasync.nodefiles.codec import decode_header
-from luceasync.nodefiles.layout import Half
-from luceasync.nodefiles.names import SUFFIXES
 from tests import tiny
 from tests.engines import Answer, ask, running, written
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from luceasync.disk_cache.codec import header_extent
+from luceasync.disk_cache.names import SUFFIXES
 from luceasync.engine.engine import LocalEngine
-from luceasync.hoststore.nodes import Span
-from luceasync.nodefiles.codec import header_extent
-from luceasync.nodefiles.names import SUFFIXES
+from luceasync.host_cache.nodes import Span
 from luceasync.request import Sampling
 from tests.engines import Answer, ask, running, user, written
 

@@ -21,9 +21,8 @@ from torch import Tensor
 from luceasync.config import ServerConfig
 from luceasync.kv.state import StateTensor
 from luceasync.models.config import read_spec
-from luceasync.models.config_fields import Fields
 from luceasync.models.families import FAMILIES
-from luceasync.models.families.family import Family
+from luceasync.models.families.family import Family, Fields
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.layer_reader import LayerReader
 from luceasync.models.mixers.mixer import State

@@ -65,7 +65,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def _renamed(text: str) -> tuple[str, str]:
     from luceasync.errors import PlacementError
-    from luceasync.pipeline.ranges import check_devices
+    from luceasync.pipeline.shard_plan import check_devices
 
     name, _, device = text.partition("=")
     try:
@@ -83,10 +83,10 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _run_group(arguments: argparse.Namespace) -> None:
-    from luceasync.ipc.handshake import Statement, be_greeted
+    from luceasync.ipc.channel import Statement, be_greeted
     from luceasync.ipc.wiring import come_home
-    from luceasync.pipeline.agreement import states_of
-    from luceasync.pipeline.wire import ORDERS
+    from luceasync.pipeline.remote.agreement import states_of
+    from luceasync.pipeline.remote.wire import ORDERS
 
     home = come_home(ORDERS)
     states: dict[str, str] = {}
@@ -103,10 +103,10 @@ def _run_group(arguments: argparse.Namespace) -> None:
 
 
 def _run_drafter(arguments: argparse.Namespace) -> None:
-    from luceasync.dflash.wire import ORDERS
-    from luceasync.ipc.handshake import Statement, be_greeted
+    from luceasync.ipc.channel import Statement, be_greeted
     from luceasync.ipc.wiring import come_home
-    from luceasync.pipeline.agreement import draft_states_of
+    from luceasync.pipeline.remote.agreement import draft_states_of
+    from luceasync.speculation.dflash.wire import ORDERS
 
     home = come_home(ORDERS)
     states = draft_states_of(arguments.draft_dir, arguments.dtype)

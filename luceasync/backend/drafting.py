@@ -16,20 +16,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from luceasync.backend.draft_nodes import LentRows, OwnRows, RowMemory
-from luceasync.backend.draft_orders import AsRows, DraftOrders, RowOrders, SentRows
+from luceasync.backend.draft_orders import (
+    AsRows,
+    DraftOrders,
+    LentRows,
+    OwnRows,
+    RowMemory,
+    RowOrders,
+    SentRows,
+)
 from luceasync.backend.serving import Order, Progress, Wire, lent_memory, obey, say_how_it_went
-from luceasync.dflash import wire
-from luceasync.dflash.draft import DraftNetwork, draft_ops_on, open_network
-from luceasync.dflash.graph import NUM_WARM_UPS
-from luceasync.dflash.load import ring_of, runner_on
-from luceasync.dflash.passes import LocalDraft
 from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import Home
 from luceasync.models.precision import torch_dtype
 from luceasync.pipeline.devices import host_memory, pinned_by
 from luceasync.pipeline.platform import Platform, open_platform
+from luceasync.speculation.dflash import wire
+from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on, open_network
+from luceasync.speculation.dflash.graph import NUM_WARM_UPS
+from luceasync.speculation.dflash.load import ring_of, runner_on
+from luceasync.speculation.dflash.passes import LocalDraft
 
 log = logging.getLogger(__name__)
 

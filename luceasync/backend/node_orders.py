@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,13 +16,14 @@ import torch
 from torch import Tensor
 
 from luceasync.backend.pass_orders import Answers, Table
-from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.node_parts import tensors_in
-from luceasync.hoststore.nodes import Nodes, Span
-from luceasync.hoststore.tickets import Ticket, together
+from luceasync.host_cache.arena import HostMemory
+from luceasync.host_cache.copy_stream import Ticket, together
+from luceasync.host_cache.nodes import Nodes, Span
+from luceasync.host_cache.shard_nodes import tensors_in
 from luceasync.ipc.channel import Received
-from luceasync.node_words import NodeKey
-from luceasync.pipeline import wire
+from luceasync.ipc.memory import SealedMemory
+from luceasync.nodes import NodeKey
+from luceasync.pipeline.remote import wire
 
 log = logging.getLogger(__name__)
 
@@ -166,3 +168,32 @@ class NodeOrders:
 
 def _key(node: int) -> NodeKey:
     return NodeKey(node.to_bytes(8))
+
+
+# Memory that another process has made and gives out: regions lie where it says. Knows no node.
+
+
+class LentMemory:
+    """See HostMemory. Who lent it keeps a region until nobody here reads or writes it."""
+
+    def __init__(self, memory: SealedMemory) -> None:
+        self._memory = memory
+        self._told: deque[int] = deque()
+
+    def tell(self, offsets: Sequence[int]) -> None:
+        """Where the next regions lie, in the order in which they will be asked for."""
+        self._told = deque(offsets)
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """See HostMemory. Raises ValueError for a place that is none."""
+        if not self._told:
+            raise ValueError(f"no place was told for {num_bytes} bytes")
+        begin = self._told.popleft()
+        if begin + num_bytes > self._memory.num_bytes:
+            raise ValueError(
+                f"{num_bytes} bytes at {begin} of a memory of {self._memory.num_bytes}"
+            )
+        return self._memory.view[begin : begin + num_bytes]
+
+    def close(self) -> None:
+        """It is not ours."""

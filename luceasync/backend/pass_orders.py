@@ -13,10 +13,10 @@ from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.kv.pages import PageEvent, num_chunks
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.pipeline import wire
 from luceasync.pipeline.passes import Batch, Passes, StepKind
 from luceasync.pipeline.platform import Event
-from luceasync.pipeline.sizes import Sizes, Spec
+from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote.tensors import Sizes, Spec
 from luceasync.ranking.logits import Edits, Masks, Ranking, Wanted
 
 Table = dict[type[Message], Callable[[Any, Received[Any]], None]]

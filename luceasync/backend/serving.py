@@ -16,25 +16,23 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from luceasync.backend.node_memory import LentMemory
-from luceasync.backend.node_orders import NodeOrders
+from luceasync.backend.node_orders import LentMemory, NodeOrders
 from luceasync.backend.pass_orders import PassOrders
 from luceasync.errors import ChannelClosed, LuceasyncError
-from luceasync.hoststore.memory import HostMemory
+from luceasync.host_cache.arena import HostMemory
 from luceasync.ipc.channel import Received
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import Home
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
-from luceasync.pipeline import wire
-from luceasync.pipeline.crossing import lend, put, specs_of, take
 from luceasync.pipeline.devices import host_memory, offers_of, pinned_by
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Event
-from luceasync.pipeline.sizes import Sizes, Spec, payload_bytes
-from luceasync.pipeline.wire import NODES
+from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote.tensors import Sizes, Spec, lend, payload_bytes, put, specs_of, take
+from luceasync.pipeline.remote.wire import NODES
 
 CALL_S = 300.0
 POLL_S = 60.0

@@ -16,29 +16,26 @@ from typing import Any
 from luceasync.bench.model import load_random, plan_for
 from luceasync.bench.shapes import Shape
 from luceasync.config import BUNDLED_MODEL_DIR, EngineConfig
-from luceasync.engine.cache_directory import Cabinet
+from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.names import parse_file_name
+from luceasync.engine.cache_directory import Cabinet, held_bytes_of, warm_bytes_of
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.limits import held_bytes_of, warm_bytes_of
 from luceasync.engine.prompts import Language
 from luceasync.engine.pump import Pump
 from luceasync.engine.thread import Loaded
-from luceasync.hoststore.arena import Arena, WarmMemory
-from luceasync.hoststore.memory import HostMemory
-from luceasync.keeping.disk_orders import DiskOrders
-from luceasync.keeping.limits import Limits
-from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
-from luceasync.keeping.prefixes import Prefixes
-from luceasync.model_card import ModelCard
+from luceasync.host_cache.arena import Arena, HostMemory, WarmMemory
 from luceasync.models.config import parse_spec
 from luceasync.models.precision import Dtype
 from luceasync.models.spec import ModelSpec
-from luceasync.node_words import NodeKey
-from luceasync.nodefiles.disk import DiskTier
-from luceasync.nodefiles.names import parse_file_name
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import host_memory
-from luceasync.request import ChatPrompt, Finish, Request, Sampling
+from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.disk_orders import DiskOrders
+from luceasync.prefix_cache.index import Limits
+from luceasync.prefix_cache.memory import MemoryNodes, NoFeatures
+from luceasync.request import ChatPrompt, Finish, ModelCard, Request, Sampling
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable
 
 from luceasync.models.forms import Dense, Form
-from luceasync.models.grouped.ggml import FORMS
+from luceasync.models.quant.ggml import FORMS
 
 FormOf = Callable[[str], Form]
 

@@ -10,18 +10,17 @@ import torch
 from luceasync.bench.device import synchronize
 from luceasync.bench.mixes import FormOf
 from luceasync.bench.shapes import Shape
-from luceasync.heap import freeze_heap
-from luceasync.hoststore.memory import HostMemory
+from luceasync.host_cache.arena import HostMemory
 from luceasync.models.config import parse_spec
 from luceasync.models.forms import Dense
 from luceasync.models.loader import RandomSource
 from luceasync.models.precision import Dtype, Precision, torch_dtype
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capacity import AskedPool, Guest
 from luceasync.pipeline.devices import find_devices
-from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.plan import Plan, make_plan
 from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.pool import AskedPool
+from luceasync.process_memory import freeze_heap
 from luceasync.ranking.logits import BEST
 
 SPAN = 32  # positions

@@ -12,7 +12,7 @@ from luceasync.bench.model import Decoding
 from luceasync.bench.reading import plain_read, prepare
 from luceasync.bench.report import Report, figure, ms
 from luceasync.bench.rounds import interleave, measure
-from luceasync.nodefiles.reads import NUM_READERS
+from luceasync.disk_cache.disk import NUM_READERS
 
 NUM_STEPS = 20
 STATES = ("page cache", "disk")

@@ -76,7 +76,7 @@ def _root(
 @with_config(*SECTIONS)
 def serve(config: Config) -> None:
     """Serve a model over HTTP with the APIs of OpenAI and Anthropic."""
-    from luceasync.cli.early import check_serve
+    from luceasync.cli.serve import check_serve
 
     check_serve(config)
     die_on_ctrl_c()
@@ -108,13 +108,12 @@ def chat(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy.")] = 0.6,
 ) -> None:
     """Chat in the terminal. /clear forgets, /quit ends, Ctrl-C stops an answer."""
-    from luceasync.cli.early import check_load
+    from luceasync.cli.serve import check_load
 
     if url is None:
         check_load(config)
         die_on_ctrl_c()
-    from luceasync.cli.chat import run_chat
-    from luceasync.cli.talk import Manner, open_local, open_remote
+    from luceasync.cli.chat import Manner, open_local, open_remote, run_chat
 
     manner = Manner(max_tokens, temperature)
     voice = open_local(config, manner) if url is None else open_remote(url, api_key, manner)
@@ -137,7 +136,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show bytes per device and lane, and what fits, without loading anything."""
-    from luceasync.cli.early import check_plan
+    from luceasync.cli.serve import check_plan
 
     check_plan(config)
     from luceasync.cli.plan import run_plan

@@ -5,19 +5,30 @@ Owns their flags and exit codes; imports what they need when they run. Knows no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import msgspec
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from luceasync import parsers
 from luceasync.cli.flags import with_config
+from luceasync.cli.words import age_text, size_text
 from luceasync.config import Config
+from luceasync.disk_cache.codec import Header, Part
+from luceasync.disk_cache.listing import NodeMeta
+from luceasync.disk_cache.upkeep import Total, Verdict
 from luceasync.errors import ConfigError, SnapshotMismatch
 
 if TYPE_CHECKING:
-    from luceasync.nodefiles.upkeep import Upkeep
+    from luceasync.disk_cache.upkeep import Upkeep
+
 
 cache_app = typer.Typer(
     name="cache", help="Look after the prefixes that are kept on disk.", no_args_is_help=True
@@ -40,7 +51,7 @@ def show_list(
     as_json: Json = False,
 ) -> None:
     """List the namespaces, one for each model that was served, or the nodes of one."""
-    from luceasync.cli.cache_tables import print_namespaces, print_nodes
+    pass
 
     with _opened(config) as upkeep:
         if namespace is None:
@@ -59,7 +70,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what a node holds, and the nodes that it continues."""
-    from luceasync.cli.cache_tables import print_node
+    pass
 
     with _opened(config) as upkeep:
         name, found = _one_node(upkeep, namespace, key)
@@ -74,7 +85,7 @@ def show(
 @with_config("kv-cache-dir")
 def verify(config: Config, namespace: Namespace = None) -> None:
     """Read every byte of every node; what is damaged is moved to the quarantine, exit 1."""
-    from luceasync.cli.cache_tables import print_verdicts
+    pass
 
     with _opened(config) as upkeep:
         names = _namespaces(upkeep, namespace)
@@ -98,9 +109,9 @@ def prune(
     """Remove the nodes that were not used for longest; never one that another needs."""
     import time
 
-    from luceasync.cli.cache_tables import print_removed
+    pass
     from luceasync.cli.words import DAY_S
-    from luceasync.nodefiles.prune import prunable
+    from luceasync.disk_cache.upkeep import prunable
 
     if budget is None and older_than is None:
         raise ConfigError("cache prune: expected --budget BYTES or --older-than DAYS, or both")
@@ -121,7 +132,7 @@ def clear(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove all nodes, and what was set aside as damaged."""
-    from luceasync.cli.cache_tables import print_removed
+    pass
     from luceasync.cli.words import size_text
 
     with _opened(config) as upkeep:
@@ -138,8 +149,8 @@ def clear(
 @contextmanager
 def _opened(config: Config) -> Iterator[Upkeep]:
     """The directory; a disk that cannot be read or written is one line."""
+    from luceasync.disk_cache.upkeep import Upkeep
     from luceasync.models.mixers import END_KINDS
-    from luceasync.nodefiles.upkeep import Upkeep
 
     root = config.cache.cache_dir
     if root is None:
@@ -190,3 +201,201 @@ def _bytes(text: str) -> int:
         raise ConfigError(
             f"--budget: {text!r} is not allowed; allowed: a whole number of bytes, such as 100G"
         ) from None
+
+
+# What the cache commands print: tables for a person, JSON for a program. Knows no flag and
+# removes nothing.
+
+
+SHORT = 12  # digits of a key that tell it from others
+
+
+def print_namespaces(totals: Sequence[Total], as_json: bool) -> None:
+    """Each namespace and its size."""
+    if as_json:
+        _print_json({"namespaces": [asdict(total) for total in totals]})
+        return
+    table = _table("namespace", "nodes", "bytes", "last used")
+    for total in totals:
+        size = size_text(total.num_bytes)
+        table.add_row(total.namespace, str(total.num_nodes), size, _age(total.last_used_s))
+    size = size_text(sum(total.num_bytes for total in totals))
+    table.add_row("in all", str(sum(total.num_nodes for total in totals)), size, "")
+    _print(table)
+
+
+def print_nodes(namespace: str, nodes: Iterable[NodeMeta], as_json: bool) -> None:
+    """The nodes of a namespace, each after the one that it continues."""
+    ordered = _parents_first(nodes)
+    if as_json:
+        _print_json({"namespace": namespace, "nodes": [_summary(node) for node in ordered]})
+        return
+    _print(_node_table(ordered))
+
+
+def print_node(headers: Sequence[Header], nodes: Iterable[NodeMeta], as_json: bool) -> None:
+    """One of the nodes: what it says of itself, its tensors, and its chain from the root.
+    `headers`: of its files, that of its rows first.
+    """
+    header = headers[0]
+    by_key = {node.key: node for node in nodes}
+    node = by_key[header.metadata.key]
+    chain = _chain(node, by_key)
+    if as_json:
+        _print_json(
+            {
+                **_summary(node),
+                "split": list(header.metadata.split),
+                "tensors": _tensors(headers),
+                "chain": [_summary(each) for each in chain],
+            }
+        )
+        return
+    facts = _summary(node) | {
+        "split": header.metadata.split,
+        "num_tokens": len(node.tokens),
+        "num_bytes": size_text(node.num_bytes),
+        "end_bytes": size_text(node.end_bytes),
+        "end_file_bytes": size_text(node.end_file_bytes),
+        "created_s": _age(header.metadata.created_s),
+        "last_used_s": _age(node.last_used_s),
+    }
+    for name, value in facts.items():
+        words = name.removeprefix("num_").removesuffix("_s").replace("_", " ")
+        _print(f"{words:10} {_shown(value)}")
+    _print("", _tensor_table(headers), "", _node_table(chain))
+    if chain[0].metadata is None or chain[0].metadata.begin > 0:
+        _print("", "What it continues is not here: no request can use it.")
+
+
+def print_verdicts(verdicts: Iterable[Verdict]) -> bool:
+    """What is wrong, as it is found, and then the counts; tell whether nothing is."""
+    counts = Counter[str]()
+    for verdict in verdicts:
+        counts[verdict.state] += 1
+        if verdict.state in ("damaged", "unreadable"):
+            _print(f"{verdict.state}: {verdict.namespace}/{verdict.key}: {verdict.detail}")
+    _print(
+        f"{counts['whole']} nodes are whole, {counts['damaged']} damaged and set aside, "
+        f"{counts['unreadable']} unreadable, {counts['foreign']} of another schema"
+    )
+    return counts["damaged"] == counts["unreadable"] == 0
+
+
+def print_removed(num_gone: int, num_bytes: int, num_left: int) -> None:
+    """What was removed."""
+    _print(f"{num_gone} nodes removed, {size_text(num_bytes)}; {num_left} nodes stay")
+
+
+def _summary(node: NodeMeta) -> dict[str, object]:
+    """A node in plain words and numbers."""
+    known = {} if node.metadata is None else asdict(node.metadata)
+    known.pop("split", None)
+    return {
+        "namespace": node.namespace,
+        "key": node.key,
+        **known,
+        "num_tokens": len(node.tokens),
+        "parts": sorted(node.parts),
+        "num_bytes": node.num_bytes,
+        "end_bytes": node.end_bytes,
+        "end_file_bytes": node.end_file_bytes,
+        "last_used_s": node.last_used_s,
+    }
+
+
+def _tensors(headers: Sequence[Header]) -> list[dict[str, object]]:
+    return [
+        {
+            "name": slot.name,
+            "dtype": slot.dtype,
+            "shape": list(slot.shape),
+            "num_bytes": slot.end - slot.begin,
+        }
+        for header in headers
+        for slot in header.slots
+    ]
+
+
+def _tensor_table(headers: Sequence[Header]) -> Table:
+    table = _table("tensor", "dtype", "shape", "bytes")
+    for slot in (slot for header in headers for slot in header.slots):
+        shape = " x ".join(map(str, slot.shape))
+        table.add_row(slot.name, slot.dtype, shape, size_text(slot.end - slot.begin))
+    return table
+
+
+def _node_table(nodes: Iterable[NodeMeta]) -> Table:
+    table = _table("key", "parent", "tokens", "rows", "end", "state", "last used")
+    for node in nodes:
+        size, age = size_text(node.span_bytes), _age(node.last_used_s)
+        end_size = size_text(node.end_bytes) if node.end_bytes else "-"
+        if node.metadata is None:
+            table.add_row(node.key[:SHORT], "", "another schema", size, end_size, "", age)
+            continue
+        parent = node.metadata.parent[:SHORT] or "-"
+        span = f"[{node.metadata.begin}, {node.metadata.end})"
+        state = "yes" if Part.STATE in node.parts else "no"
+        table.add_row(node.key[:SHORT], parent, span, size, end_size, state, age)
+    return table
+
+
+def _parents_first(nodes: Iterable[NodeMeta]) -> list[NodeMeta]:
+    """Each node right before those that continue it; chains that are broken come last."""
+    by_key = {node.key: node for node in nodes}
+    below: dict[str, list[NodeMeta]] = {}
+    for node in sorted(by_key.values(), key=lambda n: (_begin(n), n.key), reverse=True):
+        parent = node.metadata.parent if node.metadata is not None else ""
+        below.setdefault(parent if parent in by_key else "", []).append(node)
+    ordered: list[NodeMeta] = []
+    walk = below.get("", [])
+    while walk:
+        ordered.append(walk.pop())
+        walk.extend(below.get(ordered[-1].key, ()))
+    return ordered
+
+
+def _begin(node: NodeMeta) -> int:
+    return 0 if node.metadata is None else node.metadata.begin
+
+
+def _chain(node: NodeMeta, by_key: dict[str, NodeMeta]) -> list[NodeMeta]:
+    """The nodes that are here from the root, or as near to it as they go, to this one."""
+    chain = [node]
+    while chain[-1].metadata is not None:
+        parent = by_key.get(chain[-1].metadata.parent)
+        if parent is None or parent.metadata is None:
+            break
+        if parent.metadata.end != chain[-1].metadata.begin:
+            break
+        chain.append(parent)
+    return chain[::-1]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _age(time_s: float) -> str:
+    return age_text(time.time() - time_s)
+
+
+def _table(*columns: str) -> Table:
+    """A table without lines; what is no name stands on the right."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        is_name = column in ("namespace", "key", "parent", "tensor", "dtype")
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=True)
+    return table
+
+
+def _print(*objects: object) -> None:
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for each in objects:
+        console.print(each)
+
+
+def _print_json(value: object) -> None:
+    print(msgspec.json.format(msgspec.json.encode(value)).decode())

@@ -22,9 +22,9 @@ from rich.text import Text
 from luceasync import __version__
 from luceasync.cli.words import size_text
 from luceasync.config import Config
+from luceasync.disk_cache.directory import check_usable
 from luceasync.errors import LuceasyncError, ModelError
-from luceasync.nodefiles.usable import check_usable
-from luceasync.server.listener import listen
+from luceasync.server.http.listener import listen
 
 State = Literal["ok", "note", "broken"]
 STYLES: dict[State, str] = {"ok": "green", "note": "yellow", "broken": "red"}
@@ -151,8 +151,8 @@ def _space(subject: str, directory: Path) -> Finding:
 
 def _model(config: Config) -> Iterator[Finding]:
     """What would be used, or why it cannot be."""
-    from luceasync.dflash.placement import plan_with_drafter
     from luceasync.models.config import quantisation_words
+    from luceasync.speculation.dflash.placement import plan_with_drafter
 
     report, drafter = plan_with_drafter(config)
     spec, plan = report.spec, report.plan

@@ -15,8 +15,8 @@ from typing import Annotated, Any
 import typer
 
 from luceasync.config import Config, load_config
-from luceasync.option import CONFIG_VARIABLE, Option
 from luceasync.options import OPTIONS, SECTIONS
+from luceasync.parsers import CONFIG_VARIABLE, Option
 
 POSITIONAL = "model-dir"
 

@@ -14,11 +14,11 @@ from rich.table import Table
 
 from luceasync.cli.words import size_text
 from luceasync.config import CacheConfig, Config
-from luceasync.dflash.placement import Drafter, plan_with_drafter
-from luceasync.engine.limits import held_bytes_of, limits_of
+from luceasync.engine.cache_directory import held_bytes_of, limits_of
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.report import PlanReport, ShardReport
+from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
 
 
 def run_plan(config: Config, as_json: bool) -> None:

@@ -8,24 +8,133 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import queue
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from pathlib import Path
+from typing import NoReturn, TextIO
 
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeElapsedColumn
 
-from luceasync.cli.log import BesideHandler
 from luceasync.config import Config
+from luceasync.disk_cache.directory import make_usable
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.freed_memory import keep_large_blocks_apart
-from luceasync.heap import freeze_heap
-from luceasync.model_card import ModelCard
+from luceasync.errors import ModelError
+from luceasync.gguf.place import gguf_at
+from luceasync.models.config import read_spec
+from luceasync.models.formats import format_of
+from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
+from luceasync.process_memory import freeze_heap, keep_large_blocks_apart
+from luceasync.request import ModelCard
 from luceasync.server.app import create_app
 from luceasync.server.serve import serve
+from luceasync.speculation.dflash.draft_config import read_draft_spec, refuse_without_drafter
+
+# What a start can be refused for before torch is imported, which takes seconds. Owns the order
+# of these checks, which each part makes again. Changes nothing, but that the cache directory is
+# made.
+
+
+def check_plan(config: Config) -> None:
+    """Whether model, drafter and devices may be what they are said to be. Raises ConfigError."""
+    placement = config.placement
+    devices = named_devices(placement.device, placement.devices)
+    if placement.layer_split is not None:
+        check_weights(placement.layer_split, max(1, len(devices)))
+    if config.draft.device is not None:
+        check_devices([config.draft.device], "--draft-device")
+    spec = read_spec(config.model.model_dir)
+    if config.drafter_dir is None:
+        refuse_without_drafter(config.draft)
+    else:
+        read_draft_spec(config.drafter_dir, spec)
+
+
+def check_load(config: Config) -> None:
+    """`check_plan`, and whether there is what only a running model needs. Raises ConfigError."""
+    check_plan(config)
+    path = config.model.model_dir / "tokenizer.json"
+    if gguf_at(config.model.model_dir) is None and not path.exists():
+        raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
+    for directory in (config.model.model_dir, config.drafter_dir):
+        if directory is not None:
+            _check_weight_files(directory)
+    if config.cache.cache_dir is not None:
+        make_usable(config.cache.cache_dir)
+
+
+def _check_weight_files(model_dir: Path) -> None:
+    """Raise ModelError where files that the weights are said to be in are not there: one that was
+    stopped while it was copied, most often.
+    """
+    paths = format_of(model_dir).weight_files(model_dir)
+    missing = [path.name for path in paths if not path.is_file()]
+    if missing:
+        raise ModelError(
+            f"{model_dir}: {len(missing)} of {len(paths)} weight files do not exist, "
+            f"the first is {missing[0]}; expected all that its index names"
+        )
+
+
+def check_serve(config: Config) -> None:
+    """`check_load`, and whether the certificate does and the port is free. Raises ConfigError."""
+    from luceasync.server.http.listener import listen, tls_context
+
+    tls_context(config.server)
+    check_load(config)
+    listen(config.server).close()
+
+
+# Lines of the log written by a thread of their own. Owns the lines that wait. A terminal that
+# was stopped, or a pipe that nobody reads, must not hold up the event loop, which logs a line
+# for each request. Knows no line.
+
+
+FORMAT = "%(asctime)s %(levelname)s %(message)s"
+MAX_WAITING = 10_000  # lines; further ones are dropped
+CLOSE_TIMEOUT_S = 1.0
+
+
+class BesideHandler(logging.Handler):
+    """Writes to `out` in the background; `close` waits for what is left, but not for long."""
+
+    def __init__(self, out: TextIO, max_waiting: int = MAX_WAITING) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter(FORMAT))
+        self._out = out
+        self._lines: queue.Queue[str | None] = queue.Queue(max_waiting)
+        self._thread = threading.Thread(target=self._write_lines, name="log", daemon=True)
+        self._thread.start()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            self._put(self.format(record))
+        except Exception:  # as every handler of the standard library: no log line ends a server
+            self.handleError(record)
+
+    def close(self) -> None:
+        self._put(None)
+        self._thread.join(CLOSE_TIMEOUT_S)
+        super().close()
+
+    def _put(self, line: str | None) -> None:
+        try:
+            self._lines.put_nowait(line)
+        except queue.Full:
+            return
+
+    def _write_lines(self) -> None:
+        while (line := self._lines.get()) is not None:
+            try:
+                self._out.write(line + "\n")
+                self._out.flush()
+            except (OSError, ValueError):  # whoever read it is gone
+                return
 
 
 def run_server(config: Config) -> None:

@@ -10,18 +10,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from luceasync.dflash.accept import Decide, matching_child
-from luceasync.dflash.adapt import Plan
-from luceasync.dflash.decode import Anchor, Speculator
-from luceasync.engine.acceptance import Acceptance, end_without_token
-from luceasync.engine.checking import catch_up, permitted
-from luceasync.engine.generation import Generation
+from luceasync.engine.acceptance import Acceptance, catch_up, end_without_token, permitted
 from luceasync.engine.sampling.choose import is_checked, nothing, rank
 from luceasync.engine.sampling.row import RowSampling, is_edited, is_greedy
-from luceasync.engine_status import SpeculationStatus
+from luceasync.engine.sequence import Generation
 from luceasync.errors import DraftFailed
 from luceasync.ranking.logits import NO_TOKEN, Logits
 from luceasync.request import Speculation
+from luceasync.speculation.adapt import RoundPlan
+from luceasync.speculation.speculator import Anchor, Decide, Speculator, matching_child
+from luceasync.status import SpeculationStatus
 
 
 class Decoder(Protocol):
@@ -115,9 +113,9 @@ class SpeculativeDecoding:
         target: Decoder,
         speculator: Speculator,
         decide: Decide = matching_child,
-        force: Callable[[Sequence[int]], Plan] | None = None,
+        force: Callable[[Sequence[int]], RoundPlan] | None = None,
     ) -> None:
-        """`decide`: see luceasync.dflash.accept.walk. `force`: the plan of each step for these
+        """`decide`: see speculator.walk. `force`: the plan of each step for these
         lanes, for measurements; None: what pays.
         """
         self._target = target
@@ -168,7 +166,7 @@ class SpeculativeDecoding:
         self,
         generations: Sequence[Generation],
         anchors: Sequence[Anchor],
-        plan: Plan,
+        plan: RoundPlan,
         meanwhile: Callable[[], None],
     ) -> None:
         self._speculator.round(anchors, plan, Acceptance(generations, self._decide, meanwhile))
@@ -177,7 +175,7 @@ class SpeculativeDecoding:
         self,
         generations: Sequence[Generation],
         anchors: Sequence[Anchor],
-        plan: Plan,
+        plan: RoundPlan,
         meanwhile: Callable[[], None],
     ) -> None:
         started_at = time.perf_counter()

@@ -9,35 +9,188 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Self, TypeVar
 
 from luceasync.config import EngineConfig
 from luceasync.engine.admission import Admission
-from luceasync.engine.answers import Answers, in_other_thread
-from luceasync.engine.availability import Availability, unavailable
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
-from luceasync.engine.looking import drop_nodes, look_at
-from luceasync.engine.outbox import Emitted
-from luceasync.engine.preparing import Preparing
+from luceasync.engine.prepare import Preparing
 from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
-from luceasync.engine.stream import LocalStream
+from luceasync.engine.sequence import Generation
+from luceasync.engine.streams import Answers, Emitted, LocalStream, in_other_thread
 from luceasync.engine.thread import EngineThread, Loaded
-from luceasync.engine_look import EngineLook
-from luceasync.engine_status import CacheStatus, EngineStatus
-from luceasync.errors import QueueFull
-from luceasync.keeping.disk_orders import DiskOrders, NoDisk
-from luceasync.keeping.prefixes import Prefixes
-from luceasync.keeping.tenants import Tenants
-from luceasync.model_card import ModelCard
-from luceasync.processes import NO_PROCESSES, Processes
-from luceasync.request import Request
+from luceasync.errors import QueueFull, Unavailable
+from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.disk_orders import DiskOrders, NoDisk
+from luceasync.prefix_cache.index import newest
+from luceasync.prefix_cache.tenants import Tenants
+from luceasync.request import ModelCard, Request
+from luceasync.status import (
+    NO_PROCESSES,
+    BackendProcesses,
+    CacheStatus,
+    EngineLook,
+    EngineStatus,
+    LaneLook,
+    WaitingLook,
+)
 from luceasync.text.history import History
+
+# Whether requests can be taken, and the words where they cannot. Owns what is still awaited,
+# the last fault, and what keeps requests out for now. Knows neither the model nor the cache
+# directory; event loop only.
+
+
+MAX_LOADING_S = 60  # that clients are told to come back in
+
+
+class Availability:
+    """Not ready until every part is there, nor after a fault, nor from `interrupt` to `resume`."""
+
+    def __init__(self, parts: Iterable[str], clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._begun_s = clock()
+        self._back_s: float | None = None  # when what is interrupted may go on
+        self._awaited = set(parts)
+        self._arrivals: dict[str, asyncio.Future[None]] = {}
+        self._fault = ""
+        self._interruption = ""
+
+    @property
+    def is_ready(self) -> bool:
+        return not self._awaited and not self._fault and not self._interruption
+
+    @property
+    def is_interrupted(self) -> bool:
+        """Whether what was there has failed and is not back."""
+        return bool(self._interruption)
+
+    @property
+    def detail(self) -> str:
+        """Why not, or "ready"."""
+        awaited = "loading the model" if self._awaited else "ready"
+        return self._fault or self._interruption or awaited
+
+    @property
+    def retry_after_s(self) -> int:
+        """In how many seconds whoever is refused may come back: what is left of what was said at an
+        interruption; of a first load, whose time nobody knows, as long as it takes by now.
+        """
+        now_s = self._clock()
+        if self._back_s is not None:
+            return max(1, math.ceil(self._back_s - now_s))
+        loading_s = round(now_s - self._begun_s) if self._awaited else 1
+        return max(1, min(MAX_LOADING_S, loading_s))
+
+    def begin(self) -> None:
+        """The parts are on their way; called on the event loop."""
+        self._begun_s = self._clock()
+        loop = asyncio.get_running_loop()
+        self._arrivals = {part: loop.create_future() for part in self._awaited}
+
+    async def wait(self) -> None:
+        """Until every part is there. Raises what kept one of them away, at once."""
+        assert self._arrivals, "`begin` comes first"
+        await asyncio.gather(*map(asyncio.shield, self._arrivals.values()))
+
+    def has_come(self, part: str) -> bool:
+        """Whether it is known what became of the part."""
+        return self._arrivals[part].done()
+
+    def arrived(self, part: str) -> None:
+        """The part is there."""
+        self._arrivals[part].set_result(None)
+        self._awaited.discard(part)
+
+    def lost(self, part: str, error: BaseException) -> None:
+        """The part will never be there."""
+        self._fault = str(error)
+        self._arrivals[part].set_exception(error)
+
+    def interrupt(self, words: str, back_in_s: int) -> None:
+        """No request is taken for now; it may be otherwise in so many seconds."""
+        self._interruption, self._back_s = words, self._clock() + back_in_s
+
+    def resume(self) -> None:
+        """What was interrupted goes on."""
+        self._interruption, self._back_s = "", None
+
+    def stop(self, words: str) -> None:
+        """No request is taken any more."""
+        self._fault = words
+
+
+def unavailable(detail: str, retry_after_s: int) -> Unavailable:
+    """What a request is told that cannot be taken."""
+    return Unavailable(f"The model is not available: {detail}.", retry_after_s)
+
+
+# What a look at a pump shows: its lanes, its queue, the prefixes that are kept. Engine thread
+# only. Owns nothing and changes nothing but what it was asked to let go of.
+
+
+MAX_NODES = 256
+MAX_WAITING = 64
+
+
+def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
+    """How things are now; of nodes those that were used last."""
+    now_s, nodes = time.monotonic(), list(pump.prefixes.index)
+    return EngineLook(
+        lanes=tuple(_lane(pump, generation, now_s) for generation in pump.roster.running),
+        waiting=tuple(
+            WaitingLook(len(g.prepared.prompt_ids), now_s - g.submitted_at)
+            for g in pump.roster.waiting[:MAX_WAITING]
+        ),
+        nodes=newest(nodes, num_nodes),
+        num_nodes=len(nodes),
+    )
+
+
+def _lane(pump: Pump, generation: Generation, now_s: float) -> LaneLook:
+    lane = generation.lane
+    assert lane is not None, "it runs"
+    speculation, residence = pump.decoding.speculation(lane), pump.lanes.told(lane)
+    return LaneLook(
+        lane=lane,
+        phase=_phase(generation),
+        prompt_tokens=len(generation.prepared.prompt_ids),
+        done_tokens=generation.num_prefilled,
+        cached_tokens=generation.num_cached,
+        generated_tokens=generation.num_generated,
+        max_tokens=generation.prepared.max_tokens,
+        running_s=0.0 if generation.started_at is None else now_s - generation.started_at,
+        tau=None if speculation is None else speculation.tau,
+        rounds=0 if speculation is None else speculation.rounds,
+        resident_tokens=None if residence is None else residence.resident_tokens,
+        absent_tokens=None if residence is None else residence.absent_tokens,
+    )
+
+
+def _phase(generation: Generation) -> str:
+    if generation.is_restoring:
+        return "restoring"
+    if generation.is_unread:
+        return "unread"
+    return "decoding" if generation.is_decoding else "prefilling"
+
+
+def drop_nodes(pump: Pump, keys: Collection[str] | None) -> int:
+    """Let go of the nodes of these keys, or of all, in every tier, and of what continues them; how
+    many are gone. What a request needs stays.
+    """
+    before = sum(1 for _ in pump.prefixes.index)
+    pump.prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)
+    return before - sum(1 for _ in pump.prefixes.index)
+
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +218,7 @@ class LocalEngine:
         *,
         stopping: threading.Event | None = None,
         release: Callable[[], None] = lambda: None,
-        processes: Callable[[], Processes] = lambda: NO_PROCESSES,
+        processes: Callable[[], BackendProcesses] = lambda: NO_PROCESSES,
         device_bytes: Mapping[str, int] | None = None,
     ) -> None:
         """`stopping`, `release`: see EngineThread. `processes`: others that the model is in."""

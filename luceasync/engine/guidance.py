@@ -10,17 +10,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from luceasync.constraint import Constraint
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler
-from luceasync.grammar.guide import Guide
-from luceasync.grammar.least import Least
+from luceasync.grammar.guide import Guide, Least, Limit, Thought
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import Program, program
-from luceasync.grammar.thought import Limit, Thought
 from luceasync.grammar.vocabulary import Vocabulary
-from luceasync.request import ChatPrompt, Request
+from luceasync.request import ChatPrompt, Constraint, Request
 from luceasync.text.answer.call_grammar import CallGrammar
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.answer.formats import CallFormat

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from luceasync.engine_status import ResidenceStatus
 from luceasync.request import Residence
+from luceasync.status import ResidenceStatus
 
 
 class Lanes(Protocol):

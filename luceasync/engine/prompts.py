@@ -9,25 +9,34 @@ from __future__ import annotations
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NoReturn
 
-from luceasync.engine.pin_room import PinRoom
 from luceasync.errors import ContextLengthError, RequestError
-from luceasync.keeping.tenants import Tenant, Tenants
-from luceasync.model_card import ModelCard
-from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.prefix_cache.tenants import Tenant, Tenants
+from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
 from luceasync.text.answer.form import AnswerForm, Before
+from luceasync.text.answer.pieces import PieceMaker, PlainText
 from luceasync.text.call_memory import NotedCalls
-from luceasync.text.length import refuse_too_long
-from luceasync.text.marks import marked_tokens
-from luceasync.text.parting import Parting
-from luceasync.text.pieces import PieceMaker, PlainText
 from luceasync.text.returns import Returns
 from luceasync.text.roles import Roles
-from luceasync.text.shared import shared_ids
+from luceasync.text.shared_prefix import Parting, ToolsBlock, marked_tokens, shared_ids
 from luceasync.text.template import Template, Turns
-from luceasync.text.tokenizer import Tokenizer
-from luceasync.text.tools_block import ToolsBlock
+from luceasync.text.tokenizer import Tokenizer, refuse_too_long
+
+# How much of each lane may be pinned to the devices. A value.
+
+
+Spans = tuple[tuple[int, int], ...]  # tokens [begin, end)
+
+
+@dataclass(frozen=True, slots=True)
+class PinRoom:
+    """How many chunks of a lane may be pinned, besides its first one; `own` spans are, in each."""
+
+    num_chunks: int
+    own: Spans = ()
+
 
 Message = Mapping[str, Any]
 
@@ -187,3 +196,50 @@ def _is_beginning(request: Request, messages: Sequence[Message]) -> bool:
     """Whether the messages are only to be kept and a user's turn comes next, not an answer."""
     is_answered = bool(messages) and messages[-1]["role"] in ("user", "tool")
     return request.keep_prefix and request.max_tokens == 0 and not is_answered
+
+
+# Which tokens of a prompt are to stay on the devices, as a request asks for it. Pure. Owns the
+# words of a refusal. Knows chunks, and how many of them may stay; no lane and no page.
+
+
+PARAM = "kvflash_pin"
+
+
+def pins_of(request: Request, prompt: Rendered, room: PinRoom | None) -> Spans:
+    """The spans of the prompt that stay; `room` None: everything does. Raises RequestError."""
+    if not request.pins:
+        return ()
+    spans = ((0, _system_end(request, prompt)),) if request.pins == "system" else request.pins
+    num_tokens = len(prompt.ids)
+    for begin, end in spans:
+        if end > num_tokens:
+            _refuse(f"[{begin}, {end}] goes beyond the prompt, which has {num_tokens} tokens")
+    if room is None:
+        return ()
+    num_asked, num_own = _num_chunks((*spans, *room.own)), _num_chunks(room.own)
+    if num_asked > room.num_chunks:
+        fits = (room.num_chunks - num_own) * CHUNK_TOKENS
+        what = (num_asked - num_own) * CHUNK_TOKENS
+        _refuse(f"{what} tokens, in chunks of {CHUNK_TOKENS}; {fits} fit, the first chunk besides")
+    return spans
+
+
+def _system_end(request: Request, prompt: Rendered) -> int:
+    """Where the system message ends, with the tools that templates put into it."""
+    asked = request.prompt
+    first = asked.messages[0]["role"] if isinstance(asked, ChatPrompt) and asked.messages else None
+    if first != "system" or not prompt.boundaries:
+        _refuse('"system", but the prompt does not begin with a system message')
+    return prompt.boundaries[0]
+
+
+def _num_chunks(spans: Spans) -> int:
+    """Chunks that the spans touch, without the first one of all."""
+    touched = {
+        c for begin, end in spans for c in range(begin // CHUNK_TOKENS, -(-end // CHUNK_TOKENS))
+    }
+    return len(touched - {0})
+
+
+def _refuse(words: str) -> NoReturn:
+    raise RequestError(f"Invalid value for '{PARAM}': {words}.", param=PARAM)

@@ -8,32 +8,27 @@ import threading
 import time
 
 from luceasync.config import Config
-from luceasync.dflash.berth import Berth
-from luceasync.dflash.placement import Drafter, plan_with_drafter
-from luceasync.engine.cache_directory import cabinet_of
+from luceasync.engine.cache_directory import cabinet_of, held_bytes_of, limits_of, warm_bytes_of
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
-from luceasync.engine.pin_room import PinRoom
-from luceasync.engine.prompts import Language
-from luceasync.engine.recipe import DecodeWith, Progress, Recipe, load, speculate
+from luceasync.engine.load import DecodeWith, Progress, Recipe, load, speculate
+from luceasync.engine.prompts import Language, PinRoom
 from luceasync.errors import Unavailable
-from luceasync.keeping.namespace import namespace_of
-from luceasync.model_card import ANY_NAME, ModelCard
 from luceasync.models.config import read_spec
 from luceasync.models.directory import model_name
 from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capacity import num_pinnable
 from luceasync.pipeline.devices import host_memory
-from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan
-from luceasync.pipeline.pool import num_pinnable
-from luceasync.pipeline.processes import processes_of
-from luceasync.processes import Processes
-from luceasync.request import ChatPrompt
+from luceasync.pipeline.remote.fleet import Fleet, processes_of
+from luceasync.prefix_cache.namespace import namespace_of
+from luceasync.request import ANY_NAME, ChatPrompt, ModelCard
+from luceasync.speculation.dflash.draft_process import Berth
+from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
+from luceasync.status import BackendProcesses
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.guarded import GuardedTemplate
-from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
-from luceasync.text.tokenizer import Tokenizer
+from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 
 MIN_HOST_BYTES = 256 << 20  # of pinned memory, if any is needed
 
@@ -87,9 +82,9 @@ def build_engine(
             berth.close()
         host.close()
 
-    def processes() -> Processes:
+    def processes() -> BackendProcesses:
         found = fleet.status
-        return found if berth is None else Processes((*found.all, berth.status))
+        return found if berth is None else BackendProcesses((*found.all, berth.status))
 
     cabinet = None
     if (cache_dir := config.cache.cache_dir) is not None:

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from luceasync.engine.faults import Failures, Fault, Restarts, fault_of
-from luceasync.engine.outbox import Emitted
 from luceasync.engine.pump import IDLE_PAUSE_S, Command, Pump
+from luceasync.engine.streams import Emitted
 from luceasync.errors import LuceasyncError, Unavailable
 
 log = logging.getLogger(__name__)

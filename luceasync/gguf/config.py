@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.gguf.metadata import agreed
+from luceasync.gguf.header import agreed
 from luceasync.gguf.model import GgufModel
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"

@@ -5,16 +5,347 @@ Owns the checks that need nothing but the file. Its format: ggml's docs/gguf.md,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from math import prod
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from struct import Struct, unpack_from
 
 from luceasync.errors import ModelError
-from luceasync.gguf.cursor import U32, U64, Cursor
-from luceasync.gguf.metadata import Metadata
 from luceasync.gguf.place import MAGIC
-from luceasync.gguf.tensor_types import SUPPORTED, TENSOR_TYPES, TensorType
+
+# Steps through the bytes of a header. Never goes beyond their end, and allocates nothing for
+# what a file only claims to have.
+
+
+U32, U64 = Struct("<I"), Struct("<Q")
+# Scalar types of metadata by their numbers; 8 is a string, 9 an array.
+SCALARS = {
+    0: Struct("<B"),
+    1: Struct("<b"),
+    2: Struct("<H"),
+    3: Struct("<h"),
+    4: U32,
+    5: Struct("<i"),
+    6: Struct("<f"),
+    7: Struct("<?"),
+    10: U64,
+    11: Struct("<q"),
+    12: Struct("<d"),
+}
+STRING, ARRAY = 8, 9
+NAME_BYTES = 1 << 10  # a key or a tensor's name; real ones have less than a hundred
+MAX_STRINGS = 1 << 23  # of all arrays: the largest vocabularies have half a million, merges and all
+
+
+class Cursor:
+    """At `at` of the bytes of a file. All raise ModelError at what is not there."""
+
+    def __init__(self, view: mmap | bytes) -> None:
+        self.view = view
+        self.at = 0
+        self._strings_left = MAX_STRINGS
+
+    def take(self, num_bytes: int, what: str) -> int:
+        """Step over so many bytes; where they begin."""
+        begin, there = self.at, len(self.view) - self.at
+        if num_bytes > there:
+            raise ModelError(
+                f"cut in its header: {there} bytes are there for {what}, {num_bytes} are expected"
+            )
+        self.at += num_bytes
+        return begin
+
+    def number(self, code: Struct, what: str) -> int:
+        """One whole number."""
+        value: int = code.unpack_from(self.view, self.take(code.size, what))[0]
+        return value
+
+    def count(self, least_bytes: int, what: str) -> int:
+        """How many entries follow, each of at least so many bytes."""
+        value = self.number(U64, f"the number of {what}")
+        there = len(self.view) - self.at
+        if value * least_bytes > there:
+            raise ModelError(
+                f"cut in its header: {there} bytes are there for {value} {what}, "
+                f"at least {value * least_bytes} are expected"
+            )
+        return value
+
+    def name(self, what: str) -> str:
+        """A short text that is used at once."""
+        length = self.number(U64, what)
+        if length > NAME_BYTES:
+            raise ModelError(f"{what} has {length} bytes; at most {NAME_BYTES} are expected")
+        begin = self.take(length, what)
+        name = text_of(self.view[begin : begin + length], what)
+        if not name.isprintable():
+            raise ModelError(f"{what} is {name!r}; printable characters are expected")
+        return name
+
+    def skip_strings(self, num_strings: int, what: str) -> None:
+        """Step over so many strings."""
+        self._strings_left -= num_strings
+        if self._strings_left < 0:
+            raise ModelError(
+                f"{what} has {num_strings} strings; at most {MAX_STRINGS} are expected in all"
+            )
+        view, at, unpack, last = self.view, self.at, U64.unpack_from, len(self.view) - U64.size
+        for _ in range(num_strings):
+            if at > last:
+                break
+            at += U64.size + unpack(view, at)[0]
+        else:
+            if at <= len(view):
+                self.at = at
+                return
+        there = len(view) - self.at
+        raise ModelError(
+            f"cut in its header: {there} bytes are there for {num_strings} strings of {what}, "
+            "and they go on"
+        )
+
+
+def text_of(content: bytes, what: str) -> str:
+    """UTF-8. Raises ModelError."""
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{what} is not UTF-8 text: {error}") from None
+
+
+# The keys and values of a GGUF header: typed access, decoded when they are asked for.
+
+
+INTEGERS = {0, 1, 2, 3, 4, 5, 10, 11}
+REALS = {6, 12}
+WORD_CHARS = 80
+WORDS = {STRING: "a string", ARRAY: "an array", 7: "a bool", 6: "a float", 12: "a double"}
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """Where a value lies. `num_items` None: no array, and `kind` is the value's own type."""
+
+    kind: int
+    begin: int
+    num_items: int | None
+
+
+class Metadata:
+    """What a header says about a model. A key that is missing, or holds what it should not, is a
+    ModelError that names it.
+    """
+
+    def __init__(self, cursor: Cursor, num_keys: int) -> None:
+        """Step over so many keys. Raises ModelError."""
+        self._view = cursor.view
+        self._values: dict[str, Value] = {}
+        for i in range(num_keys):
+            key = cursor.name(f"key {i}")
+            if key in self._values:
+                raise ModelError(f"the key {key!r} is there twice")
+            self._values[key] = _value(cursor, key)
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._values
+
+    @property
+    def keys(self) -> list[str]:
+        """All of them, in their order."""
+        return list(self._values)
+
+    def text(self, key: str) -> str:
+        """A string."""
+        value = self._found(key)
+        if value.num_items is not None or value.kind != STRING:
+            raise ModelError(f"{key} is {_words(value)}; a string is expected")
+        [content] = self._strings(value.begin, 1)
+        return text_of(content, key)
+
+    def word(self, key: str) -> str:
+        """A short string, such as can be told to a person."""
+        word = self.text(key)
+        if len(word) > WORD_CHARS:
+            raise ModelError(f"{key} has {len(word)} characters; a word is expected")
+        return word
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        """A whole number, 0 or more."""
+        if default is not None and key not in self:
+            return default
+        number = self._scalar(key, INTEGERS, "an integer")
+        if number < 0:
+            raise ModelError(f"{key} = {number:g}: 0 or more is expected")
+        return int(number)
+
+    def real(self, key: str, default: float | None = None) -> float:
+        """A number."""
+        if default is not None and key not in self:
+            return default
+        return float(self._scalar(key, REALS | INTEGERS, "a number"))
+
+    def flag(self, key: str, default: bool) -> bool:
+        """A truth value."""
+        return bool(self._scalar(key, {7}, "a bool")) if key in self else default
+
+    def is_array(self, key: str) -> bool:
+        """Whether the value is a list of values."""
+        return self._found(key).num_items is not None
+
+    def integers(self, key: str) -> tuple[int, ...]:
+        """The whole numbers of an array."""
+        value = self._found(key)
+        if value.num_items is None or value.kind not in INTEGERS | {7}:
+            raise ModelError(f"{key} is {_words(value)}; an array of integers is expected")
+        code = SCALARS[value.kind].format
+        return unpack_from(f"<{value.num_items}{code[1:]}", self._view, value.begin)
+
+    def strings(self, key: str) -> list[str]:
+        """The strings of an array."""
+        value = self._found(key)
+        if value.num_items is None or value.kind != STRING:
+            raise ModelError(f"{key} is {_words(value)}; an array of strings is expected")
+        contents = self._strings(value.begin, value.num_items)
+        return [text_of(content, f"an entry of {key}") for content in contents]
+
+    def _found(self, key: str) -> Value:
+        value = self._values.get(key)
+        if value is None:
+            raise ModelError(f"the key {key!r} is missing")
+        return value
+
+    def _scalar(self, key: str, kinds: set[int], expected: str) -> float:
+        value = self._found(key)
+        if value.num_items is not None or value.kind not in kinds:
+            raise ModelError(f"{key} is {_words(value)}; {expected} is expected")
+        number: float = SCALARS[value.kind].unpack_from(self._view, value.begin)[0]
+        return number
+
+    def _strings(self, begin: int, num_strings: int) -> list[bytes]:
+        found, view, unpack = [], self._view, U64.unpack_from
+        for _ in range(num_strings):
+            end = begin + U64.size + unpack(view, begin)[0]
+            found.append(view[begin + U64.size : end])
+            begin = end
+        return found
+
+
+def _value(cursor: Cursor, key: str) -> Value:
+    """Step over one value."""
+    kind = cursor.number(U32, f"the type of {key}")
+    if kind != ARRAY:
+        begin = cursor.at
+        if kind == STRING:
+            cursor.take(cursor.number(U64, key), key)
+        else:
+            cursor.take(_size(kind, key), key)
+        return Value(kind, begin, None)
+    kind = cursor.number(U32, f"the type of {key}")
+    if kind == STRING:
+        num_items = cursor.count(U64.size, f"strings of {key}")
+        begin = cursor.at
+        cursor.skip_strings(num_items, key)
+        return Value(kind, begin, num_items)
+    size = _size(kind, key)
+    num_items = cursor.count(size, f"entries of {key}")
+    return Value(kind, cursor.take(num_items * size, key), num_items)
+
+
+def _size(kind: int, key: str) -> int:
+    code = SCALARS.get(kind)
+    if code is None:
+        what = "an array of arrays" if kind == ARRAY else f"of the unknown type {kind}"
+        raise ModelError(f"{key} is {what}; a number, a bool, a string or an array is expected")
+    return code.size
+
+
+def _words(value: Value) -> str:
+    kind = WORDS.get(value.kind, "an integer")
+    return kind if value.num_items is None else f"an array whose entries are {kind} each"
+
+
+def agreed(
+    metadata: Metadata, key: str, num_layers: int, fits: Callable[[int], bool] = bool
+) -> int | None:
+    """A number that is one for all layers, or is told for each of them: then the one of those that
+    fit. None where none does. Raises ModelError where they differ.
+    """
+    if not metadata.is_array(key):
+        return metadata.integer(key)
+    numbers = metadata.integers(key)
+    if len(numbers) < num_layers:
+        raise ModelError(f"{key} has {len(numbers)} entries; one a layer, {num_layers} is expected")
+    found = {number for number in numbers[:num_layers] if fits(number)}
+    if len(found) > 1:
+        raise ModelError(f"{key} = {sorted(found)}: the same in all layers is expected")
+    return found.pop() if found else None
+
+
+# The types that ggml stores tensors in: what they are called, and bytes of their blocks.
+
+
+@dataclass(frozen=True, slots=True)
+class TensorType:
+    """Each row of a tensor is blocks of `block_items` numbers in `block_bytes` bytes."""
+
+    name: str
+    block_items: int
+    block_bytes: int
+
+    def num_bytes(self, shape: tuple[int, ...]) -> int:
+        """Of a tensor whose rows are whole blocks."""
+        return prod(shape) // self.block_items * self.block_bytes
+
+
+def _types(*rows: tuple[int, str, int, int]) -> dict[int, TensorType]:
+    return {number: TensorType(*row) for number, *row in rows}  # type: ignore[arg-type]
+
+
+# By the number that a header has for each; ggml.h, enum ggml_type.
+TENSOR_TYPES = _types(
+    (0, "F32", 1, 4),
+    (1, "F16", 1, 2),
+    (2, "Q4_0", 32, 18),
+    (3, "Q4_1", 32, 20),
+    (6, "Q5_0", 32, 22),
+    (7, "Q5_1", 32, 24),
+    (8, "Q8_0", 32, 34),
+    (9, "Q8_1", 32, 40),
+    (10, "Q2_K", 256, 84),
+    (11, "Q3_K", 256, 110),
+    (12, "Q4_K", 256, 144),
+    (13, "Q5_K", 256, 176),
+    (14, "Q6_K", 256, 210),
+    (15, "Q8_K", 256, 292),
+    (16, "IQ2_XXS", 256, 66),
+    (17, "IQ2_XS", 256, 74),
+    (18, "IQ3_XXS", 256, 98),
+    (19, "IQ1_S", 256, 50),
+    (20, "IQ4_NL", 32, 18),
+    (21, "IQ3_S", 256, 110),
+    (22, "IQ2_S", 256, 82),
+    (23, "IQ4_XS", 256, 136),
+    (24, "I8", 1, 1),
+    (25, "I16", 1, 2),
+    (26, "I32", 1, 4),
+    (27, "I64", 1, 8),
+    (28, "F64", 1, 8),
+    (29, "IQ1_M", 256, 56),
+    (30, "BF16", 1, 2),
+    (34, "TQ1_0", 256, 54),
+    (35, "TQ2_0", 256, 66),
+    (39, "MXFP4", 32, 17),
+    (40, "NVFP4", 64, 36),
+    (41, "Q1_0", 128, 18),
+)
+
+# What a model may be served from.
+SUPPORTED: tuple[str, ...] = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")
+SUPPORTED += ("Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4")
+
 
 VERSIONS = (2, 3)
 MAX_DIMENSIONS = 4

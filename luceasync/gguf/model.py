@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import Header, Tensor, read_header
-from luceasync.gguf.metadata import Metadata
+from luceasync.gguf.header import Header, Metadata, Tensor, read_header
 from luceasync.gguf.place import parts_of
 
 SPLIT_NUMBER, SPLIT_COUNT, SPLIT_TENSORS = "split.no", "split.count", "split.tensors.count"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.gguf.metadata import Metadata
+from luceasync.gguf.header import Metadata
 from luceasync.gguf.model import GgufModel
 
 # What the numbers of tokenizer.ggml.token_type mean.

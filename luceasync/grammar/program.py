@@ -15,8 +15,8 @@ from typing import Any
 from llguidance import regex_to_lark
 from llguidance.gbnf_to_lark import any_to_lark
 
-from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
+from luceasync.request import Constraint
 from luceasync.text.answer.call_grammar import CallGrammar
 from luceasync.text.answer.form import Before
 

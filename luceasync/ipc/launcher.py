@@ -27,7 +27,7 @@ from luceasync.ipc.child import Child
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
 from luceasync.ipc.packets import Codec, Message
-from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, boxes
 
 log = logging.getLogger(__name__)

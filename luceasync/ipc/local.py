@@ -5,20 +5,189 @@ Owns the sockets and every wait. Knows no process; its end is seen by `died_fd` 
 
 from __future__ import annotations
 
+import math
+import os
+import select
 import socket
+import struct
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
-from luceasync.cyext.packets import QuickChannel
+from luceasync.cyext import packets
+from luceasync.cyext.packets import PacketPort, QuickChannel
 from luceasync.errors import ChannelClosed
 from luceasync.ipc.channel import Outgoing, Payload, Received
 from luceasync.ipc.memory import Register
-from luceasync.ipc.packet_socket import PacketSocket
 from luceasync.ipc.packets import Codec, Message, Ping, Pong, WireError
-from luceasync.ipc.payloads import Hooks, Inbox, Outbox, Told
-from luceasync.ipc.readiness import Readiness
-from luceasync.ipc.waiting import Deadline, Patience
+from luceasync.ipc.shared import Hooks, Inbox, Outbox, Told
+
+# A SEQPACKET socket that sends and reads packets of one session, and answers its pings. Owns
+# the socket. Linux keeps each packet whole, or cuts it and says so.
+
+
+MAX_PINGS = 64  # that nobody has room for the answers to
+WAIT_US = 10_000  # by then a process that has ended is noticed, whoever holds its socket
+
+
+class PacketSocket(PacketPort):
+    """One end. A read wakes faster than poll(2) and a read after it."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        codec: Codec,
+        patience: packets.Patience,
+        inbox: Inbox,
+        hooks: Hooks,
+    ) -> None:
+        sock.setblocking(True)  # waits are bounded by the system, others by MSG_DONTWAIT
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, WAIT_US))
+        super().__init__(sock.fileno(), codec, patience, Ping, inbox.accept, hooks)
+        self._sock = sock
+        self.pings: deque[int] = deque()
+
+    def take_ping(self, number: int, has_payload: bool) -> None:
+        """Answer one as soon as there is room. Raises WireError."""
+        if has_payload or len(self.pings) >= MAX_PINGS:
+            raise WireError("a ping with a payload, or more of them than can be answered")
+        self.pings.append(number)
+        self.answer_pings()
+
+    def answer_pings(self) -> None:
+        """As far as the socket takes answers now."""
+        while self.pings and self.send(Pong(), self.pings[0]) is not None:
+            self.pings.popleft()
+
+    def close(self) -> None:
+        """Idempotent. The other end sees it, whoever else has the socket."""
+        with suppress(OSError):  # closed before, or there
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+
+# How long to wait, and how: deadlines, and spinning only where it has paid lately. Pure but for
+# the clock. Knows no channel.
+
+
+# Waking a sleeper takes 50 to 200 us, and a step of a model some milliseconds: where cores are
+# spare one of them spins from step to step. Of two busy cores, a spin of 20 us doubles a hop.
+MAX_SPIN_S = 20e-3
+SPARE_CORES = 8
+# A core that rests takes longer to wake than a short answer takes to come, and an answer from one
+# that has rested takes its wake and cold caches: 60 to 130 us.
+BRIEF_SPIN_S = 200e-6
+MAX_CREDIT = 3  # spins in a row that may fail: one that comes late now and then ends nothing
+PROBE_EVERY = 64  # waits; where spinning does not pay, it is tried again so often
+
+
+class Deadline:
+    """A moment by which something must have happened."""
+
+    __slots__ = ("_begun", "seconds")
+
+    def __init__(self, seconds: float) -> None:
+        """`seconds` from now; raises ValueError where that is no moment."""
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"a deadline in {seconds} s")
+        self.seconds = seconds
+        self._begun = time.monotonic()
+
+    def since_s(self) -> float:
+        """Seconds since it was set."""
+        return time.monotonic() - self._begun
+
+    def left_ms(self) -> int:
+        """As poll(2) wants it: rounded up, so that no wait of its is a spin."""
+        return math.ceil(max(0.0, self.seconds - self.since_s()) * 1e3)
+
+    @property
+    def is_past(self) -> bool:
+        return self.since_s() >= self.seconds
+
+
+class WaitPolicy(packets.Patience):
+    """Whether to spin before sleeping: see there. How long is a choice of who waits."""
+
+    @classmethod
+    def brief(cls, num_cores: int | None = None) -> WaitPolicy:
+        """For everybody who has two cores. `num_cores`: that may be used; None: the system says."""
+        return cls._of(BRIEF_SPIN_S if _count(num_cores) > 1 else 0.0, trusts_sleep=False)
+
+    @classmethod
+    def from_step_to_step(cls, num_cores: int | None = None) -> WaitPolicy:
+        """For who leaves its cores to nobody, where some are spare."""
+        if _count(num_cores) < SPARE_CORES:
+            return cls.brief(num_cores)
+        return cls._of(MAX_SPIN_S, trusts_sleep=True)
+
+    @classmethod
+    def _of(cls, max_s: float, *, trusts_sleep: bool) -> WaitPolicy:
+        return cls(max_s, trusts_sleep=trusts_sleep, max_credit=MAX_CREDIT, probe_every=PROBE_EVERY)
+
+
+def _count(num_cores: int | None) -> int:
+    return len(os.sched_getaffinity(0)) if num_cores is None else num_cores
+
+
+# Sleeping until descriptors of a channel can be used, or the process at its other end has
+# ended. Owns no descriptor. Knows no packet.
+
+
+PAYLOAD_WAIT_S = 10.0  # without a byte of a payload that has been told of
+ENDED = "its process has ended"
+
+
+class Readiness:
+    """Of one channel."""
+
+    def __init__(self, packets_fd: int, died_fd: int) -> None:
+        """`died_fd`: what becomes readable when the process ends; below 0: nothing tells."""
+        self._packets_fd = packets_fd
+        self._died_fd = died_fd
+        self._reading = select.poll()
+        self._reading.register(packets_fd, select.POLLIN)
+        if died_fd >= 0:
+            self._reading.register(died_fd, select.POLLIN)
+
+    def sleep(self, deadline: Deadline) -> None:
+        """Until a packet can be read; raises WireError where none ever will."""
+        happened = self._reading.poll(deadline.left_ms())
+        if len(happened) == 1 and happened[0][0] == self._died_fd:
+            raise WireError(ENDED)
+
+    def sleep_for_bytes(self, fd: int) -> None:
+        """Until bytes of a payload can be read; raises WireError where none come."""
+        wanted = {fd: select.POLLIN, self._died_fd: select.POLLIN}
+        happened = _happened(wanted, int(PAYLOAD_WAIT_S * 1e3))
+        if not happened:
+            raise WireError(f"no byte of a payload for {PAYLOAD_WAIT_S:g} s")
+        if fd not in happened:
+            raise WireError(ENDED)
+
+    def sleep_to_write(self, fd: int, bytes_fd: int, limit_ms: int) -> set[int]:
+        """Until `fd` can be written; which of packets and `bytes_fd` can be read meanwhile. Raises
+        WireError where nothing can be read any more.
+        """
+        wanted = dict.fromkeys((self._packets_fd, bytes_fd, self._died_fd), select.POLLIN)
+        wanted[fd] = wanted.get(fd, 0) | select.POLLOUT
+        happened = _happened(wanted, limit_ms)
+        readable = {fd for fd, events in happened.items() if events & ~select.POLLOUT}
+        if self._died_fd in readable and self._packets_fd not in readable:
+            raise WireError(ENDED)
+        return readable
+
+
+def _happened(wanted: dict[int, int], limit_ms: int) -> dict[int, int]:
+    """Which of these events came first, by descriptor; those below 0 are none."""
+    waiting = select.poll()
+    for fd, events in wanted.items():
+        if fd >= 0:
+            waiting.register(fd, events)
+    return dict(waiting.poll(limit_ms))
+
 
 M = TypeVar("M")
 A = TypeVar("A", bound=Message)
@@ -49,7 +218,7 @@ class LocalChannel(QuickChannel[M]):
         becomes readable when its process ends.
         """
         hooks = Hooks(self.fail, self._wait_for_bytes)
-        self._packets = PacketSocket(control, codec, Patience.brief(), inbox, hooks)
+        self._packets = PacketSocket(control, codec, WaitPolicy.brief(), inbox, hooks)
         super().__init__(self._packets, outbox, deque(), ChannelClosed, ENDS)
         self._outbox = outbox
         self._inbox = inbox
@@ -61,7 +230,7 @@ class LocalChannel(QuickChannel[M]):
         self._inbox.register(register)
 
     def keep_awake(self) -> None:
-        self._packets.patience = Patience.from_step_to_step()
+        self._packets.patience = WaitPolicy.from_step_to_step()
 
     def forward(
         self, message: Message, payload: Payload, *, answers: int = 0, deadline_s: float

@@ -14,8 +14,7 @@ from luceasync.errors import ChannelClosed
 from luceasync.ipc.channel import Outgoing, Payload
 from luceasync.ipc.memory import Register
 from luceasync.ipc.packets import Span, WireError
-from luceasync.ipc.payloads import Hooks, Room
-from luceasync.ipc.ring import Place, RingLedger, Watermark
+from luceasync.ipc.shared import Hooks, Place, RingLedger, Room, Watermark
 
 
 class _Ring:

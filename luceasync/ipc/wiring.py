@@ -14,15 +14,12 @@ from typing import Any
 import msgspec
 
 from luceasync.errors import ConfigError
+from luceasync.ipc.heartbeat import Answering, Telling
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.memory import SealedMemory, require_linux
 from luceasync.ipc.packets import Codec, Message, Natural, Positive
-from luceasync.ipc.payloads import Inbox, Outbox
-from luceasync.ipc.pulse import Answering
-from luceasync.ipc.ring import lay_out
-from luceasync.ipc.shared import SharedInbox, SharedOutbox
+from luceasync.ipc.shared import Inbox, Outbox, SharedInbox, SharedOutbox, lay_out
 from luceasync.ipc.stream import StreamInbox, StreamOutbox
-from luceasync.ipc.tidings import Telling
 
 VARIABLE = "LUCEASYNC_WIRING"
 TRANSPORTS = ("auto", "shared", "stream")

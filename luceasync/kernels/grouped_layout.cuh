@@ -1,5 +1,5 @@
 // How a quantised matrix, and what a program holds of it in shared memory, lie: all of it is known when a
-// program is compiled. luceasync.kernels.grouped_share.shared_of counts the same bytes.
+// program is compiled. luceasync.kernels.quant_tiling.shared_of counts the same bytes.
 
 #pragma once
 

@@ -1,14 +1,14 @@
 // Products of few rows with a quantised matrix: out = x @ W^T, or silu(gate) * up, (+ residual).
 //
 // W lies in blocks of 16 rows by 64 columns, so that what a lane of a tensor core multiplies is one
-// load (luceasync.kernels.grouped_tiled.Tiled). The warps of a program, or of a cluster of SPLITS of them,
+// load (luceasync.kernels.quant_tiles.Tiled). The warps of a program, or of a cluster of SPLITS of them,
 // share the columns of its row blocks; each copies what it needs ahead into its own ring of shared
 // memory, and waits for nobody until its sums are added to the others'. Codes are multiplied as they are,
 // exact in bfloat16; each group is summed in float32, and scaled then.
 //
 // Compiled with: BITS, CODES, ZERO, GROUP, SUPERGROUP, SCALE, SMALL, MINIMUM, SMALL_MINIMUMS,
 // DIVIDES, TABLE_0 to TABLE_3 (the form); X_ROWS, SUM_HALVES, ROW_BLOCKS, WARPS, STAGES, SPLITS, GOES_ON, RAGGED, PAIRED,
-// RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.grouped_cuda
+// RESIDUAL, FLOAT_OUT, OUT_LIFT, OUT_SUMS, BESIDE, OVERLAP, SHARED_BYTES (the program). luceasync.kernels.quant_gemv_cuda
 // says what they mean.
 
 #include "device_words.cuh"

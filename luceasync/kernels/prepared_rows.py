@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from luceasync.kernels.cuda_program import Launch, Program
-from luceasync.kernels.grouped_codes import Coding
-from luceasync.kernels.grouped_tiled import BLOCK_COLUMNS, UNIT
 from luceasync.kernels.overlap import can_overlap
+from luceasync.kernels.quant_decode import Coding
+from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, UNIT
 
 MOST_PLAIN = 8  # rows that products take as they are
 ARRANGED_ROWS = 16  # as many as there are room for

@@ -14,11 +14,11 @@ from typing import Any
 from luceasync.errors import ModelError
 from luceasync.gguf.model import read_model
 from luceasync.gguf.place import gguf_at
-from luceasync.models.config_fields import Fields
 from luceasync.models.directory import CONFIG, check_directory
 from luceasync.models.families import FAMILIES
+from luceasync.models.families.family import Fields
 from luceasync.models.gguf_model import read_gguf
-from luceasync.models.quantisation.config import scheme_at
+from luceasync.models.quant.checkpoints.scheme import scheme_at
 from luceasync.models.spec import ModelSpec
 
 

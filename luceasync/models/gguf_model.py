@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import Tensor
-from luceasync.gguf.layout import Layout
+from luceasync.gguf.header import SUPPORTED, Tensor
+from luceasync.gguf.layout import Layout, Order, Orders
 from luceasync.gguf.model import GgufModel
-from luceasync.gguf.order import Order, Orders
-from luceasync.gguf.tensor_types import SUPPORTED
 from luceasync.gguf.vocabulary import check_tokenizer
-from luceasync.models.config_fields import Fields
 from luceasync.models.families import GGUF_FAMILIES
+from luceasync.models.families.family import Fields
 from luceasync.models.forms import Dense, Form, Shape
-from luceasync.models.grouped import ggml
-from luceasync.models.grouped.form import Grouped
-from luceasync.models.grouped.layout import BLOCK
+from luceasync.models.quant import ggml
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.layout import BLOCK
 from luceasync.models.spec import ModelSpec
 
 

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from luceasync.models.forms import Dense, Form, Place, Shape
-from luceasync.models.grouped.form import Grouped
-from luceasync.models.grouped.random import RandomModule
 from luceasync.models.layer_reader import Part, whole
 from luceasync.models.layers import Layer
 from luceasync.models.ops import Norm, Ops
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.random import RandomModule
 from luceasync.models.spec import ModelSpec
 from luceasync.models.weights import Table, Weight
 

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.grouped.packed import Packed
-from luceasync.models.grouped.weight import TorchGrouped
+from luceasync.models.quant.packed import Packed
+from luceasync.models.quant.torch_weight import TorchGrouped
 from luceasync.models.trees import Trees, torch_trees
 from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, Table, Weight, as_float
 

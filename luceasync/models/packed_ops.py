@@ -19,10 +19,10 @@ from torch import Tensor
 
 from luceasync.cyext.rows import MAX_ROW, STEP
 from luceasync.cyext.rows import rms_norm as compiled_norm
-from luceasync.models.grouped.compiled import CompiledGrouped, best_kernel, can_multiply
-from luceasync.models.grouped.packed import Packed
-from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchOps, TorchTable
+from luceasync.models.quant.cpu import CompiledGrouped, best_kernel, can_multiply
+from luceasync.models.quant.packed import Packed
+from luceasync.models.quant.torch_weight import TorchGrouped
 from luceasync.models.row_counts import filled_up
 from luceasync.models.weights import RowNorm, Table, Weight
 

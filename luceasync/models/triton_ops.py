@@ -12,16 +12,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import few_rows
-from luceasync.kernels import linear as decode_rows
+from luceasync.kernels import gemv as decode_rows
 from luceasync.kernels import positions as position_kernels
 from luceasync.kernels import rows as row_kernels
+from luceasync.kernels import small_gemm
 from luceasync.kernels import trees as tree_kernels
-from luceasync.models.grouped.packed import Packed
-from luceasync.models.grouped.tiled_weight import TiledGrouped, TiledStack, TiledSwiGLU
-from luceasync.models.grouped.tiles import can_tile, tile
-from luceasync.models.grouped.weight import TorchGrouped
 from luceasync.models.ops import TorchTable
+from luceasync.models.quant.gpu import TiledGrouped, TiledStack, TiledSwiGLU
+from luceasync.models.quant.packed import Packed
+from luceasync.models.quant.tiles import can_tile, tile
+from luceasync.models.quant.torch_weight import TorchGrouped
 from luceasync.models.trees import Trees
 from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, Table, Weight
 
@@ -84,13 +84,13 @@ class TritonTable(TorchTable):
 
     def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
-        flat, fused = x.reshape(-1, x.shape[-1]), _fused(x, few_rows.MAX_ROWS)
+        flat, fused = x.reshape(-1, x.shape[-1]), _fused(x, small_gemm.MAX_ROWS)
         out = fused.linear(flat, self.rows) if fused else F.linear(flat, self.rows)
         return out.view(*x.shape[:-1], -1)
 
     def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
         flat, flat_residual = x.reshape(-1, x.shape[-1]), residual.view(-1, residual.shape[-1])
-        if fused := _fused(x, few_rows.MAX_ROWS):
+        if fused := _fused(x, small_gemm.MAX_ROWS):
             added: Tensor = fused.linear(flat, self.rows, flat_residual)
             return added.view_as(residual)
         flat_residual.addmm_(flat, self.rows.t())  # in place: else it would be copied first
@@ -113,4 +113,4 @@ def _fused(x: Tensor, max_rows: int) -> ModuleType | None:
     num_rows = x.numel() // x.shape[-1]
     if num_rows <= DECODE_ROWS or (num_rows <= decode_rows.MAX_ROWS and x.shape[-2] == 1):
         return decode_rows
-    return few_rows if num_rows <= max_rows and x.element_size() == 2 else None
+    return small_gemm if num_rows <= max_rows and x.element_size() == 2 else None

@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.nodes import Nodes, NodesInParts
+from luceasync.host_cache.arena import HostMemory, PlainMemory
+from luceasync.host_cache.nodes import Nodes, NodesInParts
 from luceasync.models.families import family_of
 from luceasync.models.formats import format_of
 from luceasync.models.inferring import inferring
@@ -24,7 +24,7 @@ from luceasync.models.loader import TensorSource
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.paged_lanes import paging_of
 from luceasync.pipeline.passes import Batch, Chain, TapRing, following

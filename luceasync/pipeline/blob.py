@@ -17,10 +17,10 @@ from torch import Tensor
 
 from luceasync.cyext.flatten import checksums
 from luceasync.errors import SnapshotMismatch, Unsupported
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
 from luceasync.kv.cache import Shape, total_bytes
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.paging import Ledger, Paging
 
 MAGIC, VERSION = b"KVF2", 2

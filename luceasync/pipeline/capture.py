@@ -7,13 +7,35 @@ repeated.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import torch
 
-from luceasync.pipeline.compile_ahead import compiled_ahead
+from luceasync.errors import LuceasyncError
+
+# Kernels of a GPU compiled before they are launched, or words for a person. Knows no pass.
+# Imports the compiler only where something is compiled.
+
+
+PATIENCE_S = 300.0  # for one kernel more: the largest takes 12 s of one core
+
+
+@contextmanager
+def compiled_ahead(device: torch.device, patience_s: float = PATIENCE_S) -> Iterator[None]:
+    """See luceasync.kernels.kernel. Raises LuceasyncError where none is done within `patience_s`
+    after the one before.
+    """
+    from luceasync.kernels import kernel
+
+    try:
+        with kernel.compiled_ahead(device, patience_s):
+            yield
+    except kernel.CompilerHangs as error:
+        raise LuceasyncError(str(error)) from None
+
 
 T = TypeVar("T")
 

@@ -13,8 +13,7 @@ from torch import Tensor
 from luceasync.pipeline.capture import Captured
 from luceasync.pipeline.passes import Batch, Given
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.static_inputs import Fed, Feedback, StaticInputs
-from luceasync.pipeline.tree_inputs import TreeInputs
+from luceasync.pipeline.static_inputs import Fed, Feedback, StaticInputs, TreeInputs
 
 
 @dataclass(frozen=True, slots=True)

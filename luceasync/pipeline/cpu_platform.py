@@ -13,10 +13,9 @@ import psutil
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.arena import WarmMemory
-from luceasync.hoststore.lane_copies import DirectCopies
-from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.staging import DirectStaging
+from luceasync.host_cache.arena import HostMemory, PlainMemory, WarmMemory
+from luceasync.host_cache.copies import DirectCopies
+from luceasync.host_cache.staging import DirectStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops, TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack, keep_few_products

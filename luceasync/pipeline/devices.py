@@ -10,13 +10,12 @@ from dataclasses import replace
 import numpy as np
 
 from luceasync.errors import PlacementError
-from luceasync.hoststore.arena import DevicePageLock
-from luceasync.hoststore.memory import HostMemory
+from luceasync.host_cache.arena import DevicePageLock, HostMemory
 from luceasync.ipc.memory import Register
 from luceasync.pipeline.gpu_platform import gpu_backend, num_gpus
 from luceasync.pipeline.offer import Offer, offer_of
 from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.ranges import check_devices
+from luceasync.pipeline.shard_plan import check_devices
 
 log = logging.getLogger(__name__)
 

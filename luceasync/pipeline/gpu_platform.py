@@ -18,15 +18,12 @@ import torch
 from torch import Tensor
 
 from luceasync.cuda.launch import can_launch
-from luceasync.hoststore.arena import SPARE_BYTES, Arena, DevicePageLock
-from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.page_stream import kernel_paging, torch_paging
-from luceasync.hoststore.stream_copies import StreamCopies
-from luceasync.hoststore.stream_staging import StreamStaging
+from luceasync.host_cache.arena import SPARE_BYTES, Arena, DevicePageLock, HostMemory, PlainMemory
+from luceasync.host_cache.gpu_copies import StreamCopies, kernel_paging, torch_paging
+from luceasync.host_cache.staging import StreamStaging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
-from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.compile_ahead import compiled_ahead
+from luceasync.pipeline.capture import Capture, compiled_ahead
 from luceasync.pipeline.offer import NUM_STAGED_STATES, Offer, offer_of
 
 T = TypeVar("T")

@@ -21,8 +21,7 @@ from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.static_inputs import Feed, Feedback, StaticInputs
-from luceasync.pipeline.tree_inputs import TreeInputs, of_place
+from luceasync.pipeline.static_inputs import Feed, Feedback, StaticInputs, TreeInputs, of_place
 from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
 

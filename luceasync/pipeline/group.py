@@ -13,11 +13,11 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.errors import ModelError
-from luceasync.hoststore.memory import HostMemory, PlainMemory
-from luceasync.hoststore.nodes import Nodes
+from luceasync.host_cache.arena import HostMemory, PlainMemory
+from luceasync.host_cache.nodes import Nodes
 from luceasync.models.loader import TensorSource
 from luceasync.models.spec import ModelSpec
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.passes import Batch, Chain, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Event, Platform, open_platform

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.staging import Block, Staging
+from luceasync.host_cache.staging import Block, Staging
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.models.mixers.mixer import LookBody, Mixer, Recent

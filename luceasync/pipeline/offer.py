@@ -15,7 +15,7 @@ from luceasync.models.precision import Dtype
 # launch where a GPU would wait for hundreds.
 SHORT_ROWS = (16, 64)
 NUM_STAGED_STATES = 2  # recurrent states on their way to host memory, on each GPU
-NUM_STAGED_TOKENS = 2 * 16384  # see luceasync.hoststore.stream_staging
+NUM_STAGED_TOKENS = 2 * 16384  # see luceasync.host_cache.staging
 CPU_PREFILL_TOKENS, GPU_PREFILL_TOKENS = 256, 2048  # of a prompt in one pass, unless it is named
 ONE_THREAD_BYTES = 128 * 2**20
 HERE = 0  # the process that plans

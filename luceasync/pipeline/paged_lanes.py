@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 
 import torch
 
-from luceasync.engine_status import ResidenceStatus
 from luceasync.errors import GroupFailed, HostMemorySpent
-from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
+from luceasync.host_cache.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pager import Growth, KvFlashPager
 from luceasync.kv.pages import CHUNK_TOKENS, PageMap
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.paging import (
     Keep,
     Ledger,
@@ -35,6 +34,7 @@ from luceasync.pipeline.paging import (
 from luceasync.pipeline.passes import Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.request import Residence
+from luceasync.status import ResidenceStatus
 
 REST = 3  # looks begin after so many times what the last one took: each slows steps while it runs
 LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for it

@@ -11,13 +11,13 @@ from typing import Protocol
 
 import torch
 
-from luceasync.engine_status import ResidenceStatus
-from luceasync.hoststore.nodes import Nodes, NodesInParts, Span
+from luceasync.host_cache.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pages import PageEvent, PageMap
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.passes import Masses, Passes
 from luceasync.request import Residence
+from luceasync.status import ResidenceStatus
 
 Pins = Sequence[tuple[int, int]]  # spans of tokens [begin, end)
 # Makes room for so many bytes of host memory and does it; whether there was room.

@@ -146,7 +146,7 @@ class Passes(Protocol):
 
 class TapRing(Protocol):
     """Who takes up rows of tapped layers, wherever its ring is; see
-    luceasync.dflash.passes.LocalDraft.
+    luceasync.speculation.dflash.passes.LocalDraft.
     """
 
     @property

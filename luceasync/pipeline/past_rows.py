@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from luceasync.hoststore.absent_rows import AbsentRows
-from luceasync.hoststore.staging import Block, InHost, Names, blocks_of
+from luceasync.host_cache.absent_rows import AbsentRows
+from luceasync.host_cache.staging import Block, InHost, Names, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.state import Keeps
@@ -27,7 +27,7 @@ from luceasync.pipeline.platform import Platform
 
 
 class _Blocks(Protocol):
-    """See luceasync.hoststore.staging.Staging."""
+    """See luceasync.host_cache.staging.Staging."""
 
     def rows(
         self, blocks: Sequence[Block], layer: int, names: Names
@@ -142,7 +142,7 @@ class _Anything:
     def rows(
         self, blocks: Sequence[Block], layer: int, names: Names
     ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
-        """See luceasync.hoststore.staging.Staging."""
+        """See luceasync.host_cache.staging.Staging."""
         stacks = [self._cache.rows_of(name, layer)[0] for name in names]
         for block in blocks:
             yield block.begin, tuple(stack[: block.end - block.begin] for stack in stacks)

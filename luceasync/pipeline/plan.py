@@ -17,11 +17,17 @@ from luceasync.kv.residency import SINK_CHUNKS, chunks_of
 from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.lanes import DEFAULT_PARALLEL, Guest, choose_lanes
+from luceasync.pipeline.capacity import (
+    DEFAULT_PARALLEL,
+    AskedPool,
+    Guest,
+    Pool,
+    choose_lanes,
+    choose_pool,
+    chunk_that_fits,
+)
 from luceasync.pipeline.offer import Offer, decode_sizes
-from luceasync.pipeline.pool import AskedPool, Pool, choose_pool, chunk_that_fits
-from luceasync.pipeline.ranges import check_weights, split_layers
-from luceasync.pipeline.shard_plan import ShardPlan, plan_shard
+from luceasync.pipeline.shard_plan import ShardPlan, check_weights, plan_shard, split_layers
 
 LEAST_NODE_TOKENS = 2048  # of a prompt that goes on; a node costs a restart half a millisecond
 

@@ -14,9 +14,9 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.lane_copies import LaneCopies
-from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.staging import Staging
+from luceasync.host_cache.arena import HostMemory
+from luceasync.host_cache.copies import LaneCopies
+from luceasync.host_cache.staging import Staging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.ops import Ops
 from luceasync.pipeline.capture import Capture

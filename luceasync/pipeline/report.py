@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from luceasync.config import Config
-from luceasync.hoststore.memory import node_bytes_of
+from luceasync.host_cache.arena import node_bytes_of
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capacity import AskedPool, Guest, Pool
 from luceasync.pipeline.devices import default_device
-from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
-from luceasync.pipeline.pool import AskedPool, Pool
-from luceasync.pipeline.processes import offers_in, processes_of
-from luceasync.pipeline.ranges import named_devices
-from luceasync.pipeline.shard_plan import ShardPlan, weight_types
+from luceasync.pipeline.remote.fleet import offers_in, processes_of
+from luceasync.pipeline.shard_plan import ShardPlan, named_devices, weight_types
 
 
 @dataclass(frozen=True, slots=True)

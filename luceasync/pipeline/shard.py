@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.node_store import NodeStore
-from luceasync.hoststore.shard_contents import ShardContents
+from luceasync.host_cache.arena import HostMemory
+from luceasync.host_cache.nodes import NodeStore
+from luceasync.host_cache.shard_nodes import ShardContents
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
 from luceasync.models.ends import Ends

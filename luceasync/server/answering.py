@@ -20,21 +20,89 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from luceasync.config import ServerConfig
-from luceasync.request import Engine, Request, Stream
-from luceasync.server.answer_stream import AnswerStream
-from luceasync.server.auth import accepted_key
-from luceasync.server.bodies import SMALL_BYTES, Bodies, Held
-from luceasync.server.body import client_gone, read_body
-from luceasync.server.drain import Drain
+from luceasync.errors import GaveWay, GenerationFailed, NoHostMemory, RequestError, Unavailable
+from luceasync.request import Delta, Engine, Finish, Request, Stream
+from luceasync.server.auth import Caller, accepted_key
+from luceasync.server.body import SMALL_BYTES, Bodies, Held, client_gone, read_body
+from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
 from luceasync.server.family import Call, Endpoint
-from luceasync.server.metrics import Metrics
-from luceasync.server.race import race
-from luceasync.server.readiness import require_ready
+from luceasync.server.metrics import AnswerClock, Metrics
 from luceasync.server.request_log import RequestNote, note_of
 from luceasync.server.running import Ending, Running
 from luceasync.server.sse import EventStream
-from luceasync.server.tenant import Caller
+
+# The deltas of one request on their way from the engine to a family. Owns that they are timed
+# and noted, and that a choice which failed is an exception. Knows no API.
+
+
+class AnswerStream:
+    """A Stream of `num_choices` that all end well, or `__anext__` raises GenerationFailed,
+    RequestError, GaveWay, NoHostMemory or Unavailable.
+    """
+
+    def __init__(
+        self, stream: Stream, num_choices: int, clock: AnswerClock, note: RequestNote
+    ) -> None:
+        self._stream = stream
+        self._num_open = num_choices
+        self._clock = clock
+        self._note = note
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return self._stream.num_prompt_tokens
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        try:
+            delta = await self._stream.__anext__()
+        except StopAsyncIteration:
+            if self._num_open > 0:
+                raise GenerationFailed(
+                    "The generation ended before every choice was finished."
+                ) from None
+            raise
+        self._clock.tick(delta)
+        self._note.take(delta)
+        if delta.finish is not None:
+            _raise_failure(delta.finish)
+            self._num_open -= 1
+        return delta
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+def _raise_failure(finish: Finish) -> None:
+    if finish.reason == "error":
+        words = finish.error or "The generation failed."
+        match finish.error_kind:
+            case "request":
+                raise RequestError(words, code="cannot_be_followed")
+            case "gave_way":
+                raise GaveWay(finish.retry_after_s)
+            case "unavailable":
+                raise Unavailable(words, finish.retry_after_s)
+            case "kv_host_memory":
+                raise NoHostMemory(words, finish.retry_after_s)
+            case "failed":
+                raise GenerationFailed(words)
+    if finish.reason == "cancelled":
+        raise Unavailable(finish.error or "The generation was cancelled.")
+
+
+# Whether the model is there to answer. Owns the refusal while it is not. Knows nothing of why.
+
+
+def require_ready(engine: Engine) -> None:
+    """Raise Unavailable unless the model is loaded."""
+    status = engine.status()
+    if not status.ready:
+        raise Unavailable(status.detail, status.retry_after_s)
+
 
 logger = logging.getLogger(__name__)
 

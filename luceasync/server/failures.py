@@ -5,6 +5,7 @@ Owns the mapping from exceptions to statuses. Knows nothing of routes or of any 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import singledispatch
@@ -19,7 +20,25 @@ from luceasync.errors import (
     RequestError,
     Unavailable,
 )
-from luceasync.server.discretion import without_paths
+
+# What a client is told of a fault: its words, without where this machine keeps its files. Knows
+# no fault and no page.
+
+
+# As Python quotes a name, which may hold spaces; else up to a space or the end of a phrase.
+_QUOTED = re.compile(r"(?P<quote>['\"])/(?:(?!(?P=quote)).)*(?P=quote)")
+_BARE = re.compile(r"(?<![\w./:'\"])/(?:[^\s/'\"]+/)*(?=[^\s/])")
+
+
+def without_paths(words: str) -> str:
+    """`words` with the last name of each absolute path in its place."""
+    return _BARE.sub("", _QUOTED.sub(_last_name, words))
+
+
+def _last_name(match: re.Match[str]) -> str:
+    quote = match["quote"]
+    return quote + match[0].strip(quote).rstrip("/").rpartition("/")[2] + quote
+
 
 MAX_MESSAGE_CHARS = 2000  # of a refusal: whoever quotes a request must not send it back
 MAX_PARAM_CHARS = 300

@@ -6,7 +6,7 @@ nothing of sockets, clients that leave, keys or shutdowns.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -14,8 +14,8 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 
 from luceasync.request import Engine, Request, Stream
+from luceasync.server.auth import Caller
 from luceasync.server.failures import Failure
-from luceasync.server.tenant import Caller
 
 Event = TypeVar("Event")
 
@@ -94,3 +94,31 @@ class Family(Protocol):
 
 
 MakeFamily = Callable[[Engine], Family]
+
+
+# A call that generates nothing: a body is read, and something is looked up. Owns nothing but
+# the form: limits, keys and clients that leave are those of every other call.
+
+
+class Lookup:
+    """See luceasync.server.family.Call. `look` gives the answer, which is sent as JSON."""
+
+    requests: Sequence[Request] = ()
+    stream = False
+
+    def __init__(self, look: Callable[[], Awaitable[object]]) -> None:
+        self._look = look
+
+    async def events(self, streams: Sequence[Stream]) -> AsyncGenerator[None, None]:
+        """None."""
+        return
+        yield  # it is a generator
+
+    def encode(self, event: None) -> bytes:
+        raise AssertionError("there are no events")
+
+    def end(self, failure: Failure | None) -> bytes:
+        raise AssertionError("it is never streamed")
+
+    async def fold(self, events: AsyncIterator[None]) -> object:
+        return await self._look()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 
-from luceasync.freed_memory import give_back_freed_memory, resident_bytes
+from luceasync.process_memory import give_back_freed_memory, resident_bytes
 
 GIVE_BACK_S = 1.0
 LOOK_S = 2.0

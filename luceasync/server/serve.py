@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import signal
+import sys
+import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NoReturn
@@ -15,11 +18,34 @@ from typing import Any, NoReturn
 from starlette.applications import Starlette
 
 from luceasync.config import ServerConfig
-from luceasync.server.deadline import end_process_after
-from luceasync.server.drain import Drain
-from luceasync.server.listener import LINGER_S, listen, run_hypercorn, url_of
-from luceasync.server.race import race
-from luceasync.server.tls import tls_context
+from luceasync.server.drain import Drain, race
+from luceasync.server.http.listener import LINGER_S, listen, run_hypercorn, tls_context, url_of
+
+# The end of this process by a deadline, whatever hangs in it. Knows nothing of requests or of
+# disks: a thread in a system call that never returns cannot be ended, and the interpreter waits
+# for it.
+
+
+HANGING_STATUS = 1
+
+
+def end_process_after(seconds: float) -> None:
+    """End the process with HANGING_STATUS unless it has ended by itself in that time."""
+    timer = threading.Timer(seconds, _end, [seconds])
+    timer.daemon = True
+    timer.start()
+
+
+def _end(seconds: float) -> None:
+    words = (
+        f"The process was told to end {seconds:g} s ago, and something in it hangs: it ends now. "
+        "What was on its way to the disk is lost.\n"
+    )
+    try:
+        os.write(sys.__stderr__.fileno() if sys.__stderr__ else 2, words.encode())
+    finally:
+        os._exit(HANGING_STATUS)
+
 
 END_S = 5.0  # after the graceful time
 

@@ -21,8 +21,8 @@ from luceasync.errors import ModelError, RequestError
 from luceasync.gguf.model import read_model
 from luceasync.gguf.place import gguf_at
 from luceasync.gguf.vocabulary import special_tokens_of, templates_of
-from luceasync.text import model_files
-from luceasync.text.calls import Arguments, with_parsed_arguments
+from luceasync.text import tokenizer as model_files
+from luceasync.text.call_memory import Arguments, with_parsed_arguments
 from luceasync.text.tokenizer import Tokenizer
 
 JINJA = "chat_template.jinja"

@@ -13,14 +13,55 @@ from typing import Any
 
 import tokenizers
 
-from luceasync.errors import ModelError, RequestError
-from luceasync.freed_memory import give_back_freed_memory
+from luceasync.errors import ContextLengthError, ModelError, RequestError
 from luceasync.gguf.model import read_model
 from luceasync.gguf.place import gguf_at
 from luceasync.gguf.vocabulary import vocabulary_of
-from luceasync.text import model_files
+from luceasync.process_memory import give_back_freed_memory
 from luceasync.text.control_tokens import BREAK, ControlTokens
 from luceasync.text.ids_to_text import TextStream, rules_of
+
+# Reads the text files of a model directory, and says in words what is wrong with them. Knows no
+# file by name: what a file means is for its reader.
+
+
+def read_text(path: Path) -> str | None:
+    """The UTF-8 text of `path`; None when there is no such file. Raises ModelError when it cannot
+    be read.
+    """
+    if path.exists() and not path.is_file():  # a pipe would be waited for
+        raise ModelError(f"{path} is no regular file")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read as UTF-8 text: {error}") from error
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; empty when there is no such file. Raises ModelError for anything
+    else.
+    """
+    text = read_text(path)
+    if text is None:
+        return {}
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise ModelError(f"{path} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds a JSON {type(content).__name__}; an object was expected.")
+    return content
+
+
+def special_text(value: Any) -> str | None:
+    """The text of a special token as tokenizer_config.json writes it: a string, or an object's
+    `content`.
+    """
+    text = value.get("content") if isinstance(value, dict) else value
+    return text if isinstance(text, str) else None
+
 
 SMALL_CHARS = 4096  # milliseconds: less than it takes to let others run
 LARGE_CHARS = 1 << 20  # encoding takes a hundred times as many bytes
@@ -57,7 +98,7 @@ class Tokenizer:
             vocabulary = vocabulary_of(read_model(file))
             return cls(vocabulary.definition, vocabulary.eos_ids)
         path = model_dir / "tokenizer.json"
-        definition = model_files.read_text(path)
+        definition = read_text(path)
         if definition is None:
             raise ModelError(f"{path} does not exist; a model directory needs its tokenizer.json.")
         try:
@@ -187,17 +228,17 @@ def _backend(definition: str) -> tokenizers.Tokenizer:
 
 def _eos_ids(model_dir: Path, tokenizer: Tokenizer) -> set[int]:
     """The union of what generation_config, config and tokenizer_config call the end."""
-    config = model_files.read_json(model_dir / "config.json")
+    config = read_json(model_dir / "config.json")
     sources = {
-        "generation_config.json": model_files.read_json(model_dir / "generation_config.json"),
+        "generation_config.json": read_json(model_dir / "generation_config.json"),
         "config.json": config,
         "text_config in config.json": config.get("text_config") or {},
     }
     found = set()
     for source, content in sources.items():
         found.update(_as_ids(content.get("eos_token_id"), model_dir, source))
-    tokenizer_config = model_files.read_json(model_dir / "tokenizer_config.json")
-    text = model_files.special_text(tokenizer_config.get("eos_token"))
+    tokenizer_config = read_json(model_dir / "tokenizer_config.json")
+    text = special_text(tokenizer_config.get("eos_token"))
     if text is not None:
         token_id = tokenizer.token_id(text)
         if token_id is None:
@@ -217,3 +258,16 @@ def _as_ids(value: Any, model_dir: Path, source: str) -> list[int]:
             "an int or a list of ints was expected."
         )
     return ids
+
+
+# Whether a text is too long for the context, said before much work is done for it. Owns the
+# refusal. Knows no chat and no history.
+
+
+def refuse_too_long(tokenizer: Tokenizer, text: str, most: int, param: str) -> None:
+    """Raise ContextLengthError where `text` certainly has more than `most` tokens. That a text is
+    let through says nothing: it may still have more.
+    """
+    num_least = tokenizer.least_tokens(text, most)
+    if num_least > most:
+        raise ContextLengthError(most, num_least, param, is_least=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from luceasync.ipc import handshake
+from luceasync.ipc import channel
 from luceasync.ipc.packets import MAX_PACKET_BYTES
 from luceasync.ipc.wiring import VARIABLE
 
@@ -83,8 +83,8 @@ class Doer:
         elif deed == "slow":
             time.sleep(SLOW_S)
         elif deed == "version":
-            handshake.Statement = functools.partial(  # type: ignore[assignment, misc]
-                handshake.Statement, version="0.0"
+            channel.Statement = functools.partial(  # type: ignore[assignment, misc]
+                channel.Statement, version="0.0"
             )
         elif deed == "parent":
             os.kill(os.getppid(), signal.SIGKILL)
@@ -96,7 +96,7 @@ class Doer:
 def watched(doer: Doer) -> None:
     """Look at every order before it is done."""
     from luceasync.backend import serving
-    from luceasync.pipeline import wire
+    from luceasync.pipeline.remote import wire
 
     real: Callable[[serving.Wire], Any] = serving.Wire.next
     moments = {wire.Load: "load", wire.Save: "save", wire.Restore: "adopt", wire.Adopt: "adopt"}
@@ -119,14 +119,14 @@ def main() -> None:
         control = socket.socket(fileno=os.dup(json.loads(os.environ[VARIABLE])["control"]))
         doer = Doer(folder / arguments[arguments.index("--layers") + 1], control)
         doer.at("greeting")
-        real = handshake.be_greeted
+        real = channel.be_greeted
 
         def greeted(*given: Any) -> None:
             real(*given)
             threading.Timer(IMPORTING_S, doer.at, ("import",)).start()
             watched(doer)  # imports torch, as the program does now
 
-        handshake.be_greeted = greeted
+        channel.be_greeted = greeted
     from luceasync.backend.app import main as run
 
     run(arguments)

@@ -28,9 +28,9 @@ from luceasync.config import (
     ServerConfig,
 )
 from luceasync.engine import decoding, steps
-from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import choose, nothing
 from luceasync.engine.sampling.row import RowSampling
+from luceasync.engine.sequence import Generation
 from luceasync.engine.start import build_engine
 from luceasync.ranking.logits import Logits
 from luceasync.server.app import create_app

@@ -16,8 +16,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from luceasync.dflash.spec import DraftSpec
 from luceasync.models.spec import ModelSpec
+from luceasync.speculation.dflash.draft_config import DraftSpec
 
 
 def draft_config(spec: DraftSpec, target: ModelSpec) -> dict[str, Any]:

@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
-from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
-from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.request import ChatPrompt, Constraint, Request, Sampling
 from luceasync.text.tokenizer import Tokenizer
 from scripts.check_processes import placed
 from scripts.grammar.cases import Case

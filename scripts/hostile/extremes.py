@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from luceasync.errors import RequestError
-from luceasync.model_card import ModelCard
+from luceasync.request import ModelCard
+from luceasync.server.auth import Caller
 from luceasync.server.openai.chat_schema import ChatBody, parse_chat
-from luceasync.server.openai.unserved import UnservedBody
-from luceasync.server.tenant import Caller
+from luceasync.server.openai.common import UnservedBody
 
 # Literals, as JSON may or may not spell them.
 WRONG = ["null", "true", '"1"', "[]", "{}", "[null]", '""', "NaN", "Infinity", "-Infinity"]

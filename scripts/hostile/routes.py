@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import msgspec
 
 from hostile.extremes import LISTS, MOST_TOKENS, TEXT, WRONG, of_type
-from luceasync.server.anthropic.body import CountBody, MessagesBody
+from luceasync.server.anthropic.conversation import CountBody, MessagesBody
 from luceasync.server.openai.completions import CompletionBody
-from luceasync.server.openai.responses.body import ResponsesBody
+from luceasync.server.openai.responses.conversation import ResponsesBody
 from luceasync.server.openai.tokenizing import DetokenizeBody, TokenizeBody
 
 DEEP = "[" * 200 + "]" * 200

@@ -20,14 +20,14 @@ from luceasync.config import (
     ModelConfig,
     PlacementConfig,
 )
-from luceasync.dflash.adapt import Shape
-from luceasync.dflash.load import LoadedDraft
 from luceasync.engine.decoding import Decoding, SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.recipe import speculate
+from luceasync.engine.load import speculate
 from luceasync.engine.start import build_engine
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.speculation.adapt import Shape
+from luceasync.speculation.dflash.load import LoadedDraft
 from scripts.lossless.cases import KINDS, Answer, Answers, Case, Kind, Target
 from scripts.lossless.rounds import ScriptedDecoding, forced
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from luceasync.dflash.adapt import Plan, Shape
-from luceasync.dflash.decode import Speculator
-from luceasync.dflash.load import LoadedDraft
-from luceasync.dflash.passes import LocalDraft
 from luceasync.engine.decoding import SpeculativeDecoding
-from luceasync.engine.generation import Generation
+from luceasync.engine.sequence import Generation
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.speculation.adapt import RoundPlan, Shape
+from luceasync.speculation.dflash.load import LoadedDraft
+from luceasync.speculation.dflash.passes import LocalDraft
+from luceasync.speculation.speculator import Speculator
 
 SHARE_WRONG = 0.15  # of a scripted draft's tokens
 
 
-def forced(shape: Shape) -> Callable[[Sequence[int]], Plan]:
+def forced(shape: Shape) -> Callable[[Sequence[int]], RoundPlan]:
     """Rounds of `shape` for all lanes at every step."""
-    return lambda lanes: Plan(shape, tuple(lanes), False)
+    return lambda lanes: RoundPlan(shape, tuple(lanes), False)
 
 
 class ScriptedDecoding(SpeculativeDecoding):
@@ -34,7 +34,7 @@ class ScriptedDecoding(SpeculativeDecoding):
         known: Mapping[int, tuple[int, ...]],
         num_lanes: int,
     ) -> None:
-        from tests.dflash.scripted import ScriptedDraft
+        from tests.speculation.scripted import ScriptedDraft
 
         def is_wrong(lane: int, position: int) -> bool:
             return random.Random(position * 8 + lane).random() < SHARE_WRONG

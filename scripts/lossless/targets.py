@@ -9,8 +9,8 @@ from functools import partial
 from pathlib import Path
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
-from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.models.config import read_spec
+from luceasync.speculation.dflash.draft_config import read_draft_spec
 from scripts.lossless.cases import Target
 
 

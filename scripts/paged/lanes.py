@@ -13,17 +13,17 @@ from typing import Any
 import torch
 
 from luceasync.bench.model import load_random, plan_for
-from luceasync.hoststore.copy_stream import copy_beside
-from luceasync.hoststore.memory import HostMemory
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.arena import HostMemory
+from luceasync.host_cache.copy_stream import copy_beside
+from luceasync.host_cache.nodes import Span
 from luceasync.kv.cache import total_bytes
 from luceasync.models.config import parse_spec
 from luceasync.models.precision import Precision
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capacity import AskedPool, Policy, Pool
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import open_platform
-from luceasync.pipeline.pool import AskedPool, Policy, Pool
 
 CHUNK = 64
 TAU = 64  # tokens after which a look is due

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.handshake import Statement, be_greeted, greet
+from luceasync.ipc.channel import Statement, be_greeted, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message

@@ -16,8 +16,8 @@ from luceasync.bench.device import synchronize
 from luceasync.bench.model import prefill, random_prompt
 from luceasync.models.config import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.plan import Plan, group_shards
+from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.ranking.logits import Wanted
 
 ROOT = Path(__file__).parents[2]

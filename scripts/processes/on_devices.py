@@ -16,15 +16,14 @@ from typing import Any
 import torch
 
 from luceasync.errors import ChannelClosed
-from luceasync.ipc.channel import Channel, Outgoing, Received
-from luceasync.ipc.handshake import Statement, be_greeted, greet
+from luceasync.ipc.channel import Channel, Outgoing, Received, Statement, be_greeted, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import come_home, open_rings
-from luceasync.pipeline.crossing import lend, put, put_soon
 from luceasync.pipeline.devices import pinned_by
 from luceasync.pipeline.platform import Event, open_platform
+from luceasync.pipeline.remote.tensors import lend, put, put_soon
 
 ROOT = Path(__file__).parents[2]
 HOP = ((4, 1, 5120), torch.bfloat16)

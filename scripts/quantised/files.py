@@ -13,7 +13,7 @@ import gguf
 import numpy as np
 
 from luceasync.bench.shapes import Shape
-from luceasync.gguf.tensor_types import TENSOR_TYPES
+from luceasync.gguf.header import TENSOR_TYPES
 
 TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 SCALES_AT = {"Q4_K": (0, 2), "Q6_K": (208,), "Q8_0": (0,)}  # of fp16, in a block

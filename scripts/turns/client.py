@@ -17,9 +17,9 @@ from warm.entries import Entry
 from warm.run import keep
 
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine_status import EngineStatus
-from luceasync.prefix.node import common_prefix
+from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
+from luceasync.status import EngineStatus
 from luceasync.text.history import History
 from luceasync.text.returns import Returns
 from luceasync.text.template import ChatTemplate

@@ -10,14 +10,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.backend.draft_nodes import LentRows, OwnRows
-from luceasync.backend.draft_orders import DraftOrders, RowOrders, SentRows
-from luceasync.dflash import wire
+from luceasync.backend.draft_orders import DraftOrders, LentRows, OwnRows, RowOrders, SentRows
 from luceasync.errors import ChannelClosed
-from luceasync.hoststore.memory import PlainMemory
+from luceasync.host_cache.arena import PlainMemory
 from luceasync.ipc.channel import Received
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
+from luceasync.speculation.dflash import wire
 from tests.backend.test_pass_orders import Line, Untouched
 
 NUM_LANES, MAX_TOKENS, BLOCK = 2, 128, 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.backend.node_memory import LentMemory
+from luceasync.backend.node_orders import LentMemory
 from luceasync.ipc.memory import SealedMemory
 
 

@@ -15,20 +15,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from luceasync.backend.node_memory import LentMemory
-from luceasync.backend.node_orders import NodeOrders
+from luceasync.backend.node_orders import LentMemory, NodeOrders
 from luceasync.errors import ChannelClosed
-from luceasync.hoststore.memory import PlainMemory
+from luceasync.host_cache.arena import PlainMemory
 from luceasync.ipc.channel import Received
 from luceasync.ipc.memory import SealedMemory
 from luceasync.ipc.packets import Message
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
-from luceasync.pipeline import wire
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.remote import wire
 
 NUM_LANES, MAX_TOKENS, MEMORY_BYTES = 2, 128, 1 << 20
 LITTLE_BYTES = 4 << 20

@@ -15,8 +15,8 @@ from luceasync.errors import ChannelClosed
 from luceasync.ipc.channel import Received
 from luceasync.ipc.packets import Message
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.pipeline import wire
 from luceasync.pipeline.cpu_platform import Past
+from luceasync.pipeline.remote import wire
 
 NUM_LANES, MAX_TOKENS, NUM_PAGES = 2, 128, 2
 

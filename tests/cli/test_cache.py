@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from luceasync.cli.app import app
 from luceasync.errors import ConfigError
-from tests.nodefiles.node_files import END_SHAPES, ROW_SHAPES, contents_of, end_of, file_of
+from tests.disk_cache.node_files import END_SHAPES, ROW_SHAPES, contents_of, end_of, file_of
 
 DAY_S = 86400
 ROOT, MIDDLE, TIP, BRANCH = (f"{digit}{'0' * 15}" for digit in "abcd")
@@ -140,7 +140,7 @@ def test_nodes_of_another_schema_are_listed_as_that(
     cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as older:
-        older.setattr("luceasync.nodefiles.codec.SCHEMA", "luceasync.node.1")
+        older.setattr("luceasync.disk_cache.codec.SCHEMA", "luceasync.node.1")
         put(cache, "beef", BRANCH)
     assert "another schema" in done(cache, "ls", "beef")
     assert "1 of another schema" in done(cache, "verify")

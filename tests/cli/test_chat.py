@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from luceasync.cli.chat import run_chat
-from luceasync.cli.talk import Messages, Spoken
+from luceasync.cli.chat import Messages, Spoken, run_chat
 from luceasync.errors import Unavailable
-from luceasync.pieces import ReasoningPiece, TextPiece
+from luceasync.request import ReasoningPiece, TextPiece
 
 
 class ScriptedVoice:

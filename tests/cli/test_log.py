@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from luceasync.cli import log
-from luceasync.cli.log import BesideHandler
+from luceasync.cli import serve
+from luceasync.cli.serve import BesideHandler
 
 
 class Stuck(io.StringIO):
@@ -45,7 +45,7 @@ def test_lines_come_out_in_order_and_all_of_them_before_the_end():
 
 
 def test_a_stopped_terminal_holds_up_nobody_and_what_waits_is_bounded(monkeypatch):
-    monkeypatch.setattr(log, "CLOSE_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(serve, "CLOSE_TIMEOUT_S", 0.0)
     out = Stuck()
     handler = BesideHandler(out, max_waiting=10)
     for i in range(1000):

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from luceasync.cli.serve import ready_lines
-from luceasync.model_card import ModelCard
+from luceasync.request import ModelCard
 
 DEADLINE_S = 60
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import httpx
 import pytest
 
-from luceasync.cli.talk import LocalVoice, Manner, RemoteVoice, open_remote
+from luceasync.cli.chat import LocalVoice, Manner, RemoteVoice, open_remote
 from luceasync.config import ServerConfig
 from luceasync.errors import LuceasyncError, QueueFull, Unavailable
-from luceasync.pieces import ReasoningPiece, TextPiece
-from luceasync.request import Delta
+from luceasync.request import Delta, ReasoningPiece, TextPiece
 from luceasync.server.app import create_app
 from tests.server.scripted import ScriptedEngine, Step, answer, finish
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luceasync.cyext.rings import RingReader, RingWriter
-from luceasync.ipc.ring import ALIGN_BYTES, RingLedger, Watermark
+from luceasync.ipc.shared import ALIGN_BYTES, RingLedger, Watermark
 
 BEGIN, END, WORD, FIRST = 4096, 4096 + 20 * ALIGN_BYTES, 64, 9
 SIZES = st.integers(1, END - BEGIN - ALIGN_BYTES)

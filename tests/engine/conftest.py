@@ -10,7 +10,7 @@ import pytest
 
 from luceasync.config import Config, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.prepared import Prepared
+from luceasync.engine.prepare import Prepared
 from luceasync.engine.start import build_engine
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.pump import Pump
-from luceasync.hoststore.nodes import NodeSizes, Span
-from luceasync.hoststore.tickets import Arrived, Ticket
-from luceasync.keeping.disk_orders import NoDisk
-from luceasync.keeping.limits import Limits
-from luceasync.keeping.memory_nodes import MemoryNodes, NoFeatures
-from luceasync.keeping.prefixes import Prefixes
+from luceasync.host_cache.copy_stream import Arrived, Ticket
+from luceasync.host_cache.nodes import NodeSizes, Span
+from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.disk_orders import NoDisk
+from luceasync.prefix_cache.index import Limits
+from luceasync.prefix_cache.memory import MemoryNodes, NoFeatures
 from luceasync.ranking.local import LocalLogits
 from luceasync.text.tokenizer import Tokenizer
 

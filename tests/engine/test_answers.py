@@ -6,8 +6,8 @@ from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 
-from luceasync.engine.answers import Answers
 from luceasync.engine.prompts import Rendered
+from luceasync.engine.streams import Answers
 from luceasync.request import Delta, Finish, Timings, Usage
 
 IDS = array("i", (1, 2))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.engine.availability import Availability
+from luceasync.engine.engine import Availability
 
 
 async def test_it_is_ready_when_every_part_is_there():

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from luceasync.disk_cache.disk import DiskTier
 from luceasync.engine.cache_directory import Cabinet, CacheDirectory
-from luceasync.engine_status import CacheStatus
 from luceasync.errors import ConfigError
-from luceasync.keeping.tenants import Tenants
-from luceasync.nodefiles.disk import DiskTier
+from luceasync.prefix_cache.tenants import Tenants
+from luceasync.status import CacheStatus
 
 DEADLINE_S = 10.0
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from luceasync.dflash.accept import walk
-from luceasync.engine.checking import Checking
+from luceasync.engine.acceptance import Checking
 from luceasync.engine.sampling.choose import choose, rank
 from luceasync.engine.sampling.row import RowSampling
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN
 from luceasync.request import Sampling
+from luceasync.speculation.speculator import walk
 
 VOCAB = 32
 END = 30

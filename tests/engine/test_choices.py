@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.engine.choices import prepare
+from luceasync.engine.prepare import prepare
 from luceasync.engine.prompts import Language, Rendered
 from luceasync.errors import RequestError
-from luceasync.keeping.tenants import Tenant
-from luceasync.model_card import ModelCard
-from luceasync.request import Request, Sampling, TokenPrompt
+from luceasync.prefix_cache.tenants import Tenant
+from luceasync.request import ModelCard, Request, Sampling, TokenPrompt
 from luceasync.text.history import History
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer

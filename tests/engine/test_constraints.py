@@ -15,12 +15,18 @@ from typing import Any
 import pytest
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
-from luceasync.constraint import Constraint
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
-from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece
-from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.request import (
+    ArgumentsPiece,
+    CallPiece,
+    ChatPrompt,
+    Constraint,
+    ReasoningPiece,
+    Request,
+    Sampling,
+)
 from tests import tiny
 from tests.groups import in_groups
 from tests.processes import placed

@@ -7,15 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.dflash.adapt import Plan, Shape
 from luceasync.engine.decoding import SpeculativeDecoding, anchors_of, takes_best_twice
-from luceasync.engine.generation import Generation
 from luceasync.engine.sampling.choose import NUM_CANDIDATES, nothing, wanted_of
+from luceasync.engine.sequence import Generation
 from luceasync.grammar.guide import Guide
 from luceasync.ranking.logits import BEST
 from luceasync.request import Sampling
+from luceasync.speculation.adapt import RoundPlan, Shape
 from luceasync.text.tokenizer import Tokenizer
-from tests.dflash.scripted import (
+from tests.pipeline.conftest import make_backend
+from tests.speculation.scripted import (
     BLOCK,
     TAPS,
     VERIFY_ROWS,
@@ -26,7 +27,6 @@ from tests.dflash.scripted import (
     prepare,
     speculator_of,
 )
-from tests.pipeline.conftest import make_backend
 
 __all__ = ["make_backend"]
 NUM_LANES = 3
@@ -47,7 +47,7 @@ def prepared(tiny_dir):
 
 def only(speculating: Sequence[int]):
     """Plans in which of all lanes these speculate."""
-    return lambda lanes: Plan(Shape(BLOCK), tuple(set(lanes) & set(speculating)), True)
+    return lambda lanes: RoundPlan(Shape(BLOCK), tuple(set(lanes) & set(speculating)), True)
 
 
 def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> Lanes:

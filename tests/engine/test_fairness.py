@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from luceasync.engine.fairness import (
+from luceasync.engine.scheduler import (
     MIN_TURN_S,
     MIN_TURN_TOKENS,
     ROWS_PER_TURN_TOKEN,

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from luceasync.engine import generation
-from luceasync.engine.generation import Generation
-from luceasync.engine.prepared import Prepared
+from luceasync.engine import sequence as generation
+from luceasync.engine.prepare import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, TokenCounts
-from luceasync.pieces import TextPiece
-from luceasync.request import Delta, Sampling
+from luceasync.engine.sequence import Generation
+from luceasync.request import Delta, Sampling, TextPiece
 from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny

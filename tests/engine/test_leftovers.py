@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from luceasync.engine.leftovers import Leftovers
+from luceasync.engine.steps import Leftovers
 
 
 class Listener:

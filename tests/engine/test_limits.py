@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from luceasync.config import CacheConfig
-from luceasync.engine.limits import held_bytes_of, limits_of, warm_bytes_of
-from tests.nodefiles.node_files import KEY, NAMESPACE, contents_of, file_of
+from luceasync.engine.cache_directory import held_bytes_of, limits_of, warm_bytes_of
+from tests.disk_cache.node_files import KEY, NAMESPACE, contents_of, file_of
 
 
 def disk_bytes(directory: Path) -> int | None:
@@ -23,7 +23,7 @@ def keep_a_node(directory: Path) -> int:
 
 
 def test_the_disks_share_does_not_shrink_by_what_was_kept(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr("luceasync.engine.limits._free_bytes", lambda directory: 10_000)
+    monkeypatch.setattr("luceasync.engine.cache_directory._free_bytes", lambda directory: 10_000)
     assert disk_bytes(tmp_path / "new") == disk_bytes(tmp_path) == 5_000
     num_bytes = keep_a_node(tmp_path)
     assert disk_bytes(tmp_path) == 5_000 + num_bytes // 2

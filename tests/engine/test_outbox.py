@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.engine.outbox import Outbox
+from luceasync.engine.streams import Outbox
 from luceasync.request import Delta, Finish, Speculation, Timings, Usage
 
 

@@ -19,21 +19,21 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from luceasync.disk_cache.codec import Part, part_of
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.faults import Fault, fault_of
-from luceasync.engine.prepared import Prepared
+from luceasync.engine.prepare import Prepared
 from luceasync.engine.pump import Pump
 from luceasync.errors import GroupFailed
-from luceasync.keeping import node_index as index_module
-from luceasync.keeping.memory_nodes import LOGITS
 from luceasync.models.mixers import END_KINDS
-from luceasync.nodefiles.layout import Part, part_of
-from luceasync.prefix.cost import Rates
-from luceasync.prefix.keys import tenant_key
+from luceasync.prefix_cache import index as index_module
+from luceasync.prefix_cache.memory import LOGITS
+from luceasync.prefix_tree.cost import Rates
+from luceasync.prefix_tree.node import tenant_key
 from luceasync.request import Sampling
 from luceasync.text.detokenizer import Detokenizer
 from tests.engine.pumps import letters
-from tests.keeping.kept import CHUNK, FAULT, GONE, Bench, FakeDisk, following
+from tests.prefix_cache.kept import CHUNK, FAULT, GONE, Bench, FakeDisk, following
 
 NUM_LANES = 3
 TENANTS = [tenant_key("one"), tenant_key("two")]

@@ -21,7 +21,7 @@ from luceasync.config import (
     ModelConfig,
 )
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.rehearsal import Part, rehearse
+from luceasync.engine.load import Part, rehearse
 from luceasync.engine.start import build_engine
 from luceasync.errors import Unavailable
 from tests import tiny
@@ -121,7 +121,7 @@ async def test_a_restart_takes_up_what_another_arrangement_has_written(
     async with running(tiny_dir, tmp_path / "first", first, **kept) as engine:
         answer = await ask(engine, LONG)
         await written(engine)
-    caplog.set_level(logging.DEBUG, "luceasync.keeping.prefixes")
+    caplog.set_level(logging.DEBUG, "luceasync.prefix_cache.cache")
     async with running(tiny_dir, tmp_path / "second", second, **kept) as engine:
         again = await ask(engine, LONG)
     assert again.ids == answer.ids
@@ -163,7 +163,7 @@ async def test_a_process_that_dies_fails_what_it_carried_and_is_started_again_al
         rehearsed.append(part)
         rehearse(target, decoding, tokenizer, part)
 
-    monkeypatch.setattr("luceasync.engine.recipe.rehearse", counted)
+    monkeypatch.setattr("luceasync.engine.load.rehearse", counted)
     there = running(
         tiny_dir, tmp_path / "several", "three", transport=transport, cache_dir=tmp_path / "cache"
     )

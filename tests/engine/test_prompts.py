@@ -10,9 +10,8 @@ import pytest
 
 from luceasync.engine.prompts import Language, Prompts
 from luceasync.errors import ContextLengthError, RequestError
-from luceasync.keeping.tenants import Tenants
-from luceasync.model_card import ModelCard
-from luceasync.request import ChatPrompt, Request, TextPrompt, TokenPrompt
+from luceasync.prefix_cache.tenants import Tenants
+from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
 from luceasync.text.history import History
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer

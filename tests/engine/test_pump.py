@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 
 from luceasync.engine.pump import IDLE_PAUSE_S, LEAVING_PAUSE_S
-from luceasync.hoststore.nodes import Span
-from luceasync.keeping import prefixes as prefixes_module
+from luceasync.host_cache.nodes import Span
+from luceasync.prefix_cache import cache as prefixes_module
 from luceasync.text.detokenizer import Detokenizer
 from tests.engine.pumps import CountingTarget, letters, make_pump, run
-from tests.hoststore.late import LateTicket
+from tests.host_cache.late import LateTicket
 
 
 def test_a_prompt_is_prefilled_in_chunks_that_end_at_fixed_positions(make_prepared):

@@ -8,8 +8,8 @@ import pytest
 
 from luceasync.engine.faults import Fault
 from luceasync.engine.pump import Pump
-from luceasync.hoststore.nodes import Span
-from luceasync.hoststore.tickets import Ticket
+from luceasync.host_cache.copy_stream import Ticket
+from luceasync.host_cache.nodes import Span
 from tests.engine.pumps import CountingTarget, make_pump, run
 
 

@@ -21,7 +21,7 @@ async def test_memory_that_is_gone_meanwhile_is_told_in_one_line(
     def too_much(*args: object) -> None:
         raise torch.OutOfMemoryError(TOLD)
 
-    monkeypatch.setattr("luceasync.engine.recipe.rehearse", too_much)
+    monkeypatch.setattr("luceasync.engine.load.rehearse", too_much)
     with pytest.raises(
         PlacementError, match=r"1.21 GiB is free. Free some of it, or lower"
     ) as told:

@@ -7,20 +7,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.dflash.adapt import Shape
-from luceasync.dflash.tally import FIRST_WAIT_STEPS, StepCosts
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
-from luceasync.engine.rehearsal import Part, in_turns, part_for, rehearse
-from luceasync.engine_status import SpeculationStatus
+from luceasync.engine.load import Part, in_turns, part_for, rehearse
+from luceasync.speculation.adapt import Shape
+from luceasync.speculation.tally import FIRST_WAIT_STEPS, StepCosts
+from luceasync.status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer
-from tests.dflash.conftest import make_backend  # noqa: F401
-from tests.dflash.scripted import (
-    BLOCK,
-    SHAPES,
-    TAPS,
-    VERIFY_ROWS,
-    random_speculator,
-)
+from tests.speculation.conftest import make_backend  # noqa: F401
+from tests.speculation.scripted import BLOCK, SHAPES, TAPS, VERIFY_ROWS, random_speculator
 
 
 @pytest.fixture

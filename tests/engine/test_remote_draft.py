@@ -136,7 +136,7 @@ async def test_a_restart_speculates_from_kept_features(
     async with running(model_dir, tmp_path / "first", "one", is_remote=first, **kept) as engine:
         expected = (await ask(engine, text)).ids
         await written(engine)
-    caplog.set_level(logging.DEBUG, "luceasync.keeping.prefixes")
+    caplog.set_level(logging.DEBUG, "luceasync.prefix_cache.cache")
     there = running(model_dir, tmp_path / "second", arrangement, is_remote=second, **kept)
     async with there as engine:
         after = await ask(engine, text)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from types import SimpleNamespace
 
-from luceasync.engine.fairness import TURN_PER_BEGINNING
-from luceasync.engine.roster import MAX_ASKED, Roster
+from luceasync.engine.scheduler import MAX_ASKED, TURN_PER_BEGINNING, Roster
 
 
 class Choice:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.engine.scheduling import Balance, Load, next_prefill, next_step
+from luceasync.engine.scheduler import Balance, Load, next_prefill, next_step
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.engine.scoring import SCORED_TOKENS
+from luceasync.engine.steps import SCORED_TOKENS
 from luceasync.request import Request, TokenLogprob, TokenPrompt
 from tests import tiny
 from tests.engine.test_processes import running as several_processes

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine import roster as roster_module
-from luceasync.engine import stream as stream_module
+from luceasync.engine import scheduler as roster_module
+from luceasync.engine import streams as stream_module
 from luceasync.engine.admission import Room
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.fairness import MIN_TURN_TOKENS
+from luceasync.engine.scheduler import MIN_TURN_TOKENS
 from luceasync.errors import QueueFull
 from luceasync.request import Request, Sampling, Stream
 from tests.engine.pumps import CountingTarget, make_pump

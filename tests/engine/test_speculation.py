@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig
-from luceasync.dflash.adapt import TRIAL_ROUNDS, Plan, Shape
-from luceasync.dflash.decode import Speculator
-from luceasync.dflash.tally import StepCosts
 from luceasync.engine.decoding import SpeculativeDecoding
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.recipe import DecodeWith, speculate
+from luceasync.engine.load import DecodeWith, speculate
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Finish, Request, Sampling
+from luceasync.speculation.adapt import TRIAL_ROUNDS, RoundPlan, Shape
+from luceasync.speculation.speculator import Speculator
+from luceasync.speculation.tally import StepCosts
 from tests import tiny
 
 pytestmark = pytest.mark.slow
@@ -124,7 +124,7 @@ async def test_a_measurement_says_what_every_round_is(tiny_dir, draft_dir):
 
     def decode_with(backend, draft):
         def force(lanes):
-            return Plan(Shape(8, 12), tuple(lanes), False)
+            return RoundPlan(Shape(8, 12), tuple(lanes), False)
 
         return SpeculativeDecoding(backend, draft.speculator, force=force)
 

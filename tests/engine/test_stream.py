@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from luceasync.engine.stream import LocalStream
+from luceasync.engine.streams import LocalStream
 from luceasync.request import Delta, Finish, Timings, Usage
 from tests.deltas import text_delta
 

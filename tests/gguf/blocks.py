@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from luceasync.gguf.tensor_types import TENSOR_TYPES
+from luceasync.gguf.header import TENSOR_TYPES
 
 TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}
 # Where a block has its fp16 scales.

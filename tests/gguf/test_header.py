@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.errors import ModelError
-from luceasync.gguf.header import read_header
-from luceasync.gguf.tensor_types import SUPPORTED
+from luceasync.gguf.header import SUPPORTED, read_header
 from luceasync.models.config import read_spec
 from tests.gguf.files import ARRAY, STRING, U32, header, qwen3_keys, qwen3_tensors, save, text
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from luceasync.constraint import Constraint
 from luceasync.grammar.compiler import Compiler
 from luceasync.grammar.matcher import Matcher
 from luceasync.grammar.program import program
 from luceasync.grammar.vocabulary import Vocabulary
+from luceasync.request import Constraint
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 

@@ -14,12 +14,12 @@ from typing import Any
 import llguidance
 import pytest
 
-from luceasync.constraint import Constraint
 from luceasync.errors import RequestError, Unavailable
-from luceasync.grammar import trial
+from luceasync.grammar import proving as trial
 from luceasync.grammar.compiler import MAX_WAITING, Compiler
 from luceasync.grammar.program import program
 from luceasync.grammar.proving import START, Proving
+from luceasync.request import Constraint
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from luceasync.grammar.guide import Guide
-from luceasync.grammar.least import Least
-from luceasync.grammar.thought import Limit, Thought
+from luceasync.grammar.guide import Guide, Least, Limit, Thought
 from tests import tiny
 
 NUM_WORDS = tiny.VOCAB_SIZE // 32

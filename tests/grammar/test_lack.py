@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.grammar.lack import LITTLE, MOST, Lack
+from luceasync.grammar.matcher import LITTLE, MOST, Lack
 
 
 def after(rounds: str) -> Lack:

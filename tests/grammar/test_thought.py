@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.grammar.thought import Limit, Thought
+from luceasync.grammar.guide import Limit, Thought
 
 CLOSE = b"\n</think>"
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from luceasync.ipc.handshake import Statement, be_greeted
+from luceasync.ipc.channel import Statement, be_greeted
 from luceasync.ipc.packets import Message
 from luceasync.ipc.wiring import come_home
 

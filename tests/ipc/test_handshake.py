@@ -8,7 +8,7 @@ import pytest
 
 from luceasync import __version__
 from luceasync.errors import ChannelClosed, PeerRefused
-from luceasync.ipc.handshake import PROTOCOL, Statement, be_greeted, difference, greet
+from luceasync.ipc.channel import PROTOCOL, Statement, be_greeted, difference, greet
 from luceasync.ipc.packets import Welcome
 from tests.ipc.ends import DEADLINE_S, Ends, Heard, Say
 

@@ -17,10 +17,10 @@ import pytest
 
 from luceasync.errors import ChannelClosed, ConfigError, PeerRefused, Unavailable
 from luceasync.ipc import launcher as launcher_module
-from luceasync.ipc.handshake import Statement, greet
+from luceasync.ipc.channel import Statement, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program, child_environment
 from luceasync.ipc.memory import SealedMemory
-from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.supervised import Heartbeat
 from luceasync.ipc.wiring import VARIABLE, Rings, Wiring, open_rings
 from tests.ipc.echo_child import Ask, Tell
 

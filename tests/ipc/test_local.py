@@ -35,7 +35,7 @@ def test_a_call_is_answered(ends: Ends) -> None:
 
 
 def test_who_is_kept_awake_hears_the_same(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("luceasync.ipc.waiting.SPARE_CORES", 1)
+    monkeypatch.setattr("luceasync.ipc.local.SPARE_CORES", 1)
     for channel in (ends.here, ends.there):
         channel.keep_awake()
     for _ in range(3):

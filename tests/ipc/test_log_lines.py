@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from luceasync.ipc.log_lines import MAX_LINE_BYTES, NUM_LINES, LogLines
+from luceasync.ipc.child import MAX_LINE_BYTES, NUM_LINES, LogLines
 
 
 def read(content: bytes) -> tuple[list[str], list[str]]:

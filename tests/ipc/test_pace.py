@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.ipc.pace import FIRST_S, LEAST_S, NUM_FIRST, Call, Pace, Seen, deadline_s
+from luceasync.ipc.supervised import FIRST_S, LEAST_S, NUM_FIRST, Call, Pace, Seen, deadline_s
 
 SECONDS = st.floats(0.0, 1e4)
 

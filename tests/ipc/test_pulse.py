@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.ipc.pulse import Answering, Watch
-from luceasync.ipc.supervision import Heartbeat
-from luceasync.ipc.tidings import Tidings
+from luceasync.ipc.heartbeat import Answering, Tidings, Watch
+from luceasync.ipc.supervised import Heartbeat
 
 DEADLINE_S = 30.0
 SOON = Heartbeat(interval_s=0.02, deadline_s=0.3)
@@ -38,10 +37,10 @@ class Watched:
         self.channel, channel_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         tidings, tidings_there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         begin = (
-            "import socket, sys, time; from luceasync.ipc.pulse import Answering; "
+            "import socket, sys, time; from luceasync.ipc.heartbeat import Answering; "
             f"answering = Answering(socket.socket(fileno={there.fileno()})); "
             f"channel = socket.socket(fileno={channel_there.fileno()}); "
-            "from luceasync.ipc.tidings import Telling; "
+            "from luceasync.ipc.heartbeat import Telling; "
             f"telling = Telling(socket.socket(fileno={tidings_there.fileno()})); "
         )
         self.process = subprocess.Popen(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.ipc.ring import ALIGN_BYTES, Place, RingLedger, Watermark, lay_out
+from luceasync.ipc.shared import ALIGN_BYTES, Place, RingLedger, Watermark, lay_out
 
 RING_BYTES = 20 * ALIGN_BYTES
 KEPT = 2 * ALIGN_BYTES  # of a payload of a few bytes, with what stands before it

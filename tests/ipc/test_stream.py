@@ -57,7 +57,7 @@ def test_half_a_payload_closes_the_channel(stream_ends: Ends) -> None:
 def test_bytes_that_never_come_are_not_waited_for(
     stream_ends: Ends, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("luceasync.ipc.readiness.PAYLOAD_WAIT_S", 0.05)
+    monkeypatch.setattr("luceasync.ipc.local.PAYLOAD_WAIT_S", 0.05)
     tell(stream_ends, Span(0, 10, SESSION))
     payload = stream_ends.here.receive(DEADLINE_S).payload
     assert payload is not None

@@ -12,11 +12,9 @@ from pathlib import Path
 import pytest
 
 from luceasync.errors import ChannelClosed, PeerRefused, Unavailable
-from luceasync.ipc.handshake import Statement
+from luceasync.ipc.channel import Statement
 from luceasync.ipc.launcher import LocalLauncher, Program
-from luceasync.ipc.pace import Call
-from luceasync.ipc.supervised import Supervised
-from luceasync.ipc.supervision import Backoff
+from luceasync.ipc.supervised import Backoff, Call, Supervised
 from tests.ipc.echo_child import Ask, Tell
 
 pytestmark = pytest.mark.slow

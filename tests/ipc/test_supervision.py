@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.ipc.supervision import Backoff, Course, Heartbeat
+from luceasync.ipc.supervised import Backoff, Course, Heartbeat
 
 BACKOFF = Backoff()
 

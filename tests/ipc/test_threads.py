@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from luceasync.ipc import threads
-from luceasync.ipc.log_lines import LogLines
-from luceasync.ipc.threads import has_ended
+from luceasync.ipc import heartbeat
+from luceasync.ipc.child import LogLines
+from luceasync.ipc.heartbeat import has_ended
 
 
 def test_one_that_ends_is_waited_for() -> None:
@@ -21,7 +21,7 @@ def test_one_that_ends_is_waited_for() -> None:
 def test_one_that_hangs_is_told_of(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(threads, "JOIN_S", 0.01)
+    monkeypatch.setattr(heartbeat, "JOIN_S", 0.01)
     hung = threading.Event()
     thread = threading.Thread(target=hung.wait, name="hangs", daemon=True)
     thread.start()
@@ -33,7 +33,7 @@ def test_one_that_hangs_is_told_of(
 
 def test_a_log_whose_reader_hangs_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever is told of its lines writes to a pipe that nobody reads, for example."""
-    monkeypatch.setattr(threads, "JOIN_S", 0.01)
+    monkeypatch.setattr(heartbeat, "JOIN_S", 0.01)
     hung, told, (reading, writing) = threading.Event(), threading.Event(), os.pipe()
 
     def hang(line: str) -> None:

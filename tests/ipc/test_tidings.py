@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.ipc.tidings import MAX_EARLY, NUMBER_BYTES, Tidings
+from luceasync.ipc.heartbeat import MAX_EARLY, NUMBER_BYTES, Tidings
 
 
 def packet(number: int) -> bytes:

@@ -2,26 +2,26 @@
 
 import pytest
 
-from luceasync.ipc.waiting import (
+from luceasync.ipc.local import (
     BRIEF_SPIN_S,
     MAX_CREDIT,
     MAX_SPIN_S,
     PROBE_EVERY,
     SPARE_CORES,
     Deadline,
-    Patience,
+    WaitPolicy,
 )
 
 
 def test_short_waits_are_spun_for() -> None:
-    patience = Patience.from_step_to_step(SPARE_CORES)
+    patience = WaitPolicy.from_step_to_step(SPARE_CORES)
     for _ in range(3):
         patience.waited(MAX_SPIN_S / 2)
         assert patience.spin_s == MAX_SPIN_S
 
 
 def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
-    patience = Patience.from_step_to_step(SPARE_CORES)
+    patience = WaitPolicy.from_step_to_step(SPARE_CORES)
     spins = []
     for _ in range(10 * PROBE_EVERY):
         patience.waited(2 * MAX_SPIN_S)
@@ -30,7 +30,7 @@ def test_long_waits_are_slept_for_but_for_a_probe_now_and_then() -> None:
 
 
 def test_one_that_comes_late_now_and_then_ends_no_spinning() -> None:
-    patience = Patience.brief(2)
+    patience = WaitPolicy.brief(2)
     for _ in range(10):
         for _ in range(MAX_CREDIT - 1):
             patience.waited(2 * BRIEF_SPIN_S)
@@ -43,7 +43,7 @@ def test_one_that_comes_late_now_and_then_ends_no_spinning() -> None:
 
 
 def test_a_probe_that_pays_brings_spinning_back() -> None:
-    patience = Patience.from_step_to_step(SPARE_CORES)
+    patience = WaitPolicy.from_step_to_step(SPARE_CORES)
     for _ in range(MAX_CREDIT):
         patience.waited(2 * MAX_SPIN_S)
     assert patience.spin_s == 0
@@ -52,12 +52,12 @@ def test_a_probe_that_pays_brings_spinning_back() -> None:
 
 
 def test_few_cores_are_kept_for_short_answers_alone() -> None:
-    assert Patience.from_step_to_step(SPARE_CORES - 1).spin_s == BRIEF_SPIN_S
-    assert Patience.from_step_to_step(1).spin_s == Patience.brief(1).spin_s == 0
+    assert WaitPolicy.from_step_to_step(SPARE_CORES - 1).spin_s == BRIEF_SPIN_S
+    assert WaitPolicy.from_step_to_step(1).spin_s == WaitPolicy.brief(1).spin_s == 0
 
 
 def test_where_brief_spins_fail_short_waits_asleep_do_not_bring_them_back() -> None:
-    patience = Patience.brief(2)
+    patience = WaitPolicy.brief(2)
     patience.waited(BRIEF_SPIN_S / 2)
     assert patience.spin_s == BRIEF_SPIN_S
     spins = []

@@ -17,7 +17,7 @@ import torch
 from triton.runtime import driver
 
 from luceasync.cli import app
-from luceasync.pipeline.compile_ahead import compiled_ahead
+from luceasync.pipeline.capture import compiled_ahead
 from tests.kernels.fake_gpu import GPU, FakeDriver, norms
 
 ASSEMBLER = """#!/bin/sh

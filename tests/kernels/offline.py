@@ -26,12 +26,12 @@ from triton.runtime import driver
 from luceasync.kernels import (
     block_attention,
     draft_attention,
-    few_rows,
-    grouped_numbers,
-    grouped_rows,
-    linear,
+    gemv,
     overlap,
+    quant_dequantize,
+    quant_gemv,
     rows,
+    small_gemm,
 )
 from luceasync.kernels.best_token import best_tokens, feed_best
 from luceasync.kernels.chunk_scores import add_scores
@@ -42,13 +42,13 @@ from luceasync.kernels.highest_tokens import highest_tokens
 from luceasync.kernels.kernel import Kernel
 from luceasync.kernels.positions import ranks, rotation
 from luceasync.kernels.trees import trees
-from luceasync.models.grouped.ggml import FORMS
-from luceasync.models.grouped.random import random_packed
-from luceasync.models.grouped.tiles import tile
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_triton import TritonDelta
+from luceasync.models.quant.ggml import FORMS
+from luceasync.models.quant.random import random_packed
+from luceasync.models.quant.tiles import tile
 from tests.kernels import cases
 
 KIB = 1024
@@ -160,10 +160,10 @@ def on(card: Card) -> Iterator[list[Any]]:
 def dense_products() -> None:
     """Decode, verify, with a residual, SwiGLU, and divided sums."""
     weight, gate_up = torch.empty(2560, 4096, dtype=DTYPE), torch.empty(19456, 2560, dtype=DTYPE)
-    linear.linear(weight.new_empty(1, 4096), weight, weight.new_empty(1, 2560))
-    linear.swiglu(weight.new_empty(16, 2560), gate_up)
-    few_rows.linear(weight.new_empty(60, 4096), weight)
-    few_rows.swiglu(weight.new_empty(22, 2560), gate_up)
+    gemv.linear(weight.new_empty(1, 4096), weight, weight.new_empty(1, 2560))
+    gemv.swiglu(weight.new_empty(16, 2560), gate_up)
+    small_gemm.linear(weight.new_empty(60, 4096), weight)
+    small_gemm.swiglu(weight.new_empty(22, 2560), gate_up)
 
 
 def quantised_products() -> None:
@@ -182,12 +182,12 @@ def quantised(name: str, num_rows: int, *, paired: bool = True) -> None:
     """Products with a matrix of that type, and rows of it."""
     tiled = tile(random_packed(FORMS[name], (1024, 2560), torch.Generator()))
     x = torch.empty(num_rows, 2560, dtype=DTYPE)
-    grouped_rows.linear(x, tiled, x.new_empty(num_rows, 1024))
+    quant_gemv.linear(x, tiled, x.new_empty(num_rows, 1024))
     if paired:
-        grouped_rows.swiglu(x, tiled)
-    divided = grouped_rows.Tile(row_blocks=1, strides=4, steps=1, num_splits=2)
-    grouped_rows.linear(x, tiled, chosen=divided)
-    grouped_numbers.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
+        quant_gemv.swiglu(x, tiled)
+    divided = quant_gemv.Tile(row_blocks=1, strides=4, steps=1, num_splits=2)
+    quant_gemv.linear(x, tiled, chosen=divided)
+    quant_dequantize.lookup(tiled, torch.zeros(4, dtype=torch.long), DTYPE)
 
 
 def rows_of_prefill() -> None:

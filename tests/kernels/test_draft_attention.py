@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.dflash.context import DraftContext
-from luceasync.dflash.draft_ops import TorchDraftOps
-from luceasync.dflash.spec import DraftLayerSpec, DraftSpec
-from luceasync.dflash.triton_draft_ops import TritonDraftOps
-from luceasync.dflash.weights import DraftLayerWeights
 from luceasync.kernels import draft_attention
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.ops import Norm
+from luceasync.speculation.dflash.context import DraftContext
+from luceasync.speculation.dflash.draft_config import DraftLayerSpec, DraftSpec
+from luceasync.speculation.dflash.draft_ops import TorchDraftOps
+from luceasync.speculation.dflash.triton_draft_ops import TritonDraftOps
+from luceasync.speculation.dflash.weights import DraftLayerWeights
 from tests.kernels.cases import TOLERANCE, distance, random
 
 NUM_LANES, MAX_CTX = 3, 300

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from luceasync.cuda import feature_ring
 from luceasync.cuda.feature_ring import FeatureKernel
 from luceasync.cuda.launch import Launcher, can_launch
-from luceasync.dflash.scatter import scatter_on, torch_scatter
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform
+from luceasync.speculation.dflash.features import scatter_on, torch_scatter
 from tests.reference import feature_ring as feature_ring_truth
 
 FLOATS = [torch.bfloat16, torch.float16, torch.float32]

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from luceasync.kernels.few_rows import MAX_ROWS, linear, swiglu, tile
+from luceasync.kernels.small_gemm import MAX_ROWS, linear, swiglu, tile
 from tests.kernels.cases import TOLERANCE, distance, random
 
 

@@ -7,14 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import grouped_numbers, grouped_rows
-from luceasync.kernels.grouped_rows import Tile, Tiled
-from luceasync.models.grouped.form import Grouped
-from luceasync.models.grouped.ggml import FORMS
-from luceasync.models.grouped.packed import dequantise
-from luceasync.models.grouped.random import random_packed
-from luceasync.models.grouped.tiles import can_tile, tile
-from luceasync.models.quantisation.floats4 import DIVIDED, NVFP4
+from luceasync.kernels import quant_dequantize, quant_gemv
+from luceasync.kernels.quant_gemv import Tile, Tiled
+from luceasync.models.quant.checkpoints.fp4 import DIVIDED, NVFP4
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.ggml import FORMS
+from luceasync.models.quant.packed import dequantise
+from luceasync.models.quant.random import random_packed
+from luceasync.models.quant.tiles import can_tile, tile
 
 OTHERS = {
     "FP8": Grouped("FP8", 8, 128, 128, "bf16", codes="e4m3"),
@@ -61,10 +61,10 @@ def error(found: Tensor, x: Tensor, numbers: Tensor) -> float:
 def test_numbers_and_rows_are_those_of_the_slow_truth_bit_by_bit(name: str, device) -> None:
     tiled, numbers = matrix(ALL[name], 48, 384, device)
     out = torch.empty(6, 384, device=device)
-    grouped_numbers.numbers(tiled, 29, 35, out)  # of two tiles
+    quant_dequantize.numbers(tiled, 29, 35, out)  # of two tiles
     assert torch.equal(out, numbers[29:35])
     ids = torch.tensor([47, 0, 9, 9, 16], device=device)
-    assert torch.equal(grouped_numbers.lookup(tiled, ids, torch.float32), numbers[ids])
+    assert torch.equal(quant_dequantize.lookup(tiled, ids, torch.float32), numbers[ids])
 
 
 @pytest.mark.covered(1)
@@ -83,7 +83,7 @@ def test_products_in_any_tile_are_those_of_float64(name: str, chosen: Tile, devi
 def check_products(name: str, chosen: Tile | None, device: torch.device) -> None:
     tiled, numbers = matrix(ALL[name], 48, 384, device)
     x = rows(3, 384, device)
-    found = grouped_rows.linear(x, tiled, dtype=torch.float32, chosen=chosen)
+    found = quant_gemv.linear(x, tiled, dtype=torch.float32, chosen=chosen)
     assert error(found, x, numbers) < 1e-5
 
 
@@ -92,7 +92,7 @@ def check_products(name: str, chosen: Tile | None, device: torch.device) -> None
 def test_any_number_of_rows(name: str, num_rows: int, device) -> None:
     tiled, numbers = matrix(ALL[name], 80, 384, device)
     x = rows(num_rows, 384, device)
-    assert error(grouped_rows.linear(x, tiled, dtype=torch.float32), x, numbers) < 1e-5
+    assert error(quant_gemv.linear(x, tiled, dtype=torch.float32), x, numbers) < 1e-5
 
 
 @pytest.mark.parametrize("num_splits", [1, 2])
@@ -103,22 +103,22 @@ def test_residual_and_swiglu(name: str, num_splits: int, device) -> None:
     chosen = Tile(2, 2, 1, num_splits)
     product = F.linear(x.double(), numbers.double())
     residual = torch.randn(2, 96, device=device).to(x.dtype)
-    found = grouped_rows.linear(x, tiled, residual, dtype=torch.float32, chosen=chosen)
+    found = quant_gemv.linear(x, tiled, residual, dtype=torch.float32, chosen=chosen)
     torch.testing.assert_close(found.double(), residual + product, rtol=1e-4, atol=1e-4)
     gate, up = product.chunk(2, -1)
     loose = (
         {"rtol": 1e-2, "atol": 1e-2} if x.dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
     )
-    found = grouped_rows.swiglu(x, tiled, chosen=chosen)
+    found = quant_gemv.swiglu(x, tiled, chosen=chosen)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, **loose)
 
 
 def test_a_row_is_the_same_bits_in_any_company(device) -> None:
     tiled, _ = matrix(ALL["Q4_K"], 64, 512, device)
     x = rows(8, 512, device)
-    together = grouped_rows.linear(x, tiled)
+    together = quant_gemv.linear(x, tiled)
     for row in range(8):
-        assert torch.equal(grouped_rows.linear(x[row : row + 1], tiled)[0], together[row])
+        assert torch.equal(quant_gemv.linear(x[row : row + 1], tiled)[0], together[row])
 
 
 def test_what_is_no_whole_block_is_told() -> None:

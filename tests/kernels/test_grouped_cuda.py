@@ -16,13 +16,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.kernels import grouped_cuda, kernel, prepared_rows
+from luceasync.kernels import kernel, prepared_rows, quant_gemv_cuda
 from luceasync.kernels.cuda_program import CompileError, Launch, Program, compiled
-from luceasync.kernels.grouped_cuda import constants_of
-from luceasync.kernels.grouped_share import Share, Work, share, shared_of
-from luceasync.models.grouped.packed import DTYPES
-from luceasync.models.grouped.tiled_weight import TiledGrouped
-from luceasync.models.grouped.tiles import coding_of
+from luceasync.kernels.quant_gemv_cuda import constants_of
+from luceasync.kernels.quant_tiling import Share, Work, share, shared_of
+from luceasync.models.quant.gpu import TiledGrouped
+from luceasync.models.quant.packed import DTYPES
+from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_grouped import ALL, FEW, error, matrix
@@ -49,7 +49,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
     emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
-    return emulate(grouped_cuda, _PRODUCT="grouped_rows")
+    return emulate(quant_gemv_cuda, _PRODUCT="grouped_rows")
 
 
 def products() -> Iterator[tuple[str, tuple[int, int], tuple[Share, ...]]]:
@@ -74,7 +74,7 @@ def test_products_are_those_of_float64(
     for num_rows in (1, 2, 8, 9, 16):
         for chosen in shares:
             part = x[:num_rows]
-            found = grouped_cuda.linear(part, tiled, dtype=torch.float32, chosen=chosen)
+            found = quant_gemv_cuda.linear(part, tiled, dtype=torch.float32, chosen=chosen)
             assert error(found, part, numbers) < 1e-5, (num_rows, chosen)
 
 
@@ -83,11 +83,11 @@ def test_a_row_is_the_same_bits_among_up_to_eight(name: str, place) -> None:
     tiled, _ = matrix(ALL[name], 96, 2304, place)
     x, norm = rows(8, 2304, place), Norm(torch.rand(2304, device=place) + 0.5)
     for given in (None, norm):
-        together = grouped_cuda.linear(x, tiled, norm=given, dtype=torch.float32)
-        three = grouped_cuda.linear(x[:3], tiled, norm=given, dtype=torch.float32)
+        together = quant_gemv_cuda.linear(x, tiled, norm=given, dtype=torch.float32)
+        three = quant_gemv_cuda.linear(x[:3], tiled, norm=given, dtype=torch.float32)
         assert torch.equal(three, together[:3])
         for row in range(8):
-            one = grouped_cuda.linear(x[row : row + 1], tiled, norm=given, dtype=torch.float32)
+            one = quant_gemv_cuda.linear(x[row : row + 1], tiled, norm=given, dtype=torch.float32)
             assert torch.equal(one[0], together[row])
 
 
@@ -101,13 +101,13 @@ def test_norm_residual_and_swiglu(name: str, num_rows: int, place) -> None:
     x, norm = rows(num_rows, 768, place), Norm(torch.rand(768, device=place) + 0.5)
     residual = rows(num_rows, 96, place)
     product = F.linear(x.double(), numbers.double())
-    found = grouped_cuda.linear(x, tiled, residual, dtype=torch.float32)
+    found = quant_gemv_cuda.linear(x, tiled, residual, dtype=torch.float32)
     torch.testing.assert_close(found.double(), residual + product, rtol=1e-4, atol=1e-4)
     gate, up = product.chunk(2, -1)
-    found = grouped_cuda.swiglu(x, tiled, dtype=torch.float32)
+    found = quant_gemv_cuda.swiglu(x, tiled, dtype=torch.float32)
     torch.testing.assert_close(found.double(), F.silu(gate) * up, rtol=1e-4, atol=1e-4)
     normed = F.rms_norm(x.float(), (768,), norm.weight, norm.eps).bfloat16()
-    found = grouped_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
+    found = quant_gemv_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
     assert error(found, normed, numbers) < 2e-3  # where a number is rounded to its neighbour
 
 
@@ -125,11 +125,11 @@ def test_programs_that_go_on_give_the_same_bits(
 
         def product(chosen: Share) -> Tensor:
             if paired:
-                return grouped_cuda.swiglu(x, tiled, chosen=chosen)
-            return grouped_cuda.linear(x, tiled, residual, chosen=chosen)
+                return quant_gemv_cuda.swiglu(x, tiled, chosen=chosen)
+            return quant_gemv_cuda.linear(x, tiled, residual, chosen=chosen)
 
         at_once = product(replace(chosen, goes_on=False))
-        monkeypatch.setattr(grouped_cuda, "num_multiprocessors", lambda tensor: 1)
+        monkeypatch.setattr(quant_gemv_cuda, "num_multiprocessors", lambda tensor: 1)
         assert torch.equal(product(chosen), at_once)
 
 
@@ -142,12 +142,12 @@ def test_a_product_arranges_its_results_for_the_next_one(name: str, num_rows: in
     gate_up, _ = matrix(ALL["Q4_K"], 1024, 256, place)
     down, numbers = matrix(ALL[name], 48, 512, place)
     x, norm = rows(num_rows, 256, place), Norm(torch.rand(256, device=place) + 0.5)
-    inner = grouped_cuda.swiglu(x, gate_up, norm=norm)
-    given = grouped_cuda.swiglu_for(x, gate_up, down.coding, norm=norm)
+    inner = quant_gemv_cuda.swiglu(x, gate_up, norm=norm)
+    given = quant_gemv_cuda.swiglu_for(x, gate_up, down.coding, norm=norm)
     if num_rows > prepared_rows.MOST_PLAIN:
         arranged = prepared_rows.arrange(inner, [down.coding])
         assert torch.equal(given.of(down.coding), arranged.of(down.coding))
-    found = grouped_cuda.linear(given, down, dtype=torch.float32)
+    found = quant_gemv_cuda.linear(given, down, dtype=torch.float32)
     assert error(found, inner, numbers) < 1e-5
 
 
@@ -157,8 +157,8 @@ def test_rows_are_prepared_once_for_several_matrices(num_rows: int, place) -> No
     several = [matrix(ALL[name], 48, 512, place)[0] for name in ("Q4_K", "Q6_K")]
     given = prepared_rows.prepared(x, [each.coding for each in several], norm)
     for tiled in several:
-        found = grouped_cuda.linear(given, tiled)
-        assert torch.equal(found, grouped_cuda.linear(x, tiled, norm=norm))
+        found = quant_gemv_cuda.linear(given, tiled)
+        assert torch.equal(found, quant_gemv_cuda.linear(x, tiled, norm=norm))
 
 
 @on_both("num_rows", [1, 5, 11], [1, 5, 11])
@@ -170,13 +170,13 @@ def test_a_product_beside_another_gives_what_it_gives_alone(num_rows: int, place
         matrix(ALL[name], size, 1024, place)[0]
         for name, size in zip(names, (96, 48, 160), strict=True)
     ]
-    alone = [grouped_cuda.linear(x, tiled) for tiled in several]
+    alone = [quant_gemv_cuda.linear(x, tiled) for tiled in several]
     for _ in range(1 if place.type == "cpu" else 50):
         given = prepared_rows.prepared(x, [tiled.coding for tiled in several])
         wide = x.new_full((num_rows, 304), torch.nan)
         parts = wide.split([96, 48, 160], 1)
         for i, (tiled, part) in enumerate(zip(several, parts, strict=True)):
-            grouped_cuda.linear(given, tiled, out=part, beside=i > 0)
+            quant_gemv_cuda.linear(given, tiled, out=part, beside=i > 0)
         for part, wanted in zip(parts, alone, strict=True):
             assert torch.equal(part, wanted)
 
@@ -186,8 +186,8 @@ def test_results_may_be_columns_of_a_wider_matrix(num_rows: int, place) -> None:
     tiled, _ = matrix(ALL["Q4_K"], 48, 512, place)
     x = rows(num_rows, 512, place)
     wide = torch.full((num_rows, 80), 7.0, device=place, dtype=torch.bfloat16)
-    grouped_cuda.linear(x, tiled, out=wide[:, 16:64])
-    assert torch.equal(wide[:, 16:64], grouped_cuda.linear(x, tiled))
+    quant_gemv_cuda.linear(x, tiled, out=wide[:, 16:64])
+    assert torch.equal(wide[:, 16:64], quant_gemv_cuda.linear(x, tiled))
     assert (wide[:, :16] == 7).all() and (wide[:, 64:] == 7).all()
 
 
@@ -200,9 +200,9 @@ def test_logits_are_not_rounded_on_their_way(num_rows: int) -> None:
     x, norm = rows(num_rows, 768, device), Norm(torch.ones(768, device=device))
     out = torch.full((num_rows, 96), torch.nan, device=device)
     assert table.linear_float(x, out=out) is out
-    assert error(out, x, numbers) < (1e-5 if num_rows <= grouped_cuda.MAX_ROWS else 4e-3)
-    if num_rows <= grouped_cuda.MAX_ROWS:
-        normed = grouped_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
+    assert error(out, x, numbers) < (1e-5 if num_rows <= quant_gemv_cuda.MAX_ROWS else 4e-3)
+    if num_rows <= quant_gemv_cuda.MAX_ROWS:
+        normed = quant_gemv_cuda.linear(x, tiled, norm=norm, dtype=torch.float32)
         assert torch.equal(table.linear_float(x[None], norm)[0], normed)
 
 
@@ -216,7 +216,7 @@ def test_large_and_small_rows_lose_nothing(name: str, size: float, place) -> Non
     tiled, numbers = matrix(ALL[name], 48, 512, place)
     for num_rows in (1, 8, 16):
         x = rows(num_rows, 512, place) * size
-        found = grouped_cuda.linear(x, tiled, dtype=torch.float32)
+        found = quant_gemv_cuda.linear(x, tiled, dtype=torch.float32)
         assert error(found, x, numbers) < 1e-5, num_rows
 
 
@@ -262,7 +262,7 @@ def check(name: str, card: str, x_rows: int, folder: Path) -> None:
     capability = divmod(CAPABILITIES[card], 10)
     constants = constants_of(wanted, chosen, overlaps=capability >= (9, 0))
     binary = folder / "program.cubin"
-    binary.write_bytes(compiled(grouped_cuda.SOURCE, constants, capability))
+    binary.write_bytes(compiled(quant_gemv_cuda.SOURCE, constants, capability))
     told = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", str(binary)]
     usage = subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout
     registers, stack_bytes = re.search(r"grouped_rows:\s*REG:(\d+) STACK:(\d+)", usage).groups()
@@ -296,7 +296,7 @@ def test_a_program_is_compiled_ahead_once() -> None:
     """However many layers want it: threads that wait for the same one compile nothing else."""
     asked: list[str] = []
     compiling = SimpleNamespace(submit=lambda name, load: asked.append(name))
-    program = Program(grouped_cuda.SOURCE, "grouped_rows")
+    program = Program(quant_gemv_cuda.SOURCE, "grouped_rows")
     token = kernel._ahead.set(SimpleNamespace(compiling=compiling))
     try:
         for warps in (4, 5, 4, 4):

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from luceasync.kernels.linear import MAX_ROWS, linear, swiglu, tile
+from luceasync.kernels.gemv import MAX_ROWS, linear, swiglu, tile
 from tests.kernels.cases import TOLERANCE, distance, random
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from luceasync.cuda import pager
-from luceasync.hoststore.host_rows import HostRows, PageRows, pairs_of
-from luceasync.hoststore.page_stream import kernel_paging
+from luceasync.host_cache.copies import HostRows, PageRows, pairs_of
+from luceasync.host_cache.gpu_copies import kernel_paging
 from luceasync.kv.cache import LaneCache
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.delta import DeltaSpec

@@ -14,7 +14,7 @@ from torch import Tensor
 from luceasync.kernels import prepared_rows
 from luceasync.kernels.cuda_program import compiled
 from luceasync.kernels.prepared_rows import Arranged, arrange, rms_norm, wants_sums
-from luceasync.models.grouped.tiles import coding_of
+from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
 from tests.kernels.test_grouped import ALL

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from luceasync.errors import ModelError
-from luceasync.hoststore.memory import PlainMemory
+from luceasync.host_cache.arena import PlainMemory
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.forms import Form, Place

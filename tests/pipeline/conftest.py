@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.hoststore.memory import HostMemory
+from luceasync.host_cache.arena import HostMemory
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capacity import AskedPool, Policy, Pool
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.pool import AskedPool, Policy, Pool
 
 MakeBackend = Callable[..., LayerSplitBackend]
 

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.nodes import NodeSizes, Span
-from luceasync.hoststore.tickets import Ticket
+from luceasync.host_cache.copy_stream import Ticket
+from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
-from luceasync.node_words import NodeKey
+from luceasync.nodes import NodeKey
 from luceasync.pipeline.passes import Batch, Given, Masses
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
-from tests.hoststore.late import LateTicket
+from tests.host_cache.late import LateTicket
 
 Told = list[tuple]  # of all groups, in order: (group, verb, what matters of the arguments)
 
@@ -138,7 +138,7 @@ class FakePasses:
 
 
 class FakeNodes:
-    """See luceasync.hoststore.nodes.Nodes. A tensor for each layer, a number for each token."""
+    """See luceasync.host_cache.nodes.Nodes. A tensor for each layer, a number for each token."""
 
     sizes = NodeSizes(token_bytes=4, state_bytes=0)
 

@@ -48,7 +48,7 @@ class Late:
 
 def be_late() -> None:
     """From now on."""
-    from luceasync.hoststore.lane_copies import DirectCopies
+    from luceasync.host_cache.copies import DirectCopies
 
     take_out, put_in = DirectCopies.take_out, DirectCopies.put_in
 

@@ -11,12 +11,12 @@ import pytest
 
 from luceasync import __version__
 from luceasync.errors import PeerRefused
-from luceasync.ipc.handshake import PROTOCOL, Statement, difference
+from luceasync.ipc.channel import PROTOCOL, Statement, difference
 from luceasync.ipc.launcher import LocalLauncher, Program
 from luceasync.ipc.supervised import Supervised
 from luceasync.models.precision import Precision
-from luceasync.pipeline import wire
-from luceasync.pipeline.agreement import dtype_words, states_of
+from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote.agreement import dtype_words, states_of
 from tests.processes import backend_program
 
 FP32 = "fp32/fp32/fp32"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.nodes import Nodes, Span
+from luceasync.host_cache.nodes import Nodes, Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.passes import Passes
 from tests.pipeline.fake_group import FakeGroup, Told

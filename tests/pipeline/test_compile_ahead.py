@@ -11,18 +11,18 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
 from luceasync.kernels import kernel
 from luceasync.kernels.kernel import Kernel
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.triton_ops import TritonOps
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.compile_ahead import compiled_ahead
+from luceasync.pipeline.capacity import AskedPool, Pool
+from luceasync.pipeline.capture import compiled_ahead
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.pool import AskedPool, Pool
 from tests import tiny
 from tests.kernels.conftest import (  # noqa: F401
     one_patch_for_each_launch,

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from luceasync.errors import PlacementError
-from luceasync.hoststore.arena import DevicePageLock, WarmMemory
-from luceasync.hoststore.memory import PlainMemory
+from luceasync.host_cache.arena import DevicePageLock, PlainMemory, WarmMemory
 from luceasync.pipeline.devices import (
     default_device,
     find_devices,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT

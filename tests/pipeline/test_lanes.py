@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.errors import PlacementError
-from luceasync.pipeline.lanes import Guest
+from luceasync.pipeline.capacity import Guest
 from luceasync.pipeline.offer import offer_of
 from tests.pipeline.plans import MIB, plan_of, refusal
 from tests.pipeline.specs import make_hybrid_spec, make_spec

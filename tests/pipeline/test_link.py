@@ -14,12 +14,11 @@ from hypothesis import strategies as st
 from luceasync.errors import GroupFailed
 from luceasync.ipc.channel import Outgoing, Vitals
 from luceasync.ipc.local import LocalChannel
-from luceasync.ipc.pace import Pace
 from luceasync.ipc.packets import Message
-from luceasync.ipc.supervised import Life
-from luceasync.pipeline import wire
-from luceasync.pipeline.link import Link
-from luceasync.pipeline.sizes import payload_bytes
+from luceasync.ipc.supervised import Life, Pace
+from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote.link import Link
+from luceasync.pipeline.remote.tensors import payload_bytes
 from tests.ipc.ends import DEADLINE_S, Ends, make_ends, packet
 
 SPECS = [((4, 8), torch.float32), ((3,), torch.int32)]
@@ -148,7 +147,7 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[Later]:
         begun.append(Later())
         return begun[-1]
 
-    monkeypatch.setattr("luceasync.pipeline.link.put_soon", put_soon)
+    monkeypatch.setattr("luceasync.pipeline.remote.link.put_soon", put_soon)
     return begun
 
 

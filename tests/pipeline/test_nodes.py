@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import SnapshotMismatch
-from luceasync.hoststore.memory import PlainMemory
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.arena import PlainMemory
+from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from tests import tiny
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.arena import PIECE_BYTES, Arena
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.arena import PIECE_BYTES, Arena
+from luceasync.host_cache.nodes import Span
 from luceasync.models.config import parse_spec, read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.loader import RandomSource

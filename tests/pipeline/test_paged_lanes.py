@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import EventsOutOfTurn, GroupFailed, HostMemorySpent
-from luceasync.hoststore.memory import PlainMemory
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.arena import PlainMemory
+from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from tests import tiny
 

@@ -11,8 +11,8 @@ import pytest
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
+from luceasync.pipeline.capacity import Guest
 from luceasync.pipeline.group import LocalGroup
-from luceasync.pipeline.lanes import Guest
 from luceasync.pipeline.offer import Offer, offer_of
 from luceasync.pipeline.plan import group_shards, make_plan
 from tests import tiny

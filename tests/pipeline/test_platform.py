@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from luceasync.hoststore.lane_copies import DirectCopies
+from luceasync.host_cache.copies import DirectCopies
 from luceasync.pipeline.capture import Capture
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.gpu_platform import CudaPlatform, HipPlatform

@@ -9,9 +9,9 @@ import pytest
 
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
+from luceasync.pipeline.capacity import AskedPool, Pool
 from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import LEAST_NODE_TOKENS, Plan
-from luceasync.pipeline.pool import AskedPool, Pool
 from tests import tiny
 from tests.pipeline.plans import plan_of, refusal
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from luceasync.errors import PlacementError
-from luceasync.pipeline.ranges import (
+from luceasync.pipeline.shard_plan import (
     check_devices,
     check_weights,
     named_devices,

@@ -16,16 +16,14 @@ import torch
 
 from luceasync.config import PlacementConfig
 from luceasync.errors import GroupFailed
-from luceasync.ipc.pace import LEAST_S
-from luceasync.ipc.supervision import Heartbeat
+from luceasync.ipc.supervised import LEAST_S, Heartbeat
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
-from luceasync.pipeline import fleet, link
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.fleet import Fleet
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.processes import choose_processes
+from luceasync.pipeline.remote import fleet, link
+from luceasync.pipeline.remote.fleet import Fleet, choose_processes
 from luceasync.ranking.logits import Masks, Wanted
 from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed
@@ -229,7 +227,7 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
 
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_step_is_announced_while_its_activation_is_computed(open_in, monkeypatch, transport: str):
-    monkeypatch.setattr("luceasync.pipeline.remote.HOST", torch.device("meta"))
+    monkeypatch.setattr("luceasync.pipeline.remote.group.HOST", torch.device("meta"))
     backend = open_in("two", transport)
     traffic = remote_group(backend).traffic
     assert torch.equal(life(backend), life(open_in("one")))

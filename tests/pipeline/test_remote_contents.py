@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from luceasync.hoststore.node_parts import NodeParts
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
+from luceasync.host_cache.shard_nodes import NodeParts
 from luceasync.kv.cache import Shape
-from luceasync.pipeline import wire
-from luceasync.pipeline.remote_contents import Held, Region, RemoteContents
+from luceasync.pipeline.remote import wire
+from luceasync.pipeline.remote.nodes import Held, Region, RemoteContents
 
 
 class Heard:

@@ -16,7 +16,7 @@ import torch
 
 from luceasync.errors import GroupFailed
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.remote_tickets import RemoteTicket
+from luceasync.pipeline.remote.nodes import RemoteTicket
 from tests.pipeline.late_backend import LATE_S
 from tests.pipeline.test_remote import Opened
 from tests.processes import placed

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from luceasync.hoststore.nodes import Span
+from luceasync.host_cache.nodes import Span
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capacity import AskedPool, Pool
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
-from luceasync.pipeline.pool import AskedPool, Pool
 from luceasync.ranking.logits import BEST
 from tests import tiny
 from tests.pipeline.recaptured import recaptured

@@ -8,7 +8,7 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import ROOT
 from luceasync.pipeline.captured_steps import TreeStep
 from luceasync.pipeline.passes import Batch
-from luceasync.pipeline.tree_inputs import TreeInputs, of_place
+from luceasync.pipeline.static_inputs import TreeInputs, of_place
 
 CPU = torch.device("cpu")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.ranking.edits import apply_edits
+from luceasync.ranking.local import apply_edits
 from luceasync.ranking.logits import Edits
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.ranking.local import LocalLogits
+from luceasync.ranking.local import LocalLogits, apply_masks
 from luceasync.ranking.logits import NO_TOKEN, Edits, Masks, Wanted
-from luceasync.ranking.masks import apply_masks
 
 
 def random_masks(num_rows: int, num_vocab: int, rows: list[int], seed: int = 0) -> Masks:

@@ -1,4 +1,4 @@
-"""The ring of features, position by position: the truth of luceasync.dflash and of its kernel."""
+"""The ring of features, position by position: the truth of the ring and of its kernel."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def scatter(
     store: Tensor,
     capacity_tokens: int,
 ) -> None:
-    """Arguments as in luceasync.dflash.scatter.torch_scatter; later positions overwrite."""
+    """Arguments as in features.torch_scatter; later positions overwrite."""
     for entry, lane in enumerate(lanes.tolist()):
         for j in range(int(counts[entry]) if lane >= 0 else 0):
             row = torch.cat([tap[entry, int(paths[entry, j])] for tap in taps])

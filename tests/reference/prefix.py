@@ -1,10 +1,10 @@
-"""The prefix tree by trying everything: the slow truth of luceasync.prefix."""
+"""The prefix tree by trying everything: the slow truth of luceasync.prefix_tree."""
 
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
-from luceasync.prefix.eviction import value_per_byte
-from luceasync.prefix.node import Node
+from luceasync.prefix_tree.eviction import value_per_byte
+from luceasync.prefix_tree.node import Node
 
 
 def chain(node: Node, by_key: dict[bytes, Node]) -> list[Node]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from luceasync.grammar.trial import Trial
+from luceasync.grammar.proving import Trial
 from scripts.check_grammar import WRONG, check, parser
 from scripts.grammar import judging
 from scripts.grammar.cases import made_up

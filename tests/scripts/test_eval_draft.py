@@ -6,9 +6,9 @@ from draft.answers import answer
 from draft.target import FrozenTarget
 from eval_draft import Rounds, report, speculate
 
-from luceasync.dflash.draft import open_network
-from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.models.ops import TorchOps
+from luceasync.speculation.dflash.draft import open_network
+from luceasync.speculation.dflash.draft_config import read_draft_spec
 from tests import tiny
 
 CPU = torch.device("cpu")

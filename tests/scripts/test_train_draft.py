@@ -21,11 +21,14 @@ from draft.texts import Layout
 from draft.training import Recipe, learning_rate, make_optimizers
 from train_draft import main
 
-from luceasync.dflash.draft import open_network
-from luceasync.dflash.draft_config import parse_draft_spec, read_draft_spec
-from luceasync.dflash.spec import DraftLayerSpec
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
+from luceasync.speculation.dflash.draft import open_network
+from luceasync.speculation.dflash.draft_config import (
+    DraftLayerSpec,
+    parse_draft_spec,
+    read_draft_spec,
+)
 from tests import tiny
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "train_draft.py"

@@ -21,10 +21,10 @@ from warm.run import keep, warm
 from warm_cache import EXIT_INTERRUPTED, Errand, app, run
 
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig
-from luceasync.engine_status import CacheStatus
 from luceasync.errors import ConfigError, QueueFull, RequestError, Unavailable
 from luceasync.request import Request
 from luceasync.server.app import create_app
+from luceasync.status import CacheStatus
 from tests.server.scripted import ScriptedEngine, ScriptedStream
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "warm_cache.py"

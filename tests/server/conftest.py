@@ -13,8 +13,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
-from luceasync.server.listener import listen, run_hypercorn, url_of
-from luceasync.server.tls import tls_context
+from luceasync.server.http.listener import listen, run_hypercorn, tls_context, url_of
 from tests.server.scripted import ScriptedEngine
 
 Clients = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]

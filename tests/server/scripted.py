@@ -8,16 +8,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from luceasync.engine_look import EngineLook, LaneLook, NodeLook, WaitingLook
-from luceasync.engine_status import (
+from luceasync.request import (
+    Delta,
+    Finish,
+    ModelCard,
+    Request,
+    Restore,
+    Speculation,
+    Timings,
+    Usage,
+)
+from luceasync.status import (
+    NO_PROCESSES,
     CacheStatus,
+    EngineLook,
     EngineStatus,
+    LaneLook,
+    NodeLook,
     ResidenceStatus,
     SpeculationStatus,
+    WaitingLook,
 )
-from luceasync.model_card import ModelCard
-from luceasync.processes import NO_PROCESSES
-from luceasync.request import Delta, Finish, Request, Restore, Speculation, Timings, Usage
 from tests.deltas import text_delta
 
 Step = Delta | Exception | asyncio.Event

@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.errors import GaveWay, GenerationFailed, RequestError, Unavailable
 from luceasync.request import Delta
-from luceasync.server.answer_stream import AnswerStream
+from luceasync.server.answering import AnswerStream
 from luceasync.server.metrics import Metrics
 from luceasync.server.request_log import RequestNote
 from tests.deltas import text_delta

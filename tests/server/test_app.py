@@ -6,7 +6,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import ContextLengthError, QueueFull, RequestError, Unavailable
-from luceasync.processes import Processes, ProcessStatus
+from luceasync.status import BackendProcesses, ProcessStatus
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"
@@ -55,7 +55,7 @@ async def test_an_engine_that_has_failed_is_not_healthy_and_says_when_to_ask_aga
 async def test_while_a_process_is_away_ready_names_it_and_requests_wait(in_memory):
     engine = ScriptedEngine()
     words = "group 1 of the model failed and will be started again in 3 s: ended by SIGKILL"
-    engine.processes = Processes(
+    engine.processes = BackendProcesses(
         (
             ProcessStatus("group 0 of the model", ("hip:0",)),
             ProcessStatus("group 1 of the model", ("hip:1",), words, retry_after_s=5),

@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.errors import Unavailable
 from luceasync.server import giving_back
-from luceasync.server.bodies import LARGE_BYTES, SMALL_BYTES, Bodies
+from luceasync.server.body import LARGE_BYTES, SMALL_BYTES, Bodies
 from tests.server.scripted import ScriptedEngine
 
 ROOM = 1 << 20

@@ -15,11 +15,10 @@ from hypercorn.config import Config
 from hypercorn.events import RawData
 
 from luceasync.config import ServerConfig
-from luceasync.server import connection as connection_module
-from luceasync.server import listener as listener_module
 from luceasync.server.app import create_app
-from luceasync.server.connection import Connection
-from luceasync.server.turns import Turns
+from luceasync.server.http import connection as connection_module
+from luceasync.server.http import listener as listener_module
+from luceasync.server.http.connection import Connection, Turns
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 
@@ -195,7 +194,7 @@ async def test_an_offer_of_http_2_is_passed_over(on_port):
 
 
 async def test_where_there_are_too_many_the_oldest_idle_one_ends(on_port, monkeypatch):
-    monkeypatch.setattr("luceasync.server.listener.max_connections", lambda: 2)
+    monkeypatch.setattr("luceasync.server.http.listener.max_connections", lambda: 2)
     engine = ScriptedEngine([text_delta(0, "Hel"), asyncio.Event()])
     async with on_port(engine) as client:
         busy, idle = await connect(client), await connect(client)
@@ -215,7 +214,7 @@ async def test_where_there_are_too_many_the_oldest_idle_one_ends(on_port, monkey
 async def test_who_asks_now_and_then_keeps_its_connection_beside_many_that_do_not(
     on_port, monkeypatch
 ):
-    monkeypatch.setattr("luceasync.server.listener.max_connections", lambda: 4)
+    monkeypatch.setattr("luceasync.server.http.listener.max_connections", lambda: 4)
     async with on_port(ScriptedEngine()) as client:
         asker, asked_once = await connect(client), await connect(client)
         for reader, writer in (asker, asked_once, asker):

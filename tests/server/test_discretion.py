@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from luceasync.engine_status import CacheStatus
 from luceasync.errors import GenerationFailed, Unavailable
-from luceasync.server.discretion import without_paths
+from luceasync.server.failures import without_paths
+from luceasync.status import CacheStatus
 from tests.server.scripted import ScriptedEngine
 
 

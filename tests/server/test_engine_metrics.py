@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from luceasync.engine_status import CacheStatus, ResidenceStatus, SpeculationStatus
-from luceasync.processes import Processes, ProcessStatus
+from luceasync.status import (
+    BackendProcesses,
+    CacheStatus,
+    ProcessStatus,
+    ResidenceStatus,
+    SpeculationStatus,
+)
 from tests.server.scripted import ScriptedEngine
 
 CACHE = CacheStatus(
@@ -86,7 +91,7 @@ async def test_other_processes_are_told_by_name_and_devices(in_memory):
     counts = {"num_starts": 2, "calls_total": 3, "call_s_total": 0.5, "sent_bytes_total": 4}
     counts |= {"received_bytes_total": 5, "resident_bytes": 6, "node_bytes": 7}
     well = ProcessStatus("group 1", ("hip:0", "hip:1"), heartbeat_age_s=0.25, **counts)
-    engine.processes = Processes((well, ProcessStatus("group 2", ("cuda:0",), "it is gone")))
+    engine.processes = BackendProcesses((well, ProcessStatus("group 2", ("cuda:0",), "it is gone")))
     lines = await lines_of(in_memory, engine)
     for told in (
         'up{devices="hip:0,hip:1",process="group 1"} 1.0', "starts_total{} 2.0",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from luceasync.server import connections, giving_back
+from luceasync.server import giving_back
 from luceasync.server.giving_back import CHANGED_BYTES, Change
+from luceasync.server.http import connections
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE, H2Client
 

@@ -6,7 +6,7 @@ import pytest
 from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
-from luceasync.server.hints import MAX_HEADER_CHARS, MAX_KEY_CHARS, conversation_of
+from luceasync.server.fields import MAX_HEADER_CHARS, MAX_KEY_CHARS, conversation_of
 from tests.server.scripted import ScriptedEngine, answer
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

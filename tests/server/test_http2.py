@@ -13,8 +13,8 @@ from h2.settings import SettingCodes
 from hypercorn.protocol.http_stream import HTTPStream
 
 from luceasync.server import frames, http2
-from luceasync.server.connection import Connection
-from luceasync.server.connections import Arrival
+from luceasync.server.http.connection import Connection
+from luceasync.server.http.connections import Arrival
 from luceasync.server.http2 import Http2
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer

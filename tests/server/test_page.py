@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from luceasync.config import ServerConfig
-from luceasync.engine_status import CacheStatus, SpeculationStatus
 from luceasync.server import page
+from luceasync.status import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
 WEB = Path(page.__file__).parent / "web"

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from luceasync.server.race import race
+from luceasync.server.drain import race
 
 
 async def forever(log: list[str]) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import h11
 import pytest
 
-from luceasync.server.request_target import in_origin_form
+from luceasync.server.http.connection import in_origin_form
 from tests.server.scripted import ScriptedEngine
 
 DEADLINE_S = 20.0

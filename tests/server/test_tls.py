@@ -7,11 +7,11 @@ import ssl
 
 import pytest
 
-from luceasync.cli.talk import Manner, open_remote
+from luceasync.cli.chat import Manner, open_remote
 from luceasync.config import ServerConfig, load_config
 from luceasync.errors import ConfigError, Unavailable
-from luceasync.server import connections as connections_module
-from luceasync.server.tls import tls_context
+from luceasync.server.http import connections as connections_module
+from luceasync.server.http.listener import tls_context
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import CERT, DEADLINE_S, FILES, KEY, SECURE, trusting
 

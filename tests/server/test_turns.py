@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from luceasync.server.turns import Turns
+from luceasync.server.http.connection import Turns
 
 NUM = 20
 

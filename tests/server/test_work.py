@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from luceasync.request import Delta, Restore, Speculation, Usage
-from luceasync.server.openai.usage import usage_of
+from luceasync.server.openai.common import usage_of
 from tests.server.scripted import ScriptedEngine, finish
 
 CHAT = "/v1/chat/completions"

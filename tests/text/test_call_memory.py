@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from luceasync.pieces import ArgumentsPiece, CallPiece, Piece
+from luceasync.request import ArgumentsPiece, CallPiece, Piece
 from luceasync.text.call_memory import CallMemory, NotedCalls
 
 

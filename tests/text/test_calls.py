@@ -6,7 +6,7 @@ import copy
 
 import pytest
 
-from luceasync.text.calls import Arguments, with_parsed_arguments
+from luceasync.text.call_memory import Arguments, with_parsed_arguments
 from luceasync.text.history import History
 from luceasync.text.template import ChatTemplate
 

@@ -14,7 +14,7 @@ from luceasync.errors import RequestError
 from luceasync.text.control_tokens import BREAK
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.history import History
-from luceasync.text.shared import shared_ids
+from luceasync.text.shared_prefix import shared_ids
 from luceasync.text.template import ChatTemplate, Turns
 from luceasync.text.tokenizer import Tokenizer
 

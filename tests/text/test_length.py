@@ -7,9 +7,8 @@ import pytest
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import ContextLengthError
 from luceasync.text.guarded import GuardedTemplate
-from luceasync.text.length import refuse_too_long
 from luceasync.text.template import ChatTemplate
-from luceasync.text.tokenizer import Tokenizer
+from luceasync.text.tokenizer import Tokenizer, refuse_too_long
 
 MOST = 4096
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.errors import RequestError
-from luceasync.text.marks import MAX_MARKS, marked_tokens
-from luceasync.text.parting import Parting
+from luceasync.text.shared_prefix import MAX_MARKS, Parting, marked_tokens
 from luceasync.text.template import ChatTemplate
 from tests.text.test_returns import QWEN3_5
 

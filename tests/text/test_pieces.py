@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from luceasync.pieces import TextPiece
-from luceasync.text.pieces import PlainText
+from luceasync.request import TextPiece
+from luceasync.text.answer.pieces import PlainText
 
 
 def test_plain_text_is_passed_on_as_it_comes():

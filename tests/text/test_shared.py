@@ -6,7 +6,7 @@ import pytest
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.errors import RequestError
-from luceasync.text.shared import shared_ids
+from luceasync.text.shared_prefix import shared_ids
 from luceasync.text.template import ChatTemplate, Turns
 from luceasync.text.tokenizer import Tokenizer
 

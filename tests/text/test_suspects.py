@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.text.suspects import Suspects
+from luceasync.text.guarded import Suspects
 
 # The control tokens of the tokenizer: <|endoftext|> <|im_start|> <|im_end|>; added is <think>.
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from luceasync.text.control_tokens import BREAK
-from luceasync.text.parting import Parting
+from luceasync.text.shared_prefix import Parting, ToolsBlock
 from luceasync.text.template import ChatTemplate
-from luceasync.text.tools_block import ToolsBlock
 from tests.text.test_returns import QWEN3_5
 
 TOOLS = [{"type": "function", "function": {"name": "read"}}]

@@ -11,11 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from luceasync.engine.sampling.behind import draw_behind
-from luceasync.engine.sampling.edits import edits_of
-from luceasync.engine.sampling.filter_and_draw import draw, firm, uniform
-from luceasync.engine.sampling.order import certain, whole
-from luceasync.engine.sampling.row import RowLogprobs, RowSampling, is_edited, is_greedy
+from luceasync.engine.sampling.draw import certain, draw, draw_behind, firm, uniform, whole
+from luceasync.engine.sampling.row import RowLogprobs, RowSampling, edits_of, is_edited, is_greedy
 from luceasync.ranking.logits import (
     BEST,
     NO_TOKEN,

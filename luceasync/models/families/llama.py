@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from luceasync.models.config_fields import Fields
-from luceasync.models.families.family import Family
+from luceasync.models.families.family import Family, Fields
 from luceasync.models.families.qwen3 import architecture, parse_dense
 from luceasync.models.spec import ModelSpec
 

@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from luceasync.errors import ModelError
-from luceasync.models.config_fields import Fields
-from luceasync.models.families.family import Family
+from luceasync.models.families.family import Family, Fields
 from luceasync.models.feed_forward.dense import DenseSpec
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.spec import LayerSpec, ModelSpec

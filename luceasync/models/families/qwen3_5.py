@@ -6,8 +6,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from luceasync.errors import ModelError
-from luceasync.models.config_fields import Fields
-from luceasync.models.families.family import Family
+from luceasync.models.families.family import Family, Fields
 from luceasync.models.families.qwen3 import (
     attention_architecture,
     ends_architecture,

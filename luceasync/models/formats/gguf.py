@@ -13,18 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from luceasync.errors import ModelError
+from luceasync.gguf.layout import Order
 from luceasync.gguf.model import read_model
-from luceasync.gguf.order import Order
 from luceasync.gguf.place import gguf_at, parts_of
 from luceasync.models.forms import Form, Select, Shape
 from luceasync.models.gguf_model import GgufContents, Stored, read_gguf
-from luceasync.models.grouped import ggml
-from luceasync.models.grouped.form import Grouped
+from luceasync.models.quant import ggml
+from luceasync.models.quant.form import Grouped
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from luceasync.models.grouped.packed import Packed
+    from luceasync.models.quant.packed import Packed
 
 SLICE_BYTES = 1 << 23  # of a stored tensor that are brought into our form at once
 
@@ -101,7 +101,7 @@ class GgufSource:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """A quantised tensor as it is stored; see luceasync.models.grouped.stack.Quantised."""
+    """A quantised tensor as it is stored; see luceasync.models.quant.stack.Quantised."""
 
     name: str
     form: Grouped
@@ -110,7 +110,7 @@ class Blocks:
 
     def packed(self, select: Select) -> Iterator[Packed]:
         """See Quantised."""
-        from luceasync.models.grouped.stack import with_columns_moved, with_smaller_supergroups
+        from luceasync.models.quant.stack import with_columns_moved, with_smaller_supergroups
 
         orders, kind = self.stored.orders, self.stored.tensor.type
         rows = select(_moved(self.rows, orders.rows) if orders.rows else self.rows)

@@ -9,13 +9,157 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
+
+import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.anthropic.body import Block, Content, CountBody, Message, Tool, ToolChoice
-from luceasync.server.anthropic.marks import check_marks
 from luceasync.server.checks import at_most, check_arguments, refuse
+from luceasync.server.fields import AskedPins
+
+# The JSON body of a messages request: its types, as far as they are read. Source:
+# docs.anthropic.com, Messages. Owns the fields. Knows nothing of what they become.
+
+
+class CacheControl(msgspec.Struct):
+    """A mark: what ends here is worth keeping."""
+
+    type: str
+    ttl: str | None = None
+
+
+class Block(msgspec.Struct):
+    """One part of a message's content, or of a tool's result; `type` says which fields it has."""
+
+    type: str
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: dict[str, Any] | None = None
+    tool_use_id: str | None = None
+    content: str | list[Block] | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl | None = None
+
+
+Content = str | list[Block]
+
+
+class Message(msgspec.Struct):
+    """One turn; clients put system messages between others too."""
+
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+
+class Tool(msgspec.Struct):
+    """A tool of the client's, or (by its `type`) one that only Anthropic's servers have."""
+
+    name: str | None = None
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    type: str | None = None
+    cache_control: CacheControl | None = None
+
+
+class ToolChoice(msgspec.Struct):
+    type: str
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(msgspec.Struct):
+    type: str
+    budget_tokens: int | None = None
+
+
+class OutputFormat(msgspec.Struct):
+    """`schema` as it was sent."""
+
+    type: str
+    schema: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+
+
+class OutputConfig(msgspec.Struct):
+    effort: str | None = None
+    format: OutputFormat | None = None
+
+
+class CountBody(msgspec.Struct, kw_only=True):
+    """The fields of `POST /v1/messages/count_tokens` that are read; null is the same as absent."""
+
+    messages: list[Message]
+    model: str
+    system: Content | None = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesBody(CountBody, kw_only=True):
+    """The fields of `POST /v1/messages` that are read."""
+
+    max_tokens: int
+    output_config: OutputConfig | None = None
+    output_format: OutputFormat | None = None
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    kvflash_pin: AskedPins | None = None
+
+
+# The marks that Anthropic's clients set where a prompt is worth keeping: `cache_control`.
+# Source: docs.anthropic.com, Prompt caching. Owns how many there may be, and what they may say.
+
+
+MAX_MARKS = 4
+LIFETIMES = (None, "5m", "1h")
+
+Placed = tuple[str, CacheControl]
+
+
+def check_marks(body: CountBody) -> None:
+    """Raise RequestError for one that is none, and for more than there may be."""
+    marks = list(_all(body))
+    for where, mark in marks:
+        if mark.type != "ephemeral":
+            refuse(f"{where}.cache_control.type", mark.type, "'ephemeral'")
+        if mark.ttl not in LIFETIMES:
+            refuse(f"{where}.cache_control.ttl", mark.ttl, "'5m' or '1h'")
+    if len(marks) > MAX_MARKS:
+        where = f"{marks[MAX_MARKS][0]}.cache_control"
+        raise RequestError(
+            f"{where}: A maximum of {MAX_MARKS} blocks with cache_control may be provided. "
+            f"Found {len(marks)}.",
+            param=where,
+        )
+
+
+def _all(body: CountBody) -> Iterator[Placed]:
+    """In the order of the prompt: tools, system text, messages."""
+    for i, tool in enumerate(body.tools or ()):
+        if tool.cache_control:
+            yield f"tools[{i}]", tool.cache_control
+    yield from _within("system", body.system)
+    for i, message in enumerate(body.messages):
+        yield from _within(f"messages[{i}].content", message.content)
+
+
+def _within(where: str, content: Content | None) -> Iterator[Placed]:
+    for i, block in enumerate(content if isinstance(content, list) else ()):
+        yield from _of_block(f"{where}[{i}]", block)
+
+
+def _of_block(where: str, block: Block) -> Iterator[Placed]:
+    yield from _within(f"{where}.content", block.content)
+    if block.cache_control:
+        yield where, block.cache_control
+
 
 MAX_MESSAGES = 8192
 MAX_BLOCKS = 8192  # of one content

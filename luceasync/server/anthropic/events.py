@@ -9,8 +9,16 @@ import json
 import random
 from collections.abc import AsyncGenerator, Iterator
 
-from luceasync.pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
-from luceasync.request import Delta, Finish, Stream
+from luceasync.request import (
+    ArgumentsPiece,
+    CallPiece,
+    Delta,
+    Finish,
+    Piece,
+    ReasoningPiece,
+    Stream,
+    TextPiece,
+)
 from luceasync.server.anthropic.shapes import (
     Answer,
     AnswerBlock,

@@ -12,22 +12,16 @@ from dataclasses import dataclass
 import msgspec
 from starlette.datastructures import Headers
 
-from luceasync.constraint import Constraint
-from luceasync.request import Engine, Request, Sampling, Stream
-from luceasync.server.anthropic.body import CountBody, MessagesBody
-from luceasync.server.anthropic.conversation import prompt_of
-from luceasync.server.anthropic.errors import error_body, unknown_model
+from luceasync.request import Constraint, Engine, Request, Sampling, Stream
+from luceasync.server.anthropic.conversation import CountBody, MessagesBody, prompt_of
 from luceasync.server.anthropic.events import AnswerEvents, AnswerFold
-from luceasync.server.anthropic.shapes import Answer, Event
+from luceasync.server.anthropic.shapes import Answer, Event, error_body, unknown_model
+from luceasync.server.auth import Caller
 from luceasync.server.checks import at_most, cut, decode, in_range, in_range_or, refuse
-from luceasync.server.effort import budget, most_tokens
 from luceasync.server.failures import Failure
-from luceasync.server.family import Form
-from luceasync.server.hints import conversation_of
-from luceasync.server.lookup import Lookup
-from luceasync.server.pins import pins_of
+from luceasync.server.family import Form, Lookup
+from luceasync.server.fields import budget, conversation_of, most_tokens, pins_of
 from luceasync.server.sse import encode_event
-from luceasync.server.tenant import Caller
 
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -13,13 +13,12 @@ from starlette.responses import Response
 from starlette.routing import Match, Route
 from starlette.types import Scope
 
-from luceasync.model_card import ModelCard
-from luceasync.request import Engine
-from luceasync.server.anthropic.errors import ErrorBody, error_body, unknown_model
+from luceasync.request import Engine, ModelCard
+from luceasync.server.answering import require_ready
 from luceasync.server.anthropic.messages import CountTokens, Messages
+from luceasync.server.anthropic.shapes import ErrorBody, error_body, unknown_model
 from luceasync.server.failures import Failure
 from luceasync.server.family import Endpoint
-from luceasync.server.readiness import require_ready
 from luceasync.server.status_pages import json_response
 
 VERSION_HEADER = b"anthropic-version"

@@ -5,33 +5,114 @@ Owns what is allowed and the words of each refusal. Knows nothing of HTTP, token
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import msgspec
 from starlette.datastructures import Headers
 
-from luceasync.model_card import ModelCard
-from luceasync.request import ChatPrompt, Request
-from luceasync.server.checks import at_most, decode, in_range, refuse
-from luceasync.server.effort import budget, most_tokens, template_words
-from luceasync.server.hints import conversation_of
-from luceasync.server.openai.constraints import constraint_of
-from luceasync.server.openai.errors import unknown_model
+from luceasync.errors import RequestError
+from luceasync.request import ChatPrompt, ModelCard, Request
+from luceasync.server.auth import Caller
+from luceasync.server.checks import at_most, check_arguments, decode, in_range, refuse
+from luceasync.server.fields import (
+    AskedPins,
+    budget,
+    conversation_of,
+    most_tokens,
+    pins_of,
+    template_words,
+)
+from luceasync.server.openai.common import refuse_unserved, unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,
+    constraint_of,
     min_tokens_of,
     num_choices_of,
     priority_of,
     sampling_of,
     stops_of,
 )
-from luceasync.server.openai.tool_choice import max_calls, must_call
-from luceasync.server.openai.tools import check_calls, check_tools
-from luceasync.server.openai.unserved import refuse_unserved
-from luceasync.server.pins import AskedPins, pins_of
-from luceasync.server.tenant import Caller
+
+# Which tools an answer must call, as OpenAI's endpoints say it. Owns the words. How calls are
+# forced is for the engine.
+
+
+ToolChoice = str | dict[str, Any] | None
+EXPECTED = "'none', 'auto', 'required', or one of the tools: {'type': 'function', ...}"
+
+
+def must_call(choice: ToolChoice, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """The names of the `tools` of which calls must come, none where none must. Raises RequestError
+    for a choice that is none, and for a tool that is not there.
+    """
+    if choice in (None, "none", "auto"):
+        return ()
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if choice == "required":
+        return names or refuse("tool_choice", choice, "'tools' beside it")
+    if not isinstance(choice, dict) or choice.get("type") != "function":
+        refuse("tool_choice", choice, EXPECTED)
+    function = choice.get("function", choice)  # the Responses API has the name beside the type
+    name = function.get("name") if isinstance(function, dict) else None
+    if name not in names:
+        refuse("tool_choice", choice, "one of 'tools' by its name")
+    return (str(name),)
+
+
+def max_calls(choice: ToolChoice, parallel: bool | None) -> int | None:
+    """How many calls may come: one of a tool that is named, or where there may not be more."""
+    return 1 if parallel is False or isinstance(choice, dict) else None
+
+
+# The tools of a request and the calls of earlier turns, before a chat template is given them.
+# Owns what a tool and a call must have. A template would write a malformed one into the prompt,
+# or fail in words that name no field. Knows nothing of what a tool does.
+
+
+def check_tools(tools: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RequestError, which names the field, unless all are functions with a name."""
+    for i, tool in enumerate(tools):
+        where = f"tools[{i}]"
+        if tool.get("type") != "function":
+            _refuse(f"{where}.type", "'function' (no other kind is served)")
+        function = tool.get("function")
+        if not isinstance(function, Mapping):
+            _refuse(f"{where}.function", "an object")
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            _refuse(f"{where}.function.name", "a name")
+        if not isinstance(function.get("description", ""), str | None):
+            _refuse(f"{where}.function.description", "text")
+        if not isinstance(function.get("parameters"), Mapping | None):
+            _refuse(f"{where}.function.parameters", "an object, which is a JSON schema")
+        check_arguments(f"{where}.function.parameters", function.get("parameters") or {})
+        if not isinstance(function.get("strict", False), bool | None):
+            _refuse(f"{where}.function.strict", "true or false")
+
+
+def check_calls(where: str, calls: Sequence[Mapping[str, Any]]) -> None:
+    """Raise RequestError, which names the field below `where`, unless all call something by name,
+    with arguments as text or as an object.
+    """
+    for i, call in enumerate(calls):
+        function = call.get("function")
+        if function is None:
+            function = call  # as some templates have it: the name stands in the call itself
+        if not isinstance(function, Mapping):
+            _refuse(f"{where}[{i}].function", "an object")
+        name = function.get("name")
+        if not isinstance(name, str) or not name:
+            _refuse(f"{where}[{i}].function.name", "a name")
+        if not isinstance(function.get("arguments"), str | Mapping | None):
+            _refuse(f"{where}[{i}].function.arguments", "text, or an object")
+
+
+def _refuse(param: str, expected: str) -> NoReturn:
+    """Without the value, which may be long."""
+    raise RequestError(f"Invalid value for '{param}': expected {expected}.", param=param)
+
 
 MAX_TOP_LOGPROBS = 20
 JOIN = "\n"  # between the parts of one message

@@ -10,9 +10,10 @@ import math
 import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from typing import Literal
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import Headers
 
 from luceasync.request import (
@@ -25,30 +26,75 @@ from luceasync.request import (
     TokenLogprob,
     TokenPrompt,
 )
+from luceasync.server.auth import Caller
 from luceasync.server.checks import at_most, decode, in_range, refuse
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
-from luceasync.server.hints import conversation_of
-from luceasync.server.merged import merged
+from luceasync.server.fields import AskedPins, conversation_of, pins_of
 from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
 from luceasync.server.openai.chat_schema import StreamOptions
-from luceasync.server.openai.completion_shapes import Completion, CompletionChoice, Logprobs
-from luceasync.server.openai.constraints import constraint_of
-from luceasync.server.openai.errors import error_body, unknown_model
+from luceasync.server.openai.chat_shapes import UsageBody
+from luceasync.server.openai.common import error_body, refuse_unserved, unknown_model, usage_of_all
 from luceasync.server.openai.sampling import (
     SamplingBody,
+    constraint_of,
     min_tokens_of,
     num_choices_of,
     priority_of,
     sampling_of,
     stops_of,
 )
-from luceasync.server.openai.unserved import refuse_unserved
-from luceasync.server.openai.usage import usage_of_all
-from luceasync.server.pins import AskedPins, pins_of
-from luceasync.server.sse import encode_event
-from luceasync.server.tenant import Caller
-from luceasync.server.work import luceasync_of, timings_of
+from luceasync.server.sse import encode_event, merged
+from luceasync.server.work import LuceasyncBody, TimingsBody, luceasync_of, timings_of
+
+# OpenAI's shapes of a completion, streamed and plain. Owns field names and their order. Knows
+# nothing of where the values come from.
+
+
+class Logprobs(msgspec.Struct):
+    """Lists of the same length, an entry for each token."""
+
+    tokens: list[str] = msgspec.field(default_factory=list)
+    token_logprobs: list[float | None] = msgspec.field(default_factory=list)
+    top_logprobs: list[dict[str, float] | None] = msgspec.field(default_factory=list)
+    text_offset: list[int] = msgspec.field(default_factory=list)
+
+    def add(self, other: Logprobs) -> None:
+        """What follows."""
+        self.tokens += other.tokens
+        self.token_logprobs += other.token_logprobs
+        self.top_logprobs += other.top_logprobs
+        self.text_offset += other.text_offset
+
+
+class CompletionChoice(msgspec.Struct):
+    index: int
+    text: str
+    logprobs: Logprobs | None = None
+    finish_reason: str | None = None
+
+    def add(self, other: CompletionChoice) -> None:
+        """What follows."""
+        self.text += other.text
+        self.finish_reason = other.finish_reason or self.finish_reason
+        if other.logprobs is not None:
+            self.logprobs = self.logprobs or Logprobs()
+            self.logprobs.add(other.logprobs)
+
+
+class Completion(msgspec.Struct):
+    """The plain answer, and one event of a streamed one."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    object: Literal["text_completion"] = "text_completion"
+    usage: UsageBody | UnsetType = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+    luceasync: LuceasyncBody | UnsetType = UNSET
+
 
 DONE = b"data: [DONE]\n\n"
 MAX_PROMPTS = 64

@@ -8,15 +8,104 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from functools import cache, reduce
+from operator import or_
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 import msgspec
 from starlette.routing import Route
 
 from luceasync import __version__
 from luceasync.server.family import Family, Form
-from luceasync.server.openapi.described import described
-from luceasync.server.openapi.limits import limited
+
+# Structs of bodies as schemas can describe them: what is taken as it came is anything. Owns
+# that translation. Knows no field by name.
+
+
+def described(kind: Any) -> Any:
+    """The same type, with Any in place of what has no schema."""
+    if kind is msgspec.Raw:
+        return Any
+    if not _has_raw(kind, set()):
+        return kind
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        return _struct(kind)
+    inner = tuple(map(described, get_args(kind)))
+    if get_origin(kind) in (Union, UnionType):
+        return reduce(or_, inner)
+    return get_origin(kind)[inner]
+
+
+@cache  # a schema names each type once
+def _struct(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(kind):
+        default: tuple[Any, ...] = () if field.required else (field.default,)
+        if field.type is msgspec.Raw:
+            default = (None,)
+        elif not field.required and field.default is msgspec.NODEFAULT:
+            default = (msgspec.field(default_factory=field.default_factory),)
+        fields.append((field.name, described(field.type), *default))
+    told = {"__doc__": kind.__doc__}
+    return msgspec.defstruct(
+        kind.__name__, fields, kw_only=True, namespace=told, module=kind.__module__
+    )
+
+
+def _has_raw(kind: Any, seen: set[Any]) -> bool:
+    if kind is msgspec.Raw:
+        return True
+    if get_origin(kind) is Literal or kind in seen:
+        return False
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        seen.add(kind)
+        return any(_has_raw(field.type, seen) for field in msgspec.structs.fields(kind))
+    return any(_has_raw(each, seen) for each in get_args(kind))
+
+
+# Ranges of fields that are checked where they are read, for the document: by the field's name.
+# Owns what the document says of them: the widest range that any API takes. Whoever changes a
+# range there changes it here.
+
+
+LIMITS: Mapping[str, Mapping[str, Any]] = {
+    "temperature": {"minimum": 0, "maximum": 2},
+    "top_p": {"exclusiveMinimum": 0, "maximum": 1},
+    "top_k": {"minimum": -1, "maximum": 2**31 - 1},
+    "min_p": {"minimum": 0, "maximum": 1},
+    "repetition_penalty": {"minimum": 0.01, "maximum": 100},
+    "frequency_penalty": {"minimum": -2, "maximum": 2},
+    "presence_penalty": {"minimum": -2, "maximum": 2},
+    "n": {"minimum": 1, "maximum": 16},
+    "max_tokens": {"minimum": 0, "maximum": 2**31 - 1},
+    "max_completion_tokens": {"minimum": 0, "maximum": 2**31 - 1},
+    "max_output_tokens": {"minimum": 1, "maximum": 2**31 - 1},
+    "min_tokens": {"minimum": 0, "maximum": 2**31 - 1},
+    "prompt_cache_key": {"maxLength": 64},
+    "priority": {"minimum": -1000, "maximum": 1000},
+    "seed": {"minimum": -(2**63), "maximum": 2**63 - 1},
+    "thinking_budget": {"minimum": 0, "maximum": 2**31 - 1},
+    "thinking_token_budget": {"minimum": 0, "maximum": 2**31 - 1},
+    "messages": {"minItems": 1, "maxItems": 8192},
+}
+
+
+def limited(components: Mapping[str, Any]) -> dict[str, Any]:
+    """The schemas of bodies with the ranges of their fields."""
+    return {
+        name: _with_limits(schema) if name.endswith("Body") else schema
+        for name, schema in components.items()
+    }
+
+
+def _with_limits(schema: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {
+        name: {**field, **LIMITS[name]} if name in LIMITS else field
+        for name, field in schema.get("properties", {}).items()
+    }
+    return {**schema, "properties": fields} if fields else dict(schema)
+
 
 REFUSALS = {
     "400": "Something in the request is wrong; the error names the field.",

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from luceasync.errors import RequestError
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.formats import FORMATS, CallFormat, format_of
-from luceasync.text.answer.pieces import THINK, THINK_END, AnswerPieces, new_call_id
-from luceasync.text.pieces import PieceMaker
+from luceasync.text.answer.pieces import THINK, THINK_END, AnswerPieces, PieceMaker, new_call_id
 from luceasync.text.template import Template
 from luceasync.text.tokenizer import Tokenizer
 

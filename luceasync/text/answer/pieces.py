@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Generator, Sequence
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
-from luceasync.pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
+from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.formats import CallFormat
 from luceasync.text.answer.growing import (
@@ -21,8 +21,9 @@ from luceasync.text.answer.growing import (
     Found,
     Growing,
     Reading,
+    first_of,
+    num_safe,
 )
-from luceasync.text.answer.holding import first_of, num_safe
 
 Result = TypeVar("Result")
 PieceReading = Generator[Piece | None, None, Result]
@@ -44,7 +45,7 @@ def new_call_id() -> str:
 
 
 class AnswerPieces:
-    """See luceasync.text.pieces.PieceMaker.
+    """See luceasync.text.answer.pieces.PieceMaker.
 
     `reasons`: reasoning between <think> and </think>, at the answer's beginning, is told as such;
     `is_reasoning`: the prompt has opened it. `calls`: how the model writes calls; None: it was
@@ -214,3 +215,26 @@ def _joined(pieces: Sequence[Piece]) -> tuple[Piece, ...]:
             case _:
                 joined.append(piece)
     return tuple(joined)
+
+
+# The text of one choice becomes typed pieces: what an API family shows of it, and as what. Owns
+# what a part of the text is. Knows no tokens, no stop strings and no API.
+
+
+class PieceMaker(Protocol):
+    """Parts the growing text of one choice; one maker serves one choice."""
+
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
+        """The pieces that are certain with `text`, which follows what was given before. What may
+        yet turn out to be of another type is held back, unless `text` `is_last`. `is_cut`: it is,
+        and the model would have said more: a call that has just begun is not told then.
+        """
+        ...
+
+
+class PlainText:
+    """All of it is the answer's text; nothing is held back."""
+
+    def make(self, text: str, *, is_last: bool, is_cut: bool = False) -> tuple[Piece, ...]:
+        """See PieceMaker."""
+        return (TextPiece(text),) if text else ()

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.engine.sampling import choose as sampler
-from luceasync.engine.sampling.filter_and_draw import uniform
+from luceasync.engine.sampling.draw import uniform
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.logits import NO_TOKEN

@@ -8,9 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.engine.sampling.edits import edits_of
-from luceasync.engine.sampling.row import RowSampling, TokenCounts, has_penalties
-from luceasync.ranking.edits import apply_edits
+from luceasync.engine.sampling.row import RowSampling, TokenCounts, edits_of, has_penalties
+from luceasync.ranking.local import apply_edits
 from luceasync.request import Sampling
 from tests.reference import sampler as slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from luceasync.engine.sampling.filter_and_draw import choice_seed, uniform
+from luceasync.engine.sampling.draw import choice_seed, uniform
 
 
 def test_uniform_is_splitmix64_from_the_seed():

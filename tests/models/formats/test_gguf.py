@@ -12,7 +12,7 @@ from luceasync.errors import ModelError
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.models.formats import gguf as own_format
-from luceasync.models.grouped.packed import dequantise
+from luceasync.models.quant.packed import dequantise
 from tests.gguf.tiny_files import Tiny, write
 
 NAME = "model.layers.0.mlp.up_proj.weight"

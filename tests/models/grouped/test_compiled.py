@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.grouped import KERNELS
-from luceasync.models.grouped.compiled import CompiledGrouped, can_multiply
-from luceasync.models.grouped.form import Grouped
-from luceasync.models.grouped.ggml import FLOAT_4, FORMS
-from luceasync.models.grouped.packed import Packed, dequantise
-from luceasync.models.grouped.random import RandomModule
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps, can_pack
+from luceasync.models.quant.cpu import CompiledGrouped, can_multiply
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.ggml import FLOAT_4, FORMS
+from luceasync.models.quant.packed import Packed, dequantise
+from luceasync.models.quant.random import RandomModule
 
 pytestmark = pytest.mark.skipif(not KERNELS, reason="this machine has no kernels")
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from luceasync.gguf.tensor_types import SUPPORTED, TENSOR_TYPES
-from luceasync.models.grouped.ggml import FORMS, pack
-from luceasync.models.grouped.packed import dequantise
+from luceasync.gguf.header import SUPPORTED, TENSOR_TYPES
 from luceasync.models.precision import Precision
+from luceasync.models.quant.ggml import FORMS, pack
+from luceasync.models.quant.packed import dequantise
 from tests.gguf.blocks import random_blocks
 
 TYPES = {kind.name: kind for kind in TENSOR_TYPES.values()}

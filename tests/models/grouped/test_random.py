@@ -8,12 +8,12 @@ import torch
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.models.config import read_spec
 from luceasync.models.forms import Dense, Place
-from luceasync.models.grouped.form import Grouped
-from luceasync.models.grouped.ggml import FORMS
 from luceasync.models.layer_reader import Part
 from luceasync.models.loader import RandomSource, TensorReader
 from luceasync.models.ops import TorchOps
-from luceasync.models.quantisation.floats4 import DIVIDED, NVFP4
+from luceasync.models.quant.checkpoints.fp4 import DIVIDED, NVFP4
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.ggml import FORMS
 
 OTHERS = {
     "FP8": Grouped("FP8", 8, 128, 128, "bf16", codes="e4m3"),

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.models.grouped.form import Grouped
-from luceasync.models.grouped.ggml import FORMS, pack
-from luceasync.models.grouped.packed import Packed, dequantise
-from luceasync.models.grouped.weight import SLICE_NUMBERS
 from luceasync.models.ops import TorchOps
 from luceasync.models.packed_ops import PackedOps
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.ggml import FORMS, pack
+from luceasync.models.quant.packed import Packed, dequantise
+from luceasync.models.quant.torch_weight import SLICE_NUMBERS
 from luceasync.models.weights import StackedWeight, Table
 from tests.gguf.blocks import TYPES, random_blocks
 from tests.half_precision import needs_bf16
@@ -107,7 +107,7 @@ def test_no_more_than_a_slice_is_float32_at_once(monkeypatch: pytest.MonkeyPatch
         sizes.append(packed.shape[0] * packed.shape[1])
         return dequantise(packed, table)
 
-    monkeypatch.setattr("luceasync.models.grouped.weight.dequantise", seen)
+    monkeypatch.setattr("luceasync.models.quant.torch_weight.dequantise", seen)
     own = TorchOps().grouped(matrix("Q4_0", 9000, 512), torch.float32)
     own.linear(torch.randn(1, 512))
     assert sum(sizes) == 9000 * 512

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from luceasync.models.grouped.packed import dequantise
-from luceasync.models.quantisation.found import StoredModule
-from tests.models.quantisation.test_schemes import CASES, MODULE, find
+from luceasync.models.quant.checkpoints.module import StoredModule
+from luceasync.models.quant.packed import dequantise
+from tests.models.quant.checkpoints.test_schemes import CASES, MODULE, find
 
 pytest.importorskip("compressed_tensors")
 

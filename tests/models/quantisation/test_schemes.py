@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from luceasync.errors import ModelError
-from luceasync.models.grouped.packed import dequantise
 from luceasync.models.precision import Precision
-from luceasync.models.quantisation.config import scheme_of
-from luceasync.models.quantisation.found import Info, StoredModule
+from luceasync.models.quant.checkpoints.module import Info, StoredModule
+from luceasync.models.quant.checkpoints.scheme import scheme_of
+from luceasync.models.quant.packed import dequantise
 from tests.reference import quantised as truth
 
 DTYPES = {

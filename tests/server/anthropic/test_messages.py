@@ -9,8 +9,7 @@ import httpx
 import pytest
 
 from luceasync.errors import QueueFull, Unavailable
-from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece, TextPiece
-from luceasync.request import Delta
+from luceasync.request import ArgumentsPiece, CallPiece, Delta, ReasoningPiece, TextPiece
 from tests.server.scripted import ScriptedEngine, answer, finish
 
 MESSAGES = "/v1/messages?beta=true"

@@ -7,8 +7,14 @@ from typing import Any
 
 import httpx
 
-from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece, TextPiece
-from luceasync.request import Delta, TokenLogprob
+from luceasync.request import (
+    ArgumentsPiece,
+    CallPiece,
+    Delta,
+    ReasoningPiece,
+    TextPiece,
+    TokenLogprob,
+)
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 

@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
-from luceasync.model_card import ModelCard
-from luceasync.request import ChatPrompt, Request, Sampling
+from luceasync.request import ChatPrompt, ModelCard, Request, Sampling
+from luceasync.server.auth import Caller
+from luceasync.server.checks import MAX_VALUES
 from luceasync.server.failures import describe
-from luceasync.server.json_size import MAX_VALUES
 from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
-from luceasync.server.tenant import Caller
 
 USER = {"role": "user", "content": "Hi"}
 TINY = ModelCard("tiny", 0, 4096, 1, "qwen3", aliases=("small",))

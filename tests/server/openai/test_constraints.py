@@ -7,13 +7,11 @@ from typing import Any
 
 import pytest
 
-from luceasync.constraint import Constraint
 from luceasync.errors import RequestError
-from luceasync.model_card import ModelCard
-from luceasync.request import Request
+from luceasync.request import Constraint, ModelCard, Request
+from luceasync.server.auth import Caller
 from luceasync.server.openai.chat_schema import parse_chat
-from luceasync.server.openai.constraints import MAX_GRAMMAR_CHARS, MAX_SOURCE_BYTES
-from luceasync.server.tenant import Caller
+from luceasync.server.openai.sampling import MAX_GRAMMAR_CHARS, MAX_SOURCE_BYTES
 
 CARD = ModelCard("m", 0, 100, 1, "qwen3")
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from luceasync.server.failures import Failure
-from luceasync.server.openai.errors import error_body
+from luceasync.server.openai.common import error_body
 
 
 @pytest.mark.parametrize(

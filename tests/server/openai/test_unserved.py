@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from luceasync.server.openai.unserved import UnservedBody
+from luceasync.server.openai.common import UnservedBody
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

@@ -13,7 +13,7 @@ from luceasync.grammar.compiler import Compiler
 from luceasync.grammar.guide import Guide
 from luceasync.grammar.program import program
 from luceasync.grammar.vocabulary import Vocabulary
-from luceasync.pieces import ArgumentsPiece, CallPiece, TextPiece
+from luceasync.request import ArgumentsPiece, CallPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.formats import FORMATS
 from luceasync.text.answer.pieces import AnswerPieces

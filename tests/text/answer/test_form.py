@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.pieces import CallPiece, ReasoningPiece, TextPiece
+from luceasync.request import CallPiece, ReasoningPiece, TextPiece
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer

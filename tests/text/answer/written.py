@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from luceasync.pieces import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
+from luceasync.request import ArgumentsPiece, CallPiece, Piece, ReasoningPiece, TextPiece
 from luceasync.text.answer.argument_types import ToolSchemas
 from luceasync.text.answer.formats import FORMATS
 from luceasync.text.answer.pieces import AnswerPieces

@@ -13,8 +13,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
-from luceasync.pieces import ArgumentsPiece, CallPiece, ReasoningPiece, TextPiece
-from luceasync.request import Delta
+from luceasync.request import ArgumentsPiece, CallPiece, Delta, ReasoningPiece, TextPiece
 from tests.server.scripted import ScriptedEngine, answer, finish
 
 RESPONSES = "/v1/responses"

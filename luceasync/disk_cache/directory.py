@@ -1,0 +1,212 @@
+"""The directory of node files and its upkeep. Its calls block.
+
+Owns what is created, moved and removed: in `<root>/<namespace>` the files that nodes are named
+after, the temporary files beside them and the quarantine. Knows no deadline and no tensor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Mapping
+from dataclasses import replace
+from io import FileIO
+from pathlib import Path
+
+from luceasync.disk_cache.codec import EndKinds, Half
+from luceasync.disk_cache.files import FileSystem
+from luceasync.disk_cache.listing import NOTHING, Listing, NodeMeta, look_into, namespaces
+from luceasync.disk_cache.metadata import KEY
+from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, file_name
+from luceasync.errors import ConfigError, CorruptNode
+
+QUARANTINE = "quarantine"
+NUM_QUARANTINED = 16  # what is set aside to be looked at must not fill the disk
+ORPHAN_AGE_S = 3600
+LONE_END_AGE_S = 60  # its rows may have been renamed while the directory was listed
+
+
+class BelowFloor(Exception):
+    """A write would leave the file system with less free space than must stay."""
+
+
+def make_private(directory: Path) -> None:
+    """Make what of the directory is missing, for its owner alone. Raises OSError."""
+    for part in (*reversed(directory.parents), directory):
+        if not part.is_dir():
+            part.mkdir(mode=0o700, exist_ok=True)
+
+
+class NodeDirectory:
+    """The files of one namespace, among those of others under the same root."""
+
+    def __init__(
+        self,
+        files: FileSystem,
+        root: Path,
+        namespace: str,
+        min_free_bytes: int,
+        end_kinds: EndKinds,
+    ) -> None:
+        """`end_kinds`: see luceasync.disk_cache.codec."""
+        assert NAMESPACE.fullmatch(namespace), namespace
+        self._files = files
+        self._root = root
+        self._namespace = namespace
+        self._min_free_bytes = min_free_bytes
+        self._end_kinds = end_kinds
+
+    def path(self, key: str, namespace: str | None = None, half: Half = Half.ROWS) -> Path:
+        """Where half a node is, of another namespace if one is named."""
+        assert KEY.fullmatch(key), key
+        return self._root / (namespace or self._namespace) / file_name(key, half)
+
+    def temporary(self, key: str) -> Path:
+        """A name that nobody else uses, from which a file is renamed to the node's."""
+        return self.path(key).with_name(f".{key}.{os.getpid()}.{secrets.token_hex(8)}.tmp")
+
+    def make(self) -> None:
+        """Make the directories that are missing, for their owner alone. Raises OSError."""
+        make_private(self._root / self._namespace / QUARANTINE)
+
+    def create(self, temporary: Path, num_bytes: int) -> FileIO:
+        """A new file for `num_bytes` bytes. Raises OSError, and BelowFloor for want of space."""
+        self.make()
+        free_bytes = self._files.free_bytes(temporary.parent)
+        if free_bytes - num_bytes < self._min_free_bytes:
+            raise BelowFloor(
+                f"{num_bytes} bytes to write, {free_bytes} free: {self._min_free_bytes} must stay"
+            )
+        return self._files.create(temporary)
+
+    def scan(self, now_s: float, known: Mapping[str, Listing]) -> tuple[dict[str, Listing], int]:
+        """What lies in the directories, by namespace, and how many files were set aside.
+
+        Only this namespace's files are opened, and none that is `known`. Temporary files that
+        nobody writes any more are removed, and ends without rows; damaged files are set aside,
+        unknown names left alone.
+        Raises OSError where not even the namespaces can be listed.
+        """
+        listings = {}
+        for directory in namespaces(self._files, self._root):
+            name = directory.name
+            opening = self._end_kinds if name == self._namespace else None
+            seen = look_into(self._files, directory, known.get(name, NOTHING), opening=opening)
+            faults = [fault for path in seen.temporaries for fault in self._collect(path, now_s)]
+            lone = [end for key, end in seen.ends.items() if key not in seen.nodes]
+            faults += [fault for end in lone for fault in self._collect_end(end.meta, now_s)]
+            listings[name] = replace(seen, faults=(*seen.faults, *faults))
+        own = listings.get(self._namespace, NOTHING)
+        return listings, sum(map(self.set_aside, own.damaged))
+
+    def remove(self, key: str, namespace: str | None = None) -> int:
+        """Remove a node; the bytes that it took up, 0 where there is none. Raises OSError."""
+        # Who is killed in between leaves a node without its end, which is one that is whole.
+        return self.remove_end(key, namespace) + self._remove(self.path(key, namespace))
+
+    def remove_end(self, key: str, namespace: str | None = None) -> int:
+        """Remove the file of a node's end, and leave its rows; the bytes that it took up. Raises
+        OSError.
+        """
+        return self._remove(self.path(key, namespace, Half.END))
+
+    def set_aside(self, path: Path) -> int:
+        """Move what is there to the quarantine and drop the oldest there; how many were moved."""
+        quarantine = path.parent / QUARANTINE
+        try:
+            quarantine.mkdir(mode=0o700, exist_ok=True)
+            self._files.rename(path, quarantine / f"{path.stem}.{secrets.token_hex(4)}")
+        except OSError:  # another process was faster, or the disk cannot be written to
+            return 0
+        for entry in self._oldest_first(quarantine)[:-NUM_QUARANTINED]:
+            with contextlib.suppress(OSError):  # one more than wanted does no harm
+                self._files.remove(entry)
+        return 1
+
+    def _remove(self, path: Path) -> int:
+        try:
+            num_bytes = path.lstat().st_size
+        except FileNotFoundError:
+            return 0
+        return num_bytes if self._files.remove(path) else 0
+
+    def _oldest_first(self, quarantine: Path) -> list[Path]:
+        """What was set aside and can be removed: directories that were named as nodes cannot."""
+        found = []
+        with contextlib.suppress(OSError):
+            for entry in self._files.entries(quarantine):
+                with contextlib.suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISDIR(status.st_mode):
+                        found.append((status.st_ctime_ns, entry.path))
+        return [Path(path) for _, path in sorted(found)]
+
+    def _collect_end(self, end: NodeMeta, now_s: float) -> list[str]:
+        """Remove an end that no rows belong to; what went wrong."""
+        try:
+            rows = self.path(end.key, end.namespace)
+            if now_s - end.last_used_s > LONE_END_AGE_S and not os.path.lexists(rows):
+                self.remove_end(end.key, end.namespace)
+        except OSError as error:
+            return [str(error)]
+        return []
+
+    def _collect(self, path: Path, now_s: float) -> list[str]:
+        """Remove a temporary file if nobody writes it any more; what went wrong.
+
+        The id may be of another container: there the lock still tells. A file that was created
+        just now may not be locked yet: there the id tells.
+        """
+        match = TEMPORARY.fullmatch(path.name)
+        assert match is not None, path
+        try:
+            is_old = now_s - path.lstat().st_mtime > ORPHAN_AGE_S
+            if is_old or not (_is_alive(int(match[1])) or self._files.is_locked(path)):
+                self._files.remove(path)
+        except (FileNotFoundError, CorruptNode):  # it is gone, or was never a writer's
+            return []
+        except OSError as error:
+            return [str(error)]
+        return []
+
+
+def _is_alive(process_id: int) -> bool:
+    try:
+        os.kill(process_id, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+# Whether a cache directory can be written to: looked at, or made. Owns the words of the
+# refusal. Knows nothing of what lies in it.
+
+
+FLAG = "--kv-cache-dir"
+
+
+def check_usable(root: Path) -> Path:
+    """`root`, or the nearest directory above it that is there; nothing is made. Raises ConfigError
+    unless it can be written to.
+    """
+    nearest = next(path for path in (root, *root.resolve().parents) if path.exists())
+    if not nearest.is_dir() or not os.access(nearest, os.W_OK | os.X_OK):
+        raise ConfigError(f"{FLAG} {root}: {nearest} is no directory that can be written to")
+    return nearest
+
+
+def make_usable(root: Path) -> None:
+    """Make `root`, for its owner alone. Raises ConfigError unless it can be written to."""
+    try:
+        make_private(root)
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise ConfigError(
+            f"{FLAG} {root}: {error.strerror}; expected a directory to write to"
+        ) from None

@@ -1,0 +1,377 @@
+"""The disk tier: a file is written whole or not at all, and read as it was written or not at all.
+
+Owns the threads, deadlines and outcomes of file work. Knows no tree, no eviction and no tensor
+library; what lies where is the directory's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+from luceasync.disk_cache.codec import Buffer, EndKinds, Half, decode_header
+from luceasync.disk_cache.directory import BelowFloor, NodeDirectory
+from luceasync.disk_cache.files import FileSystem, FileThreads, ThreadedFile, allocate, pieces
+from luceasync.disk_cache.listing import Listing, Scan, changes
+from luceasync.disk_cache.outcomes import (
+    DiskCounters,
+    Faults,
+    Miss,
+    WriteOutcome,
+    WriteResult,
+    miss_of,
+    outcome_of,
+)
+from luceasync.disk_cache.reader import Allocate, NodeFile, read_node, with_own_end
+from luceasync.errors import ConfigError, CorruptNode, ForeignNode
+from luceasync.nodes import MissReason
+
+# Reads for which nobody waits any more and which have not come back: while there are such, the
+# disk hangs, and nobody is to wait for another. Owns those calls. Knows no file; event loop
+# only.
+
+
+class HungReads:
+    """True while one has not come back; they are the probe, so that no other is needed."""
+
+    def __init__(self, came_back: Callable[[str], None]) -> None:
+        """`came_back` hears the fault of the first one that does, "" where it has none."""
+        self._came_back = came_back
+        self._calls: set[asyncio.Future[Any]] = set()
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    def leave(self, call: asyncio.Future[Any]) -> None:
+        """Nobody waits for `call` any more."""
+        self._calls.add(call)
+        call.add_done_callback(self._end)
+
+    def _end(self, call: asyncio.Future[Any]) -> None:
+        fault = None if call.cancelled() else call.exception()
+        if call in self._calls:
+            # The disk answers: what else it still owes tells nothing new.
+            self._calls.clear()
+            self._came_back(str(fault) if isinstance(fault, OSError) else "")
+
+
+# Nodes on their way from the disk: who waits for them, how long, and what came of it. Owns the
+# threads that read and the calls for which nobody waits any more. Knows no write.
+
+
+NUM_READERS = min(8, 2 * len(os.sched_getaffinity(0)))  # more would wait for each other
+
+
+class ReadNode(Protocol):
+    """luceasync.disk_cache.reader.read_node, for the nodes of one namespace."""
+
+    def __call__(self, path: Path, *, with_end: bool, is_given_up: object) -> NodeFile: ...
+
+
+class NodeReads:
+    """Reads nodes of one directory in threads of its own: no read waits for a disk that syncs."""
+
+    def __init__(
+        self, directory: NodeDirectory, read: ReadNode, faults: Faults, timeout_s: float
+    ) -> None:
+        self._directory = directory
+        self._read = read
+        self._faults = faults
+        self._timeout_s = timeout_s
+        self._threads = FileThreads(NUM_READERS)
+        self._hung = HungReads(partial(faults.tell, "read"))
+        self.misses: Counter[MissReason] = Counter()
+        self.hits = self.bytes_read = self.quarantined = 0
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait until nothing is being read, unless the disk hangs."""
+        await self._threads.close(timeout_s)
+
+    async def read(self, key: str, with_end: bool, timeout_s: float | None) -> NodeFile | Miss:
+        """The node, or without its end only the span, checked to the last byte of that; or why not.
+        An end that is damaged alone is told with the rest. Raises nothing but cancellation.
+
+        It is given up after `timeout_s`, where that is less than the tier's own patience, and at
+        once while one that was given up has not come back. Up to NUM_READERS are read at a time.
+        What is damaged, or no regular file, is moved to the quarantine; nothing else is touched.
+        """
+        patience_s = min(self._timeout_s, timeout_s or self._timeout_s)
+        if self._hung:
+            self.misses[MissReason.IO_ERROR] += 1
+            return Miss(MissReason.IO_ERROR, "the disk hangs: a read has not come back")
+        try:
+            async with asyncio.timeout(patience_s):
+                node = await self._read_or_set_aside(key, with_end)
+        except TimeoutError:
+            miss = Miss(MissReason.IO_ERROR, f"node {key} was not read within {patience_s:.3g} s")
+        except (CorruptNode, ForeignNode, MemoryError, OSError) as error:
+            miss = miss_of(error)
+        else:
+            self._faults.tell("read")
+            self.hits += 1
+            self.bytes_read += node.num_bytes
+            return node
+        if miss.reason is MissReason.IO_ERROR:
+            self._faults.tell("read", miss.detail)
+        self.misses[miss.reason] += 1
+        return miss
+
+    async def _read_or_set_aside(self, key: str, with_end: bool) -> NodeFile:
+        path, end_path = (self._directory.path(key, half=half) for half in Half)
+        given_up = threading.Event()
+        read = partial(self._read, is_given_up=given_up.is_set)
+
+        def read_both() -> NodeFile:
+            node = read(path, with_end=with_end)
+            return with_own_end(node, partial(read, end_path, with_end=True)) if with_end else node
+
+        call = self._threads.submit(read_both)
+        try:
+            node = await asyncio.shield(call)
+        except CorruptNode:
+            await self._set_aside(path)
+            raise
+        finally:
+            given_up.set()
+            if not call.done():
+                self._hung.leave(call)
+        if isinstance(node.end_fault, CorruptNode):
+            await self._set_aside(end_path)
+        return node
+
+    async def _set_aside(self, path: Path) -> None:
+        self.quarantined += await self._threads.submit(self._directory.set_aside, path)
+
+
+CLOSE_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+class DiskTier:
+    """The node files of one namespace under `root`; entered with `async with`.
+
+    Other processes may use the same directory. `max_pending_bytes` bounds what waits to be
+    written; less than `min_free_bytes` of free space is never left by a write. Nodes are read into
+    what `allocate(num_bytes)` gives, called from several threads; it may raise MemoryError.
+    `end_kinds`: see luceasync.disk_cache.codec.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        namespace: str,
+        end_kinds: EndKinds,
+        *,
+        min_free_bytes: int = 1 << 30,
+        max_pending_bytes: int = 2 << 30,
+        read_timeout_s: float = 30.0,
+        scan_timeout_s: float = 120.0,
+        write_timeout_s: float = 120.0,
+        allocate: Allocate = allocate,
+        files: FileSystem | None = None,
+    ) -> None:
+        self._root = root
+        self._namespace = namespace
+        self._files = files or FileSystem()
+        self.end_kinds = end_kinds
+        self._directory = NodeDirectory(self._files, root, namespace, min_free_bytes, end_kinds)
+        self._max_pending_bytes = max_pending_bytes
+        self._read_timeout_s = read_timeout_s
+        self._scan_timeout_s = scan_timeout_s
+        self._write_timeout_s = write_timeout_s
+        self._threads = FileThreads()
+        self._writing = asyncio.Lock()
+        self._scanning = asyncio.Lock()
+        self._listings: dict[str, Listing] = {}
+        self._pending_bytes = 0
+        self._faults = Faults()
+        self._reads = NodeReads(
+            self._directory,
+            partial(
+                read_node,
+                self._files,
+                namespace=namespace,
+                end_kinds=end_kinds,
+                allocate=allocate,
+            ),
+            self._faults,
+            read_timeout_s,
+        )
+        self._outcomes: Counter[WriteOutcome] = Counter()
+        self._bytes_written = self._quarantined = 0
+
+    def __repr__(self) -> str:
+        return f"DiskTier({self._root / self._namespace}, {self._pending_bytes} bytes pending)"
+
+    async def __aenter__(self) -> Self:
+        """Make the directories. Raises ConfigError where that cannot be done."""
+        try:
+            await self._threads.submit(self._directory.make)
+        except OSError as error:
+            raise ConfigError(
+                f"--kv-cache-dir {self._root}: {error}; expected a directory to write to"
+            ) from None
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Wait until what was given up has left no temporary file, unless the disk hangs."""
+        await self._reads.close(CLOSE_TIMEOUT_S)
+        await self._threads.close(CLOSE_TIMEOUT_S)
+
+    @property
+    def namespace(self) -> str:
+        return self._namespace
+
+    @property
+    def degraded(self) -> str:
+        """What goes wrong with the disk; empty again once work of each kind that had failed has
+        succeeded. Where the files lie is left out: it is told to whoever asks.
+        """
+        return str(self._faults).replace(f"{self._root}{os.sep}", "")
+
+    @property
+    def pending_bytes(self) -> int:
+        """Bytes of writes that have begun or wait to begin."""
+        return self._pending_bytes
+
+    def counters(self) -> DiskCounters:
+        """A snapshot."""
+        reads = self._reads
+        return DiskCounters(
+            writes=dict(self._outcomes),
+            bytes_written=self._bytes_written,
+            reads=reads.hits + reads.misses.total(),
+            hits=reads.hits,
+            misses=dict(reads.misses),
+            bytes_read=reads.bytes_read,
+            quarantined=self._quarantined + reads.quarantined,
+        )
+
+    async def write(
+        self, key: str, header: bytes, buffers: Sequence[Buffer], half: Half = Half.ROWS
+    ) -> WriteResult:
+        """Put half a node under its key; what is there of that half is replaced.
+
+        `buffers`: the tensors' bytes, contiguous, in the order of the encoded `header`; they must
+        not change meanwhile. The file appears whole or not at all. Raises CorruptNode where header
+        and buffers disagree; the disk's faults are outcomes.
+        """
+        num_bytes = len(header) + sum(memoryview(buffer).nbytes for buffer in buffers)
+        names = {"namespace": self._namespace, "key": key}
+        decode_header(header, num_bytes, **names, end_kinds=self.end_kinds, half=half)
+        if self._pending_bytes and self._pending_bytes + num_bytes > self._max_pending_bytes:
+            detail = f"{self._pending_bytes} bytes wait, {self._max_pending_bytes} are allowed"
+            self._outcomes[WriteOutcome.BUSY] += 1
+            return WriteResult(WriteOutcome.BUSY, num_bytes, detail)
+        self._pending_bytes += num_bytes
+        try:
+            path = self._directory.path(key, half=half)
+            outcome, detail = await self._try_write(path, num_bytes, [header, *buffers])
+        finally:
+            self._pending_bytes -= num_bytes
+        self._outcomes[outcome] += 1
+        self._bytes_written += num_bytes if outcome is WriteOutcome.WRITTEN else 0
+        self._faults.tell("write", detail)
+        return WriteResult(outcome, num_bytes, detail)
+
+    async def read(
+        self, key: str, *, with_end: bool = True, timeout_s: float | None = None
+    ) -> NodeFile | Miss:
+        """See NodeReads.read."""
+        return await self._reads.read(key, with_end, timeout_s)
+
+    async def scan(self) -> Scan:
+        """The nodes under `root`, those of other namespaces by their names, and what is new or gone
+        since the scan before, by whomever; see NodeDirectory.scan. A disk that cannot be looked at
+        now leaves all as it was.
+        """
+        async with self._scanning:
+            before = self._listings
+            try:
+                async with asyncio.timeout(self._scan_timeout_s):
+                    self._listings, num_corrupt = await self._threads.submit(
+                        self._directory.scan, time.time(), before
+                    )
+            except OSError as error:
+                self._faults.tell("scan", str(error) or f"no scan within {self._scan_timeout_s} s")
+                return replace(changes(before, before), is_whole=False)
+        self._quarantined += num_corrupt
+        faults = [fault for listing in self._listings.values() for fault in listing.faults]
+        self._faults.tell("scan", faults[-1] if faults else "")
+        return changes(before, self._listings)
+
+    async def touch(self, keys: Sequence[str]) -> int:
+        """The nodes were used now, also for other processes; how many of them there are."""
+        return await self._try(partial(_touch, [*map(self._directory.path, keys)]), 0)
+
+    async def remove(self, key: str, namespace: str | None = None) -> int:
+        """Remove a node, of another namespace if it is named; the bytes that are free now, 0 where
+        there was none.
+        """
+        return await self._try(partial(self._directory.remove, key, namespace), 0)
+
+    async def remove_end(self, key: str) -> int:
+        """Remove the file of a node's end, and leave that of its rows; see remove."""
+        return await self._try(partial(self._directory.remove_end, key), 0)
+
+    async def quarantine(self, key: str) -> None:
+        """Set a node aside that is whole, but not what its name says."""
+        for path in (self._directory.path(key, half=half) for half in Half):
+            self._quarantined += await self._try(partial(self._directory.set_aside, path), 0)
+
+    async def _try_write(
+        self, path: Path, num_bytes: int, buffers: list[Buffer]
+    ) -> tuple[WriteOutcome, str]:
+        try:
+            async with asyncio.timeout(self._write_timeout_s), self._writing:
+                return WriteOutcome.WRITTEN, await self._write_file(path, num_bytes, buffers)
+        except BelowFloor as error:
+            return WriteOutcome.BELOW_FLOOR, str(error)
+        except OSError as error:
+            return outcome_of(error), str(error) or f"expected within {self._write_timeout_s} s"
+
+    async def _write_file(self, path: Path, num_bytes: int, buffers: list[Buffer]) -> str:
+        """Empty, or why the written file might not outlive a power cut."""
+        temporary = self._directory.temporary(path.stem)
+        create = partial(self._directory.create, temporary, num_bytes)
+        discard = partial(self._files.remove, temporary)  # nothing is left to remove once renamed
+        async with ThreadedFile(self._threads, create, discard) as file:
+            await file.write(pieces(buffers))
+            await file.call(self._files.sync, file.raw)
+            await file.call(self._files.rename, temporary, path)
+            try:
+                await file.call(self._files.sync_directory, path.parent)
+            except OSError as error:
+                return str(error)
+        return ""
+
+    async def _try(self, function: Callable[[], T], otherwise: T) -> T:
+        try:
+            async with asyncio.timeout(self._read_timeout_s):
+                result = await self._threads.submit(function)
+        except FileNotFoundError:
+            return otherwise
+        except OSError as error:
+            self._faults.tell("upkeep", str(error) or f"no answer within {self._read_timeout_s} s")
+            return otherwise
+        self._faults.tell("upkeep")
+        return result
+
+
+def _touch(paths: Sequence[Path]) -> int:
+    num_there = 0
+    for path in paths:
+        with suppress(FileNotFoundError):
+            os.utime(path, follow_symlinks=False)
+            num_there += 1
+    return num_there

@@ -1,0 +1,272 @@
+"""The calls to the operating system by which node files are kept; all of them block.
+
+Knows no event loop, no thread and no directory layout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from io import FileIO
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from aiofiles.threadpool import wrap
+
+from luceasync.disk_cache.codec import Buffer, header_extent
+from luceasync.errors import CorruptNode
+
+HEAD_BYTES = 32 << 10  # holds the header of most nodes
+HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
+
+
+class FileSystem:
+    """What the disk tier asks of the operating system. Each call raises OSError."""
+
+    def create(self, path: Path) -> FileIO:
+        """A new file for its owner alone, locked while it is open."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        raw = FileIO(os.open(path, flags, 0o600), "wb")
+        with contextlib.suppress(OSError):  # where there are no locks, the process id must do
+            fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return raw
+
+    def open(self, path: Path) -> FileIO:
+        """A regular file, to be read; CorruptNode for anything else in its place."""
+        self._expect_regular(path, os.lstat(path).st_mode)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(path, flags)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # it became a link or a socket just now
+                raise CorruptNode(f"{path.name}: expected a regular file") from None
+            raise
+        try:
+            self._expect_regular(path, os.fstat(fd).st_mode)
+            return FileIO(fd, "rb")
+        except BaseException:
+            os.close(fd)
+            raise
+
+    def sync(self, raw: FileIO) -> None:
+        """The file's content is on the disk when this returns."""
+        os.fsync(raw.fileno())
+
+    def rename(self, source: Path, target: Path) -> None:
+        """Give the file its name, over whatever has it."""
+        os.replace(source, target)
+
+    def sync_directory(self, path: Path) -> None:
+        """The names in the directory are on the disk when this returns."""
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def remove(self, path: Path) -> bool:
+        """Remove the file or link; whether it was there."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def entries(self, path: Path) -> list[os.DirEntry[str]]:
+        """What the directory holds, by name."""
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+
+    def free_bytes(self, path: Path) -> int:
+        """Bytes that we may still write to the file system of `path`."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+    def is_locked(self, path: Path) -> bool:
+        """Whether a writer, of this process or another, has the file open."""
+        with self.open(path) as raw:
+            try:
+                fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            return False
+
+    @staticmethod
+    def _expect_regular(path: Path, mode: int) -> None:
+        if not stat.S_ISREG(mode):
+            kind = stat.filemode(mode)[0]
+            raise CorruptNode(f"{path.name}: a file of kind {kind!r}, expected a regular one")
+
+
+def read_head(raw: FileIO) -> tuple[bytes, int]:
+    """The first bytes of a node file, its whole header among them, and the size of the file.
+
+    Raises OSError, and CorruptNode where the header could not be as long as it says.
+    """
+    file_bytes = os.fstat(raw.fileno()).st_size
+    head = raw.read(min(file_bytes, HEAD_BYTES)) or b""
+    while len(head) < header_extent(head, file_bytes):
+        more = raw.read(header_extent(head, file_bytes) - len(head))
+        if not more:
+            break
+        head += more
+    return head, file_bytes
+
+
+def allocate(num_bytes: int) -> memoryview:
+    """Fresh page-aligned memory, in huge pages where there are any: faults cost more than reads.
+
+    Raises MemoryError.
+    """
+    whole_bytes = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    try:
+        area = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area.resize(num_bytes)
+    except OSError as error:
+        raise MemoryError(f"{num_bytes} bytes: {error}") from None
+    with contextlib.suppress(OSError, AttributeError):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(area)
+
+
+# Files that are written in pieces by threads, while the event loop goes on. Owns the threads,
+# open files, and what becomes of a call for which nobody waits any more. Knows no node and no
+# directory.
+
+
+NUM_THREADS = 4
+PIECE_BYTES = 4 << 20  # a hop to a thread and back costs as much as half a MiB
+SMALL_BYTES = 1 << 20
+
+T = TypeVar("T")
+
+
+class FileThreads:
+    """A few threads for calls that block, and the calls that were left to them."""
+
+    def __init__(self, num_threads: int = NUM_THREADS) -> None:
+        self.executor = ThreadPoolExecutor(num_threads, thread_name_prefix="disk")
+        self._left: set[asyncio.Task[None]] = set()
+
+    def submit(self, function: Callable[..., T], *args: object) -> asyncio.Future[T]:
+        """The function's result, from a thread."""
+        return asyncio.get_running_loop().run_in_executor(self.executor, function, *args)
+
+    def finish_later(self, call: asyncio.Future[object], function: Callable[[], None]) -> None:
+        """Run the function in a thread once `call`, for which nobody waits, has ended."""
+        task = asyncio.create_task(self._finish(call, function))
+        self._left.add(task)
+        task.add_done_callback(self._left.discard)
+
+    async def close(self, timeout_s: float) -> None:
+        """Wait for the calls that were left; after `timeout_s` they are left for good."""
+        if self._left:
+            await asyncio.wait(self._left, timeout=timeout_s)
+        self.executor.shutdown(wait=False)
+
+    async def _finish(self, call: asyncio.Future[object], function: Callable[[], None]) -> None:
+        await asyncio.wait((call,))
+        if not call.cancelled():
+            call.exception()  # seen: it concerns nobody any more
+        await self.submit(function)
+
+
+class ThreadedFile:
+    """One file whose calls run in threads, one after the other.
+
+    A call that hangs can be left by cancellation; the file is closed when the call has ended,
+    never under it, and then discarded.
+    """
+
+    def __init__(
+        self,
+        threads: FileThreads,
+        opener: Callable[[], FileIO],
+        discard: Callable[[], object] | None = None,
+    ) -> None:
+        self._threads = threads
+        self._opener = opener
+        self._discard = discard
+        self._raw: FileIO | None = None
+        self._call: asyncio.Future[Any] | None = None
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.call(self._open)
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._call is not None
+        if self._call.done():
+            await self.call(self._release)
+        else:
+            self._threads.finish_later(self._call, self._release)
+
+    @property
+    def raw(self) -> FileIO:
+        """The open file."""
+        assert self._raw is not None
+        return self._raw
+
+    async def call(self, function: Callable[..., T], *args: object) -> T:
+        """The function's result; it runs in a thread."""
+        return await self._step(self._threads.submit(function, *args))
+
+    async def write(self, pieces: Iterator[Buffer]) -> None:
+        """Write all the pieces. Raises OSError."""
+        file: Any = wrap(self.raw, executor=self._threads.executor)
+        for piece in pieces:
+            view, written = memoryview(piece), 0
+            while written < len(view):  # a call may take less than it was given
+                written += await self._step(file.write(view[written:]))
+
+    async def _step(self, call: Awaitable[T]) -> T:
+        step = asyncio.ensure_future(call)
+        self._call = step
+        return await asyncio.shield(step)
+
+    def _open(self) -> None:
+        self._raw = self._opener()
+
+    def _release(self) -> None:
+        close = None if self._raw is None else self._raw.close
+        for last in (close, self._discard):
+            with contextlib.suppress(OSError):  # what had to be on the disk was synced before
+                if last is not None:
+                    last()
+
+
+def pieces(buffers: Iterable[Buffer]) -> Iterator[Buffer]:
+    """The buffers' bytes in order: large ones in slices, not copied, runs of small ones joined."""
+    small: list[memoryview] = []
+    small_bytes = 0
+    for buffer in buffers:
+        view = memoryview(buffer)
+        if view.nbytes < SMALL_BYTES:
+            small.append(view)
+            small_bytes += view.nbytes
+        if small and max(small_bytes, view.nbytes) >= SMALL_BYTES:
+            yield b"".join(small)
+            small, small_bytes = [], 0
+        if view.nbytes >= SMALL_BYTES:
+            view = view.cast("B")
+            for begin in range(0, len(view), PIECE_BYTES):
+                yield view[begin : begin + PIECE_BYTES]
+    if small:
+        yield b"".join(small)

@@ -1,0 +1,229 @@
+"""What lies in a directory of nodes: the meaning of its names, and what is new since a look before.
+
+Looks and changes nothing; its calls block. Knows no deadline and no event loop.
+"""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from luceasync.disk_cache.codec import EndKinds, Half, Part
+from luceasync.disk_cache.files import FileSystem
+from luceasync.disk_cache.metadata import NodeMetadata
+from luceasync.disk_cache.names import NAMESPACE, TEMPORARY, parse_file_name
+from luceasync.disk_cache.reader import read_header, read_tokens
+from luceasync.errors import CorruptNode, ForeignNode
+
+NO_TOKENS = array("i")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeMeta:
+    """A node, or one of its files, as a scan found it.
+
+    Of a file that is another namespace's or schema's only names, size and age are known: it has no
+    `metadata`, tokens or parts. `end_bytes` is the size of what belongs to the node's end alone,
+    `end_file_bytes` that of the end's own file. Two that were used at different times are equal.
+    """
+
+    namespace: str
+    key: str
+    num_bytes: int
+    last_used_s: float = field(compare=False)
+    metadata: NodeMetadata | None = None
+    tokens: array[int] = field(default_factory=lambda: NO_TOKENS)
+    parts: frozenset[Part] = frozenset()
+    end_bytes: int = 0
+    end_file_bytes: int = 0
+
+    @property
+    def span_bytes(self) -> int:
+        """Size of the rest: rows of keys and values, tokens, header."""
+        return self.num_bytes - self.end_bytes
+
+    def with_end(self, end: NodeMeta) -> NodeMeta:
+        """The node, of whose rows this is, with the file of its end."""
+        return replace(
+            self,
+            num_bytes=self.num_bytes + end.num_bytes,
+            parts=self.parts | end.parts,
+            end_bytes=self.end_bytes + end.num_bytes,
+            end_file_bytes=end.num_bytes,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A node's file, and by what one knows it again without opening it."""
+
+    meta: NodeMeta
+    inode: int
+    mtime_ns: int
+
+    def is_still(self, status: os.stat_result) -> bool:
+        """Whether the file has not changed."""
+        seen = (status.st_ino, status.st_size, status.st_mtime_ns)
+        return seen == (self.inode, self.meta.num_bytes, self.mtime_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """One look into a namespace's directory: the files of nodes and of their ends by key, those
+    that are damaged or no nodes, what processes are writing or left behind, and what could not be
+    looked at.
+    """
+
+    nodes: Mapping[str, Found]
+    ends: Mapping[str, Found] = field(default_factory=dict)
+    damaged: tuple[Path, ...] = ()
+    temporaries: tuple[Path, ...] = ()
+    faults: tuple[str, ...] = ()
+
+    @property
+    def whole(self) -> dict[str, NodeMeta]:
+        """The nodes by key, each with its end where that is there."""
+        return {
+            key: found.meta.with_end(end.meta) if (end := self.ends.get(key)) else found.meta
+            for key, found in self.nodes.items()
+        }
+
+
+NOTHING = Listing({})
+
+
+@dataclass(frozen=True, slots=True)
+class Scan:
+    """All nodes; those that were not there at the scan before, or held something else; and those
+    that are gone since, as they were. `is_whole`: everything could be looked at.
+    """
+
+    nodes: tuple[NodeMeta, ...]
+    added: tuple[NodeMeta, ...]
+    removed: tuple[NodeMeta, ...]
+    is_whole: bool
+
+
+def namespaces(files: FileSystem, root: Path) -> list[Path]:
+    """The directories of namespaces. Raises OSError; a root that is not there has none."""
+    try:
+        entries = files.entries(root)
+    except FileNotFoundError:
+        return []
+    return [
+        root / entry.name
+        for entry in entries
+        if NAMESPACE.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+    ]
+
+
+def look_into(
+    files: FileSystem, directory: Path, known: Listing = NOTHING, *, opening: EndKinds | None
+) -> Listing:
+    """The nodes of one namespace; of files that are opened `opening` says which kinds of tensors
+    belong to ends. None: by name, size and age alone.
+
+    What is `known` and unchanged is not opened again, and what cannot be looked at now counts as it
+    did then.
+    """
+    found: dict[Half, dict[str, Found]] = {half: {} for half in Half}
+    before = {Half.ROWS: known.nodes, Half.END: known.ends}
+    damaged, temporaries, faults = [], [], []
+    try:
+        entries = files.entries(directory)
+    except FileNotFoundError:
+        return NOTHING
+    except OSError as error:
+        return Listing(known.nodes, known.ends, faults=(str(error),))
+    for entry in entries:
+        path = directory / entry.name
+        if TEMPORARY.fullmatch(entry.name):
+            temporaries.append(path)
+        elif named := parse_file_name(entry.name):
+            key, half = named
+            old = before[half].get(key)
+            try:
+                found[half][key] = _look_at(files, path, entry, old, opening=opening)
+            except FileNotFoundError:  # another process has removed it just now
+                continue
+            except CorruptNode:
+                damaged.append(path)
+            except OSError as error:
+                faults.append(str(error))
+                if old is not None:
+                    found[half][key] = old
+    return Listing(
+        found[Half.ROWS], found[Half.END], tuple(damaged), tuple(temporaries), tuple(faults)
+    )
+
+
+def changes(before: Mapping[str, Listing], after: Mapping[str, Listing]) -> Scan:
+    """What two looks at all namespaces, each by its name, say together."""
+    old, new = _by_name(before), _by_name(after)
+    return Scan(
+        nodes=tuple(new.values()),
+        added=tuple(meta for name, meta in new.items() if old.get(name) != meta),
+        removed=tuple(meta for name, meta in old.items() if name not in new),
+        is_whole=not any(listing.faults for listing in after.values()),
+    )
+
+
+def misplaced(nodes: Iterable[NodeMeta]) -> set[str]:
+    """Keys of those that do not begin where the node ends that they continue. Without them nothing
+    leads round in a circle, whatever files say: each node ends before the next one begins.
+    """
+    of_ours = [(meta.key, meta.metadata) for meta in nodes if meta.metadata is not None]
+    ends = {key: metadata.end for key, metadata in of_ours}
+    return {
+        key
+        for key, metadata in of_ours
+        if ends.get(metadata.parent, metadata.begin) != metadata.begin
+    }
+
+
+def _by_name(listings: Mapping[str, Listing]) -> dict[tuple[str, str], NodeMeta]:
+    return {
+        (namespace, key): meta
+        for namespace, listing in listings.items()
+        for key, meta in listing.whole.items()
+    }
+
+
+def _look_at(
+    files: FileSystem,
+    path: Path,
+    entry: os.DirEntry[str],
+    before: Found | None,
+    *,
+    opening: EndKinds | None,
+) -> Found:
+    """The file; raises OSError, and CorruptNode for what is damaged or no regular file."""
+    status = entry.stat(follow_symlinks=False)
+    if before is not None and before.is_still(status):
+        return before
+    named = parse_file_name(path.name)
+    assert named is not None, path
+    key, half = named
+    namespace = path.parent.name
+    meta = NodeMeta(namespace, key, status.st_size, status.st_mtime)
+    if opening is not None:
+        try:
+            if half is Half.ROWS:
+                header, tokens = read_tokens(files, path, namespace, opening)
+            else:
+                header, tokens = read_header(files, path, namespace, opening), NO_TOKENS
+        except ForeignNode:
+            return Found(meta, status.st_ino, status.st_mtime_ns)
+        meta = replace(
+            meta,
+            metadata=header.metadata,
+            tokens=tokens,
+            parts=header.parts,
+            end_bytes=header.end_bytes,
+        )
+    elif not entry.is_file(follow_symlinks=False):
+        raise CorruptNode(f"{path.name}: expected a regular file")
+    return Found(meta, status.st_ino, status.st_mtime_ns)

@@ -1,0 +1,205 @@
+"""A node's files, read and checked as far as they are wanted. Its calls block.
+
+Owns where the bytes go, and that none is given out unchecked. Knows no deadline, no event loop and
+no other node.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import FileIO
+from pathlib import Path
+
+from luceasync.disk_cache.codec import (
+    PAGE_BYTES,
+    TOKENS,
+    EndKinds,
+    Header,
+    Part,
+    TensorSlot,
+    decode_header,
+    verify,
+)
+from luceasync.disk_cache.files import FileSystem, read_head
+from luceasync.disk_cache.names import parse_file_name
+from luceasync.errors import CorruptNode, ForeignNode
+
+PIECE_BYTES = 4 << 20  # read in one call: large beside the call, small beside the cache
+
+Allocate = Callable[[int], memoryview]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFile:
+    """A node as it was written, or its span alone: bytes by tensor name. Those of the span lie in
+    one region of memory, those of the end in another, so that either goes by itself. `parts`: which
+    of its parts are among the tensors; `num_bytes`: how much of the files was read. `end`: the
+    header of the end's own file; None where there is none, or where it is of no use: then
+    `end_fault` says why.
+    """
+
+    header: Header
+    tensors: Mapping[str, memoryview]
+    parts: frozenset[Part]
+    num_bytes: int
+    end: Header | None = None
+    end_fault: CorruptNode | ForeignNode | None = None
+
+    @property
+    def slots(self) -> tuple[TensorSlot, ...]:
+        """Of all tensors that the files hold; those of the end's own file last."""
+        return self.header.slots + (() if self.end is None else self.end.slots)
+
+    @property
+    def tokens(self) -> array[int]:
+        """The node's own token ids."""
+        return array("i", bytes(self.tensors[TOKENS]))
+
+
+class GivenUp(Exception):
+    """Nobody waits for the node any more."""
+
+
+def read_node(
+    files: FileSystem,
+    path: Path,
+    namespace: str,
+    *,
+    end_kinds: EndKinds,
+    with_end: bool,
+    allocate: Allocate,
+    is_given_up: Callable[[], bool],
+) -> NodeFile:
+    """What is in one of a node's files, checked; without the node's end, only as much of the file
+    as lies before it.
+
+    `allocate(num_bytes)` gives the memory, for the span and for the end. Raises CorruptNode,
+    ForeignNode, OSError, MemoryError, and GivenUp soon after `is_given_up()`.
+    """
+    with files.open(path) as raw:
+        head, header = _read_header(raw, path, namespace, end_kinds)
+        slots = header.held(with_end=with_end)
+        ends = (i for i, slot in enumerate(slots) if header.part_of(slot.name) is not Part.SPAN)
+        parted = next(ends, len(slots))
+        tensors: dict[str, memoryview] = {}
+        for run in filter(None, (slots[:parted], slots[parted:])):
+            base = run[0].begin // PAGE_BYTES * PAGE_BYTES  # tensors are aligned as in the file
+            content = allocate(max(1, run[-1].end - base))
+            tensors |= _read_run(raw, head, run, base, content, is_given_up)
+    return NodeFile(header, tensors, frozenset(map(header.part_of, tensors)), slots[-1].end)
+
+
+def with_own_end(node: NodeFile, read: Callable[[], NodeFile]) -> NodeFile:
+    """The node with what `read` gives of the file of its end, in place of what that of its rows
+    holds of it. What is wrong with that file is no fault of the rows. Raises OSError, MemoryError
+    and GivenUp.
+    """
+    try:
+        end = read()
+        rows_of, end_of = node.header.metadata, end.header.metadata
+        if (rows_of.parent, rows_of.begin, rows_of.end) != (
+            end_of.parent,
+            end_of.begin,
+            end_of.end,
+        ):
+            raise CorruptNode(
+                f"the end of [{end_of.begin}, {end_of.end}): expected "
+                f"[{rows_of.begin}, {rows_of.end}), and the same parent"
+            )
+    except FileNotFoundError:
+        return node
+    except (CorruptNode, ForeignNode) as error:
+        return replace(node, end_fault=error)
+    return replace(
+        node,
+        tensors={**node.tensors, **end.tensors},
+        parts=node.parts | end.parts,
+        num_bytes=node.num_bytes + end.num_bytes,
+        end=end.header,
+    )
+
+
+def read_header(files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds) -> Header:
+    """The header, checked, and nothing else of the file. Raises as read_tokens."""
+    with files.open(path) as raw:
+        return _read_header(raw, path, namespace, end_kinds)[1]
+
+
+def read_tokens(
+    files: FileSystem, path: Path, namespace: str, end_kinds: EndKinds
+) -> tuple[Header, array[int]]:
+    """The header and the token ids, both checked, and nothing else of the file. Raises CorruptNode,
+    ForeignNode, OSError.
+    """
+    with files.open(path) as raw:
+        head, header = _read_header(raw, path, namespace, end_kinds)
+        slot = header.tokens_slot
+        content = bytearray(slot.end)
+        num_read = min(len(head), slot.end)
+        content[:num_read] = head[:num_read]
+        if num_read < slot.end:
+            begin = max(slot.begin, num_read)
+            raw.seek(begin)
+            num_read = begin + _fill(raw, memoryview(content)[begin:], lambda: False)
+    if num_read < slot.end:
+        raise CorruptNode(f"{num_read} bytes: expected {slot.end}")
+    tokens = bytes(content[slot.begin : slot.end])
+    verify(slot, tokens)
+    return header, array("i", tokens)
+
+
+def _read_header(
+    raw: FileIO, path: Path, namespace: str, end_kinds: EndKinds
+) -> tuple[bytes, Header]:
+    """The file's first bytes, and what they say."""
+    named = parse_file_name(path.name)
+    assert named is not None, path
+    key, half = named
+    head, file_bytes = read_head(raw)
+    header = decode_header(
+        head, file_bytes, namespace=namespace, key=key, end_kinds=end_kinds, half=half
+    )
+    return head, header
+
+
+def _read_run(
+    raw: FileIO,
+    head: bytes,
+    slots: Sequence[TensorSlot],
+    base: int,
+    content: memoryview,
+    is_given_up: Callable[[], bool],
+) -> dict[str, memoryview]:
+    """The slots, one after the other in the file, each checked. `content` begins where byte `base`
+    of the file goes; `head` are the file's first bytes.
+    """
+    begin, end = slots[0].begin, slots[-1].end
+    known = head[begin:end]
+    at = begin + len(known)
+    content[begin - base : at - base] = known
+    raw.seek(at)
+    tensors = {}
+    for slot in slots:
+        if at < slot.end:
+            stop = min(max(slot.end, at + PIECE_BYTES), end)
+            at += _fill(raw, content[at - base : stop - base], is_given_up)
+        if at < slot.end:
+            raise CorruptNode(f"{at} bytes: expected {end}")
+        tensors[slot.name] = content[slot.begin - base : slot.end - base]
+        verify(slot, tensors[slot.name])  # now, while it is in the processor's cache
+    return tensors
+
+
+def _fill(raw: FileIO, view: memoryview, is_given_up: Callable[[], bool]) -> int:
+    """Fill the view as far as the file goes; the number of bytes. Raises OSError and GivenUp."""
+    filled = 0
+    while filled < len(view):
+        if is_given_up():
+            raise GivenUp
+        num_bytes = raw.readinto(view[filled : filled + PIECE_BYTES])
+        if not num_bytes:
+            break
+        filled += num_bytes
+    return filled

@@ -1,0 +1,396 @@
+"""One choice of one request, from the queue to its last token. Lives in the engine thread.
+
+Owns the choice's tokens and clock; what of them nobody was sent yet is Unsent's. Knows neither the
+other lanes nor how logits are made.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from luceasync.engine.prepare import Prepared
+from luceasync.engine.sampling.row import RowLogprobs, RowSampling
+from luceasync.grammar.guide import Guide
+from luceasync.prefix_cache.lease import Lease
+from luceasync.request import (
+    Delta,
+    ErrorKind,
+    Finish,
+    FinishReason,
+    Residence,
+    Restore,
+    Speculation,
+    Timings,
+    TokenLogprob,
+    Usage,
+)
+from luceasync.text.answer.pieces import PlainText
+from luceasync.text.detokenizer import Detokenizer
+
+# What a choice did on one lane, or on several one after the other: for its last delta to tell.
+# Values only. Knows no lane and no clock.
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWork:
+    """`num_run` tokens were prefilled in `prefill_s` seconds; `num_cached` of the prompt were
+    restored, and `restore` says how, on the first lane. `speculation` None: there is no draft.
+    """
+
+    num_cached: int
+    num_run: int
+    prefill_s: float
+    restore: Restore
+    speculation: Speculation | None
+
+    def after(self, before: LaneWork | None) -> LaneWork:
+        """Both together."""
+        if before is None:
+            return self
+        return LaneWork(
+            before.num_cached,
+            before.num_run + self.num_run,
+            before.prefill_s + self.prefill_s,
+            before.restore,
+            _together(before.speculation, self.speculation),
+        )
+
+
+def _together(one: Speculation | None, other: Speculation | None) -> Speculation | None:
+    if one is None or other is None:
+        return one or other
+    return Speculation(
+        one.rounds + other.rounds,
+        one.proposed + other.proposed,
+        one.accepted + other.accepted,
+        other.off_reason,
+    )
+
+
+# What of a choice has come and was not sent yet: here ids become text. Owns tokens, their text
+# and log-probabilities until they are taken. Knows no lane and no clock.
+
+
+Logprobs = tuple[TokenLogprob, ...]
+
+
+@dataclass(slots=True)
+class Unsent:
+    """`unspelled`: those of `ids` whose text is not made out; `scores`: of the prompt's tokens."""
+
+    detokenizer: Detokenizer
+    ids: list[int] = field(default_factory=list)
+    unspelled: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    _text: str = ""
+
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.logprobs or self.scores)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """They have come; what they spell is made out later."""
+        self.ids += tokens
+        self.unspelled += tokens
+
+    def spell(self) -> bool:
+        """Make out the text of the tokens that have come; whether a stop string has ended it."""
+        for token in self.unspelled:
+            self._text += self.detokenizer.push(token).text
+        self.unspelled.clear()
+        return self.detokenizer.stopped
+
+    def end(self, *, is_sound: bool) -> None:
+        """Nothing follows, and nothing is held back any more. What is not sound stays unspelled: it
+        may be what has failed.
+        """
+        if not is_sound:
+            self.unspelled.clear()
+        self.spell()
+        self._text += self.detokenizer.flush()
+
+    def take_text(self) -> str:
+        """What is known of the text."""
+        self.spell()
+        text, self._text = self._text, ""
+        return text
+
+    def take(self) -> tuple[tuple[int, ...], Logprobs, Logprobs]:
+        """Ids, their log-probabilities, and those of the prompt."""
+        taken = tuple(self.ids), tuple(self.logprobs), tuple(self.scores)
+        for each in (self.ids, self.logprobs, self.scores):
+            each.clear()
+        return taken
+
+
+@dataclass(slots=True, eq=False)
+class Generation:
+    """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
+    restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
+    that the lane holds were not run. `is_unread`: its client leaves behind what it is sent.
+
+    A choice that decodes may leave its lane (`leave_lane`), and waits for one as if its prompt were
+    all that there is of its sequence: prompt and position alone decide what follows.
+    """
+
+    prepared: Prepared
+    lease: Lease = field(init=False)
+    is_unread: bool = False
+    lane: int | None = None
+    is_restoring: bool = False
+    num_cached: int = 0
+    num_prefilled: int = 0
+    last_token: int | None = None
+    num_generated: int = 0
+    prefill_s: float = 0.0
+    submitted_at: float = field(default_factory=time.monotonic)
+    started_at: float | None = None
+    first_token_at: float | None = None
+    left_at: float | None = None  # when it left the last of its lanes
+    turn_s: float = 0.0  # that steps took which gave it tokens on the lane that it has
+    _num_before: int = 0  # tokens that were generated when it had its lane
+    _earlier: LaneWork | None = None  # what it did on the lanes that it has left
+    _reason: FinishReason | None = None
+    _error: str | None = None
+    _error_kind: ErrorKind = "failed"
+    _retry_after_s: int = 1
+    _unsent: Unsent = field(init=False)
+
+    def __post_init__(self) -> None:
+        prepared = self.prepared
+        self._unsent = Unsent(prepared.detokenizer)
+        self.lease = Lease(
+            tenant=prepared.tenant,
+            sequence=array("i", prepared.prompt_ids),
+            num_prompt_tokens=len(prepared.prompt_ids),
+            boundaries=prepared.boundaries,
+            keep_prompt=prepared.keep_prompt,
+            answer_returns=prepared.answer_returns,
+            tools_end=prepared.tools_end,
+            marks=prepared.marks,
+            talk=prepared.talk,
+            is_run_whole=prepared.prompt_top_logprobs is not None,
+        )
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.last_token is not None
+
+    @property
+    def is_prefilling(self) -> bool:
+        return self.last_token is None and not self.is_restoring
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether log-probabilities of what it prefills are wanted."""
+        return self.prepared.prompt_top_logprobs is not None and self._earlier is None
+
+    @property
+    def to_prefill(self) -> Sequence[int]:
+        """What the lane has to hold before it decodes: the prompt, and what it said before."""
+        return self.prepared.prompt_ids if self._earlier is None else self.lease.prompt
+
+    @property
+    def has_spoken(self) -> bool:
+        """Whether somebody reads what it says: it has said something, on this lane or before."""
+        return self.num_generated > 0
+
+    @property
+    def num_in_turn(self) -> int:
+        """How many tokens it has got since it had its lane."""
+        return self.num_generated - self._num_before
+
+    @property
+    def num_committed(self) -> int:
+        """How many tokens of its sequence the lane holds."""
+        return self.position if self.is_decoding else self.num_prefilled
+
+    @property
+    def position(self) -> int:
+        """Position of the last token, which has not been run yet."""
+        return len(self.prepared.prompt_ids) + self.num_generated - 1
+
+    @property
+    def guide(self) -> Guide | None:
+        """Which tokens may come; None: any."""
+        return self.prepared.guide
+
+    @property
+    def next_row(self) -> RowSampling:
+        """How the next token is to be chosen, but for the guide's mask."""
+        prepared = self.prepared
+        return RowSampling(
+            sampling=prepared.sampling,
+            seed=prepared.seed,
+            position=self.position + 1,
+            counts=prepared.counts,
+            top_logprobs=prepared.top_logprobs,
+        )
+
+    def start(self, lane: int, num_cached: int = 0) -> None:
+        """Take a lane, to which the first `num_cached` tokens are being restored."""
+        self.lane = lane
+        self.is_restoring = True
+        self.num_cached = self.num_prefilled = num_cached
+        self._num_before = self.num_generated
+        self.turn_s = 0.0
+        self.started_at = time.monotonic() if self.started_at is None else self.started_at
+
+    def leave_lane(self, speculation: Speculation | None) -> None:
+        """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
+        self._earlier = self._work(speculation)
+        self.left_at = time.monotonic()
+        self.lane = self.last_token = None
+        self.num_cached = self.num_prefilled = 0
+        self.prefill_s = 0.0
+        begun = self.lease.sequence[len(self.prepared.prompt_ids) :]
+        self.lease = Lease(
+            tenant=self.prepared.tenant,
+            sequence=self.lease.sequence,
+            num_prompt_tokens=len(self.lease.sequence),
+            boundaries=self.prepared.boundaries,
+            keep_prompt=False,
+            answer_returns=lambda ids: self.prepared.answer_returns([*begun, *ids]),
+            tools_end=self.prepared.tools_end,
+            talk=self.prepared.talk,
+        )
+
+    def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
+        """Append a token; whether the text goes on after it. What it spells is made out when it is
+        shown, unless a stop string may be in it.
+        """
+        prepared = self.prepared
+        if self.first_token_at is None:
+            self.first_token_at = time.monotonic()
+        self.last_token = token
+        self.num_generated += 1
+        self._unsent.ids.append(token)
+        self.lease.sequence.append(token)
+        if prepared.counts is not None:
+            prepared.counts.add(token)
+        if logprobs is not None:
+            self._unsent.logprobs.append(self.named(token, logprobs))
+        if prepared.guide is not None:
+            prepared.guide.consume(token)
+        if token in prepared.stop_ids:
+            self.end("stop")
+            return False
+        self._unsent.unspelled.append(token)
+        if prepared.detokenizer.has_stops and self._unsent.spell():
+            self._reason = "stop"
+        elif self.num_generated >= prepared.max_tokens:
+            self.end("length")
+            if prepared.detokenizer.stopped:  # what was held back has completed a stop string
+                self._reason = "stop"
+        elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
+            self.end("stop")  # nothing may follow, and no token says so
+        return self._reason is None
+
+    def extend(self, tokens: list[int]) -> int:
+        """Append tokens that have no log-probabilities, as far as the text goes; how many."""
+        prepared, num_generated = self.prepared, self.num_generated + len(tokens)
+        may_end = num_generated >= prepared.max_tokens or not prepared.stop_ids.isdisjoint(tokens)
+        may_end |= not prepared.stop_ids or prepared.detokenizer.has_stops
+        if may_end or self.last_token is None or prepared.counts is not None:
+            each = enumerate(tokens, 1)
+            return next((n for n, token in each if not self.append(token, None)), len(tokens))
+        self.last_token, self.num_generated = tokens[-1], num_generated
+        self._unsent.add(tokens)
+        self.lease.sequence.extend(tokens)
+        if prepared.guide is not None:
+            prepared.guide.consume_all(tokens)
+        return len(tokens)
+
+    def scored(self, logprob: TokenLogprob) -> None:
+        """That of the prompt's next token; the prompt's end comes after all of them."""
+        self._unsent.scores.append(logprob)
+
+    def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
+        """Log-probabilities with the tokens' texts."""
+        tokenizer = self.prepared.tokenizer
+
+        def name(token: int, logprob: float, top: tuple[TokenLogprob, ...] = ()) -> TokenLogprob:
+            text, spelled = tokenizer.token_text(token), tokenizer.token_bytes(token)
+            return TokenLogprob(text, spelled, logprob, top)
+
+        return name(token, logprobs.chosen, tuple(name(*entry) for entry in logprobs.top))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether no token follows; `shown` then says why."""
+        return self._reason is not None
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether what it has computed can be trusted."""
+        return self._reason != "error"
+
+    def shown(
+        self, speculation: Speculation | None = None, residence: Residence | None = None
+    ) -> Delta | None:
+        """What has come since the last time; None while all of it is held back. A last delta tells
+        of `speculation` and `residence` too.
+        """
+        is_last = self.has_ended
+        maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
+        is_cut = self._reason == "length"
+        pieces = maker.make(self._unsent.take_text(), is_last=is_last, is_cut=is_cut)
+        if not (pieces or self._unsent.has_logprobs or is_last):
+            return None
+        ids, logprobs, scores = self._unsent.take()
+        finish = self._finish(speculation, residence)
+        return Delta(self.prepared.index, pieces, ids, logprobs, finish, scores)
+
+    def end(
+        self,
+        reason: FinishReason,
+        error: str | None = None,
+        error_kind: ErrorKind = "failed",
+        retry_after_s: int = 1,
+    ) -> None:
+        """No token follows, and nothing is held back any more. What an error leaves unspelled stays
+        so: it may be what has failed.
+        """
+        self._unsent.end(is_sound=reason != "error")
+        self._reason, self._error, self._error_kind = reason, error, error_kind
+        self._retry_after_s = retry_after_s
+
+    def _finish(
+        self, speculation: Speculation | None, residence: Residence | None
+    ) -> Finish | None:
+        """How it has ended; None while it goes on."""
+        if self._reason is None:
+            return None
+        work = self._work(speculation)
+        return Finish(
+            reason=self._reason,
+            usage=Usage(len(self.prepared.prompt_ids), self.num_generated, work.num_cached),
+            timings=self._timings(work),
+            error=self._error,
+            restore=work.restore,
+            speculation=work.speculation,
+            error_kind=self._error_kind,
+            retry_after_s=self._retry_after_s,
+            residence=residence,
+            stop=self.prepared.detokenizer.stopped_by,
+        )
+
+    def _work(self, speculation: Speculation | None) -> LaneWork:
+        """What it did on all its lanes; `speculation`: on the last one."""
+        num_run = self.num_prefilled - self.num_cached
+        work = LaneWork(self.num_cached, num_run, self.prefill_s, self.lease.restore, speculation)
+        return work.after(self._earlier)
+
+    def _timings(self, work: LaneWork) -> Timings:
+        now = time.monotonic()
+        return Timings(
+            queued_s=(self.started_at or now) - self.submitted_at,
+            prefill_s=work.prefill_s,
+            decode_s=now - (self.first_token_at or now),
+            num_prefilled=work.num_run,
+            num_decoded=max(0, self.num_generated - 1),
+        )

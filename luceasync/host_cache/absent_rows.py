@@ -1,0 +1,163 @@
+"""What lanes hold in host memory alone: where it lies, and how it comes back to their pages.
+
+Holds tensors, not names: what a node is called, or becomes, changes nothing here. Engine thread
+only.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from luceasync.host_cache.copies import Arrival, HostRows, LaneCopies, PageRows
+from luceasync.host_cache.copy_stream import Ticket
+from luceasync.kv.cache import LaneCache, TensorKey
+from luceasync.kv.pages import CHUNK_TOKENS
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """Tokens `[begin, end)` are the first rows of each of `tensors`."""
+
+    begin: int
+    end: int
+    tensors: Mapping[TensorKey, Tensor]
+    arrival: Arrival | None
+
+    @property
+    def has_arrived(self) -> bool:
+        return self.arrival is None or self.arrival.is_done
+
+
+class AbsentRows:
+    """Of each lane of a shard the rows that are read from host memory where no page has them."""
+
+    def __init__(self, cache: LaneCache, copies: LaneCopies) -> None:
+        self._cache = cache
+        self._copies = copies
+        self._has_rows = bool(cache.row_stacks)
+        self._held: dict[int, list[_Held]] = defaultdict(list)
+        self._to_order: set[int] = set()  # lanes whose next pass comes after moves of their pages
+
+    def hold(
+        self,
+        lane: int,
+        begin: int,
+        end: int,
+        tensors: Mapping[TensorKey, Tensor],
+        arrival: Arrival | None,
+    ) -> None:
+        """The first rows of these tensors are those of the lane's tokens `[begin, end)`. Others of
+        the same tokens have the same numbers, and are let go.
+        """
+        held = self._held[lane]
+        held[:] = [each for each in held if each.begin < begin or each.end > end]
+        held.append(_Held(begin, end, tensors, arrival))
+
+    def of(self, lane: int, *, with_coming: bool) -> RowsOfLane:
+        """The same of one lane; `with_coming`: what has not arrived yet is of use too."""
+        return RowsOfLane(self, lane, with_coming)
+
+    def held_until(self, lane: int, begin: int, end: int, *, with_coming: bool) -> int:
+        """Up to which token those of `[begin, end)` lie in host memory, or will."""
+        while begin < end:
+            held = (each for each in self._held.get(lane, ()) if each.begin <= begin < each.end)
+            ends = (each.end for each in held if with_coming or each.has_arrived)
+            last = min(end, max(ends, default=begin))
+            if last == begin:
+                break
+            begin = last
+        return begin
+
+    def rows(self, lane: int, begin: int, end: int) -> list[HostRows]:
+        """Where the lane's tokens `[begin, end)` lie, in order, in as few pieces as can be."""
+        found: list[HostRows] = []
+        while self._has_rows and begin < end:
+            covering = [h for h in self._held[lane] if h.begin <= begin < h.end]
+            assert covering, f"token {begin} of lane {lane} is nowhere in host memory"
+            best = max(covering, key=lambda held: held.end)
+            last = min(end, best.end)
+            on_way = best.arrival if best.arrival is None or not best.arrival.is_done else None
+            found.append(HostRows(begin, last, begin - best.begin, best.tensors, on_way))
+            begin = last
+        return found
+
+    def copy(self, lane: int, first: int, targets: Mapping[TensorKey, Tensor]) -> None:
+        """Copy what is not here of the lane's tokens from `first` on to `targets`, [tokens, ...]
+        each, once it has arrived.
+        """
+        num_tokens = max((len(target) for target in targets.values()), default=0)
+        for begin, end, is_here in self._cache.spans(lane, first, first + num_tokens):
+            for part in () if is_here else self.rows(lane, begin, end):
+                if part.arrival is not None:
+                    part.arrival.wait()
+                for key, target in targets.items():
+                    source = part.tensors[key][part.first : part.first + part.num_rows]
+                    target[part.begin - first : part.end - first].copy_(source)
+
+    def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> Ticket:
+        """Fill pages, which no table lists yet, with chunks: (chunk, page) each. Passes go on
+        meanwhile; those over the lane that come after `placed` see them.
+        """
+        found = []
+        for chunk, page in places:
+            begin = chunk * CHUNK_TOKENS
+            for part in self.rows(lane, begin, begin + CHUNK_TOKENS):
+                found.append(PageRows(part, page * CHUNK_TOKENS + part.begin - begin))
+        return self._copies.page_in(lane, found)
+
+    def fill(self, lane: int, num_tokens: int) -> Ticket:
+        """Fill all pages that are listed with the lane's first tokens; its passes come after."""
+        found = []
+        for begin, end, is_here in self._cache.spans(lane, 0, num_tokens):
+            for part in self.rows(lane, begin, end) if is_here else ():
+                rest = part
+                for run in self._cache.runs(lane, part.begin, part.end):
+                    cut = replace(rest, end=rest.begin + len(run))
+                    found.append(PageRows(cut, run.start))
+                    rest = replace(rest, begin=cut.end, first=rest.first + len(run))
+        self._to_order.add(lane)
+        return self._copies.page_in(lane, found)
+
+    def placed(self, lane: int) -> None:
+        """Pages of the lane have been listed, or taken away: its next pass comes after what still
+        fills or reads them.
+        """
+        if lane in self._held:
+            self._to_order.add(lane)
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """What is queued from here on may read and write the pages of these lanes."""
+        for lane in self._to_order.intersection(lanes):
+            self._to_order.discard(lane)
+            self._copies.freed(lane)
+            self._copies.listed(lane)
+
+    def reset(self, lane: int) -> None:
+        """Nothing is held for the lane any more."""
+        self._held.pop(lane, None)
+        self._to_order.discard(lane)
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._held.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class RowsOfLane:
+    """See luceasync.host_cache.staging.InHost."""
+
+    absent: AbsentRows
+    lane: int
+    with_coming: bool
+
+    def rows(self, begin: int, end: int) -> list[HostRows]:
+        """See InHost."""
+        return self.absent.rows(self.lane, begin, end)
+
+    def held_until(self, begin: int, end: int) -> int:
+        """See InHost."""
+        return self.absent.held_until(self.lane, begin, end, with_coming=self.with_coming)

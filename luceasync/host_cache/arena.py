@@ -1,0 +1,377 @@
+"""Host memory whose pages are there before they are needed and, beside GPUs, stay in place for
+copies by the device.
+
+Owns where regions lie and which pages are locked. Knows no node, no tensor and no file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import mmap
+import threading
+import weakref
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from typing import Protocol
+
+import numpy as np
+import psutil
+import torch
+
+# Which parts of a range of bytes are free. Pure.
+
+
+class Holes:
+    """Free parts of a range of bytes: sorted, and never two that touch."""
+
+    def __init__(self) -> None:
+        self._begins: list[int] = []
+        self._ends: list[int] = []
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self._begins, self._ends, strict=True)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that are free."""
+        return sum(self._ends) - sum(self._begins)
+
+    def take(self, num_bytes: int) -> int | None:
+        """Where the first hole of that size begins; it is no longer free. None if there is none."""
+        for i, (begin, end) in enumerate(self):
+            if end - begin >= num_bytes:
+                self._begins[i] += num_bytes
+                if self._begins[i] == end:
+                    del self._begins[i], self._ends[i]
+                return begin
+        return None
+
+    def give(self, begin: int, end: int) -> None:
+        """Make `[begin, end)` free, which was not."""
+        i = bisect_left(self._begins, begin)
+        assert i == 0 or self._ends[i - 1] <= begin, f"{begin} is free already"
+        assert i == len(self._begins) or end <= self._begins[i], f"{end} is free already"
+        joins_left = i > 0 and self._ends[i - 1] == begin
+        joins_right = i < len(self._begins) and self._begins[i] == end
+        if joins_right:
+            end = self._ends[i]
+            del self._begins[i], self._ends[i]
+        if joins_left:
+            self._ends[i - 1] = end
+        else:
+            self._begins.insert(i, begin)
+            self._ends.insert(i, end)
+
+
+# Host memory that holds nodes: bytes that go back when the last view of them is gone. Owns what
+# memory is asked for, and how a system gives it. Knows no node, no tensor and no file.
+
+
+HUGE_PAGE_BYTES = 2 << 20  # systems place a mapping of whole ones so that it can have them
+
+
+SHARE = 4  # of the memory that is free one part holds nodes, where nobody names how much
+
+
+def node_bytes_of(asked_bytes: int | None) -> int:
+    """How much memory holds nodes: what is asked for, else a part of what is free now."""
+    return psutil.virtual_memory().available // SHARE if asked_bytes is None else asked_bytes
+
+
+class HostMemory(Protocol):
+    """Where nodes lie. Any thread may allocate."""
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """Writable bytes of any content, more than 0, at a page's begin. They go back when no
+        memoryview, array or tensor over them is left. Raises MemoryError where there is no room.
+        """
+        ...
+
+    def close(self) -> None:
+        """Give no more. What was given stays until its last view goes. May be called twice."""
+        ...
+
+
+class PlainMemory:
+    """One mapping of the operating system for each region."""
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """See HostMemory."""
+        return memoryview(map_pages(num_bytes))
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def map_pages(num_bytes: int) -> mmap.mmap:
+    """Fresh memory, in huge pages where there are any. Raises MemoryError."""
+    whole_bytes = -(-num_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+    try:
+        area = mmap.mmap(-1, whole_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        area.resize(num_bytes)
+    except OSError as error:
+        raise MemoryError(f"no room for {num_bytes} bytes: {error.strerror}") from None
+    except OverflowError:
+        raise MemoryError(f"no room for {num_bytes} bytes: no system counts so many") from None
+    with contextlib.suppress(OSError, AttributeError):
+        area.madvise(mmap.MADV_HUGEPAGE)
+    return area
+
+
+ALIGNMENT_BYTES = 4096  # what direct file access asks for
+# A device copies host memory in pieces that cross no multiple of this: two ranges that were
+# registered apart cannot be copied as one, and small copies of others get in between.
+PIECE_BYTES = 8 << 20
+SLAB_BYTES = 8 * PIECE_BYTES  # a request that comes meanwhile waits for the driver: some 25 ms
+SPARE_BYTES = 4 << 30  # free memory beside which more of it may wait for a quiet moment
+QUIET_POLL_S = 0.1
+WARM_SLAB_BYTES = 4 * PIECE_BYTES  # the first is waited for
+CLOSE_TIMEOUT_S = 30.0  # for one slab: a driver pins 3 GB a second
+PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device, not for the current one alone
+
+log = logging.getLogger(__name__)
+
+
+class PageLock(Protocol):
+    """Keeps pages in place."""
+
+    def lock(self, address: int, num_bytes: int) -> None:
+        """Raises MemoryError where the system refuses."""
+        ...
+
+    def unlock(self, address: int) -> None: ...
+
+
+class DevicePageLock:
+    """Registers memory with the driver of a GPU, of any vendor that torch is built for."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def lock(self, address: int, num_bytes: int) -> None:
+        """See PageLock."""
+        with torch.cuda.device(self._device):
+            result = int(torch.cuda.cudart().cudaHostRegister(address, num_bytes, PORTABLE))
+        if result:
+            raise MemoryError(f"the driver pins no {num_bytes >> 20} MiB more: error {result}")
+
+    def unlock(self, address: int) -> None:
+        """See PageLock."""
+        with torch.cuda.device(self._device):
+            result = int(torch.cuda.cudart().cudaHostUnregister(address))
+        assert result == 0, f"cudaHostUnregister: error {result}"
+
+
+class NoPageLock:
+    """For memory that no device copies: it is enough that its pages are there."""
+
+    def lock(self, address: int, num_bytes: int) -> None:
+        """See PageLock."""
+
+    def unlock(self, address: int) -> None:
+        """See PageLock."""
+
+
+class Arena:
+    """Memory whose pages are there and locked, given out from one range of addresses: what GPUs
+    copy from and to on their own.
+
+    The first slab is there at once; a thread adds the others, so that nobody waits for pages. A
+    region that is too large for what is there so far is refused, as one that finds no room is.
+    """
+
+    def __init__(
+        self,
+        capacity_bytes: int,
+        pages: PageLock,
+        slab_bytes: int = SLAB_BYTES,
+        quiet: threading.Event | None = None,
+        spare_bytes: int = SPARE_BYTES,
+        mapping: mmap.mmap | None = None,
+    ) -> None:
+        """`slab_bytes`: a multiple of PIECE_BYTES. `quiet` is set while nobody minds that a driver
+        is busy: while it is not, slabs are added until `spare_bytes` are free, and again when half
+        of these are used or somebody finds no room. `mapping`: memory of `capacity_bytes` that was
+        made for others to map too, and outlives what they hold of it; regions lie in it at
+        `offset_of`. None: memory of our own. Raises MemoryError if nothing can be locked.
+        """
+        assert slab_bytes % PIECE_BYTES == 0, f"{slab_bytes} is no multiple of {PIECE_BYTES}"
+        self._quiet = quiet
+        self._spare_bytes = spare_bytes
+        self._pages = pages
+        self._slab_bytes = slab_bytes
+        own = mapping is None
+        self._mapping = map_pages(capacity_bytes + PIECE_BYTES) if mapping is None else mapping
+        self._area = np.frombuffer(self._mapping, np.uint8)
+        address = self._area.ctypes.data
+        first = address + -address % PIECE_BYTES if own else address
+        last = first + capacity_bytes // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+        self._origin = address
+        # Copies stop at multiples of PIECE_BYTES (see copy_stream): so do slabs.
+        borders = range(first - first % PIECE_BYTES, last, slab_bytes)
+        self._slabs = [(max(a, first), min(a + slab_bytes, last)) for a in borders]
+        self._locked: list[int] = []
+        self._holes = Holes()
+        # Views go away in any thread, also while this one holds the lock: they only leave a note.
+        self._returned: deque[tuple[int, int]] = deque()
+        self._lock = threading.Lock()
+        self._is_complete = threading.Event()  # no slab is added any more
+        self._is_closed = False
+        self._num_refused = 0
+        self._add(*self._slabs[0])
+        self._thread = threading.Thread(target=self._add_others, name="pages", daemon=True)
+        self._thread.start()
+
+    def __repr__(self) -> str:
+        return f"Arena({len(self._locked)} of {len(self._slabs)} slabs)"
+
+    @property
+    def free_bytes(self) -> int:
+        """Bytes that are there and in nobody's use, in whatever pieces."""
+        with self._lock:
+            self._take_back()
+            return self._holes.num_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that are in use. Any thread may ask."""
+        with self._lock:
+            self._take_back()
+            there = sum(end - begin for begin, end in self._slabs[: len(self._locked)])
+            return there - self._holes.num_bytes
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until all pages are there that can be; whether that came in time."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """See HostMemory."""
+        assert num_bytes > 0, f"a region of {num_bytes} bytes"
+        room = -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        with self._lock:
+            self._take_back()
+            address = None if self._is_closed else self._holes.take(room)
+            self._num_refused += address is None
+        if address is None:
+            raise MemoryError(f"no room for {num_bytes} bytes in the memory that is prepared")
+        region = np.frombuffer(self._area.data, np.uint8, num_bytes, address - self._origin)
+        going = weakref.finalize(region, self._returned.append, (address, address + room))
+        going.atexit = False
+        return region.data
+
+    def offset_of(self, region: memoryview) -> int:
+        """Where a region, or any view of one, begins in the memory: the same in every process."""
+        offset = int(np.frombuffer(region, np.uint8).ctypes.data) - self._origin
+        assert 0 <= offset < len(self._area), "the region is of other memory"
+        return offset
+
+    def give_up_pages(self) -> None:
+        """Let the system have the pages of what is free, which are made anew when it is used, and
+        add no others.
+        """
+        self._is_complete.set()
+        with self._lock:
+            self._take_back()
+            for begin, end in self._holes:
+                self._mapping.madvise(mmap.MADV_DONTNEED, begin - self._origin, end - begin)
+
+    def close(self) -> None:
+        """See HostMemory. No copy may be under way any more. Raises TimeoutError where a slab is
+        not there within CLOSE_TIMEOUT_S; everything stays locked then.
+        """
+        self._is_complete.set()
+        with self._lock:
+            self._is_closed = True
+        if not self.wait(CLOSE_TIMEOUT_S):
+            raise TimeoutError(
+                f"the system has not locked {self._slab_bytes >> 20} MiB of memory within "
+                f"{CLOSE_TIMEOUT_S:g} s: they are left to it"
+            )
+        while self._locked:
+            self._pages.unlock(self._locked.pop())
+
+    def _take_back(self) -> None:
+        while self._returned:
+            self._holes.give(*self._returned.popleft())
+
+    def _add_others(self) -> None:
+        for slab in self._slabs[1:]:
+            if self.free_bytes >= self._spare_bytes:
+                self._wait_for_quiet()
+            if self._is_complete.is_set():
+                return
+            try:
+                self._add(*slab)
+            except MemoryError as error:
+                log.warning("locked %d of %d slabs: %s", len(self._locked), len(self._slabs), error)
+                return
+
+    def _wait_for_quiet(self) -> None:
+        """Until nothing runs, half of the spare memory is used, or some is missed, in pieces."""
+        num_refused = self._num_refused
+        while (
+            self._quiet is not None
+            and not self._quiet.is_set()
+            and self.free_bytes > self._spare_bytes // 2
+            and self._num_refused == num_refused
+            and not self._is_complete.wait(QUIET_POLL_S)
+        ):
+            pass
+
+    def _add(self, begin: int, end: int) -> None:
+        """Lock a slab. Its pages are made first: what a driver does holds up its other callers."""
+        self._area[begin - self._origin : end - self._origin : mmap.PAGESIZE] = 0
+        self._pages.lock(begin, end - begin)
+        self._locked.append(begin)
+        with self._lock:
+            self._holes.give(begin, end)
+
+
+class WarmMemory:
+    """Memory of which a part has its pages before anybody asks for it; the rest is as PlainMemory.
+
+    A first touch of memory costs more than a read from the page cache. What is free keeps its pages
+    as long as all of it stays within `capacity_bytes`.
+    """
+
+    def __init__(self, warm_bytes: int, capacity_bytes: int) -> None:
+        """`warm_bytes`, more than 0, have their pages soon: a thread makes them."""
+        assert 0 < warm_bytes <= capacity_bytes, f"{warm_bytes} of {capacity_bytes} bytes"
+        self._capacity_bytes = capacity_bytes
+        # Whole huge pages, which leaves a little for what regions are padded by.
+        self._warm_bytes = -(-warm_bytes // HUGE_PAGE_BYTES) * HUGE_PAGE_BYTES
+        self._arena = Arena(self._warm_bytes, NoPageLock(), WARM_SLAB_BYTES)
+        self._plain = PlainMemory()
+        self._plain_bytes = 0  # in use
+        self._returned: deque[int] = deque()  # views go away in any thread, at any moment
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"WarmMemory({self._arena}, {self._plain_bytes} bytes beside it)"
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until the warm part has all its pages; whether that came in time."""
+        return self._arena.wait(timeout_s)
+
+    def allocate(self, num_bytes: int) -> memoryview:
+        """See HostMemory."""
+        try:
+            return self._arena.allocate(num_bytes)
+        except MemoryError:
+            region = self._plain.allocate(num_bytes)
+        with self._lock:
+            while self._returned:
+                self._plain_bytes -= self._returned.popleft()
+            self._plain_bytes += num_bytes
+            is_full = self._warm_bytes + self._plain_bytes > self._capacity_bytes
+        weakref.finalize(region.obj, self._returned.append, num_bytes).atexit = False
+        if is_full:  # pages of nobody would come on top of what is allowed
+            self._arena.give_up_pages()
+        return region
+
+    def close(self) -> None:
+        """See HostMemory."""
+        self._arena.close()

@@ -1,0 +1,227 @@
+"""Bytes between a lane and host memory: what is asked of any device, and the CPU's body.
+
+Knows no node: it is told which bytes go where. Engine thread only.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.flatten import fill
+from luceasync.host_cache.copy_stream import Arrived, Before, Pair, Ticket
+from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
+
+# Where rows of a lane's tokens lie in host memory, and where they belong in the lane. Plain
+# data: whoever copies is given it. Knows no node's name and no stream.
+
+
+class Arrival(Ticket, Before, Protocol):
+    """A ticket of a save, which a device's later copies can be put behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostRows:
+    """Rows of a lane's tokens `[begin, end)` in host memory: rows `[first, first + end - begin)` of
+    each of `tensors` [rows of the node, ...], contiguous. `arrival`: of the save that still writes
+    them; None: they are there. The object keeps the memory alive: keep it until a copy is over.
+    """
+
+    begin: int
+    end: int
+    first: int
+    tensors: Mapping[TensorKey, Tensor]
+    arrival: Arrival | None
+
+    @property
+    def num_rows(self) -> int:
+        return self.end - self.begin
+
+
+@dataclass(frozen=True, slots=True)
+class PageRows:
+    """Rows `host` (all of its tokens) belong at places `[place, place + len)` of the lane."""
+
+    host: HostRows
+    place: int
+
+
+def pairs_of(lane_bytes: Mapping[TensorKey, Tensor], rows: Sequence[PageRows]) -> Iterator[Pair]:
+    """The bytes of a lane, of which `lane_bytes` has those of each tensor, and of host memory that
+    belong together, tensor by tensor.
+    """
+    for key, of_lane in lane_bytes.items():
+        for each in rows:
+            source = each.host.tensors[key]
+            row_bytes = source[:1].nbytes
+            begin, size = each.host.first * row_bytes, each.host.num_rows * row_bytes
+            here = of_lane[each.place * row_bytes : each.place * row_bytes + size]
+            yield here, source.view(-1).view(torch.uint8)[begin : begin + size]
+
+
+def rows_in(
+    region: memoryview, shapes: Mapping[TensorKey, Shape], runs: Sequence[range], at: Sequence[int]
+) -> list[PageRows]:
+    """A region that holds tensors of `shapes`, one after the other, as host rows: run i of a lane's
+    places belongs at row `at[i]` and those that follow.
+    """
+    sizes = [total_bytes([shape]) for shape in shapes.values()]
+    parts = torch.frombuffer(region, dtype=torch.uint8).split(sizes)
+    tensors = {
+        key: part.view(dtype).view(shape)
+        for (key, (shape, dtype)), part in zip(shapes.items(), parts, strict=True)
+    }
+    return [
+        PageRows(HostRows(first, first + len(run), first, tensors, None), run.start)
+        for run, first in zip(runs, at, strict=True)
+    ]
+
+
+class LaneCopies(Protocol):
+    """Copies out of lanes and into them. All bytes are uint8 [bytes]."""
+
+    def take_out(
+        self,
+        lane: int,
+        runs: Sequence[range],
+        row_region: memoryview | None,
+        state_region: memoryview | None,
+        end: int,
+        rows_at: Sequence[int] | None = None,
+    ) -> Arrival:
+        """Copy the rows at places `runs`, as LaneCache.row_blocks has them, and all recurrent
+        state, `end` among the lanes' ends, where regions are given for them. `rows_at`: the row of
+        the region at which each run begins, where they leave some out. The lane may change
+        afterwards, as far as `use`, `rewrite` and `freed` are told.
+        """
+        ...
+
+    def put_in(
+        self,
+        lane: int,
+        pairs: Iterable[Pair],
+        memory: object,
+        after: Sequence[Arrival],
+    ) -> Ticket:
+        """Copy pairs of bytes of the lane and of host memory, which `memory` keeps alive, once the
+        saves `after` have arrived. The iterable may be run through in another thread, later.
+        """
+        ...
+
+    def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
+        """Copy rows of host memory to places of the lane that nothing which is queued from here on
+        reads or writes, until `listed`. They are copied once they have arrived, and once what has
+        been queued so far, and saves of the lane, have read what is there.
+        """
+        ...
+
+    def listed(self, lane: int) -> None:
+        """What is queued from here on may read all that was paged in."""
+        ...
+
+    def freed(self, lane: int) -> None:
+        """What is queued from here on may write places of the lane that a save still reads."""
+        ...
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """What is queued from here on may read and write these lanes."""
+        ...
+
+    def rewrite(self, lane: int) -> None:
+        """The lane's recurrent state is about to be forgotten: its next tokens begin at 0."""
+        ...
+
+    def rehearse(self) -> None:
+        """Compile what moves pages, where it is compiled."""
+        ...
+
+    def close(self) -> None:
+        """Wait for everything. May be called twice."""
+        ...
+
+
+class _Saved(Arrived):
+    """Of a save by the CPU."""
+
+    def precede(self, stream: torch.cuda.Stream) -> None:
+        """It is over."""
+
+
+class DirectCopies:
+    """Copies by the CPU, made when they are asked for; other threads run meanwhile."""
+
+    def __init__(self, cache: LaneCache) -> None:
+        self._cache = cache
+
+    def take_out(
+        self,
+        lane: int,
+        runs: Sequence[range],
+        row_region: memoryview | None,
+        state_region: memoryview | None,
+        end: int,
+        rows_at: Sequence[int] | None = None,
+    ) -> Arrival:
+        """See LaneCopies."""
+        if row_region is not None and rows_at is not None:
+            shapes = shapes_in(self._cache, row_region)
+            pages = rows_in(row_region, shapes, runs, rows_at)
+            for source, target in pairs_of(self._cache.row_bytes(lane), pages):
+                fill(target.numpy(), [0], [source.numpy()])
+        elif row_region is not None:
+            sources, begins = zip(*self._cache.row_blocks(lane, runs), strict=True)
+            fill(row_region, [*begins], [source.numpy() for source in sources])
+        if state_region is not None:
+            states = [source.numpy() for source in self._cache.state_bytes(end).values()]
+            ends = [*itertools.accumulate(state.nbytes for state in states)]
+            fill(state_region, [0, *ends[:-1]], states)
+        return _Saved()
+
+    def put_in(
+        self,
+        lane: int,
+        pairs: Iterable[Pair],
+        memory: object,
+        after: Sequence[Arrival],
+    ) -> Ticket:
+        """See LaneCopies."""
+        for target, source in pairs:  # twice as fast as torch copies bytes
+            fill(target.numpy(), [0], [source.numpy()])
+        return Arrived()
+
+    def page_in(self, lane: int, rows: Sequence[PageRows]) -> Ticket:
+        """See LaneCopies."""
+        for each in rows:
+            if each.host.arrival is not None:
+                each.host.arrival.wait()
+        for target, source in pairs_of(self._cache.row_bytes(lane), rows):
+            fill(target.numpy(), [0], [source.numpy()])
+        return Arrived()
+
+    def listed(self, lane: int) -> None:
+        """Nothing is under way."""
+
+    def freed(self, lane: int) -> None:
+        """Nothing is under way."""
+
+    def use(self, lanes: Sequence[int]) -> None:
+        """Nothing is under way."""
+
+    def rewrite(self, lane: int) -> None:
+        """Nothing is under way."""
+
+    def rehearse(self) -> None:
+        """Nothing is compiled."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def shapes_in(cache: LaneCache, region: memoryview) -> dict[TensorKey, Shape]:
+    """Of the tensors that fill a region of rows."""
+    return cache.row_shapes(region.nbytes // total_bytes(cache.row_shapes(1).values()))

@@ -1,0 +1,361 @@
+"""What a holder of nodes is, and the same for a model whose nodes lie in several of them.
+
+A node is what a span of tokens left behind in a lane, under a name. Knows no tree, no file and not
+where a holder's memory is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.names import rename_table
+from luceasync.errors import GroupFailed, SnapshotMismatch
+from luceasync.host_cache.copy_stream import Ticket, together
+from luceasync.kv.cache import Shape
+from luceasync.nodes import NodeKey
+
+HOST = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Tokens `[begin, end)` of a sequence; `with_state`: the recurrent state at `end` belongs to
+    it.
+    """
+
+    begin: int
+    end: int
+    with_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSizes:
+    """Bytes of keys and values of each token, and of the recurrent state at a span's end."""
+
+    token_bytes: int
+    state_bytes: int
+
+    def of(self, span: Span) -> tuple[int, int]:
+        """Bytes of keys and values, and of recurrent state, that a save of the span takes."""
+        num_tokens = span.end - span.begin
+        return num_tokens * self.token_bytes, self.state_bytes * span.with_state
+
+
+class Nodes(Protocol):
+    """Who holds nodes. Synchronous, engine thread only; nobody asks where they are held."""
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """What nodes take up; known before anything is saved."""
+        ...
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """The tensors of a node of the span, by name: `ls<shard>_<kind>.<layer>`."""
+        ...
+
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
+        """Keep what `span` left behind in the lane, as `node`. The recurrent state is that of now,
+        or the one that the last pass has set aside: `span.end` must be where the lane stands, or
+        that pass's mark, if it is wanted. The lane may go on at once; until
+        the ticket is done `export` waits. Raises MemoryError.
+        """
+        ...
+
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
+        """Make the lane stand after `num_tokens` tokens of a chain of nodes that begins at 0. They
+        lie in the last node; at its end, with its state, for a family that has recurrent layers.
+        What runs on the lane next runs after it; once the ticket is done it holds up no other lane.
+        """
+        ...
+
+    def span(self, node: NodeKey) -> Span:
+        """That of a node that is held."""
+        ...
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """What is not on its device of the lane's tokens, as far as they are the node's first ones
+        up to `end`, is read from there until `release`, whatever becomes of the node.
+        """
+        ...
+
+    def release(self, lane: int) -> None:
+        """The lane was reset: nothing is held for it any more."""
+        ...
+
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
+        """Forget a node, if it is here, or the recurrent state at its end."""
+        ...
+
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
+        """The node's tensors in host memory, by name, complete. They belong to the node and are
+        not to be changed.
+        """
+        ...
+
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors of these `shapes`, in place of what `node` was. Nothing is copied."""
+        ...
+
+
+class NodesInParts:
+    """Nodes of a whole model, each of which lies in several holders: one for each shard."""
+
+    def __init__(
+        self,
+        parts: Sequence[Nodes],
+        first_layers: Sequence[int],
+        make_ready: Callable[[int, int, Sequence[NodeKey]], None],
+    ) -> None:
+        """`first_layers`: of each shard, by which tensors are named; `make_ready(lane, num_tokens,
+        nodes)` empties a lane and gives it room, before that of the nodes is put into it.
+        """
+        self._parts = tuple(parts)
+        self._first_layers = list(first_layers)
+        self._make_ready = make_ready
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """See Nodes."""
+        sizes = [part.sizes for part in self._parts]
+        return NodeSizes(sum(s.token_bytes for s in sizes), sum(s.state_bytes for s in sizes))
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
+
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
+        """See Nodes. Raises MemoryError, GroupFailed; then nothing of the node is held."""
+        try:
+            return together([part.save(lane, node, span) for part in self._parts])
+        except (MemoryError, GroupFailed):
+            self.drop(node)
+            raise
+
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
+        """See Nodes."""
+        self._make_ready(lane, num_tokens, nodes)
+        return together([part.restore(lane, nodes, num_tokens) for part in self._parts])
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._parts[0].span(node)
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.hold(lane, node, end)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.release(lane)
+
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
+        """See Nodes."""
+        for part in self._parts:
+            part.drop(node, state_only=state_only)
+
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
+        """See Nodes."""
+        return {name: tensor for part in self._parts for name, tensor in part.export(node).items()}
+
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Own tensors that any split of this model has exported, in place of what `node` was: all
+        of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then. Raises
+        MemoryError where a holder copies them and has no room, and GroupFailed; nothing of the node
+        is held then.
+        """
+        named = renamed(tensors, self._first_layers)
+        shares = [part.shapes(span) for part in self._parts]
+        check_tensors({name: shape for share in shares for name, shape in share.items()}, named)
+        try:
+            for part, share in zip(self._parts, shares, strict=True):
+                part.adopt(node, span, {name: named[name] for name in share})
+        except (MemoryError, GroupFailed):  # some parts copy
+            self.drop(node)
+            raise
+
+
+def renamed(tensors: Mapping[str, Tensor], first_layers: Sequence[int]) -> dict[str, Tensor]:
+    """The tensors under the names of the split whose shards begin at these layers.
+
+    Nothing is copied. Raises SnapshotMismatch for names that are none, or one tensor twice.
+    """
+    try:
+        table = rename_table(list(tensors), list(first_layers))
+    except ValueError as error:
+        raise SnapshotMismatch(str(error)) from None
+    return {table[name]: tensor for name, tensor in tensors.items()}
+
+
+def check_tensors(expected: Mapping[str, Shape], tensors: Mapping[str, Tensor]) -> None:
+    """Raise SnapshotMismatch unless the tensors are exactly those that are expected."""
+    if tensors.keys() != expected.keys():
+        odd = sorted(tensors.keys() ^ expected.keys())
+        raise SnapshotMismatch(f"missing or unexpected tensors: {', '.join(odd[:4])}")
+    for name, (shape, dtype) in expected.items():
+        found = tensors[name]
+        if tuple(found.shape) != shape or found.dtype != dtype:
+            raise SnapshotMismatch(
+                f"{name}: {found.dtype} {tuple(found.shape)}, expected {dtype} {shape}"
+            )
+        if found.device != HOST or not found.is_contiguous():
+            raise SnapshotMismatch(f"{name}: expected contiguous numbers in host memory")
+
+
+# Nodes under their names, and chains of them. Owns which nodes there are, and of which spans.
+# What they hold is a content, which is somebody else's: of a shard in this process or of a
+# group in another one. Knows no tree, no file and no memory.
+
+
+C = TypeVar("C")
+
+
+class Chained(NamedTuple, Generic[C]):
+    """One of a chain of nodes."""
+
+    span: Span
+    content: C
+
+
+class Contents(Protocol[C]):
+    """What nodes hold, without their names. All that raises has changed nothing."""
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """See Nodes."""
+        ...
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        ...
+
+    def take_out(self, lane: int, span: Span) -> tuple[C, Ticket]:
+        """Copy what the span left behind in the lane, which may go on at once. Raises
+        MemoryError.
+        """
+        ...
+
+    def put_in(self, lane: int, chain: Sequence[Chained[C]], num_tokens: int) -> Ticket:
+        """Fill the lane, whose pages are placed, with the first `num_tokens` tokens of a chain."""
+        ...
+
+    def named(self, span: Span, content: C) -> dict[str, Tensor]:
+        """Its tensors in host memory, by name, complete."""
+        ...
+
+    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> C:
+        """A content of these tensors. Raises MemoryError where they are copied."""
+        ...
+
+    def let_go(self, content: C, *, state_only: bool) -> None:
+        """Forget it, or the state at its end."""
+        ...
+
+    def hold(self, lane: int, span: Span, content: C, end: int) -> None:
+        """See Nodes."""
+        ...
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        ...
+
+    def close(self) -> None:
+        """Wait for all that is under way. May be called twice."""
+        ...
+
+
+@dataclass(slots=True)
+class _Node(Generic[C]):
+    span: Span
+    content: C
+
+
+class NodeStore(Generic[C]):
+    """See Nodes. `contents` is owned from now on."""
+
+    def __init__(self, contents: Contents[C]) -> None:
+        self._contents = contents
+        self._nodes: dict[NodeKey, _Node[C]] = {}
+
+    def __repr__(self) -> str:
+        return f"NodeStore({len(self._nodes)} nodes in {self._contents!r})"
+
+    @property
+    def sizes(self) -> NodeSizes:
+        """See Nodes."""
+        return self._contents.sizes
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        return self._contents.shapes(span)
+
+    def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
+        """See Nodes. Raises MemoryError; nothing has changed then."""
+        assert span.begin < span.end, f"no token in {span}"
+        content, ticket = self._contents.take_out(lane, span)
+        self._put(node, span, content)
+        return ticket
+
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> Ticket:
+        """See Nodes; the lane's pages must be placed."""
+        chain = [Chained(held.span, held.content) for held in (self._nodes[node] for node in nodes)]
+        begins = [0, *[span.end for span, _ in chain]]
+        assert [span.begin for span, _ in chain] == begins[:-1], f"a chain is expected, got {nodes}"
+        last = chain[-1].span
+        assert last.begin < num_tokens <= last.end, f"{num_tokens} tokens do not end in {last}"
+        whole = num_tokens == last.end and last.with_state
+        assert whole or not self.sizes.state_bytes, f"no state at {num_tokens} in {last}"
+        return self._contents.put_in(lane, chain, num_tokens)
+
+    def span(self, node: NodeKey) -> Span:
+        """See Nodes."""
+        return self._nodes[node].span
+
+    def hold(self, lane: int, node: NodeKey, end: int) -> None:
+        """See Nodes."""
+        held = self._nodes[node]
+        self._contents.hold(lane, held.span, held.content, end)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        self._contents.release(lane)
+
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
+        """See Nodes."""
+        held = self._nodes[node]
+        return self._contents.named(held.span, held.content)
+
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """See Nodes. Raises MemoryError; nothing has changed then."""
+        self._put(node, span, self._contents.given(span, tensors))
+
+    def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
+        """See Nodes."""
+        held = self._nodes.get(node) if state_only else self._nodes.pop(node, None)
+        if held is None:
+            return
+        self._contents.let_go(held.content, state_only=state_only)
+        if state_only:
+            held.span = replace(held.span, with_state=False)
+
+    def sift(self, keeps: Callable[[Span, C], bool]) -> list[NodeKey]:
+        """Forget the nodes whose content is gone, of which `keeps` says no; their names."""
+        gone = [key for key, held in self._nodes.items() if not keeps(held.span, held.content)]
+        for key in gone:
+            del self._nodes[key]
+        return gone
+
+    def close(self) -> None:
+        """Forget everything."""
+        self._contents.close()
+        self._nodes.clear()
+
+    def _put(self, node: NodeKey, span: Span, content: C) -> None:
+        self.drop(node)
+        self._nodes[node] = _Node(span, content)

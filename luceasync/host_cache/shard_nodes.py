@@ -1,0 +1,271 @@
+"""What a span of tokens left behind in one shard, taken out of a lane and put into another.
+
+Owns the tensors of saved nodes, in host memory, and their names. Knows no node's name, no other
+shard and no stream; a tensor is named by its absolute layer, so that any split can take it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.names import format_name
+from luceasync.host_cache.absent_rows import AbsentRows
+from luceasync.host_cache.arena import HostMemory
+from luceasync.host_cache.copies import Arrival, LaneCopies
+from luceasync.host_cache.copy_stream import Pair, Ticket, together
+from luceasync.host_cache.nodes import Chained, NodeSizes, Span
+from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
+from luceasync.kv.state import Keeps, Role
+
+
+class _Flat:
+    """Tensors one after the other in a region of memory; views of them are made when asked for, by
+    their types, for good, or as uint8 [bytes].
+    """
+
+    def __init__(self, region: memoryview | None, shapes: Mapping[TensorKey, Shape]) -> None:
+        self._region = region
+        self._shapes = shapes
+        self._tensors: dict[TensorKey, Tensor] | None = None
+
+    def tensors(self) -> dict[TensorKey, Tensor]:
+        if self._tensors is None:  # a paged lane that is restored holds hundreds of nodes' tensors
+            shapes = self._shapes
+            self._tensors = {
+                key: part.view(shapes[key][1]).view(shapes[key][0])
+                for key, part in self.bytes().items()
+            }
+        return self._tensors
+
+    def bytes(self) -> dict[TensorKey, Tensor]:
+        if self._region is None:
+            return {}
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in self._shapes.values()]
+        parts = torch.frombuffer(self._region, dtype=torch.uint8).split_with_sizes(sizes)
+        return dict(zip(self._shapes, parts, strict=True))
+
+
+class _Given:
+    """Tensors that lie where somebody else has put them."""
+
+    def __init__(self, tensors: Mapping[TensorKey, Tensor]) -> None:
+        self._tensors = dict(tensors)
+
+    def tensors(self) -> dict[TensorKey, Tensor]:
+        return self._tensors
+
+    def bytes(self) -> dict[TensorKey, Tensor]:
+        return {key: tensor.view(-1).view(torch.uint8) for key, tensor in self._tensors.items()}
+
+
+NOTHING = _Given({})
+
+
+@dataclass(slots=True)
+class Kept:
+    """`rows`: keys and values of the span; `state`: the recurrent state at its end, if it is
+    kept. `arrival` of what was saved: until then the tensors may not be read.
+    """
+
+    rows: _Flat | _Given
+    state: _Flat | _Given
+    arrival: Arrival | None
+
+
+class ShardContents:
+    """See Contents. What is saved lies flat in `memory`: a region for the span, one for the state
+    at its end, so that either goes by itself. Synchronous, engine thread only.
+    """
+
+    def __init__(
+        self, cache: LaneCache, shard: int, memory: HostMemory, copies: LaneCopies
+    ) -> None:
+        """`copies` is owned from now on."""
+        self.absent = AbsentRows(cache, copies)
+        self._cache = cache
+        self._shard = shard
+        self._memory = memory
+        self._copies = copies
+        self._row_bytes = {k: total_bytes([shape]) for k, shape in cache.row_shapes(1).items()}
+        self.sizes = NodeSizes(
+            token_bytes=total_bytes(cache.row_shapes(1).values()),
+            state_bytes=total_bytes(cache.state_shapes().values()),
+        )
+
+    def __repr__(self) -> str:
+        return f"shard {self._shard}"
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes."""
+        shapes = self._cache.row_shapes(span.end - span.begin)
+        shapes |= self._cache.state_shapes() if span.with_state else {}
+        return {self._name(key): shape for key, shape in shapes.items()}
+
+    @torch.inference_mode()
+    def take_out(self, lane: int, span: Span) -> tuple[Kept, Ticket]:
+        """See Contents. On a GPU the copies are queued: nobody waits here. Raises MemoryError."""
+        rows, state = (
+            self._memory.allocate(size) if size else None for size in self.sizes.of(span)
+        )
+        end = self._cache.end_after(lane, span.end) if span.with_state else lane
+        flat = _Flat(rows, self._cache.row_shapes(span.end - span.begin))
+        if self._cache.num_absent_tokens(lane):
+            runs, rows_at = self._runs(lane, span)
+            arrival = self._copies.take_out(lane, runs, rows, state, end, rows_at)
+            self.absent.copy(lane, span.begin, flat.tensors())
+        else:
+            runs = self._cache.runs(lane, span.begin, span.end)
+            arrival = self._copies.take_out(lane, runs, rows, state, end)
+        return Kept(flat, _Flat(state, self._cache.state_shapes()), arrival), arrival
+
+    def _runs(self, lane: int, span: Span) -> tuple[list[range], list[int]]:
+        """Places of what is here of the span, and the row of the span at which each run begins."""
+        runs: list[range] = []
+        rows_at: list[int] = []
+        for begin, end, is_here in self._cache.spans(lane, span.begin, span.end):
+            for run in self._cache.runs(lane, begin, end) if is_here else ():
+                runs.append(run)
+                rows_at.append(begin - span.begin)
+                begin += len(run)
+        return runs, rows_at
+
+    @torch.inference_mode()
+    def put_in(self, lane: int, chain: Sequence[Chained[Kept]], num_tokens: int) -> Ticket:
+        """See Contents. On a GPU the copies are queued, and so is what uses the lane after them."""
+        targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
+        is_paged = self._cache.num_absent_tokens(lane) > 0
+        parts = [
+            (kept.rows, self._cache.runs(lane, span.begin, min(span.end, num_tokens)))
+            for span, kept in ([] if is_paged else chain)
+        ]
+        state = chain[-1].content.state
+        saves = [kept.arrival for _, kept in chain]
+        arrivals = [arrival for arrival in saves if arrival is not None and not arrival.is_done]
+        memory = [state, *[rows for rows, _ in parts]]
+        pairs = _pairs(targets, parts, state, self._row_bytes)
+        ticket = self._copies.put_in(lane, pairs, memory, arrivals)
+        return together([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
+
+    def named(self, span: Span, content: Kept) -> dict[str, Tensor]:
+        """See Contents."""
+        if content.arrival is not None:
+            content.arrival.wait()
+        tensors = content.rows.tensors() | content.state.tensors()
+        return {self._name(key): tensor for key, tensor in tensors.items()}
+
+    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> Kept:
+        """See Contents; nothing is copied."""
+        rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
+        at_end = self._cache.state_shapes() if span.with_state else {}
+        state = {key: tensors[self._name(key)] for key in at_end}
+        return Kept(_Given(rows), _Given(state), None)
+
+    def let_go(self, content: Kept, *, state_only: bool) -> None:
+        """See Contents; its memory goes when nobody looks at it any more."""
+        content.state = NOTHING
+        if not state_only:
+            content.rows = NOTHING
+
+    def hold(self, lane: int, span: Span, content: Kept, end: int) -> None:
+        """See Nodes."""
+        tensors = content.rows.tensors()
+        self.absent.hold(lane, span.begin, end, tensors, content.arrival)
+
+    def release(self, lane: int) -> None:
+        """See Nodes."""
+        self.absent.reset(lane)
+
+    def close(self) -> None:
+        """See Contents."""
+        self._copies.close()
+        self.absent.close()
+
+    def _name(self, key: TensorKey) -> str:
+        return format_name(self._shard, *key)
+
+
+def _pairs(
+    targets: Mapping[TensorKey, Tensor],
+    parts: Sequence[tuple[_Flat | _Given, Sequence[range]]],
+    state: _Flat | _Given,
+    row_bytes: Mapping[TensorKey, int],
+) -> Iterator[Pair]:
+    """Bytes of the lane, `targets`, and what goes there: `state`, and of each node its rows, which
+    go to the places of `runs` as far as these reach.
+    """
+    for key, source in state.bytes().items():
+        yield targets[key], source
+    for rows, runs in parts:
+        for key, source in rows.bytes().items():
+            size, at = row_bytes[key], 0
+            for run in runs:
+                end = at + len(run) * size
+                yield targets[key][run.start * size : run.stop * size], source[at:end]
+                at = end
+
+
+# Which tensors a node of one group has, without the lanes that they come from; and where these
+# lie in memory that was given for them. Owns the order of both. Knows no process.
+
+
+class NodeParts:
+    """Of each shard of a group: what its layers keep of a span and at its end."""
+
+    def __init__(
+        self,
+        shards: Mapping[int, tuple[int, Sequence[Keeps]]],
+        dtype_of: Callable[[Role], torch.dtype],
+    ) -> None:
+        """`shards`: by number, the first layer of each, and what its layers keep."""
+        self._caches = {
+            shard: LaneCache(
+                keeps,
+                first_layer=first_layer,
+                num_lanes=1,
+                num_pages=1,
+                dtype_of=dtype_of,
+                device=torch.device("meta"),  # shapes alone: it takes no memory
+            )
+            for shard, (first_layer, keeps) in shards.items()
+        }
+        self.sizes = NodeSizes(
+            sum(total_bytes(cache.row_shapes(1).values()) for cache in self._caches.values()),
+            sum(total_bytes(cache.state_shapes().values()) for cache in self._caches.values()),
+        )
+
+    def shapes(self, span: Span) -> dict[str, Shape]:
+        """See Nodes; in the order of `region_bytes`."""
+        found: dict[str, Shape] = {}
+        for shard, cache in self._caches.items():
+            kept = cache.row_shapes(span.end - span.begin)
+            kept |= cache.state_shapes() if span.with_state else {}
+            found |= {format_name(shard, *key): shape for key, shape in kept.items()}
+        return found
+
+    def region_bytes(self, span: Span) -> list[tuple[int, bool]]:
+        """Of each region that shards ask for when they save the span, in order: its bytes, and
+        whether it holds the state at the end.
+        """
+        found = []
+        for cache in self._caches.values():
+            rows = total_bytes(cache.row_shapes(span.end - span.begin).values())
+            state = total_bytes(cache.state_shapes().values()) * span.with_state
+            found += [(size, of_state) for size, of_state in ((rows, False), (state, True)) if size]
+        return found
+
+
+def tensors_in(regions: Sequence[memoryview], shapes: Mapping[str, Shape]) -> dict[str, Tensor]:
+    """The tensors that fill these regions, one after the other; nothing is copied."""
+    parts = [torch.frombuffer(region, dtype=torch.uint8) for region in regions]
+    found, at, begin = {}, 0, 0
+    for name, (shape, dtype) in shapes.items():
+        end = begin + total_bytes([(shape, dtype)])
+        assert end <= len(parts[at]), f"{name} does not end in its region"
+        found[name] = parts[at][begin:end].view(dtype).view(shape)
+        at, begin = (at + 1, 0) if end == len(parts[at]) else (at, end)
+    return found

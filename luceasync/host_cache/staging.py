@@ -1,0 +1,338 @@
+"""Rows of a lane's first tokens, block by block, from pages and from host memory: how blocks are
+made up, what is asked of any device, and the CPU's body.
+
+Knows no mixer: whoever asks names the tensors. Engine thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.cyext.flatten import fill
+from luceasync.host_cache.copies import HostRows
+from luceasync.host_cache.copy_stream import Now, Pair, copy_beside, wait_for
+from luceasync.kv.cache import LaneCache, TensorKey
+from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
+
+CPU_BLOCK_TOKENS = 1024
+
+Names = Sequence[str]  # of tensors of rows
+
+
+class InHost(Protocol):
+    """What host memory has of a lane's rows."""
+
+    def rows(self, begin: int, end: int) -> Sequence[HostRows]:
+        """Where those of tokens `[begin, end)`, which have no page, lie, in order."""
+        ...
+
+    def held_until(self, begin: int, end: int) -> int:
+        """Up to which token those of `[begin, end)`, which may have pages, are read there too if
+        that is of use; `begin`: none is.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Rows of a block from its row `at` on: at `places` of the lane, or `host`."""
+
+    at: int
+    num_rows: int
+    places: slice | Tensor | None
+    host: HostRows | None
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Tokens `[begin, end)` of a lane, and the sections that they are made up of, in order."""
+
+    lane: int
+    begin: int
+    end: int
+    sections: tuple[Section, ...]
+
+    def chunks_in_pages(self) -> Iterator[int]:
+        """Those of which it reads rows there."""
+        for section in self.sections:
+            if section.host is None:
+                first = self.begin + section.at
+                yield from range(first // CHUNK_TOKENS, num_chunks(first + section.num_rows))
+
+
+class Staging(Protocol):
+    """Blocks in order, each in one piece, on the device."""
+
+    @property
+    def block_tokens(self) -> int:
+        """A block begins at a multiple of it, and is as long where the tokens do not end."""
+        ...
+
+    @property
+    def short_tokens(self) -> int:
+        """So few tokens are read from host memory too where that has them, pages or not: one piece
+        with absent ones beside them costs less than three.
+        """
+        ...
+
+    @property
+    def is_in_place(self) -> bool:
+        """Whether rows are read where they are, so that to read them again costs no bus."""
+        ...
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """Of how many tokens a block may be, in whole chunks, where a row takes up so much."""
+        ...
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """Where each block begins, and its rows [tokens, ...] of the model's layer, by name. It
+        holds until the next one is asked for; of a device, for what is queued by then on the stream
+        that is current.
+        """
+        ...
+
+    def let_go(self) -> None:
+        """Keep no host memory that has been read."""
+        ...
+
+    def close(self) -> None:
+        """Wait for everything. May be called twice."""
+        ...
+
+
+def blocks_of(
+    cache: LaneCache,
+    lane: int,
+    num_tokens: int,
+    block_tokens: int,
+    short_tokens: int,
+    in_host: InHost,
+) -> list[Block]:
+    """The lane's first `num_tokens` tokens in blocks, wherever they are; see Staging."""
+    blocks = []
+    for begin in range(0, num_tokens, block_tokens):
+        end = min(begin + block_tokens, num_tokens)
+        sections: list[Section] = []
+        spans = cache.spans(lane, begin, end)
+        for first, last, is_in_pages in _read_from(spans, short_tokens, in_host):
+            if is_in_pages:
+                rank = cache.rank(lane, first)
+                places = cache.places(lane, rank, rank + last - first)
+                sections.append(Section(first - begin, last - first, places, None))
+            else:
+                sections += [
+                    Section(rows.begin - begin, rows.num_rows, None, rows)
+                    for rows in in_host.rows(first, last)
+                ]
+        assert sum(section.num_rows for section in sections) == end - begin, f"{begin}: {sections}"
+        blocks.append(Block(lane, begin, end, tuple(sections)))
+    return blocks
+
+
+def _read_from(
+    spans: Sequence[tuple[int, int, bool]], short_tokens: int, in_host: InHost
+) -> list[tuple[int, int, bool]]:
+    """`spans` (begin, end, whether they are here), in as few pieces as they are best read in, each
+    from pages or from host memory.
+    """
+    found: list[tuple[int, int, bool]] = []
+    for begin, end, is_here in spans:
+        middle = end
+        if is_here:
+            middle = in_host.held_until(begin, end) if end - begin <= short_tokens else begin
+        if begin < middle:
+            if found and not found[-1][2]:
+                begin = found.pop()[0]
+            found.append((begin, middle, False))
+        if middle < end:
+            found.append((middle, end, True))
+    return found
+
+
+class DirectStaging:
+    """See Staging. Rows that lie in one piece are read where they are, in nodes too."""
+
+    is_in_place = True
+
+    def __init__(self, cache: LaneCache, block_tokens: int = CPU_BLOCK_TOKENS) -> None:
+        self._cache = cache
+        self.block_tokens = self.short_tokens = block_tokens  # both are host memory
+        self._rooms: dict[tuple[object, ...], Tensor] = {}
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """See Staging."""
+        for block in blocks:
+            yield block.begin, tuple(self._tensor(block, layer, name) for name in names)
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """See Staging."""
+        return self.block_tokens
+
+    def let_go(self) -> None:
+        """Nothing is held."""
+
+    def close(self) -> None:
+        """Nothing is under way."""
+        self._rooms.clear()
+
+    def _tensor(self, block: Block, layer: int, name: str) -> Tensor:
+        stack = self._cache.rows_of(name, layer)[block.lane]
+        for section in block.sections:
+            if section.host is not None and section.host.arrival is not None:
+                section.host.arrival.wait()
+        parts = [section_rows(section, stack, (name, layer)) for section in block.sections]
+        if len(parts) == 1:
+            return parts[0]
+        room = self._room(name, stack)
+        row_bytes = stack[0].nbytes
+        offsets = [section.at * row_bytes for section in block.sections]
+        sources = [part.reshape(-1).view(torch.uint8).numpy() for part in parts]
+        fill(room.view(torch.uint8).numpy().reshape(-1), offsets, sources)
+        return room[: block.end - block.begin]
+
+    def _room(self, name: str, stack: Tensor) -> Tensor:
+        """A block's tensor: kinds whose rows are alike share it."""
+        shape = (self.block_tokens, *stack.shape[1:])
+        key = (name, shape, stack.dtype)
+        if key not in self._rooms:
+            self._rooms[key] = stack.new_empty(shape)
+        return self._rooms[key]
+
+
+def section_rows(section: Section, stack: Tensor, key: tuple[str, int]) -> Tensor:
+    """The section's rows [rows, ...]: in the lane's `stack` [places, ...], else in host memory."""
+    if section.host is None:
+        return stack[section.places]
+    first = section.host.first
+    return section.host.tensors[key][first : first + section.num_rows]
+
+
+# Blocks of a lane's rows on a GPU: absent ones come by a stream of copies of their own, while
+# what came before is computed with. Owns a few places for blocks, and who may write them when.
+# Engine thread only.
+
+
+GPU_BLOCK_TOKENS = 16384  # merging blocks costs the less the longer they are
+# Of a layer of large models a bus carries so many while a host asks for three pieces.
+SHORT_TOKENS = 1024
+NUM_PLACES = 2  # one is read while the next one is written
+
+
+class _Place:
+    """Room for a block of one layer; `is_free` once what reads it is done."""
+
+    def __init__(self, num_bytes: int, device: torch.device) -> None:
+        self.bytes = torch.empty(num_bytes, dtype=torch.uint8, device=device)
+        self.is_free = torch.cuda.Event()
+        self.is_here = torch.cuda.Event()
+
+
+class StreamStaging:
+    """See Staging."""
+
+    is_in_place = False
+
+    def __init__(self, cache: LaneCache, block_tokens: int = GPU_BLOCK_TOKENS) -> None:
+        self.block_tokens, self.short_tokens = block_tokens, SHORT_TOKENS
+        self._cache = cache
+        self._device = cache.tables.device
+        self._stream = torch.cuda.Stream(self._device)
+        self._place_bytes = staging_bytes(_layer_row_bytes(cache), block_tokens) // NUM_PLACES
+        places = [_Place(self._place_bytes, self._device) for _ in range(NUM_PLACES)]
+        self._places = cycle(places)
+        self._held: list[tuple[Now, Sequence[Block]]] = []  # host memory that is read
+
+    def rows(
+        self, blocks: Sequence[Block], layer: int, names: Names
+    ) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
+        """See Staging."""
+        for block in blocks:
+            place = next(self._places)
+            stacks = [self._cache.rows_of(name, layer)[block.lane] for name in names]
+            tensors = _tensors(place, stacks, block.end - block.begin)
+            keys = [(name, layer) for name in names]
+            self._bring(place, block, [*zip(keys, stacks, tensors, strict=True)])
+            yield block.begin, tensors
+            place.is_free.record(self._computing)
+        self._held.append((Now(self._stream), blocks))
+
+    def tokens_that_fit(self, row_bytes: int) -> int:
+        """See Staging."""
+        return self._place_bytes // row_bytes // CHUNK_TOKENS * CHUNK_TOKENS
+
+    def let_go(self) -> None:
+        """See Staging."""
+        self._held = [(end, of) for end, of in self._held if not end.query()]
+
+    def close(self) -> None:
+        """See Staging."""
+        wait_for(self._stream.query, "blocks of rows")
+        self._held.clear()
+
+    @property
+    def _computing(self) -> torch.cuda.Stream:
+        return torch.cuda.current_stream(self._device)
+
+    def _bring(
+        self, place: _Place, block: Block, parts: Sequence[tuple[TensorKey, Tensor, Tensor]]
+    ) -> None:
+        """Copy the block to its place: `parts` are a tensor's name, the lane's rows, and where the
+        block's go.
+        """
+        self._computing.wait_event(place.is_free)  # another stream may have read it last
+        self._stream.wait_event(place.is_free)
+        pairs: list[Pair] = []
+        for section in block.sections:
+            for key, stack, target in parts:
+                into = target[section.at : section.at + section.num_rows]
+                if section.host is not None:
+                    pairs.append((_bytes_of(into), _bytes_of(section_rows(section, stack, key))))
+                elif isinstance(section.places, Tensor):
+                    torch.index_select(stack, 0, section.places, out=into)
+                else:
+                    into.copy_(stack[section.places])
+        if pairs:
+            for section in block.sections:
+                if section.host is not None and section.host.arrival is not None:
+                    section.host.arrival.precede(self._stream)
+            with torch.cuda.stream(self._stream):
+                copy_beside(pairs)
+            place.is_here.record(self._stream)
+            self._computing.wait_event(place.is_here)
+
+
+def staging_bytes(layer_row_bytes: int, block_tokens: int = GPU_BLOCK_TOKENS) -> int:
+    """Bytes on the device, where a token has so many in the layer that keeps the most."""
+    return NUM_PLACES * block_tokens * layer_row_bytes
+
+
+def _layer_row_bytes(cache: LaneCache) -> int:
+    """Bytes of a token's rows in the layer that keeps the most."""
+    return max(
+        sum(stack[0, 0, 0].nbytes for stack in stacks[: len(kind.rows)])
+        for kind, stacks in cache.stacked.items()
+    )
+
+
+def _tensors(place: _Place, stacks: Sequence[Tensor], num_rows: int) -> tuple[Tensor, ...]:
+    """A block's tensors, [rows, ...] as those of `stacks` [places, ...], in its place."""
+    sizes = [num_rows * stack[0].nbytes for stack in stacks]
+    parts = place.bytes[: sum(sizes)].split(sizes)
+    return tuple(
+        part.view(stack.dtype).view(num_rows, *stack.shape[1:])
+        for part, stack in zip(parts, stacks, strict=True)
+    )
+
+
+def _bytes_of(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)

@@ -1,0 +1,250 @@
+"""Products of up to 16 rows with a quantised matrix on GPUs of NVIDIA's: grouped_rows.cu, whose
+copies are on their way long before they are multiplied. A row is the same bits among up to 8.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from luceasync.kernels.cuda_program import Launch, Program, can_compile
+from luceasync.kernels.overlap import can_overlap, num_multiprocessors, shared_bytes
+from luceasync.kernels.prepared_rows import (
+    ARRANGED_ROWS,
+    MOST_PLAIN,
+    UNIT_COLUMNS,
+    Arranged,
+    RowNorm,
+    prepared,
+    room_for,
+    wants_sums,
+)
+from luceasync.kernels.quant_decode import Coding
+from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT, Tiled
+from luceasync.kernels.quant_tiling import Share, Work, num_programs, share, shared_of
+
+MAX_ROWS = ARRANGED_ROWS
+STATIC_BYTES = 1024  # of shared memory that are not for a Share
+
+_CODES = {"uint": 0, "biased": 1, "e4m3": 2, "e2m1": 3, "table": 4}
+_SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.uint8: 3}
+_SMALL = {"none": 0, "uint8": 1, "int8": 2, "e4m3": 3}
+_MINIMUM = {"none": 0, "own": 1, "scale": 2}
+
+SOURCE = Path(__file__).with_name("grouped_rows.cu")
+_PRODUCT = Program(SOURCE, "grouped_rows")
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """How results are kept: as rows of numbers, or as the product that is next takes them, times
+    powers of two (see prepared_rows.lift_of), perhaps with sums.
+    """
+
+    dtype: torch.dtype = torch.bfloat16
+    lift: int = -1
+    has_sums: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """Where they go: `rows` [rows, outputs], which may lie apart, or columns and sums of Arranged
+    rows.
+    """
+
+    kept: Kept
+    rows: Tensor
+    sums: Tensor | None = None
+
+    @staticmethod
+    def of_rows(out: Tensor) -> Results:
+        return Results(Kept(out.dtype), out)
+
+    @staticmethod
+    def of_arranged(out: Arranged) -> Results:
+        kept = Kept(lift=out.lifts[0], has_sums=out.group_sums is not None)
+        return Results(kept, out.columns, out.group_sums)
+
+
+def can_multiply(x: Tensor) -> bool:
+    """Whether `x` has few enough rows, of the dtype and on a device that the program is for."""
+    if not x.is_cuda or x.dtype != torch.bfloat16 or len(x) > MAX_ROWS:
+        return False
+    return can_compile(x.device.index or 0)
+
+
+def linear(
+    x: Tensor | Arranged,
+    weight: Tiled,
+    residual: Tensor | None = None,
+    *,
+    norm: RowNorm | None = None,
+    out: Tensor | None = None,
+    dtype: torch.dtype | None = None,
+    beside: bool = False,
+    chosen: Share | None = None,
+) -> Tensor:
+    """x @ weight^T (+ residual), of x as `norm` has it if one is given.
+
+    x: bfloat16 [rows <= MAX_ROWS, columns], or as `prepared`, without a norm then; residual: [rows,
+    outputs]. Returns [rows, outputs] in `dtype`, that of x unless it is named; in `out` if it is
+    given, whose rows may lie apart. `beside`: what was queued last is a product of the same x, for
+    which this one need not wait. `chosen` replaces `share`.
+    """
+    if out is None:
+        out = _empty(x, weight.num_rows, dtype)
+    given, results = _prepared(x, weight, norm), Results.of_rows(out)
+    _product(given, weight, residual, results, chosen, paired=False, beside=beside)
+    return out
+
+
+def swiglu(
+    x: Tensor | Arranged,
+    gate_up: Tiled,
+    *,
+    norm: RowNorm | None = None,
+    dtype: torch.dtype | None = None,
+    chosen: Share | None = None,
+) -> Tensor:
+    """silu(gate) * up, of x as `norm` has it if one is given. x: as `linear`'s; gate_up:
+    [2 * inner, columns], gate first, inner a multiple of 16. -> [rows, inner].
+    """
+    out = _empty(x, gate_up.num_rows // 2, dtype)
+    results = Results.of_rows(out)
+    _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
+    return out
+
+
+def swiglu_for(
+    x: Tensor,
+    gate_up: Tiled,
+    coding: Coding,
+    *,
+    norm: RowNorm | None = None,
+    chosen: Share | None = None,
+) -> Tensor | Arranged:
+    """`swiglu`, as a product with a matrix of this coding takes it: of more than 8 rows nobody need
+    arrange it then.
+    """
+    num_inner = gate_up.num_rows // 2
+    if len(x) <= MOST_PLAIN or num_inner % UNIT_COLUMNS != 0:
+        return swiglu(x, gate_up, norm=norm, chosen=chosen)
+    out = room_for(x, len(x), num_inner, coding)
+    results = Results.of_arranged(out)
+    _product(_prepared(x, gate_up, norm), gate_up, None, results, chosen, paired=True)
+    return out
+
+
+def constants_of(
+    work: Work,
+    share: Share,
+    *,
+    overlaps: bool,
+    has_residual: bool = False,
+    beside: bool = False,
+    num_halves: int = 1,
+    kept: Kept = Kept(),
+) -> dict[str, int]:
+    """What a program is compiled with; num_halves: of the sums of Arranged rows."""
+    coding = work.coding
+    table = coding.table or (0, 0, 0, 0)
+    return {
+        "BITS": coding.bits,
+        "CODES": _CODES[coding.codes],
+        "ZERO": coding.zero,
+        "GROUP": coding.group,
+        "SUPERGROUP": coding.supergroup,
+        "SCALE": _SCALES[work.scales],
+        "SMALL": _SMALL[coding.small],
+        "MINIMUM": _MINIMUM[coding.minimum],
+        "SMALL_MINIMUMS": int(coding.has_small_minimums),
+        "DIVIDES": int(coding.divides),
+        **{f"TABLE_{i}": word & 0xFFFFFFFF for i, word in enumerate(table)},
+        "X_ROWS": work.x_rows,
+        "SUM_HALVES": num_halves,
+        "ROW_BLOCKS": share.row_blocks,
+        "WARPS": share.warps,
+        "STAGES": share.stages,
+        "GOES_ON": int(share.goes_on),
+        "PAIRED": int(work.paired),
+        "RESIDUAL": int(has_residual),
+        "FLOAT_OUT": int(kept.dtype == torch.float32),
+        "OUT_LIFT": kept.lift,
+        "OUT_SUMS": int(kept.has_sums),
+        "OVERLAP": int(overlaps),
+        "BESIDE": int(beside),
+        "RAGGED": int(work.num_columns % (UNIT * BLOCK_COLUMNS) != 0),
+        "SPLITS": share.splits,
+        "SHARED_BYTES": shared_of(work, share),
+    }
+
+
+def _empty(x: Tensor | Arranged, width: int, dtype: torch.dtype | None) -> Tensor:
+    like = x.columns if isinstance(x, Arranged) else x
+    return like.new_empty(len(x), width, dtype=dtype)
+
+
+def _prepared(x: Tensor | Arranged, weight: Tiled, norm: RowNorm | None) -> Tensor | Arranged:
+    return prepared(x, (weight.coding,), norm) if isinstance(x, Tensor) else x
+
+
+def _product(
+    x: Tensor | Arranged,
+    weight: Tiled,
+    residual: Tensor | None,
+    results: Results,
+    chosen: Share | None,
+    *,
+    paired: bool,
+    beside: bool = False,
+) -> None:
+    num_rows, group_sums, num_halves = len(x), None, 1
+    if isinstance(x, Arranged) and wants_sums(weight.coding):
+        group_sums, num_halves = x.group_sums, x.num_halves
+    if isinstance(x, Arranged):
+        x = x.of(weight.coding)
+    work = Work(
+        weight.coding,
+        weight.scales.dtype,
+        weight.num_rows // (2 if paired else 1),
+        weight.num_columns,
+        1 if num_rows == 1 else MOST_PLAIN if num_rows <= MOST_PLAIN else ARRANGED_ROWS,
+        paired,
+    )
+    overlaps = can_overlap(x.device.index or 0)  # GPUs that can have clusters too
+    chosen = chosen or share(work, shared_bytes(x) - STATIC_BYTES, has_clusters=overlaps)
+    constants = constants_of(
+        work,
+        chosen,
+        overlaps=overlaps,
+        has_residual=residual is not None,
+        beside=beside,
+        num_halves=num_halves,
+        kept=results.kept,
+    )
+    num_row_blocks = work.num_outputs // BLOCK_ROWS
+    arguments = (
+        x,
+        group_sums,
+        weight.codes,
+        weight.planes,
+        weight.scales,
+        weight.small_scales,
+        weight.minimums,
+        weight.small_minimums,
+        None if residual is None else residual.contiguous(),
+        results.rows,
+        results.sums,
+        num_rows,
+        num_row_blocks,
+        weight.num_blocks,
+        weight.num_supergroups,
+        weight.num_groups,
+        results.rows.stride(0),
+    )
+    grid = num_programs(work, chosen, num_multiprocessors(x))
+    launch = Launch(grid, chosen.warps * 32, constants["SHARED_BYTES"], chosen.splits)
+    _PRODUCT.launch(x.device, constants, launch, arguments)

@@ -1,0 +1,49 @@
+"""What kernels read of a quantised matrix on a GPU: blocks, as tensor cores want them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from luceasync.kernels.quant_decode import Coding
+
+BLOCK_ROWS, BLOCK_COLUMNS = 16, 64  # of a weight that lie together
+UNIT = 4  # blocks of columns that a warp of a CUDA C++ program takes at a time
+
+
+@dataclass(frozen=True, slots=True)
+class Tiled:
+    """A quantised matrix [num_rows, num_columns] in blocks of 16 x 64, [row blocks, column blocks],
+    as luceasync.models.quant.tiles lays it out. What there is none of is None.
+
+    codes: 16-bit words [.., 256], of 8 bits [.., 2, 256]; planes: 16-bit words [.., 64] for the
+    fifth bits, [.., 128] for the fifth and sixth; scales, minimums: [row blocks, super-groups, 16];
+    small_scales, small_minimums: bytes [.., 16, parts], or [row blocks, groups, 16] where a group
+    is wider than a block. Of 16 rows row 8 i + g is at 2 g + i.
+    """
+
+    coding: Coding
+    num_rows: int
+    num_columns: int
+    codes: Tensor
+    scales: Tensor
+    planes: Tensor | None
+    small_scales: Tensor | None
+    minimums: Tensor | None
+    small_minimums: Tensor | None
+
+    @property
+    def num_blocks(self) -> int:
+        """Of a row, BLOCK_COLUMNS wide."""
+        return self.num_columns // BLOCK_COLUMNS
+
+    @property
+    def num_supergroups(self) -> int:
+        """Of a row; the last one may be a part."""
+        return -(-self.num_columns // (self.coding.supergroup or self.num_columns))
+
+    @property
+    def num_groups(self) -> int:
+        """Of a row, likewise."""
+        return -(-self.num_columns // (self.coding.group or self.num_columns))

@@ -1,0 +1,137 @@
+"""How a product of few rows with a quantised matrix is divided among programs and warps of a GPU.
+
+Pure; counts the shared memory of grouped_rows.cu.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+
+from luceasync.kernels.quant_decode import Coding, num_parts
+from luceasync.kernels.quant_tiles import BLOCK_COLUMNS, BLOCK_ROWS, UNIT
+
+WIDE, SMALL = 8192, 4096  # outputs, where an H200's 132 multiprocessors want another share
+HUGE, FEW = 32768, 2048
+MOST_WARPS = 12  # of programs of many rows, on a multiprocessor: as there are registers for
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a program takes: `row_blocks` of 16 weight rows (of gate and up together), whose columns
+    are divided among `splits` programs of `warps` each; `stages` of 256 columns, the one that is
+    multiplied counted in, are in shared memory. A program that `goes_on` takes group after group of
+    row blocks: what comes next is on its way while sums are added. More than 8 rows only.
+    """
+
+    row_blocks: int
+    warps: int
+    stages: int
+    splits: int = 1
+    goes_on: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is multiplied: `x_rows` rows of x (1, 8 or 16) with a matrix [num_outputs (twice that if
+    paired), num_columns]; `scales`: the dtype of its scales.
+    """
+
+    coding: Coding
+    scales: torch.dtype
+    num_outputs: int
+    num_columns: int
+    x_rows: int
+    paired: bool
+
+
+def share(work: Work, most_bytes: int, *, has_clusters: bool = False) -> Share:
+    """How a product is divided on a device whose programs may have `most_bytes` of shared memory,
+    and may have clusters: the fastest in whole steps of 4B and 27B models on an H200
+    (scripts/tune_quantised.py), rounded to a rule. Up to 8 rows `warps`, and with them a row's
+    bits, do not depend on `x_rows`.
+    """
+    wanted = _many_rows(work, has_clusters) if work.x_rows > 8 else _few_rows(work)
+    return next(each for each in _smaller(wanted) if shared_of(work, each) <= most_bytes)
+
+
+def num_programs(work: Work, share: Share, num_multiprocessors: int) -> int:
+    """How many programs there are: one for each group of row blocks, or, if they go on, as many as
+    run at once.
+    """
+    own = share.row_blocks // (2 if work.paired else 1)
+    num_groups = -(-work.num_outputs // (own * BLOCK_ROWS))
+    if not share.goes_on:
+        return num_groups * share.splits
+    num_beside = max(1, MOST_WARPS // share.warps) * num_multiprocessors
+    return min(num_groups, max(1, num_beside // share.splits)) * share.splits
+
+
+def _few_rows(work: Work) -> Share:
+    num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
+    is_byte, is_long = work.coding.bits == 8, num_units >= 32
+    if work.paired or (work.num_outputs >= HUGE and num_units > 10):
+        return Share(2, 4, 2)
+    if work.num_outputs >= HUGE and not is_byte:
+        return Share(2, 2, 4)
+    if num_units <= 10:
+        return Share(1, 5, 2)
+    if is_byte:
+        if work.num_outputs >= SMALL:
+            return Share(1, 6, 3)
+        return Share(1, 5, 4) if is_long else Share(2, 8, 3)
+    if work.num_outputs >= WIDE:
+        return Share(1, 4, 3)
+    if work.num_outputs >= SMALL:
+        return Share(1, 8, 3 if is_long and work.coding.bits == 4 else 2)
+    return Share(1, 10, 3) if is_long else Share(1, 8, 4)
+
+
+def _many_rows(work: Work, has_clusters: bool) -> Share:
+    is_large = work.coding.bits in (5, 6)  # of a number there is more to put together
+    num_units = -(-work.num_columns // (UNIT * BLOCK_COLUMNS))
+    if work.paired or work.num_outputs >= HUGE:
+        # A warp that has more units than others is waited for.
+        warps = 2 if num_units <= 16 and num_units % 4 else 4
+        return Share(2, warps, 2, goes_on=work.paired)
+    if work.num_outputs >= WIDE:
+        # Up to four programs of three warps a multiprocessor run at once, three of four.
+        has_more = work.num_outputs // (2 * BLOCK_ROWS) > 3 * 132
+        return Share(2, 3 if has_more and not is_large else 4, 2)
+    if work.num_outputs <= FEW:
+        return Share(1, min(MOST_WARPS, num_units), 2)
+    if has_clusters and work.num_outputs < SMALL:
+        return Share(1, 4, 2, splits=2)
+    return Share(1, 4, 2, goes_on=True)
+
+
+def _smaller(share: Share) -> Iterator[Share]:
+    """It, and what wants less memory, for cards that have less than an H200."""
+    yield share
+    while share.stages > 2:
+        yield (share := replace(share, stages=share.stages - 1))
+    while share.warps > 1:
+        yield (share := replace(share, warps=share.warps - 1))
+
+
+def shared_of(work: Work, share: Share) -> int:
+    """Bytes of shared memory of a program; grouped_rows.cu says what they are for."""
+    coding, scale_bytes = work.coding, work.scales.itemsize
+    parts: int = num_parts(coding.group)
+    code_bytes = UNIT * (1024 if coding.bits == 8 else 512)
+    plane_bytes = UNIT // 2 * 32 * {5: 8, 6: 16}.get(coding.bits, 0)
+    each = coding.supergroup in (16, 32)
+    is_alike = not each and coding.supergroup // BLOCK_COLUMNS % UNIT == 0
+    num_supers = UNIT * parts if each else 1 if is_alike else UNIT
+    num_chunks = UNIT * parts * ((coding.small != "none") + coding.has_small_minimums)
+    num_chunks += num_supers * scale_bytes * (2 if coding.minimum == "own" else 1)
+    stage_bytes = share.row_blocks * (code_bytes + plane_bytes + 16 * num_chunks)
+    if work.x_rows == 1:
+        stage_bytes += UNIT * BLOCK_COLUMNS * 2
+    width = share.row_blocks * BLOCK_ROWS
+    sum_bytes = width * 4 if work.x_rows == 1 else work.x_rows * (width + 4) * 4
+    ring_bytes = share.stages * stage_bytes
+    warp_bytes = ring_bytes + sum_bytes if share.goes_on else max(ring_bytes, sum_bytes)
+    return share.warps * warp_bytes

@@ -1,0 +1,194 @@
+"""Weights of 4 or 8 bits in words of 32, with scales and zero points of groups: AWQ (Lin et al.,
+2023), GPTQ (Frantar et al., 2022), and compressed-tensors' pack-quantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from luceasync.errors import ModelError
+from luceasync.models.quant.checkpoints.module import (
+    REALS,
+    Found,
+    Infos,
+    check_shape,
+    matrix_of,
+    the,
+)
+from luceasync.models.quant.form import Grouped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.quant.packed import Packed
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of the outputs in a word, lowest bits first
+Bits = Literal[4, 8]
+NO_GROUPS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Awq:
+    """A Scheme: words along the outputs, transposed."""
+
+    group: int
+    words: str = "AWQ"
+
+    def find(self, module: str, infos: Infos) -> Found | None:
+        """See Scheme."""
+        name = f"{module}.qweight"
+        if name not in infos:
+            return None
+        columns, num_words = matrix_of(infos, name, ("I32",))
+        return _transposed(self, module, infos, 4, (num_words * 8, columns), self._pack)
+
+    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+        import torch
+
+        order = torch.tensor(AWQ_ORDER).argsort()
+        codes, zeros = (
+            _numbers(tensors[name], 4).unflatten(-1, (-1, 8))[..., order].flatten(-2).t()
+            for name in ("codes", "zeros")
+        )
+        return _packed(form, codes, tensors["scales"].t(), zeros)
+
+
+@dataclass(frozen=True, slots=True)
+class Gptq:
+    """A Scheme: words along the inputs, transposed. `added`: to the zero points that are stored."""
+
+    group: int
+    bits: Bits
+    added: int
+    words: str = "GPTQ"
+
+    def find(self, module: str, infos: Infos) -> Found | None:
+        """See Scheme."""
+        name = f"{module}.qweight"
+        if name not in infos:
+            return None
+        num_words, rows = matrix_of(infos, name, ("I32",))
+        shape = (rows, num_words * (32 // self.bits))
+        found = _transposed(self, module, infos, self.bits, shape, self._pack)
+        if (order := f"{module}.g_idx") in infos:
+            check_shape(order, infos[order], (shape[1],))
+            found.names["order"] = order
+        return found
+
+    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+        import torch
+
+        codes = _numbers(tensors["codes"].t(), self.bits)
+        order = tensors.get("order")
+        groups = torch.arange(codes.shape[1]) // (form.group or codes.shape[1])
+        if order is not None and not torch.equal(order.long(), groups):
+            raise ModelError("g_idx: columns in the order of their activations are not supported")
+        zeros = _numbers(tensors["zeros"], self.bits) + self.added
+        return _packed(form, codes, tensors["scales"].t(), zeros.t())
+
+
+@dataclass(frozen=True, slots=True)
+class PackQuantized:
+    """A Scheme: words along the inputs; `is_symmetric`: without zero points."""
+
+    group: int
+    bits: Bits
+    is_symmetric: bool
+    words: str = "pack-quantized"
+
+    def find(self, module: str, infos: Infos) -> Found | None:
+        """See Scheme."""
+        name = f"{module}.weight_packed"
+        if name not in infos:
+            return None
+        rows, num_words = matrix_of(infos, name, ("I32",))
+        columns = num_words * (32 // self.bits)
+        if (order := f"{module}.weight_g_idx") in infos:
+            raise ModelError(f"{order!r}: columns in the order of activations are not supported")
+        scale, group = f"{module}.weight_scale", self.group if self.group > 0 else columns
+        scales = the(infos, scale, tuple(REALS))
+        num_groups = -(-columns // group)
+        if scales.shape != (rows,) or num_groups > 1:
+            check_shape(scale, scales, (rows, num_groups))
+        names = {"codes": name, "scales": scale}
+        if not self.is_symmetric:
+            zero = f"{module}.weight_zero_point"
+            num_rows = -(-rows // (32 // self.bits))
+            check_shape(zero, the(infos, zero, ("I32",)), (num_rows, num_groups))
+            names["zeros"] = zero
+        form = _form(
+            self.words, self.bits, self.group, scales.dtype, has_zeros=not self.is_symmetric
+        )
+        return Found(_fitting(form, name, columns), (rows, columns), names, self._pack)
+
+    def _pack(self, form: Grouped, tensors: Mapping[str, Tensor]) -> Packed:
+        codes = _numbers(tensors["codes"], self.bits)
+        zeros = tensors.get("zeros")
+        if zeros is not None:  # words along the rows
+            zeros = _numbers(zeros.t(), self.bits).t()[: len(codes)]
+        return _packed(form, codes, tensors["scales"].reshape(len(codes), -1), zeros)
+
+
+def _transposed(
+    scheme: Awq | Gptq,
+    module: str,
+    infos: Infos,
+    bits: Bits,
+    shape: tuple[int, int],
+    pack: Callable[[Grouped, Mapping[str, Tensor]], Packed],
+) -> Found:
+    """Scales [groups, outputs] and words of zero points along the outputs."""
+    rows, columns = shape
+    num_groups = -(-columns // (scheme.group if scheme.group > 0 else columns))
+    scale, zero = f"{module}.scales", f"{module}.qzeros"
+    scales = the(infos, scale, tuple(REALS))
+    check_shape(scale, scales, (num_groups, rows))
+    check_shape(zero, the(infos, zero, ("I32",)), (num_groups, rows // (32 // bits)))
+    form = _form(scheme.words, bits, scheme.group, scales.dtype, has_zeros=True)
+    names = {"codes": f"{module}.qweight", "scales": scale, "zeros": zero}
+    return Found(_fitting(form, names["codes"], columns), shape, names, pack)
+
+
+def _form(words: str, bits: Bits, group: int, dtype: str, *, has_zeros: bool) -> Grouped:
+    each = group if group > 0 else None
+    return Grouped(
+        words,
+        bits,
+        each,
+        each,
+        REALS[dtype],
+        minimum="scale" if has_zeros else "none",
+        has_small_minimums=has_zeros,
+        zero=8 if bits == 4 and not has_zeros else 0,
+        codes="int8" if bits == 8 and not has_zeros else "uint",
+    )
+
+
+def _fitting(form: Grouped, name: str, columns: int) -> Grouped:
+    if fault := form.fault_of(columns):
+        raise ModelError(f"{name!r}: {fault}")
+    return form
+
+
+def _numbers(words: Tensor, bits: int) -> Tensor:
+    """int32 [n, words] -> uint8 [n, words * 32 / bits], the lowest bits first."""
+    import torch
+
+    mask = (1 << bits) - 1
+    parts = [words >> shift & mask for shift in range(0, 32, bits)]
+    return torch.stack(parts, -1).flatten(-2).to(torch.uint8)
+
+
+def _packed(form: Grouped, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> Packed:
+    import torch
+
+    from luceasync.models.quant.packed import Packed, pack_codes
+
+    codes = codes.contiguous()
+    small = None if zeros is None else zeros.contiguous()
+    held = codes if form.bits == 8 else pack_codes(codes)
+    if form.codes == "int8":  # they are stored 128 higher
+        held = (held ^ 128).view(torch.int8)
+    return Packed(form, held, scales.contiguous(), small_minimums=small)

@@ -1,0 +1,100 @@
+"""A module of a quantised checkpoint: what it is made of, and how it becomes our form. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from luceasync.errors import ModelError
+from luceasync.models.forms import Select, Shape
+from luceasync.models.quant.form import Grouped
+from luceasync.models.quant.layout import Real
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.quant.packed import Packed
+
+REALS: dict[str, Real] = {"F16": "fp16", "BF16": "bf16", "F32": "fp32"}
+
+
+@dataclass(frozen=True, slots=True)
+class Info:
+    """How safetensors holds a tensor: its dtype as they name it, and its shape."""
+
+    dtype: str
+    shape: Shape
+
+
+Infos = Mapping[str, Info]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A quantised matrix of `shape`, in `form`. `names`: of the stored tensors, by what `pack` is
+    given them as; it moves their bits.
+    """
+
+    form: Grouped
+    shape: Shape
+    names: dict[str, str]
+    pack: Callable[[Grouped, Mapping[str, Tensor]], Packed]
+
+
+class Scheme(Protocol):
+    """One way in which checkpoints store matrices."""
+
+    @property
+    def words(self) -> str:
+        """What it is called."""
+        ...
+
+    def find(self, module: str, infos: Infos) -> Found | None:
+        """The matrix of `module` ("model.layers.0.mlp.up_proj"); None: it is stored plainly, or
+        not at all. Raises ModelError for one that is neither.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModule:
+    """What was read of a module; see luceasync.models.quant.stack.Quantised."""
+
+    name: str
+    found: Found
+    tensors: Mapping[str, Tensor]
+
+    def packed(self, select: Select) -> Iterator[Packed]:
+        """See Quantised."""
+        from luceasync.models.quant.packed import Packed
+
+        try:
+            whole = self.found.pack(self.found.form, self.tensors)
+        except ModelError as error:
+            raise ModelError(f"{self.name!r}: {error}") from None
+        yield Packed(whole.form, **{name: select(t) for name, t in whole.tensors.items()})
+
+
+def the(infos: Infos, name: str, dtypes: tuple[str, ...]) -> Info:
+    """A tensor that must be there, in one of `dtypes`. Raises ModelError."""
+    info = infos.get(name)
+    if info is None:
+        raise ModelError(f"the weights have no tensor {name!r}")
+    if info.dtype not in dtypes:
+        raise ModelError(f"{name!r} is stored as {info.dtype}; {' or '.join(dtypes)} is expected")
+    return info
+
+
+def matrix_of(infos: Infos, name: str, dtypes: tuple[str, ...]) -> tuple[int, int]:
+    """The shape of such a tensor, which must have two dimensions. Raises ModelError."""
+    shape = the(infos, name, dtypes).shape
+    if len(shape) != 2:
+        raise ModelError(f"{name!r} has shape {shape}; two dimensions are expected")
+    return shape[0], shape[1]
+
+
+def check_shape(name: str, info: Info, expected: Shape) -> None:
+    """Raises ModelError where they differ."""
+    if info.shape != expected:
+        raise ModelError(f"{name!r} has shape {info.shape}; {expected} is expected")

@@ -1,0 +1,172 @@
+"""Which scheme a checkpoint's configuration names. Refuses, in words, what is not read here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from luceasync.errors import ModelError
+from luceasync.models.quant.checkpoints.fp4 import DIVIDED, MXFP4, NVFP4, Floats4
+from luceasync.models.quant.checkpoints.fp8 import Bytes8
+from luceasync.models.quant.checkpoints.int4 import Awq, Gptq, PackQuantized
+from luceasync.models.quant.checkpoints.module import Scheme
+
+METHODS = ("awq", "compressed-tensors", "fbgemm_fp8", "fp8", "gptq", "modelopt")
+FORMATS: tuple[str, ...] = (
+    "float-quantized",
+    "int-quantized",
+    "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
+)
+FORMATS += ("naive-quantized", "pack-quantized")
+MODELOPT_FILE = "hf_quant_config.json"
+
+Fields = Mapping[str, Any]
+
+
+def scheme_at(model_dir: Path) -> Scheme | None:
+    """What the directory's config.json says, or beside it modelopt's own file. Raises ModelError
+    naming the file.
+    """
+    path = model_dir / "config.json"
+    if not path.exists():
+        return None
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+        other = model_dir / MODELOPT_FILE
+        if other.exists():
+            own = json.loads(other.read_text(encoding="utf-8"))
+            config.setdefault("quantization_config", {"quant_method": "modelopt", **own})
+    except (OSError, ValueError, AttributeError, TypeError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, Mapping):
+        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+    try:
+        return scheme_of(config)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def scheme_of(config: Fields) -> Scheme | None:
+    """What a config.json says, itself or in its part for text; None: weights are plain. Raises
+    ModelError.
+    """
+    text = config.get("text_config")
+    places = [config, text] if isinstance(text, Mapping) else [config]
+    names = ("quantization_config", "compression_config")
+    found = [place[name] for place in places for name in names if place.get(name) is not None]
+    if not found:
+        return None
+    if not isinstance(found[0], Mapping):
+        raise ModelError(f"quantization_config = {found[0]!r}: a JSON object is expected")
+    own = _Own(found[0])
+    method = own.fields.get("quant_method")
+    makers = {
+        "awq": _awq,
+        "compressed-tensors": _compressed_tensors,
+        "fbgemm_fp8": lambda own: Bytes8("FP8"),
+        "fp8": lambda own: Bytes8("FP8", own.block("weight_block_size")),
+        "gptq": _gptq,
+        "modelopt": _modelopt,
+    }
+    if not isinstance(method, str) or method not in makers:
+        raise own.fault("quant_method", method, " or ".join(METHODS))
+    return makers[method](own)
+
+
+class _Own:
+    """A quantization_config, or a part of one; a field that cannot be is a ModelError."""
+
+    def __init__(self, fields: Fields, name: str = "quantization_config") -> None:
+        self.fields = fields
+        self.name = name
+
+    def fault(self, field: str, value: object, expected: str) -> ModelError:
+        told = repr(value)[:80]
+        return ModelError(f"{self.name}.{field} = {told} is not supported; {expected} is expected")
+
+    def one_of(self, field: str, allowed: tuple[Any, ...], default: Any = None) -> Any:
+        value = self.fields.get(field)
+        value = default if value is None else value
+        if value not in allowed or isinstance(value, bool) is not isinstance(allowed[0], bool):
+            raise self.fault(field, value, " or ".join(map(repr, allowed)))
+        return value
+
+    def group(self, field: str = "group_size") -> int:
+        """Columns that share a scale; -1: all."""
+        value = self.fields.get(field)
+        if type(value) is not int or (value != -1 and (value < 16 or value % 16)):
+            raise self.fault(field, value, "-1 or a multiple of 16")
+        return value
+
+    def block(self, field: str) -> tuple[int, int] | None:
+        value = self.fields.get(field)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != 2 or not all(_is_size(n) for n in value):
+            raise self.fault(field, value, "[rows, columns]")
+        return value[0], value[1]
+
+    def part(self, field: str) -> _Own:
+        value = self.fields.get(field)
+        if not isinstance(value, Mapping):
+            raise self.fault(field, value, "a JSON object")
+        return _Own(value, f"{self.name}.{field}")
+
+
+def _is_size(value: object) -> bool:
+    return type(value) is int and value >= 16 and value % 16 == 0
+
+
+def _awq(own: _Own) -> Scheme:
+    own.one_of("bits", (4,))
+    own.one_of("version", ("gemm", "GEMM"), "gemm")
+    own.one_of("zero_point", (True,), True)
+    return Awq(own.group())
+
+
+def _gptq(own: _Own) -> Scheme:
+    own.one_of("desc_act", (False,), False)
+    stored = own.one_of("checkpoint_format", ("gptq", "gptq_v2"), "gptq")
+    return Gptq(own.group(), own.one_of("bits", (4, 8)), added=1 if stored == "gptq" else 0)
+
+
+def _modelopt(own: _Own) -> Scheme:
+    inner = own.part("quantization") if "quantization" in own.fields else own
+    algorithm = inner.one_of("quant_algo", ("NVFP4", "FP8"))
+    if algorithm == "FP8":
+        return Bytes8("FP8")
+    return Floats4(NVFP4, "weight", matrix_scale="weight_scale_2")
+
+
+def _compressed_tensors(own: _Own) -> Scheme:
+    own.one_of("quantization_status", ("compressed",), "compressed")
+    for unknown in ("transform_config", "sparsity_config"):
+        value = own.fields.get(unknown)
+        if isinstance(value, Mapping) and value.get("format", "") != "dense" and value:
+            raise own.fault(unknown, value, "none")
+    groups = own.part("config_groups").fields
+    if len(groups) != 1:
+        raise own.fault("config_groups", sorted(groups), "one group")
+    group = own.part("config_groups").part(next(iter(groups)))
+    form = own.one_of("format", FORMATS) if group.fields.get("format") is None else ""
+    form = form or group.one_of("format", FORMATS)
+    weights = group.part("weights")
+    if form == "mxfp4-pack-quantized":
+        return Floats4(MXFP4, "weight_packed")
+    if form == "nvfp4-pack-quantized":
+        return Floats4(DIVIDED, "weight_packed", matrix_scale="weight_global_scale")
+    strategy = weights.one_of("strategy", ("tensor", "channel", "group", "block"))
+    bits = weights.one_of("num_bits", (4, 8))
+    if form == "pack-quantized":
+        weights.one_of("type", ("int",))
+        size = weights.group() if strategy == "group" else -1
+        return PackQuantized(size, bits, bool(weights.one_of("symmetric", (True, False), True)))
+    weights.one_of("num_bits", (8,))
+    weights.one_of("symmetric", (True,), True)
+    is_float = weights.one_of("type", ("float", "int")) == "float"
+    if strategy == "group":
+        raise weights.fault("strategy", strategy, "'tensor', 'channel' or 'block'")
+    return Bytes8("FP8" if is_float else "int8", weights.block("block_structure"))

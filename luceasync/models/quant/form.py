@@ -1,0 +1,35 @@
+"""Quantised weights as a form of a tensor: what they take, and how they are read to their place.
+
+Pure: no torch at its top.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from luceasync.models.forms import Place, Shape
+from luceasync.models.precision import Precision
+from luceasync.models.quant.layout import Layout
+
+if TYPE_CHECKING:
+    from luceasync.models.quant.stack import GroupedStack
+
+
+@dataclass(frozen=True, slots=True)
+class Grouped(Layout):
+    """A Form."""
+
+    def num_bytes(self, shape: Shape, precision: Precision) -> int:
+        """See Form."""
+        return sum(part.num_bytes(shape[0]) for part in self.components(shape[1]))
+
+    def words(self, shape: Shape, precision: Precision) -> str:
+        """See Form."""
+        return self.name
+
+    def stack(self, shape: Shape, place: Place) -> GroupedStack:
+        """See Form."""
+        from luceasync.models.quant.stack import GroupedStack
+
+        return GroupedStack(self, shape, place)

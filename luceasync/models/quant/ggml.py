@@ -1,0 +1,191 @@
+"""ggml's blocks as our one form: what each type is, and its bits where we have them.
+
+Nothing is rounded: luceasync.models.quant.packed.dequantise gives the float32 numbers that ggml
+gives. The blocks are those of ggml-quants.h. Pure at its top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from luceasync.models.quant.form import Grouped
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from luceasync.models.quant.packed import Packed
+
+NORMAL_4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
+FLOAT_4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # e2m1, doubled
+
+FORMS = {
+    form.name: form
+    for form in (
+        Grouped("Q4_0", 4, 32, 32, "fp16", zero=8),
+        Grouped("Q4_1", 4, 32, 32, "fp16", minimum="own"),
+        Grouped("Q5_0", 5, 32, 32, "fp16", zero=16),
+        Grouped("Q5_1", 5, 32, 32, "fp16", minimum="own"),
+        Grouped("Q8_0", 8, 32, 32, "fp16", codes="int8"),
+        Grouped("Q2_K", 4, 16, 256, "fp16", "uint8", "own", True),
+        Grouped("Q3_K", 4, 16, 256, "fp16", "int8", zero=4),
+        Grouped("Q4_K", 4, 32, 256, "fp16", "uint8", "own", True),
+        Grouped("Q5_K", 5, 32, 256, "fp16", "uint8", "own", True),
+        Grouped("Q6_K", 6, 16, 256, "fp16", "int8", zero=32),
+        Grouped("IQ4_NL", 4, 32, 32, "fp16", table=NORMAL_4),
+        Grouped("IQ4_XS", 4, 32, 256, "fp16", "int8", table=NORMAL_4),
+        Grouped("MXFP4", 4, 32, 32, "e8m0", table=FLOAT_4),
+    )
+}
+
+
+def pack(form: Grouped, blocks: Tensor) -> Packed:
+    """uint8 [rows, blocks, bytes of a block], of the type that `form` is named after."""
+    return _PACK[form.name](form, blocks)
+
+
+def _plain(form: Grouped, blocks: Tensor) -> Packed:
+    """D (and what is added) before low halves in our order."""
+    import torch
+
+    from luceasync.models.quant.packed import Packed
+
+    scale_bytes = 1 if form.scale == "e8m0" else 2
+    scales, rest = blocks[..., :scale_bytes], blocks[..., scale_bytes:]
+    tensors = {"scales": scales.flatten(1) if form.scale == "e8m0" else _fp16(scales)}
+    if form.minimum == "own":  # it is added, and ours is taken away
+        tensors["minimums"], rest = -_fp16(rest[..., :2]), rest[..., 2:]
+    if form.bits == 5:
+        tensors["planes"], rest = rest[..., :4].flatten(1)[:, None], rest[..., 4:]
+    codes = rest.flatten(1)
+    return Packed(form, codes.view(torch.int8) if form.bits == 8 else codes, **tensors)
+
+
+def _q2_k(form: Grouped, blocks: Tensor) -> Packed:
+    from luceasync.models.quant.packed import Packed, pack_codes
+
+    both, twos = blocks[..., :16], blocks[..., 16:80]
+    return Packed(
+        form,
+        pack_codes(_twos(twos)),
+        _fp16(blocks[..., 80:82]),
+        small_scales=(both & 15).flatten(1),
+        minimums=_fp16(blocks[..., 82:84]),
+        small_minimums=(both >> 4).flatten(1),
+    )
+
+
+def _q3_k(form: Grouped, blocks: Tensor) -> Packed:
+    import torch
+
+    from luceasync.models.quant.packed import Packed, pack_codes
+
+    high, twos, packed = blocks[..., :32], blocks[..., 32:96], blocks[..., 96:108]
+    low = torch.cat([packed[..., :8] & 15, packed[..., :8] >> 4], -1)  # of 16 scales
+    fours = torch.cat([packed[..., 8:] >> shift & 3 for shift in (0, 2, 4, 6)], -1)
+    small = (low | fours << 4).view(torch.int8) - 32
+    codes = _twos(twos) | _bits(high) << 2
+    return Packed(form, pack_codes(codes), _fp16(blocks[..., 108:]), small_scales=small.flatten(1))
+
+
+def _q4_k(form: Grouped, blocks: Tensor) -> Packed:
+    from luceasync.models.quant.packed import Packed
+
+    small_scales, small_minimums = _six_bits(blocks[..., 4:16])
+    has_high = form.bits == 5
+    return Packed(
+        form,
+        _of_64(blocks[..., 48 if has_high else 16 :]),
+        _fp16(blocks[..., :2]),
+        planes=_plane(_bits(blocks[..., 16:48])) if has_high else None,
+        small_scales=small_scales,
+        minimums=_fp16(blocks[..., 2:4]),
+        small_minimums=small_minimums,
+    )
+
+
+def _q6_k(form: Grouped, blocks: Tensor) -> Packed:
+    import torch
+
+    from luceasync.models.quant.packed import Packed
+
+    halves = blocks[..., :128].unflatten(-1, (2, 2, 2, 16))  # of a block, of 64 columns, of 32
+    first, second = halves[..., 0, :], halves[..., 1, :]
+    low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
+    codes = torch.stack([low, high], -3).flatten(1)
+    twos = _twos(blocks[..., 128:192])
+    planes = torch.cat([_plane(twos & 1), _plane(twos >> 1)], 1)
+    small = blocks[..., 192:208].contiguous().view(torch.int8)
+    return Packed(form, codes, _fp16(blocks[..., 208:]), planes, small_scales=small.flatten(1))
+
+
+def _iq4_xs(form: Grouped, blocks: Tensor) -> Packed:
+    import torch
+
+    from luceasync.models.quant.packed import Packed
+
+    high, low = blocks[..., 2:4], blocks[..., 4:8]
+    low = torch.stack([low & 15, low >> 4], -1).flatten(-2)  # of 8 scales
+    high = torch.stack([high >> shift & 3 for shift in (0, 2, 4, 6)], -1).flatten(-2)
+    small = (low | high << 4).view(torch.int8) - 32
+    codes = blocks[..., 8:].flatten(1)
+    return Packed(form, codes, _fp16(blocks[..., :2]), small_scales=small.flatten(1))
+
+
+_PACK: dict[str, Callable[[Grouped, Tensor], Packed]] = {
+    **dict.fromkeys(("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "IQ4_NL", "MXFP4"), _plain),
+    "Q2_K": _q2_k,
+    "Q3_K": _q3_k,
+    "Q4_K": _q4_k,
+    "Q5_K": _q4_k,
+    "Q6_K": _q6_k,
+    "IQ4_XS": _iq4_xs,
+}
+
+
+def _fp16(two: Tensor) -> Tensor:
+    """uint8 [rows, blocks, 2] -> [rows, blocks]."""
+    import torch
+
+    return two.contiguous().view(torch.float16).flatten(1)
+
+
+def _six_bits(packed: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minimums of 6 bits in 12 bytes; uint8 [rows, blocks * 8] each."""
+    import torch
+
+    scales, minimums, rest = packed.split(4, -1)
+    small = torch.cat([scales & 63, rest & 15 | scales >> 2 & 48], -1)
+    small_minimums = torch.cat([minimums & 63, rest >> 4 | minimums >> 2 & 48], -1)
+    return small.flatten(1), small_minimums.flatten(1)
+
+
+def _of_64(codes: Tensor) -> Tensor:
+    """Low halves that lie 32 columns apart, in our order: 16 apart."""
+    import torch
+
+    halves = codes.unflatten(-1, (-1, 2, 16))
+    first, second = halves[..., 0, :], halves[..., 1, :]
+    low, high = first & 15 | second << 4, first >> 4 | second & 0xF0
+    return torch.stack([low, high], -2).flatten(1)
+
+
+def _twos(packed: Tensor) -> Tensor:
+    """Codes of 2 bits, which lie 32 columns apart in their bytes; uint8 [rows, columns]."""
+    import torch
+
+    by_half = packed.unflatten(-1, (2, 32))
+    return torch.stack([by_half >> shift & 3 for shift in (0, 2, 4, 6)], -2).flatten(1)
+
+
+def _bits(packed: Tensor) -> Tensor:
+    """Bits of 256 columns, which lie 32 apart in 32 bytes; uint8 [rows, columns]."""
+    import torch
+
+    return torch.stack([packed >> shift & 1 for shift in range(8)], -2).flatten(1)
+
+
+def _plane(bits: Tensor) -> Tensor:
+    from luceasync.models.quant.packed import pack_plane
+
+    return pack_plane(bits)[:, None]

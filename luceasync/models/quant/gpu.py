@@ -1,0 +1,179 @@
+"""Products with quantised matrices on GPUs: kernels that read codes where the rows are few, else
+slices of the matrix become plain numbers for the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.kernels import prepared_rows, quant_dequantize, quant_gemv, quant_gemv_cuda
+from luceasync.kernels import rows as row_kernels
+from luceasync.kernels.prepared_rows import Arranged
+from luceasync.kernels.quant_decode import Coding
+from luceasync.kernels.quant_tiles import BLOCK_ROWS, Tiled
+from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, as_float
+
+SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
+
+
+class TiledGrouped:
+    """A Table of quantised rows. Up to MAX_ROWS rows no weight is rounded; beyond, each is once, to
+    the dtype of the rows that are multiplied.
+    """
+
+    def __init__(self, tiled: Tiled, num_bytes: int, dtype: torch.dtype) -> None:
+        self._tiled = tiled
+        self._num_bytes = num_bytes
+        self._dtype = dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self._num_bytes
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """See Weight."""
+        return self._dtype
+
+    @property
+    def num_rows(self) -> int:
+        """Of the matrix: numbers of a result."""
+        num_rows: int = self._tiled.num_rows
+        return num_rows
+
+    @property
+    def coding(self) -> Coding:
+        """Of its numbers."""
+        coding: Coding = self._tiled.coding
+        return coding
+
+    @property
+    def can_gate(self) -> bool:
+        """Whether programs find a gate and its number in whole blocks of rows."""
+        return self.num_rows % (2 * BLOCK_ROWS) == 0
+
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if quant_gemv_cuda.can_multiply(flat):
+            out = quant_gemv_cuda.linear(flat, self._tiled, norm=norm)
+        else:
+            flat = flat if norm is None else norm(flat)
+            is_few = len(flat) <= quant_gemv.MAX_ROWS
+            out = quant_gemv.linear(flat, self._tiled) if is_few else self._many(flat)
+        return out.view(*x.shape[:-1], -1)
+
+    def linear_float(
+        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not quant_gemv_cuda.can_multiply(flat):
+            return as_float(self.linear(x, norm), out)
+        if out is None:
+            out = x.new_empty((*x.shape[:-1], self.num_rows), dtype=torch.float32)
+        quant_gemv_cuda.linear(flat, self._tiled, norm=norm, out=out.view(len(flat), -1))
+        return out
+
+    def linear_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if len(flat) <= quant_gemv.MAX_ROWS:
+            few = quant_gemv_cuda if quant_gemv_cuda.can_multiply(flat) else quant_gemv
+            before = residual.reshape(-1, residual.shape[-1])
+            out: Tensor = few.linear(flat, self._tiled, before)
+            return out.view_as(residual)
+        return residual.add_(self._many(flat).view_as(residual))
+
+    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not self.can_gate:
+            out = row_kernels.swiglu(self.linear(flat, norm))
+        elif quant_gemv_cuda.can_multiply(flat):
+            out = quant_gemv_cuda.swiglu(flat, self._tiled, norm=norm)
+        elif len(flat) <= quant_gemv.MAX_ROWS:
+            out = quant_gemv.swiglu(flat if norm is None else norm(flat), self._tiled)
+        else:
+            out = row_kernels.swiglu(self.linear(flat, norm))
+        return out.view(*x.shape[:-1], -1)
+
+    def lookup(self, ids: Tensor) -> Tensor:
+        """See Table."""
+        rows = quant_dequantize.lookup(self._tiled, ids.reshape(-1), self._dtype)
+        return rows.view(*ids.shape, -1)
+
+    def linear_into(self, x: Tensor | Arranged, out: Tensor, *, beside: bool) -> None:
+        """`linear` of rows as `prepared` has them, into columns of a wider matrix. `beside`: as
+        grouped_cuda.linear has it.
+        """
+        quant_gemv_cuda.linear(x, self._tiled, out=out, beside=beside)
+
+    def swiglu_for(
+        self, flat: Tensor, taker: TiledGrouped, norm: RowNorm | None
+    ) -> Tensor | Arranged:
+        """`swiglu` of few rows [rows, dim], as `taker` takes them in `add_few`."""
+        return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
+
+    def add_few(self, x: Tensor | Arranged, residual: Tensor) -> Tensor:
+        """`linear_add` of few rows, of any form: [rows, outputs]."""
+        return quant_gemv_cuda.linear(x, self._tiled, residual)
+
+    def _many(self, flat: Tensor) -> Tensor:
+        """Products with slices of alike sizes: [rows, outputs]."""
+        num_rows, num_columns = self._tiled.num_rows, self._tiled.num_columns
+        num_slices = -(-num_rows * num_columns * flat.element_size() // SLICE_BYTES)
+        step = -(-num_rows // (num_slices * 256)) * 256
+        out = flat.new_empty(len(flat), num_rows)
+        scratch = flat.new_empty(min(step, num_rows), num_columns)
+        for begin in range(0, num_rows, step):
+            end = min(begin + step, num_rows)
+            numbers = scratch[: end - begin]
+            quant_dequantize.numbers(self._tiled, begin, end, numbers)
+            if num_slices == 1:
+                return F.linear(flat, numbers)
+            # A product into columns of `out` is not what the library would do by itself.
+            torch.mm(flat, numbers.t(), out=out[:, begin:end])
+        return out
+
+
+class TiledSwiGLU(SwiGLU):
+    """Of tiled weights; of few rows the first gives what the second one takes."""
+
+    def __init__(self, gate_up: TiledGrouped, down: TiledGrouped) -> None:
+        super().__init__(gate_up, down)
+        self._gate_up, self._down = gate_up, down
+
+    def add_to(self, x: Tensor, norm: RowNorm) -> Tensor:
+        """See SwiGLU."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not (self._gate_up.can_gate and quant_gemv_cuda.can_multiply(flat)):
+            return super().add_to(x, norm)
+        inner = self._gate_up.swiglu_for(flat, self._down, norm)
+        return self._down.add_few(inner, flat).view_as(x)
+
+
+class TiledStack(StackedWeight):
+    """Tiled segments; few rows are multiplied with each where its part of the result will be."""
+
+    def __init__(self, segments: Sequence[TiledGrouped]) -> None:
+        super().__init__(segments)
+        self._tiled = tuple(segments)
+        ends = list(accumulate(segment.num_rows for segment in segments))
+        self._ranges = tuple(zip([0, *ends], ends, strict=False))
+
+    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+        """See Weight."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not quant_gemv_cuda.can_multiply(flat):
+            return super().linear(x, norm)
+        rows = prepared_rows.prepared(flat, [each.coding for each in self._tiled], norm)
+        out = flat.new_empty(len(flat), self._ranges[-1][1])
+        for segment, (begin, end) in zip(self._tiled, self._ranges, strict=True):
+            segment.linear_into(rows, out[:, begin:end], beside=begin > 0)
+        return out.view(*x.shape[:-1], -1)

@@ -1,0 +1,179 @@
+"""The tensors of a quantised matrix, and the float32 numbers that they stand for: the slow truth of
+everything that multiplies from them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from luceasync.models.quant.layout import BLOCK, Layout
+
+HALF = BLOCK // 2
+DTYPES = {
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp32": torch.float32,
+    "e8m0": torch.uint8,
+    "uint8": torch.uint8,
+    "int8": torch.int8,
+    "e4m3": torch.float8_e4m3fn,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """Rows of a matrix in `form`: as luceasync.models.quant.layout.Layout.components has them.
+
+    codes [rows, columns / 2] uint8, of each 32 columns 16 bytes: byte j has the low four bits of
+    column j, and above them those of column 16 + j; or [rows, columns] of 8 bits. planes [rows,
+    bits - 4, columns / 8]: bit i of byte j is the fifth (sixth) bit of column 8 j + i.
+    """
+
+    form: Layout
+    codes: Tensor
+    scales: Tensor
+    planes: Tensor | None = None
+    small_scales: Tensor | None = None
+    minimums: Tensor | None = None
+    small_minimums: Tensor | None = None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that there are, by their names."""
+        named = ((field.name, getattr(self, field.name)) for field in fields(self)[1:])
+        return {name: tensor for name, tensor in named if tensor is not None}
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        num_rows, width = self.codes.shape
+        return num_rows, width * (1 if self.form.bits == 8 else 2)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def rows(self, begin: int, end: int) -> Packed:
+        """Rows [begin, end), not copied."""
+        return self._each(lambda tensor: tensor[begin:end])
+
+    def select(self, ids: Tensor) -> Packed:
+        """The rows of int64 ids [n]."""
+        # index_select knows no 8-bit floats: their bytes are taken.
+        return self._each(
+            lambda t: t.view(torch.uint8)[ids].view(t.dtype) if t.itemsize == 1 else t[ids]
+        )
+
+    def contiguous(self) -> Packed:
+        """The same, copied only where tensors are views of others."""
+        return self._each(lambda tensor: tensor.contiguous())
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Packed:
+        return Packed(self.form, **{name: change(t) for name, t in self.tensors.items()})
+
+
+def empty(form: Layout, num_rows: int, num_columns: int, device: torch.device) -> Packed:
+    """Room for a matrix."""
+    tensors = {
+        part.name: torch.empty((num_rows, *part.shape), dtype=DTYPES[part.kind], device=device)
+        for part in form.components(num_columns)
+    }
+    return Packed(form, **tensors)
+
+
+def dequantise(packed: Packed, table: Tensor | None = None) -> Tensor:
+    """The numbers, float32 [rows, columns]: each product and the difference rounded once. `table`:
+    what `table_of` has made before; a CUDA graph cannot.
+    """
+    form, num_columns = packed.form, packed.shape[1]
+    codes = _codes(packed, table_of(packed) if table is None else table)
+    group = form.group or num_columns
+    num_groups = form.num_groups(num_columns)
+    if missing := num_groups * group - num_columns:
+        codes = torch.nn.functional.pad(codes, (0, missing))
+    each = codes.view(-1, num_groups, group)
+    scales = _of_groups(real(packed.scales, form), form, num_groups)
+    each = each * _scales(packed, scales)[..., None]
+    minimums = _minimums(packed, scales, num_groups)
+    if minimums is not None:
+        each = each - minimums[..., None]
+    return each.flatten(1)[:, :num_columns]
+
+
+def table_of(packed: Packed) -> Tensor | None:
+    """The numbers that codes stand for, float32 [16] where they are; None: codes are numbers."""
+    table = packed.form.table
+    return torch.tensor(table, dtype=torch.float32, device=packed.codes.device) if table else None
+
+
+def real(tensor: Tensor, form: Layout) -> Tensor:
+    """D or M in float32. An e8m0 number e is 2^(e - 128), half of what it is elsewhere: tables of
+    4-bit floats have their doubles, which are whole.
+    """
+    if form.scale != "e8m0":
+        return tensor.float()
+    bits = tensor.int()
+    small = torch.full_like(bits, 0x00200000) << bits.clamp(max=1)
+    return torch.where(bits < 2, small, (bits - 1).clamp(min=0) << 23).view(torch.float32)
+
+
+def _codes(packed: Packed, table: Tensor | None) -> Tensor:
+    """float32 [rows, columns]."""
+    form = packed.form
+    if form.bits == 8:
+        return packed.codes.float()
+    low = packed.codes.unflatten(1, (-1, HALF))
+    codes = torch.stack([low & 15, low >> 4], 2).flatten(1)
+    if packed.planes is not None:
+        shifts = torch.arange(8, dtype=torch.uint8, device=codes.device)
+        bits = (packed.planes[..., None] >> shifts & 1).flatten(2)  # [rows, planes, columns]
+        for number in range(bits.shape[1]):
+            codes = codes | bits[:, number] << (4 + number)
+    if table is not None:
+        return table[codes.int()]
+    return codes.float() - form.zero
+
+
+def _of_groups(supers: Tensor, form: Layout, num_groups: int) -> Tensor:
+    """What belongs to super-groups, for each group."""
+    if form.supergroup is None or form.group is None:
+        return supers.expand(-1, num_groups)
+    return supers.repeat_interleave(form.supergroup // form.group, 1)[:, :num_groups]
+
+
+def _scales(packed: Packed, scales: Tensor) -> Tensor:
+    small = packed.small_scales
+    if small is None:
+        return scales
+    return small.float() / scales if packed.form.divides else scales * small.float()
+
+
+def _minimums(packed: Packed, scales: Tensor, num_groups: int) -> Tensor | None:
+    form = packed.form
+    if form.minimum == "none":
+        return None
+    found = scales
+    if packed.minimums is not None:
+        found = _of_groups(real(packed.minimums, form), form, num_groups)
+    small = packed.small_minimums
+    return found if small is None else found * small.float()
+
+
+def pack_codes(codes: Tensor) -> Tensor:
+    """Low halves: uint8 [rows, columns] -> [rows, columns / 2]."""
+    halves = codes.unflatten(1, (-1, 2, HALF))
+    packed: Tensor = (halves[:, :, 0] & 15 | halves[:, :, 1] << 4).flatten(1)
+    return packed
+
+
+def pack_plane(bits: Tensor) -> Tensor:
+    """One bit of each column: uint8 [rows, columns] of 0 and 1 -> [rows, columns / 8]."""
+    eights = bits.unflatten(1, (-1, 8))
+    packed: Tensor = eights[:, :, 0].clone()
+    for i in range(1, 8):
+        packed |= eights[:, :, i] << i
+    return packed

@@ -1,0 +1,82 @@
+"""Random quantised matrices, for benchmarks of models that are not at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from luceasync.models.forms import Select, Shape
+from luceasync.models.quant.layout import Component, Layout
+from luceasync.models.quant.packed import DTYPES, Packed, empty
+
+SLICE_ROWS = 4096
+MEAN_SMALL = 32  # of s and m, which are from 16 to 48
+
+
+@dataclass(frozen=True, slots=True)
+class RandomModule:
+    """See luceasync.models.quant.stack.Quantised. Numbers are about `columns` ** -0.5 large, so
+    that activations keep their size.
+    """
+
+    name: str
+    form: Layout
+    shape: Shape
+    generator: torch.Generator
+
+    def packed(self, select: Select) -> Iterator[Packed]:
+        """See Quantised; `select` is asked for how many rows it takes, not for which."""
+        num_rows, num_columns = self.shape
+        num_rows = len(select(torch.empty(num_rows, 1)))
+        for begin in range(0, num_rows, SLICE_ROWS):
+            rows = min(SLICE_ROWS, num_rows - begin)
+            parts = self.form.components(num_columns)
+            yield Packed(self.form, **{part.name: self._numbers(part, rows) for part in parts})
+
+    def _numbers(self, part: Component, num_rows: int) -> Tensor:
+        shape, device = (num_rows, *part.shape), self.generator.device
+        if part.name in ("codes", "planes"):
+            high = 0x70 if part.kind == "e4m3" else 256  # none of them is no number
+            made = torch.randint(0, high, shape, generator=self.generator, device=device)
+            return made.to(torch.uint8).view(DTYPES[part.kind])
+        if part.name.startswith("small"):
+            low, high = MEAN_SMALL // 2, MEAN_SMALL * 3 // 2 + 1
+            made = torch.randint(low, high, shape, generator=self.generator, device=device)
+            return made.to(DTYPES[part.kind])
+        scale, mean = self._scale()
+        if part.kind == "e8m0":
+            exponent = 128 + round(torch.tensor(scale).log2().item())
+            return torch.full(shape, exponent, dtype=torch.uint8, device=device)
+        value = scale * mean if part.name == "minimums" else scale
+        return torch.full(shape, value, dtype=DTYPES[part.kind], device=device)
+
+    def _scale(self) -> tuple[float, float]:
+        """D, and the mean of a code."""
+        form = self.form
+        if form.table:
+            codes = torch.tensor(form.table, dtype=torch.float32)
+        elif form.codes == "e4m3":
+            codes = torch.arange(0x70, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        elif form.codes == "int8":
+            codes = torch.arange(-128, 128).float()
+        else:
+            codes = torch.arange(1 << form.bits).float() - form.zero
+        spread = codes.square().mean().sqrt() if form.minimum == "none" else codes.std()
+        small = MEAN_SMALL if form.small else 1.0
+        scale = self.shape[1] ** -0.5 / (float(spread) * small)
+        return (1 / scale if form.divides else scale), float(codes.mean())
+
+
+def random_packed(form: Layout, shape: Shape, generator: torch.Generator) -> Packed:
+    """A whole matrix, on the generator's device."""
+    room = empty(form, shape[0], shape[1], generator.device)
+    begin = 0
+    for part in RandomModule(form.name, form, shape, generator).packed(lambda rows: rows):
+        end = begin + part.shape[0]
+        for name, tensor in room.rows(begin, end).tensors.items():
+            tensor.copy_(part.tensors[name])
+        begin = end
+    return room

@@ -1,0 +1,99 @@
+"""Quantised matrices on their way from a file to where they run, row slice by row slice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from luceasync.errors import ModelError
+from luceasync.models.forms import Place, Select, Shape
+from luceasync.models.quant.layout import Layout
+from luceasync.models.quant.packed import Packed, empty
+from luceasync.models.weights import Table, Weight
+
+
+class Quantised(Protocol):
+    """What a format has read of one tensor that is stored quantised."""
+
+    @property
+    def name(self) -> str:
+        """As the file calls it."""
+        ...
+
+    def packed(self, select: Select) -> Iterator[Packed]:
+        """The rows that `select` takes, slice by slice."""
+        ...
+
+
+class GroupedStack:
+    """See luceasync.models.forms.Stack."""
+
+    def __init__(self, form: Layout, shape: Shape, place: Place) -> None:
+        self._place = place
+        self._rows = empty(form, shape[0], shape[1], place.device)
+
+    def fill(self, begin: int, stored: Quantised, select: Select) -> int:
+        """See Stack. Raises ModelError for a scale that is no number."""
+        num_bytes = 0
+        for part in stored.packed(select):
+            _check_scales(part, stored.name)
+            end = begin + part.shape[0]
+            room = self._rows.rows(begin, end).tensors
+            for name, tensor in part.tensors.items():
+                room[name].copy_(tensor)
+            begin, num_bytes = end, num_bytes + part.num_bytes
+        return num_bytes
+
+    def weight(self) -> Weight:
+        """See Stack."""
+        return self._place.ops.grouped(self._rows, self._place.dtype)
+
+    def table(self) -> Table:
+        """See Stack."""
+        return self._place.ops.grouped(self._rows, self._place.dtype)
+
+
+def _check_scales(packed: Packed, name: str) -> None:
+    if packed.form.scale == "e8m0":
+        is_fine = bool((packed.scales != 255).all())
+    else:
+        found = (packed.scales, packed.minimums, packed.small_scales)
+        is_fine = all(_is_finite(tensor, packed.form) for tensor in found if tensor is not None)
+    if not is_fine:
+        raise ModelError(f"the tensor {name!r} has a scale that is not finite")
+
+
+def _is_finite(tensor: Tensor, form: Layout) -> bool:
+    if not tensor.dtype.is_floating_point:
+        return True
+    return bool(torch.isfinite(tensor.float()).all())
+
+
+def with_smaller_supergroups(packed: Packed, form: Layout) -> Packed:
+    """The same numbers in `form`, whose super-groups are a whole part of what they were."""
+    before, after = packed.form.supergroup, form.supergroup
+    if before == after or before is None or after is None:
+        return packed
+    changed = packed.tensors
+    num_supergroups = -(-packed.shape[1] // after)
+    for name in ("scales", "minimums"):
+        if name in changed:
+            repeated = changed[name].repeat_interleave(before // after, 1)
+            changed[name] = repeated[:, :num_supergroups]
+    return Packed(form, **changed)
+
+
+def with_columns_moved(packed: Packed, shape: tuple[int, int, int]) -> Packed:
+    """Columns that are stored as `shape`, its first two axes swapped; the last one is whole groups
+    and super-groups, and blocks of codes.
+    """
+
+    def moved(tensor: Tensor) -> Tensor:
+        first, second, _ = shape
+        by_head: Tensor = tensor.unflatten(-1, (first, second, -1))
+        return by_head.transpose(-3, -2).flatten(-3)
+
+    return Packed(packed.form, **{name: moved(t) for name, t in packed.tensors.items()})

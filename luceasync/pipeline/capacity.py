@@ -1,0 +1,302 @@
+"""How many lanes of how many tokens fit beside the weights. Pure: no torch.
+
+Chooses what the user left open and refuses what does not fit. Knows bytes of shards, not layers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from luceasync.errors import PlacementError
+from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
+from luceasync.kv.residency import SINK_CHUNKS, chunks_of, min_pages
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.offer import Offer
+from luceasync.pipeline.shard_plan import ShardPlan
+
+DEFAULT_PARALLEL = 4
+# Below this fewer lanes are better than shorter ones: agents come with tens of thousands of tokens.
+COMFORTABLE_CTX_TOKENS = 32768
+NAMED_SHARE = 0.95  # of the free memory, what may be filled when the user names the sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Guest:
+    """What is to share a device with the target, or to have one beside it: a drafter. Bytes of its
+    weights, of each token of a lane, and of a lane whatever its context is.
+    """
+
+    device: Offer
+    weight_bytes: int
+    token_bytes: int
+    lane_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """`parallel` lanes of `max_ctx_tokens` each. `reasons`: a line for each that was chosen."""
+
+    parallel: int
+    max_ctx_tokens: int
+    reasons: tuple[str, ...]
+
+
+def choose_lanes(
+    spec: ModelSpec,
+    devices: Sequence[Offer],
+    shards: Sequence[ShardPlan],
+    guest: Guest | None,
+    *,
+    parallel: int | None,
+    max_ctx_tokens: int | None,
+) -> Lanes:
+    """Both sizes, of which None are chosen. Raises PlacementError for what does not fit."""
+    loads = loads_of(devices, shards, guest)
+    loaded = [load for _, load in loads]
+    chosen_room = [room_of(device, load, device.chosen_share) for device, load in loads]
+    named_room = [room_of(device, load, NAMED_SHARE) for device, load in loads]
+    reasons = []
+    if parallel is None:
+        room = chosen_room if max_ctx_tokens is None else named_room
+        parallel, reason = choose_parallel(spec, loaded, room, max_ctx_tokens)
+        reasons.append(reason)
+    if max_ctx_tokens is None:
+        max_ctx_tokens, reason = _choose_context(spec, loaded, chosen_room, named_room, parallel)
+        reasons.append(reason)
+    fits = context_that_fits(loaded, named_room, parallel)
+    if max_ctx_tokens == 0:
+        raise PlacementError(
+            f"no memory is left for a lane of {CHUNK_TOKENS} tokens beside the weights; "
+            "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
+        )
+    if max_ctx_tokens > fits:
+        raise PlacementError(
+            f"--max-ctx {max_ctx_tokens} with --parallel {parallel} does not fit: "
+            f"{fits} tokens a lane do; lower one of them or add devices"
+        )
+    return Lanes(parallel, max_ctx_tokens, tuple(reasons))
+
+
+def loads_of(
+    devices: Sequence[Offer], shards: Sequence[ShardPlan], guest: Guest | None
+) -> list[tuple[Offer, ShardPlan]]:
+    """What each device must hold: its shard with the guest in it, or the guest alone."""
+    loads = list(zip(devices, shards, strict=True))
+    if guest is None:
+        return loads
+    # By name alone: what is free there is so for both, though the guest may have its own process.
+    hosts = [i for i, device in enumerate(devices) if device.name == guest.device.name]
+    if not hosts:
+        sizes = (guest.weight_bytes, guest.token_bytes, guest.lane_bytes, 0, 0, guest.token_bytes)
+        return [*loads, (guest.device, ShardPlan(guest.device.name, 0, 0, False, False, *sizes))]
+    [place] = hosts
+    shard = shards[place]
+    together = replace(
+        shard,
+        weight_bytes=shard.weight_bytes + guest.weight_bytes,
+        token_bytes=shard.token_bytes + guest.token_bytes,
+        lane_state_bytes=shard.lane_state_bytes + guest.lane_bytes,
+        spare_token_bytes=guest.token_bytes,
+    )
+    loads[place] = (devices[place], together)
+    return loads
+
+
+def room_of(device: Offer, shard: ShardPlan, share: float) -> int:
+    """Bytes left for lanes once the weights are in, if `share` of what is free above them is taken.
+
+    Raises PlacementError if the weights do not fit.
+    """
+    needed = shard.weight_bytes + shard.workspace_bytes
+    room = int((device.free_bytes - needed) * share)
+    if room <= 0:
+        what = f"layers [{shard.begin}, {shard.end})" if shard.end else "the drafter's layers"
+        raise PlacementError(
+            f"{what} need {needed / 2**30:.2f} GiB on {device.name}, "
+            f"which has {device.free_bytes / 2**30:.2f} GiB free; "
+            "use more devices (--target-devices) or a smaller dtype (--dtype bf16)"
+        )
+    return room
+
+
+def choose_parallel(
+    spec: ModelSpec, shards: Sequence[ShardPlan], room: Sequence[int], max_ctx_tokens: int | None
+) -> tuple[int, str]:
+    """The most lanes, up to the default, that hold a comfortable context each, or the model's whole
+    one where that is smaller; else a single one, with all that there is.
+    """
+    wanted = max_ctx_tokens or min(spec.max_positions, COMFORTABLE_CTX_TOKENS)
+    fitting = [n for n in (DEFAULT_PARALLEL, 2, 1) if context_that_fits(shards, room, n) >= wanted]
+    if not fitting:
+        return (
+            1,
+            f"--parallel 1: not even one lane can hold {wanted} tokens, so it has all there is",
+        )
+    parallel = fitting[0]
+    reason = (
+        f"--parallel {parallel}: the most lanes, up to {DEFAULT_PARALLEL}, "
+        f"that can hold {wanted} tokens each"
+    )
+    if parallel < DEFAULT_PARALLEL and (
+        shorter := context_that_fits(shards, room, DEFAULT_PARALLEL)
+    ):
+        reason += f"; --parallel {DEFAULT_PARALLEL} would have {shorter} each"
+    return parallel, reason
+
+
+def _choose_context(
+    spec: ModelSpec,
+    shards: Sequence[ShardPlan],
+    chosen_room: Sequence[int],
+    named_room: Sequence[int],
+    parallel: int,
+) -> tuple[int, str]:
+    """All that the model can use, or all that fits; and how to get more."""
+    fits = context_that_fits(shards, chosen_room, parallel)
+    if fits >= spec.max_positions:
+        return spec.max_positions, f"--max-ctx {spec.max_positions}: all that the model can use"
+    named, alone = (
+        min(spec.max_positions, context_that_fits(shards, named_room, n)) for n in (parallel, 1)
+    )
+    more = (
+        f"{alone} with --parallel 1"
+        if parallel > 1
+        else "more with more devices (--target-devices) or bf16 instead of fp32 (--dtype)"
+    )
+    return fits, (
+        f"--max-ctx {fits}: what fits beside the weights in the memory that is taken unasked; "
+        f"up to {named} if it is named, {more}"
+    )
+
+
+def context_that_fits(shards: Sequence[ShardPlan], room: Sequence[int], parallel: int) -> int:
+    """Tokens a lane can have on the tightest device, in whole chunks."""
+    fits = []
+    for shard, room_bytes in zip(shards, room, strict=True):
+        left = room_bytes - (parallel + 1) * (shard.lane_state_bytes + shard.lane_ring_bytes)
+        left -= parallel * shard.lane_scratch_bytes + shard.spare_scratch_bytes(parallel)
+        chunk_bytes = CHUNK_TOKENS * (parallel * shard.token_bytes + shard.spare_token_bytes)
+        fits.append(left // chunk_bytes * CHUNK_TOKENS if chunk_bytes else (left > 0) * 2**31)
+    return max(0, min(fits))
+
+
+# How lanes live with fewer pages than their context has chunks: as asked for, and as planned.
+# Chooses the pages of a lane and refuses pools that cannot work. Pure: no torch.
+
+
+Policy = Literal["qk", "drafter", "lru"]
+
+# Of the context, where nobody says how much of it is to stay: 16K of 131K.
+AUTO_SHARE = 8
+LEAST_AUTO_TOKENS = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """`policy`: by what chunks are chosen that stay, `tau_tokens`: after how many tokens that a
+    lane has committed it is asked again; `pins`: tokens `[begin, end)` of every lane that stay.
+    """
+
+    policy: Policy
+    tau_tokens: int
+    pins: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AskedPool:
+    """A pool of `num_tokens` a lane, None: of what suits it. `host_bytes` of memory hold what lanes
+    hold, all of it.
+    """
+
+    num_tokens: int | None
+    pool: Pool
+    host_bytes: int
+
+
+def choose_pool(
+    spec: ModelSpec,
+    devices: Sequence[Offer],
+    shards: Sequence[ShardPlan],
+    guest: Guest | None,
+    asked: AskedPool,
+    *,
+    parallel: int | None,
+    max_ctx_tokens: int | None,
+    chunk_tokens: int,
+    num_verify_rows: int,
+) -> tuple[Lanes, int]:
+    """How many lanes of which context there are, and the pages of each. Raises PlacementError."""
+    loads = loads_of(devices, shards, guest)
+    loaded = [load for _, load in loads]
+    named_room = [room_of(device, load, NAMED_SHARE) for device, load in loads]
+    reasons: list[str] = []
+    if parallel is None:
+        wanted = asked.num_tokens or LEAST_AUTO_TOKENS
+        parallel, reason = choose_parallel(spec, loaded, named_room, wanted)
+        reasons.append(reason)
+    token_bytes = sum(shard.token_bytes for shard in shards)
+    held = asked.host_bytes // max(parallel * token_bytes, 1) // CHUNK_TOKENS * CHUNK_TOKENS
+    if max_ctx_tokens is None:
+        max_ctx_tokens = min(spec.max_positions, held)
+        why = "all that the model can use" if held > max_ctx_tokens else "what host memory holds"
+        reasons.append(f"--max-ctx {max_ctx_tokens}: {why}")
+    if max_ctx_tokens > held or not held:
+        least_tokens = max(max_ctx_tokens, CHUNK_TOKENS)
+        needed = parallel * least_tokens * token_bytes
+        raise PlacementError(
+            f"--prefix-cache-memory {asked.host_bytes}: with --kvflash it holds what all lanes "
+            f"hold, {needed} bytes of {parallel} lanes of {least_tokens} tokens at least"
+        )
+    if guest is not None and asked.pool.policy == "drafter":
+        # It says of the whole context what is to stay, and so it holds all of it.
+        whole = guest.lane_bytes + guest.token_bytes * max_ctx_tokens
+        guest = replace(guest, token_bytes=0, lane_bytes=whole)
+        loaded = [load for _, load in loads_of(devices, shards, guest)]
+    fits = context_that_fits(loaded, named_room, parallel)
+    num_tokens = asked.num_tokens
+    if num_tokens is None:
+        suits = max(LEAST_AUTO_TOKENS, max_ctx_tokens // AUTO_SHARE)
+        num_tokens = min(suits, fits)
+        reasons.append(f"--kvflash {num_tokens}: an eighth of the context, as far as it fits")
+    if num_tokens > fits:
+        raise PlacementError(
+            f"--kvflash {num_tokens} with --parallel {parallel} does not fit: "
+            f"{fits} tokens a lane do; lower one of them or add devices"
+        )
+    num_pages = _pages(num_tokens, max_ctx_tokens, num_verify_rows)
+    batch_tokens = max(chunk_that_fits(num_pages, chunk_tokens), num_verify_rows)
+    _check_pins(asked.pool.pins, num_pages, batch_tokens)
+    return Lanes(parallel, max_ctx_tokens, tuple(reasons)), num_pages
+
+
+def chunk_that_fits(num_pages: int, chunk_tokens: int) -> int:
+    """Tokens of a prompt's chunk, so that it leaves half of a lane's pages to what is before it."""
+    return min(chunk_tokens, max(num_pages // 2, 1) * CHUNK_TOKENS)
+
+
+def num_pinnable(num_pages: int, batch_tokens: int) -> int:
+    """Chunks of a lane, besides its sink, that may be pinned."""
+    return num_pages - min_pages(num_chunks(batch_tokens))
+
+
+def _pages(num_tokens: int, max_ctx_tokens: int, num_verify_rows: int) -> int:
+    num_pages = num_chunks(min(num_tokens, max_ctx_tokens))
+    least = min_pages(num_chunks(max(num_verify_rows, 1)))
+    if num_tokens < least * CHUNK_TOKENS:
+        raise PlacementError(
+            f"--kvflash {num_tokens}: at least {least * CHUNK_TOKENS} tokens are expected"
+        )
+    return max(num_pages, least)
+
+
+def _check_pins(pins: Sequence[tuple[int, int]], num_pages: int, batch_tokens: int) -> None:
+    most = num_pinnable(num_pages, batch_tokens)
+    pinned = len(chunks_of(pins, CHUNK_TOKENS) - set(range(SINK_CHUNKS)))
+    if pinned > most:
+        told = ",".join(f"{begin}:{end}" for begin, end in pins)
+        raise PlacementError(
+            f"--kvflash-pin-spans {told}: {pinned} chunks of {CHUNK_TOKENS} tokens would stay; "
+            f"of {num_pages} at most {most} may, the first one besides"
+        )

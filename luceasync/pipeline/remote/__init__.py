@@ -1,0 +1,1 @@
+"""A stage in another process: its messages, its nodes, and the processes of a plan."""

@@ -1,0 +1,284 @@
+"""Orders of the engine's thread become work on a cache directory, on the event loop.
+
+Owns that work, from order to outcome, and the form of a tensor in a file. Decides nothing: what is
+read, written or removed is told to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from luceasync.disk_cache.codec import (
+    Part,
+    TensorEntry,
+    checksum,
+    encode_header,
+    file_order,
+    header_bytes_at_most,
+)
+from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.listing import NodeMeta, misplaced
+from luceasync.disk_cache.metadata import NodeMetadata
+from luceasync.disk_cache.outcomes import Miss, WriteOutcome
+from luceasync.disk_cache.reader import NodeFile
+from luceasync.nodes import MissReason, NodeKey
+from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.disk_orders import Fetched, KeptNode, Order, Written
+from luceasync.prefix_tree.node import KEY_BYTES, NOWHERE, Node, Tier
+from luceasync.status import CacheStatus
+
+log = logging.getLogger(__name__)
+
+RESCAN_S = 30.0
+DISK: frozenset[Tier] = frozenset(("disk",))
+DTYPES = {
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int32: "I32",
+    torch.int64: "I64",
+}
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+Tell = Callable[[Callable[[Prefixes], None]], None]
+Job = Callable[[DiskTier], Awaitable[object]]
+
+
+class DiskWorker:
+    """See disk_orders.DiskOrders, whose calls come from the engine's thread; the
+    rest is for the event loop. `tell` brings outcomes to that thread.
+    """
+
+    def __init__(self, split: Sequence[int], tell: Tell) -> None:
+        """`split`: the first layer of each shard, by which the tensors of kept nodes are named."""
+        self._split = tuple(split)
+        self._tell = tell
+        self._loop = asyncio.get_running_loop()
+        self._jobs: asyncio.Queue[Job] = asyncio.Queue()
+        self._life = 0  # of the index that gives orders; changed and asked in the engine's thread
+        # In order: nothing comes before what it continues, or needs gone.
+        self._writing = asyncio.Lock()
+
+    # --- from the engine's thread ----------------------------------------------------------------
+
+    def begin_life(self) -> None:
+        """From now on orders are another index's: it hears nothing of what came before."""
+        self._life += 1
+
+    def file_bytes(self, tensors: Mapping[str, Tensor]) -> int:
+        return header_bytes_at_most(len(tensors)) + sum(t.nbytes for t in tensors.values())
+
+    def read(self, orders: Sequence[Order]) -> None:
+        for order in orders:
+            self._post(partial(self._read, order=order, life=self._life))
+
+    def write(self, node: KeptNode) -> None:
+        self._post(partial(self._write, node=node, life=self._life))
+
+    def remove(self, keys: Sequence[NodeKey]) -> None:
+        self._post(lambda disk: self._remove(disk.remove, keys))
+
+    def remove_ends(self, keys: Sequence[NodeKey]) -> None:
+        self._post(lambda disk: self._remove(disk.remove_end, keys))
+
+    def touch(self, keys: Sequence[NodeKey]) -> None:
+        if keys:
+            self._post(lambda disk: disk.touch([key.hex() for key in keys]))
+
+    def quarantine(self, key: NodeKey) -> None:
+        self._post(lambda disk: _each(disk.quarantine, [key]))
+
+    def _post(self, job: Job) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._jobs.put_nowait, job)
+        except RuntimeError:
+            log.debug("the event loop is closed: an order for the disk has come too late")
+
+    # --- on the event loop -----------------------------------------------------------------------
+
+    async def scan(self, disk: DiskTier, *, is_again: bool = False) -> list[Node]:
+        """Tell what is new on the disk since the last scan, and what is gone; returns what is
+        new. `is_again`: all that is there is new to whoever listens.
+        """
+        scan = await disk.scan()
+        found = scan.nodes if is_again else scan.added
+        wrong = misplaced(scan.nodes) if found else set()
+        sound = (meta for meta in found if meta.key not in wrong)
+        added = [node for meta in sound if (node := _node(meta)) is not None]
+        gone = [meta.key for meta in scan.removed if meta.namespace == disk.namespace]
+        removed = [
+            NodeKey(bytes.fromhex(key)) for key in (*gone, *wrong) if len(key) == 2 * KEY_BYTES
+        ]
+        if wrong:
+            log.warning("%d node files are not used: they continue what ends elsewhere", len(wrong))
+        if added or removed:
+            self._tell(lambda prefixes: prefixes.found(added, removed, is_whole=scan.is_whole))
+        return added
+
+    async def serve(self, disk: DiskTier) -> None:
+        """Work until cancelled. Looks every RESCAN_S for what other processes have done."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._rescan())
+            while True:
+                # No name for the job: it would hold the last node's memory until the next comes.
+                tasks.create_task(self._do(await self._jobs.get(), disk))
+
+    def tell_again(self) -> None:
+        """Look through the disk for an index that knows nothing of it."""
+        self._jobs.put_nowait(partial(self.scan, is_again=True))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Wait until every order is done, but not longer than `timeout_s`."""
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.sleep(0)  # orders of the engine's thread arrive as callbacks
+                await self._jobs.join()
+        except TimeoutError:
+            log.warning("the cache directory is slow: nodes were not written in %.0f s", timeout_s)
+
+    def described(self, status: CacheStatus, disk: DiskTier) -> CacheStatus:
+        """The status, with what the disk says of itself."""
+        counters = disk.counters()
+        return replace(
+            status,
+            written_bytes_total=counters.bytes_written,
+            read_bytes_total=counters.bytes_read,
+            quarantined_total=counters.quarantined,
+            degraded=disk.degraded,
+        )
+
+    async def _rescan(self) -> None:
+        while True:
+            await asyncio.sleep(RESCAN_S)
+            self._jobs.put_nowait(self.scan)
+
+    async def _do(self, job: Job, disk: DiskTier) -> None:
+        try:
+            await job(disk)
+        except Exception:  # a door: one order that fails must not end the server
+            log.exception("an order for the cache directory failed")
+        finally:
+            self._jobs.task_done()
+
+    def _answer(self, life: int, outcome: Callable[[Prefixes], None]) -> None:
+        """Tell an outcome to the index that gave the order, unless that is gone."""
+        self._tell(lambda prefixes: outcome(prefixes) if life == self._life else None)
+
+    async def _read(self, disk: DiskTier, order: Order, life: int) -> None:
+        result: Fetched | Miss = Miss(MissReason.IO_ERROR, "it was not looked for")
+        try:
+            found = await disk.read(
+                order.key.hex(), with_end=order.with_end, timeout_s=order.timeout_s
+            )
+            if isinstance(found, Miss):
+                log.debug("node %s: %s: %s", order.key.hex()[:16], found.reason, found.detail)
+                result = found
+            else:
+                result = _fetched(found, with_end=order.with_end)
+        finally:
+            self._answer(life, lambda prefixes: prefixes.fetched(order.key, result))
+
+    async def _remove(
+        self, call: Callable[[str], Awaitable[object]], keys: Sequence[NodeKey]
+    ) -> None:
+        """What is written later may count on the room."""
+        async with self._writing:
+            await _each(call, keys)
+
+    async def _write(self, disk: DiskTier, node: KeptNode, life: int) -> None:
+        outcome, num_bytes = WriteOutcome.IO_ERROR, 0
+        try:
+            async with self._writing:
+                header, buffers = await asyncio.to_thread(self._encode, node, disk)
+                result = await disk.write(node.key.hex(), header, buffers, node.half)
+            outcome, num_bytes = result.outcome, result.num_bytes
+            if outcome is not WriteOutcome.WRITTEN:
+                name = node.key.hex()[:16]
+                log.warning("node %s: %s not on disk: %s", name, node.half, result.detail)
+        finally:
+            is_there, again = outcome is WriteOutcome.WRITTEN, outcome is WriteOutcome.BUSY
+            written = Written(node.half, is_there, again, num_bytes)
+            self._answer(life, lambda prefixes: prefixes.written(node.key, written))
+
+    def _encode(self, node: KeptNode, disk: DiskTier) -> tuple[bytes, list[memoryview]]:
+        """The header of the file and its tensors' bytes, in order. Hashes all of them."""
+        buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
+        entries = [
+            TensorEntry(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
+            for name, t in node.tensors.items()
+        ]
+        entries = file_order(entries, disk.end_kinds)
+        metadata = NodeMetadata(
+            namespace=disk.namespace,
+            key=node.key.hex(),
+            parent="" if node.parent is None else node.parent.hex(),
+            begin=node.begin,
+            end=node.end,
+            split=self._split,
+            created_s=int(time.time()),
+            generated=node.is_generated,
+            turn_end=node.is_turn_end,
+        )
+        return encode_header(entries, metadata, node.half), [
+            buffers[entry.name] for entry in entries
+        ]
+
+
+async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[NodeKey]) -> None:
+    for key in keys:
+        await call(key.hex())
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+
+
+def _fetched(file: NodeFile, *, with_end: bool) -> Fetched:
+    """What the engine's thread is to have of the files."""
+    parts = file.header.parts if file.end is None else file.header.parts | file.end.parts
+    fault = None if file.end_fault is None else MissReason.CORRUPT
+    return Fetched(_tensors(file), file.parts, parts if with_end else None, file.num_bytes, fault)
+
+
+def _tensors(file: NodeFile) -> dict[str, Tensor]:
+    """The file's tensors as views of its buffer; those of dtypes that no node has are left out, and
+    missed when the node is adopted.
+    """
+    return {
+        slot.name: torch.frombuffer(file.tensors[slot.name], dtype=dtype).view(slot.shape)
+        for slot in file.slots
+        if slot.name in file.tensors and (dtype := TORCH_DTYPES.get(slot.dtype)) is not None
+    }
+
+
+def _node(meta: NodeMeta) -> Node | None:
+    """What the index is to know of a file; None for a file that is none of ours."""
+    if meta.metadata is None or len(meta.key) != 2 * KEY_BYTES:
+        return None
+    parent = meta.metadata.parent
+    if len(parent) not in (0, 2 * KEY_BYTES):
+        return None
+    return Node(
+        key=NodeKey(bytes.fromhex(meta.key)),
+        parent=NodeKey(bytes.fromhex(parent)) if parent else None,
+        begin=meta.metadata.begin,
+        tokens=meta.tokens,
+        tiers=DISK,
+        state_tiers=DISK if Part.STATE in meta.parts else NOWHERE,
+        logits_tiers=DISK if Part.LOGITS in meta.parts else NOWHERE,
+        num_bytes=meta.span_bytes,
+        state_bytes=meta.end_bytes,
+        file_bytes=meta.num_bytes - meta.end_file_bytes,
+        end_file_bytes=meta.end_file_bytes,
+        is_turn_end=meta.metadata.turn_end,
+        is_generated=meta.metadata.generated,
+        last_used_s=meta.last_used_s,
+        saved_at_s=float(meta.metadata.created_s),
+    )

@@ -1,0 +1,129 @@
+"""Which saved state a model may share: a digest of all that its numbers depend on.
+
+Owns what goes into the digest, and the memory of weight files that were hashed before. Knows no
+tensor and no node; split, device and tokenizer are not part of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+from luceasync.disk_cache.codec import SCHEMA
+from luceasync.errors import ModelError
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.families import family_of
+from luceasync.models.formats import format_of
+from luceasync.models.precision import Precision
+from luceasync.models.spec import ModelSpec
+
+log = logging.getLogger(__name__)
+
+EXACTNESS = "exact"  # every token is attended to, as the model was trained
+MEMO = "digests.json"
+DIGEST_BYTES = 16
+
+Memo = dict[str, list[Any]]  # path -> [*what identifies the file's content, digest]
+
+
+def namespace_of(
+    model_dir: Path, spec: ModelSpec, precision: Precision, cache_dir: Path | None
+) -> str:
+    """The namespace of the model in `model_dir`, held and computed in `precision`.
+
+    Reads every weight file whose digest is not remembered in `cache_dir` (None: all of them).
+    Raises ModelError where one cannot be read or changes meanwhile.
+    """
+    files = [path.resolve() for path in format_of(model_dir).weight_files(model_dir)]
+    known = {} if cache_dir is None else _read_memo(cache_dir / MEMO)
+    found = {str(path): _digested(path, known.get(str(path))) for path in files}
+    if cache_dir is not None and any(known.get(path) != entry for path, entry in found.items()):
+        _remember(cache_dir, found)
+    agreed = {
+        "schema": SCHEMA,
+        "architecture": family_of(spec).architecture(spec),
+        **_dtypes(precision),
+        "chunk_tokens": CHUNK_TOKENS,
+        "exactness": EXACTNESS,
+        "weights": sorted(digest for *_, digest in found.values()),
+    }
+    return blake3(json.dumps(agreed, sort_keys=True).encode()).hexdigest(DIGEST_BYTES)
+
+
+def _dtypes(precision: Precision) -> dict[str, str]:
+    """That of keys and values; others only where they are not the same."""
+    others = {"weights_dtype": precision.weights, "compute_dtype": precision.compute}
+    different = {name: dtype for name, dtype in others.items() if dtype != precision.kv}
+    return {"kv_dtype": precision.kv, **different}
+
+
+def _digested(path: Path, remembered: list[Any] | None) -> list[Any]:
+    """What identifies the file's content, then its digest: the remembered one, where all the rest
+    is as it was.
+    """
+    try:
+        identity = _identity(path)
+        if remembered is not None and remembered[:-1] == identity:
+            return remembered
+        hasher = blake3(max_threads=blake3.AUTO).update_mmap(path)
+        if _identity(path) != identity:
+            raise ModelError(f"{path}: it was changed while it was read; expected to find it whole")
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read: {error}") from None
+    return [*identity, hasher.hexdigest()]
+
+
+def _identity(path: Path) -> list[int]:
+    """What changes whenever the file's content does."""
+    status = path.stat()
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def _read_memo(path: Path) -> Memo:
+    """The entries that are in order; a memo that is damaged has none."""
+    try:
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, RecursionError) as error:
+        log.warning("%s is ignored: %s", path, error)
+        return {}
+    if not isinstance(entries, dict):
+        log.warning("%s is ignored: expected a JSON object", path)
+        return {}
+    return {name: entry for name, entry in entries.items() if _is_entry(entry)}
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, list) or len(entry) != 5:
+        return False
+    *identity, digest = entry
+    return all(type(number) is int for number in identity) and (
+        isinstance(digest, str) and len(digest) == 64
+    )
+
+
+def _remember(cache_dir: Path, found: Memo) -> None:
+    """Add the entries to the memo, which appears whole or not at all. Of two processes that do so
+    at once one may be forgotten: then it hashes again.
+    """
+    path = cache_dir / MEMO
+    temporary = cache_dir / f".{MEMO}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        text = json.dumps(_read_memo(path) | found, indent=1)
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except OSError as error:  # only the next start takes longer
+        log.warning("%s could not be written: %s", path, error)
+        with contextlib.suppress(OSError):
+            temporary.unlink()

@@ -1,0 +1,226 @@
+"""How far to speculate: which rows the next pass verifies, and for which lanes.
+
+Pure: looks at what was measured and what was accepted, touches nothing. Knows no tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from operator import truediv
+from typing import NamedTuple, Protocol
+
+TRIAL_ROUNDS = 8  # what a lane is given before it is judged by its own text
+RETRY_TOKENS = 256  # decoded plainly before a lane that was given up is tried again
+REFILL_TOKENS = 64  # the same for one that had no features to start from
+PRIOR_ROUNDS = 4.0  # how much a lane believes of what others saw, or itself long ago
+WINDOW_ROUNDS = 24.0  # what happened longer ago hardly counts
+
+
+class Shape(NamedTuple):
+    """A round's fixed sizes: the draft runs `block` rows, its known first token included, and
+    `budget` rows of a tree are verified after the anchor; None: the chain.
+    """
+
+    block: int
+    budget: int | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that are verified."""
+        return self.block if self.budget is None else self.budget + 1
+
+
+def shapes_for(block: int, budget: int | None) -> tuple[Shape, ...]:
+    """The few shapes that rounds have, largest first; each is captured once. A tree pays where the
+    device would idle, so under load there are chains.
+    """
+    blocks = sorted({block, max(2, -(-block // 2)), min(4, block), 2}, reverse=True)
+    tree = () if budget is None else (Shape(block, budget),)
+    return (*tree, *(Shape(b) for b in blocks))
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How far paths get: of about `rounds[i]` rounds that proposed a row at depth i + 1, `hits[i]`
+    accepted one. Older rounds weigh less.
+    """
+
+    hits: tuple[float, ...] = ()
+    rounds: tuple[float, ...] = ()
+
+    def after(self, num_slots: int, num_accepted: int) -> Reach:
+        """With one more round, of `num_slots` depths, in it."""
+        keep = 1 - 1 / WINDOW_ROUNDS
+        missing = (0.0,) * (num_slots - len(self.hits))
+        hits, rounds = list(self.hits + missing), list(self.rounds + missing)
+        for i in range(num_slots):
+            hits[i] = hits[i] * keep + (num_accepted > i)
+            rounds[i] = rounds[i] * keep + 1
+        return Reach(tuple(hits), tuple(rounds))
+
+    def taus(self, num_slots: int) -> list[float]:
+        """Tokens that a round of 0, 1, ... `num_slots` slots is expected to give, bonus included. A
+        depth that no round has tried is hoped to fall off no faster than those before it.
+        """
+        shares = list(accumulate(map(truediv, self.hits, self.rounds), min))
+        if len(shares) < num_slots:
+            rate = shares[-1] ** (1 / len(shares)) if shares else 1.0
+            while len(shares) < num_slots:
+                shares.append(rate * (shares[-1] if shares else 1.0))
+        return list(accumulate(shares[:num_slots], initial=1.0))
+
+    def as_prior(self) -> Reach:
+        """The same shares, as if they came of few rounds."""
+        scales = [min(1.0, PRIOR_ROUNDS / r) for r in self.rounds]
+        hits = tuple(h * s for h, s in zip(self.hits, scales, strict=True))
+        return Reach(hits, tuple(r * s for r, s in zip(self.rounds, scales, strict=True)))
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What rounds have shown, chains and trees apart."""
+
+    chain: Reach = Reach()
+    tree: Reach = Reach()
+
+    def after(self, shape: Shape, num_accepted: int) -> Record:
+        """With one more round in it."""
+        if shape.budget is None:
+            return Record(self.chain.after(shape.block - 1, num_accepted), self.tree)
+        return Record(self.chain, self.tree.after(shape.block - 1, num_accepted))
+
+    def taus(self, shapes: Sequence[Shape]) -> list[float]:
+        """Tokens that a round of each shape is expected to give, bonus included; one of trees, if
+        there was none yet, what chains do.
+        """
+        num_slots = max(shape.block for shape in shapes) - 1
+        chain = self.chain.taus(num_slots)
+        tree = self.tree.taus(num_slots) if self.tree.hits else chain
+        return [(chain if s.budget is None else tree)[s.block - 1] for s in shapes]
+
+    def as_prior(self) -> Record:
+        return Record(self.chain.as_prior(), self.tree.as_prior())
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a lane's text promises. For `num_trials` more rounds it speculates whatever that is;
+    `num_plain` tokens were decoded since it was given up for `off_reason`.
+    """
+
+    record: Record = Record()
+    num_trials: int = TRIAL_ROUNDS
+    num_plain: int = 0
+    off_reason: str | None = None
+
+    def after_round(self, shape: Shape, num_accepted: int) -> Outlook:
+        return Outlook(self.record.after(shape, num_accepted), max(0, self.num_trials - 1))
+
+    def after_plain(self, off_reason: str) -> Outlook:
+        """After a token that was decoded plainly because speculation does not pay."""
+        if self.num_plain + 1 >= RETRY_TOKENS:
+            return Outlook(self.record.as_prior())
+        off_reason = self.off_reason or off_reason
+        return replace(self, num_plain=self.num_plain + 1, off_reason=off_reason)
+
+
+def without_context(num_slots: int, off_reason: str) -> Outlook:
+    """A lane of which the drafter has seen nothing: nothing is expected of it until it has decoded
+    some tokens.
+    """
+    nothing = Reach((0.0,) * num_slots, (PRIOR_ROUNDS,) * num_slots)
+    return Outlook(Record(nothing, nothing), 0, RETRY_TOKENS - REFILL_TOKENS, off_reason)
+
+
+class Costs(Protocol):
+    """Measured seconds of one step for `num_lanes` lanes; `shape` None: a plain step."""
+
+    def seconds(self, num_lanes: int, shape: Shape | None) -> float | None:
+        """None where nothing comparable was measured."""
+        ...
+
+    def is_due(self, num_lanes: int, shape: Shape | None) -> bool:
+        """Whether it wants measuring."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RoundPlan:
+    """The next step: a round of `shape` for the lanes `speculating` (indices), a plain step for the
+    others. `off_reasons`, by index: why, where it is because speculation does not pay.
+    `is_measured`: its time says what such a step costs.
+    """
+
+    shape: Shape | None
+    speculating: tuple[int, ...]
+    is_measured: bool
+    off_reasons: dict[int, str] = field(default_factory=dict)
+
+
+def plan_step(
+    outlooks: Sequence[Outlook], shapes: Sequence[Shape], costs: Costs, *, measure: bool
+) -> RoundPlan:
+    """What gives the most tokens per second: a round for all lanes, one for those that it pays for
+    beside a plain step for the rest, or a plain step for all, which no lane on trial takes.
+
+    `measure`: a cost that is due is measured first.
+    """
+    num_lanes = len(outlooks)
+    everyone = tuple(range(num_lanes))
+    due = [shape for shape in (*shapes, None) if measure and costs.is_due(num_lanes, shape)]
+    if due:
+        return RoundPlan(due[0], everyone if due[0] is not None else (), measure)
+    plain_s = costs.seconds(num_lanes, None)
+    known = {s: cost for s in shapes if (cost := costs.seconds(num_lanes, s)) is not None}
+    if plain_s is None or not known:
+        return RoundPlan(shapes[0], everyone, measure)
+    taus = zip(*(outlook.record.taus(list(known)) for outlook in outlooks), strict=True)
+    offers = [
+        _Offer.of(shape, of_lanes, outlooks, round_s / plain_s)
+        for (shape, round_s), of_lanes in zip(known.items(), taus, strict=True)
+    ]
+    best: tuple[Shape | None, tuple[int, ...]] = (None, ())
+    best_rate = 0.0 if any(o.num_trials for o in outlooks) else num_lanes / plain_s
+    for offer in offers:
+        for speculating in dict.fromkeys((everyone, offer.paying)):
+            rate = offer.rate(speculating, costs)
+            if rate > best_rate:
+                best, best_rate = (offer.shape, speculating), rate
+    off = [i for i in everyone if i not in best[1]]
+    return RoundPlan(*best, measure, {i: _why_off(i, offers) for i in off})
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """What rounds of one shape promise each lane: `taus` tokens. `break_even`: how many make up for
+    the time; `paying`: lanes that have as many, and those on trial.
+    """
+
+    shape: Shape
+    taus: Sequence[float]
+    break_even: float
+    paying: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, shape: Shape, taus: Sequence[float], outlooks: Sequence[Outlook], break_even: float
+    ) -> _Offer:
+        paying = [i for i, o in enumerate(outlooks) if o.num_trials or taus[i] > break_even]
+        return cls(shape, taus, break_even, tuple(paying))
+
+    def rate(self, speculating: tuple[int, ...], costs: Costs) -> float:
+        """Tokens per second of a round for some lanes, then a plain step for the others."""
+        num_plain = len(self.taus) - len(speculating)
+        round_s = costs.seconds(len(speculating), self.shape) if speculating else None
+        plain_s = costs.seconds(num_plain, None) if num_plain else 0.0
+        if round_s is None or plain_s is None:
+            return 0.0
+        return (num_plain + sum(self.taus[i] for i in speculating)) / (round_s + plain_s)
+
+
+def _why_off(lane: int, offers: Sequence[_Offer]) -> str:
+    """In words, for the shape that comes closest to paying."""
+    best = max(offers, key=lambda offer: offer.taus[lane] / offer.break_even)
+    return f"{best.taus[lane]:.2f} tokens a round, {best.break_even:.2f} would pay for it"

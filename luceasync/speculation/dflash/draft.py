@@ -1,0 +1,186 @@
+"""The DFlash draft network on preallocated tensors: context in, a block of hidden rows out.
+
+Owns the drafter's weights and its keys and values of every lane. Knows no target: the embedding is
+handed in, and whoever calls projects what `propose` gives with the target's head. Chen et al.,
+"DFlash: Block Diffusion for Flash Speculative Decoding", 2026.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.models.ops import Ops
+from luceasync.pipeline.platform import Platform
+from luceasync.speculation.dflash.context import DraftContext
+from luceasync.speculation.dflash.draft_config import DraftSpec
+from luceasync.speculation.dflash.draft_ops import DraftOps, TorchDraftOps
+from luceasync.speculation.dflash.weights import DraftWeights, open_draft, read_weights
+
+Embed = Callable[[Tensor], Tensor]  # tokens int64 [...] -> rows [..., hidden]
+ChooseOps = Callable[[DraftSpec, DraftContext], DraftOps]
+
+
+def draft_ops_on(platform: Platform) -> ChooseOps:
+    """Who works on the context there."""
+
+    def fused() -> ChooseOps:
+        from luceasync.speculation.dflash.triton_draft_ops import TritonDraftOps
+
+        return TritonDraftOps
+
+    return platform.pick(torch=lambda: TorchDraftOps, triton=fused)
+
+
+class DraftNetwork:
+    """A drafter on one device.
+
+    `write_context` and `propose` read nothing but tensors on the device and have fixed shapes for
+    fixed numbers of entries and rows, so they can be captured as CUDA graphs. An entry of lane -1
+    only fills a batch up. Not thread-safe; run under `torch.inference_mode`.
+    """
+
+    def __init__(
+        self,
+        spec: DraftSpec,
+        weights: DraftWeights,
+        embed: Embed,
+        *,
+        num_lanes: int,
+        max_ctx_tokens: int,
+        choose: ChooseOps = TorchDraftOps,
+    ) -> None:
+        """`embed` is the target's embedding, and gives rows on the device of the weights; `choose`:
+        who works on the context.
+        """
+        self.spec = spec
+        self.device = weights.fc.device
+        self.dtype = weights.fc.dtype
+        self._weights: DraftWeights | None = weights
+        self._embed = embed
+        self.context = DraftContext(
+            spec,
+            num_lanes=num_lanes,
+            max_ctx_tokens=max_ctx_tokens,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._draft_ops = choose(spec, self.context)
+        # Behind each block's anchor.
+        self._masks = torch.full((1, spec.block - 1), spec.mask_token, device=self.device)
+
+    def reach_for(self, position: int) -> int | None:
+        """See `propose`: the reach of passes whose entries begin at `position` at most; None if
+        those for all positions are the same.
+        """
+        return self._draft_ops.reach_for(position)
+
+    def set_valid_from(self, lane: int, position: int) -> None:
+        """Context of `lane` below `position` was never written: 0 for a fresh lane, the lane's end
+        after a restore without features.
+        """
+        self.context.valid_from[lane] = position
+
+    def write_context(
+        self, features: Tensor, lanes: Tensor, begins: Tensor, counts: Tensor
+    ) -> None:
+        """Take up tokens that the target has committed.
+
+        `features` [entries, rows, taps * hidden], any float dtype: the outputs of the tapped layers
+        at positions `[begins, begins + rows)`; only the first `counts` rows of an entry are kept.
+        `lanes`, `begins`, `counts` int32 or int64, all [entries], on the drafter's device. An entry
+        may bring more rows than a ring holds. No lane twice in one call.
+        """
+        weights = self._held
+        fused = F.linear(features.to(self.dtype), weights.fc)
+        projected = weights.context_kv.linear(fused, weights.hidden_norm)
+        self._draft_ops.write_context(projected, weights.key_norms, lanes, begins, counts)
+
+    def propose(
+        self,
+        anchors: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        block: int,
+        *,
+        reach: int | None = None,
+    ) -> Tensor:
+        """Hidden rows [entries, block - 1, hidden] for the positions behind the anchors, after the
+        final norm: row j predicts the token at begins + 1 + j.
+
+        `anchors` int64 [entries]: each lane's newest token, at position `begins`, for which no
+        context has been written yet; `lanes`, `begins` int32 or int64. `reach` is the caller's
+        promise that no entry begins behind it: then no more places are read.
+        """
+        x = self.run(self._draft_ops, anchors, lanes, begins, block, reach)
+        return self._draft_ops.norm(x[:, 1:], self._held.norm, self.spec.norm_eps)
+
+    def run(
+        self,
+        ops: DraftOps,
+        anchors: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        block: int,
+        reach: int | None = None,
+    ) -> Tensor:
+        """The rows of blocks after the last layer, [entries, block, hidden]; see `propose`."""
+        rows = ops.block(lanes, begins, block, reach)
+        x = self._block_rows(anchors, block)
+        for layer, weights in enumerate(self._held.layers):
+            projected = weights.projection.linear(x, weights.norm)
+            mixed = ops.attend(layer, projected, weights, rows)
+            x = weights.feed_forward.forward(weights.output.linear_add(mixed, x))
+        return x
+
+    def _block_rows(self, anchors: Tensor, block: int) -> Tensor:
+        """Embeddings [entries, block, hidden]: the anchor's, then the mask's."""
+        masks = self._masks[:, : block - 1].expand(len(anchors), -1)
+        x = self._embed(torch.cat([anchors[:, None], masks], 1)).to(self.dtype)
+        mask = self._held.mask_embedding
+        if mask is None:
+            return x
+        return torch.cat([x[:, :1], mask.expand(x.shape[0], block - 1, -1)], 1)
+
+    @property
+    def _held(self) -> DraftWeights:
+        assert self._weights is not None, "the network is closed"
+        return self._weights
+
+    def close(self) -> None:
+        """Let weights and context go. May be called twice."""
+        self.context.close()
+        self._weights = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of weights and context that are held."""
+        return self.context.num_bytes + (self._weights.num_bytes if self._weights else 0)
+
+
+def open_network(
+    draft_dir: Path,
+    spec: DraftSpec,
+    ops: Ops,
+    embed: Embed,
+    *,
+    num_lanes: int,
+    max_ctx_tokens: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+    choose: ChooseOps = TorchDraftOps,
+) -> DraftNetwork:
+    """The drafter in `draft_dir` on `device`, its weights packed for `ops`. Raises ModelError."""
+    with open_draft(draft_dir) as source:
+        source.check(spec)
+        has_mask = source.has_mask_embedding
+        weights = read_weights(
+            spec, source, ops, dtype, device, has_mask_embedding=has_mask, advance=advance
+        )
+    sizes = {"num_lanes": num_lanes, "max_ctx_tokens": max_ctx_tokens}
+    return DraftNetwork(spec, weights, embed, **sizes, choose=choose)

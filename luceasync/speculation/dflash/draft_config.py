@@ -1,0 +1,348 @@
+"""A drafter's config.json, read and checked against its target.
+
+Pure: no torch, no weights, no devices. A drafter that does not fit its target is refused here, in
+words: a wrong pair would not fail, it would only propose badly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from luceasync.config import DraftConfig
+from luceasync.errors import ConfigError, ModelError
+from luceasync.models.directory import CONFIG, check_directory
+from luceasync.models.mixers.attention import AttentionSpec
+from luceasync.models.spec import ModelSpec, Shape
+
+# What a DFlash drafter is. Pure: no torch, no weights, no devices.
+
+
+RING_STEP = 64  # capacities are multiples of it
+MASK_EMBEDDING = "mask_embedding"  # a tensor that may stand for the mask token's embedding
+
+
+@dataclass(frozen=True, slots=True)
+class DraftLayerSpec:
+    """What a row of the block sees: `window` None is all context, else positions less than
+    `window` away; `is_causal` hides the rows of the block behind it.
+    """
+
+    window: int | None
+    is_causal: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSpec:
+    """Everything about a drafter except its weights.
+
+    `block` counts the rows of a proposal, its known first token included; `trained_block` is what
+    it was trained with. `taps`: target layers whose output it reads, in the order of its input.
+    `ctx_max_tokens` limits the context that any layer sees.
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    norm_eps: float
+    attention: AttentionSpec
+    layers: tuple[DraftLayerSpec, ...]
+    taps: tuple[int, ...]
+    mask_token: int
+    block: int
+    trained_block: int
+    ctx_max_tokens: int | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)
+
+    @property
+    def feature_size(self) -> int:
+        """Numbers in one row of features: the outputs of all tapped layers side by side."""
+        return len(self.taps) * self.hidden_size
+
+    def capacity(self, layer: int, max_ctx_tokens: int) -> int:
+        """Rows of context that `layer` keeps of a lane: what its window, `ctx_max_tokens` and the
+        lane allow, rounded up.
+        """
+        window = self.layers[layer].window
+        limits = (max_ctx_tokens, self.ctx_max_tokens, window and window - 1)
+        rows = min(limit for limit in limits if limit is not None)
+        return -(-max(rows, 1) // RING_STEP) * RING_STEP
+
+    def weight_bytes(self, element_bytes: int) -> int:
+        """Bytes of the weights as the network holds them: norms in float32, those of heads once for
+        each head, and the key and value projections of all layers once more, stacked.
+        """
+        attention = self.attention
+        once = [shape for name, shape in self.shapes.items() if name != MASK_EMBEDDING]
+        num_bytes = sum(prod(shape) * (element_bytes if len(shape) == 2 else 4) for shape in once)
+        # q_norm and k_norm are in `once` already; the keys of the context have k_norm of their own.
+        num_norms = (attention.num_heads - 1) + (attention.num_kv_heads - 1) + 1
+        stacked = 2 * attention.kv_dim * self.hidden_size * element_bytes
+        return num_bytes + self.num_layers * (num_norms * attention.head_dim * 4 + stacked)
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """Public names of all tensors and their shapes; only `mask_embedding` may be absent."""
+        hidden = self.hidden_size
+        layers = {
+            f"layers.{layer}.{name}": shape
+            for layer in range(self.num_layers)
+            for name, shape in _layer_shapes(self).items()
+        }
+        return layers | {
+            "fc.weight": (hidden, self.feature_size),
+            "hidden_norm.weight": (hidden,),
+            "norm.weight": (hidden,),
+            MASK_EMBEDDING: (hidden,),
+        }
+
+    @property
+    def num_parameters(self) -> int:
+        return sum(prod(shape) for name, shape in self.shapes.items() if name != MASK_EMBEDDING)
+
+
+def _layer_shapes(spec: DraftSpec) -> dict[str, Shape]:
+    hidden, inner, attention = spec.hidden_size, spec.intermediate_size, spec.attention
+    return {
+        "input_layernorm.weight": (hidden,),
+        "post_attention_layernorm.weight": (hidden,),
+        "self_attn.q_proj.weight": (attention.query_dim, hidden),
+        "self_attn.k_proj.weight": (attention.kv_dim, hidden),
+        "self_attn.v_proj.weight": (attention.kv_dim, hidden),
+        "self_attn.o_proj.weight": (hidden, attention.query_dim),
+        "self_attn.q_norm.weight": (attention.head_dim,),
+        "self_attn.k_norm.weight": (attention.head_dim,),
+        "mlp.gate_proj.weight": (inner, hidden),
+        "mlp.up_proj.weight": (inner, hidden),
+        "mlp.down_proj.weight": (hidden, inner),
+    }
+
+
+def default_taps(num_target_layers: int, num_layers: int) -> tuple[int, ...]:
+    """Target layers from the second to the last but two, evenly: as many as the drafter has layers
+    (the published drafters' rule).
+    """
+    if num_layers == 1:
+        return (num_target_layers // 2,)
+    step = (num_target_layers - 4) / (num_layers - 1)
+    return tuple(round(1 + i * step) for i in range(num_layers))
+
+
+def adjusted(
+    spec: DraftSpec,
+    *,
+    block: int | None = None,
+    swa_window_tokens: int | None = None,
+    ctx_max_tokens: int | None = None,
+) -> DraftSpec:
+    """The drafter as the user wants it; None leaves what it was trained with. Raises ConfigError
+    naming the flag.
+    """
+    if block is not None:
+        if not 2 <= block <= spec.trained_block:
+            raise ConfigError(
+                f"--draft-block {block}: this drafter proposes blocks of 2 to {spec.trained_block}"
+            )
+        spec = replace(spec, block=block)
+    if swa_window_tokens is not None:
+        if all(layer.window is None for layer in spec.layers):
+            raise ConfigError(
+                f"--draft-swa-window {swa_window_tokens}: this drafter has no sliding layers"
+            )
+        layers = (
+            layer if layer.window is None else replace(layer, window=swa_window_tokens)
+            for layer in spec.layers
+        )
+        spec = replace(spec, layers=tuple(layers))
+    if ctx_max_tokens is not None:
+        spec = replace(spec, ctx_max_tokens=ctx_max_tokens)
+    return spec
+
+
+DEFAULT_BLOCK = 16
+
+
+def read_draft_spec(draft_dir: Path, target: ModelSpec) -> DraftSpec:
+    """The spec of the drafter in `draft_dir`, for `target`. Raises ModelError naming the file and
+    the field.
+    """
+    check_directory(draft_dir, "expected a DFlash drafter's directory, or none")
+    path = draft_dir / CONFIG
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelError(f"{path}: cannot be read as JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise ModelError(f"{path}: a JSON object is expected, got {type(config).__name__}")
+    try:
+        return parse_draft_spec(config, target)
+    except ModelError as error:
+        raise ModelError(f"{path}: {error}") from None
+
+
+def refuse_without_drafter(asked: DraftConfig) -> None:
+    """Raise ConfigError for an option that only means something with a drafter."""
+    given = {
+        "--draft-device": asked.device,
+        "--draft-ipc-bin": asked.ipc_bin,
+        "--draft-ctx-max": asked.ctx_max_tokens,
+        "--draft-swa-window": asked.swa_window_tokens,
+        "--draft-block": asked.block,
+        "--ddtree": "on" if asked.ddtree else None,
+    }
+    for flag, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{flag} {value}: there is no drafter; --draft DIR is expected with it"
+            )
+
+
+def parse_draft_spec(config: Mapping[str, Any], target: ModelSpec) -> DraftSpec:
+    """The spec that a parsed config.json describes, checked against `target`. Raises ModelError.
+
+    `block_size`, `mask_token_id`, `target_layer_ids` stand at the top or inside `dflash_config`; so
+    does `ctx_max_tokens` (ours): of a drafter that has never seen longer texts.
+    """
+    inner = config.get("dflash_config") or {}
+    if not isinstance(inner, Mapping):
+        raise ModelError(f"dflash_config = {inner!r}: a JSON object is expected")
+    config = {**config, **{name: inner[name] for name in inner if inner[name] is not None}}
+    for name in ("attention_bias", "quantization_config"):
+        if config.get(name):
+            raise ModelError(f"{name} = {config[name]!r} is not supported in a drafter")
+    if config.get("hidden_act", "silu") != "silu":
+        raise ModelError(f"hidden_act = {config['hidden_act']!r} is not supported; expected 'silu'")
+    num_layers = _positive(config, "num_hidden_layers")
+    block = _positive(config, "block_size", DEFAULT_BLOCK)
+    spec = DraftSpec(
+        hidden_size=_positive(config, "hidden_size"),
+        intermediate_size=_positive(config, "intermediate_size"),
+        norm_eps=_number(config, "rms_norm_eps", 1e-6),
+        attention=_attention(config),
+        layers=_layers(config, num_layers),
+        taps=_taps(config, target, num_layers),
+        mask_token=_mask_token(config, target),
+        block=block,
+        trained_block=block,
+        ctx_max_tokens=_limit(config, "ctx_max_tokens"),
+    )
+    _check_sizes(config, spec, target)
+    return spec
+
+
+def _check_sizes(config: Mapping[str, Any], spec: DraftSpec, target: ModelSpec) -> None:
+    if spec.trained_block < 2:
+        raise ModelError(f"block_size = {spec.trained_block}: at least 2 is expected")
+    if spec.hidden_size != target.hidden_size:
+        raise ModelError(
+            f"hidden_size = {spec.hidden_size}, but the target has {target.hidden_size}: a drafter "
+            "shares its target's embedding and head"
+        )
+    of_target = {"num_target_layers": target.num_layers, "vocab_size": target.vocab_size}
+    for name, expected in of_target.items():
+        if config.get(name) not in (None, expected):
+            raise ModelError(f"{name} = {config[name]!r}, but the target has {expected}")
+
+
+def _taps(config: Mapping[str, Any], target: ModelSpec, num_layers: int) -> tuple[int, ...]:
+    listed = config.get("target_layer_ids")
+    if listed is None:
+        return default_taps(target.num_layers, num_layers)
+    if not isinstance(listed, list) or not listed or not all(type(tap) is int for tap in listed):
+        raise ModelError(f"target_layer_ids = {listed!r}: a list of layer numbers is expected")
+    wrong = [tap for tap in listed if not 0 <= tap < target.num_layers]
+    if wrong or len(set(listed)) != len(listed):
+        raise ModelError(
+            f"target_layer_ids = {listed}: different layers are expected, from 0 to "
+            f"{target.num_layers - 1}, which is the target's last"
+        )
+    return tuple(listed)
+
+
+def _mask_token(config: Mapping[str, Any], target: ModelSpec) -> int:
+    token = config.get("mask_token_id")
+    if type(token) is not int or not 0 <= token < target.vocab_size:
+        raise ModelError(
+            f"mask_token_id = {token!r}: a token of the target's vocabulary is expected, from 0 to "
+            f"{target.vocab_size - 1}"
+        )
+    if token in target.eos_ids:
+        raise ModelError(f"mask_token_id = {token} is a stop token of the target")
+    return token
+
+
+def _layers(config: Mapping[str, Any], num_layers: int) -> tuple[DraftLayerSpec, ...]:
+    """Without `is_causal` (or `causal`), full layers are bidirectional in the block and sliding
+    ones causal, as every engine has it.
+    """
+    first_sliding = (
+        (config.get("max_window_layers") or 0) if config.get("use_sliding_window") else None
+    )
+    kinds = config.get("layer_types") or [
+        "full_attention" if first_sliding is None or layer < first_sliding else "sliding_attention"
+        for layer in range(num_layers)
+    ]
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != num_layers or not set(kinds) <= set(known):
+        raise ModelError(f"layer_types = {kinds!r}: {num_layers} of {list(known)} are expected")
+    is_causal = config.get("is_causal", config.get("causal"))
+    if is_causal not in (None, True, False):
+        raise ModelError(f"is_causal = {is_causal!r}: true or false is expected")
+    slides = [kind == "sliding_attention" for kind in kinds]
+    window = None
+    if any(slides):
+        name = "swa_window_size" if config.get("swa_window_size") else "sliding_window"
+        window = _positive(config, name)
+    return tuple(
+        DraftLayerSpec(window if slide else None, slide if is_causal is None else is_causal)
+        for slide in slides
+    )
+
+
+def _attention(config: Mapping[str, Any]) -> AttentionSpec:
+    """Plain rotary positions over whole heads, whatever the target does."""
+    num_heads = _positive(config, "num_attention_heads")
+    num_kv_heads = _positive(config, "num_key_value_heads", num_heads)
+    head_dim = _positive(config, "head_dim", _positive(config, "hidden_size") // num_heads)
+    if num_heads % num_kv_heads or head_dim % 2:
+        raise ModelError(
+            f"num_attention_heads = {num_heads}, num_key_value_heads = {num_kv_heads}, head_dim = "
+            f"{head_dim}: heads in equal groups and an even head_dim are expected"
+        )
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(rope, Mapping):
+        raise ModelError(f"rope_parameters = {rope!r}: a JSON object is expected")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    share = rope.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if kind != "default" or share != 1.0:
+        raise ModelError(
+            f"rope_type {kind!r} with partial_rotary_factor {share!r} is not supported in a "
+            "drafter; expected 'default' over whole heads"
+        )
+    theta = _number({"rope_theta": config.get("rope_theta"), **rope}, "rope_theta", 10000.0)
+    return AttentionSpec(num_heads, num_kv_heads, head_dim, head_dim, theta, gated=False)
+
+
+def _positive(config: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = default if config.get(name) is None else config[name]
+    if type(value) is not int or value < 1:
+        raise ModelError(f"{name} = {value!r}: a positive integer is expected")
+    return value
+
+
+def _limit(config: Mapping[str, Any], name: str) -> int | None:
+    return None if config.get(name) is None else _positive(config, name)
+
+
+def _number(config: Mapping[str, Any], name: str, default: float) -> float:
+    value = default if config.get(name) is None else config[name]
+    if type(value) not in (int, float) or not math.isfinite(value) or value <= 0:
+        raise ModelError(f"{name} = {value!r}: a positive number is expected")
+    return float(value)

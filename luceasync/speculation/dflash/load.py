@@ -1,0 +1,175 @@
+"""From a planned drafter to a speculator: the network, its ring of features, and the target's ends.
+
+Runs in the engine thread; knows no engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from luceasync.host_cache.arena import HostMemory, PlainMemory
+from luceasync.ipc.supervised import Supervised
+from luceasync.models.precision import torch_dtype
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.pipeline.capture import Capture
+from luceasync.pipeline.offer import Offer
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.platform import Platform, open_platform
+from luceasync.pipeline.transfer import Transfer, choose_transfer
+from luceasync.speculation.adapt import Shape
+from luceasync.speculation.dflash.chunk_masses import DraftLooks
+from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on, open_network
+from luceasync.speculation.dflash.draft_process import Berth
+from luceasync.speculation.dflash.feature_contents import FeatureContents, LocalFeatures
+from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
+from luceasync.speculation.dflash.graph import NUM_WARM_UPS, Eagerly, Graphs, Runner
+from luceasync.speculation.dflash.passes import LocalDraft
+from luceasync.speculation.dflash.placement import Drafter, ring_capacity
+from luceasync.speculation.dflash.remote import DraftProcess, Loaded, RemoteDraft
+from luceasync.speculation.speculator import Speculator
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedDraft:
+    """What was loaded; `close` lets the weights go."""
+
+    speculator: Speculator
+    features: FeatureContents[Any]  # of that drafter
+    looks: DraftLooks | None  # None: it is in another process
+    close: Callable[[], None]
+
+
+@torch.inference_mode()
+def start_draft(
+    berth: Berth,
+    drafter: Drafter,
+    plan: Plan,
+    backend: LayerSplitBackend,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+) -> LoadedDraft:
+    """As `load_draft`, in a process of its own. Raises ModelError, DraftFailed."""
+    mask = backend.embed(torch.tensor([drafter.spec.mask_token]))[0].cpu()
+
+    def start(process: Supervised, advance: Callable[[int], None]) -> Loaded:
+        return berth.start(process, mask, advance)
+
+    stopping = threading.Event()
+    process = DraftProcess(berth.process(stopping), start, stopping)
+    process.open(advance)
+    features = berth.features(process)
+    passes = RemoteDraft(
+        process,
+        backend,
+        berth.spec,
+        berth.sizes,
+        num_lanes=plan.parallel,
+        capacity_tokens=features.capacity_tokens,
+    )
+    speculator = Speculator(backend, passes, drafter.shapes, plan.parallel)
+    return LoadedDraft(speculator, features, None, process.close)
+
+
+@torch.inference_mode()
+def load_draft(
+    drafter: Drafter,
+    plan: Plan,
+    backend: LayerSplitBackend,
+    advance: Callable[[int], None] = lambda num_bytes: None,
+    memory: HostMemory | None = None,
+) -> LoadedDraft:
+    """The drafter in this process beside a loaded target, whose taps are the drafter's; `advance`
+    hears the bytes of each tensor, `memory` is for features of nodes. Raises ModelError.
+    """
+    platform = open_platform(drafter.device.name)
+    transfer = _transfer_to(platform, plan)
+
+    def embed(tokens: Tensor) -> Tensor:
+        return transfer(backend.embed(tokens), platform.device)
+
+    network = open_network(
+        drafter.draft_dir,
+        drafter.spec,
+        platform.ops,
+        embed,
+        num_lanes=plan.parallel,
+        max_ctx_tokens=plan.max_ctx_tokens,
+        dtype=torch_dtype(plan.precision.compute),
+        device=platform.device,
+        advance=advance,
+        choose=draft_ops_on(platform),
+    )
+    return join(network, drafter.device, drafter.shapes, plan, backend, memory)
+
+
+@torch.inference_mode()
+def join(
+    network: DraftNetwork,
+    device: Offer,
+    shapes: Sequence[Shape],
+    plan: Plan,
+    backend: LayerSplitBackend,
+    memory: HostMemory | None = None,
+) -> LoadedDraft:
+    """A network on `device`, which is owned from now on, and a target with its taps, made to
+    speculate.
+    """
+    platform = open_platform(device.name)
+    with ExitStack() as closing:
+        closing.callback(network.close)
+        # A graph is of one device.
+        run = runner_on(platform) if plan.is_all_on(device) else Eagerly()
+        closing.callback(run.close)
+        passes = LocalDraft(
+            network,
+            ring_of(network, platform, plan.parallel, plan.max_ctx_tokens),
+            backend,
+            _transfer_to(platform, plan),
+            run,
+            network.reach_for,
+            device.short_rows,
+        )
+        platform.warm_up(lambda: passes.warm_up(shapes), NUM_WARM_UPS)
+        speculator = Speculator(backend, passes, shapes, plan.parallel)
+        features = LocalFeatures(passes, memory or PlainMemory())
+        looks = DraftLooks(network, passes.ring)
+        return LoadedDraft(speculator, features, looks, closing.pop_all().close)
+
+
+def ring_of(
+    network: DraftNetwork, platform: Platform, num_lanes: int, max_ctx_tokens: int
+) -> FeatureRing:
+    """An empty ring for the network."""
+    spec = network.spec
+    return FeatureRing(
+        FeatureSpec(spec.taps, spec.hidden_size),
+        num_lanes=num_lanes,
+        capacity_tokens=ring_capacity(spec, max_ctx_tokens),
+        dtype=network.dtype,
+        platform=platform,
+    )
+
+
+def runner_on(platform: Platform) -> Runner:
+    """How passes of that one device are run."""
+
+    def eager() -> Runner:
+        return Eagerly()
+
+    def captured(capture: Capture) -> Runner:
+        return Graphs(capture)
+
+    return platform.passes(eager=eager, captured=captured)
+
+
+def _transfer_to(platform: Platform, plan: Plan) -> Transfer:
+    """How tensors come from the target's devices of this process to the draft's, and back."""
+    names = [platform.name, *(shard.device for shard in plan.here), platform.name]
+    devices = [open_platform(name).device for name in names]
+    return choose_transfer(plan.peer_access, devices)

@@ -1,0 +1,230 @@
+"""What the draft's device does in a round: one pass that proposes, one that takes up what was kept.
+
+Tensors of fixed shape in, tensors out; nothing waits for a device or looks at a value. Everything
+that the host knows comes as one small tensor.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from luceasync.models.row_counts import filled_up
+from luceasync.pipeline.transfer import Transfer, direct, on_host
+from luceasync.speculation.adapt import Shape
+from luceasync.speculation.dflash.context import reach_for
+from luceasync.speculation.dflash.features import FeatureRing, check_rows
+from luceasync.speculation.dflash.graph import Eagerly, Runner
+
+LONG_ROWS = 128  # more than a short chunk of a prompt has
+
+P_co = TypeVar("P_co", covariant=True)
+
+
+class Head(Protocol[P_co]):
+    """The part of a target that a draft borrows: its head, which is asked for tokens. Where the
+    target is elsewhere it gives the rows as they are.
+    """
+
+    def propose_from(self, rows: Tensor, anchors: Tensor, budget: int | None) -> P_co: ...
+
+
+class Draft(Protocol):
+    """luceasync.speculation.dflash.draft.DraftNetwork, which says what each means."""
+
+    device: torch.device
+
+    def propose(
+        self,
+        anchors: Tensor,
+        lanes: Tensor,
+        begins: Tensor,
+        block: int,
+        *,
+        reach: int | None = None,
+    ) -> Tensor: ...
+
+    def write_context(
+        self, features: Tensor, lanes: Tensor, begins: Tensor, counts: Tensor
+    ) -> None: ...
+
+    def set_valid_from(self, lane: int, position: int) -> None: ...
+
+
+class LocalDraft(Generic[P_co]):
+    """The draft with its ring of features, in this process, and the target's head. See DraftPasses
+    of luceasync.speculation.speculator. Engine thread only.
+    """
+
+    off_reason = None  # it lives as long as this process
+
+    def __init__(
+        self,
+        draft: Draft,
+        ring: FeatureRing,
+        head: Head[P_co],
+        transfer: Transfer = direct,
+        run: Runner | None = None,
+        reach_for: Callable[[int], int | None] = reach_for,
+        short_rows: Sequence[int] = (),
+    ) -> None:
+        """`run`: how passes are run, None: operation by operation. `reach_for`: the draft's own;
+        see draft_ops.TorchDraftOps. `short_rows`: sizes to which fewer rows of
+        a prompt are filled up: those of the target's passes over short chunks, whose rows are
+        taken up as a round's are.
+        """
+        self._draft = draft
+        self.ring = ring
+        self._head = head
+        self._transfer = transfer
+        self._run = run or Eagerly()
+        self._reach_for = reach_for
+        self._short_rows = sorted(short_rows)
+
+    @property
+    def num_unsettled(self) -> int:
+        """See luceasync.speculation.dflash.graph.Runner."""
+        return self._run.num_unsettled
+
+    @property
+    def capacity_tokens(self) -> int:
+        """See TapRing."""
+        return self.ring.capacity_tokens
+
+    def propose(
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
+    ) -> P_co:
+        """See DraftPasses; what the head gives is on its device."""
+        reach = self._reach_for(max(begins))
+
+        def work(index: Tensor) -> P_co:
+            anchors, lanes, begins = self._here(index)
+            hidden = self._draft.propose(anchors, lanes, begins, shape.block, reach=reach)
+            return self._head.propose_from(hidden, anchors, shape.budget)
+
+        with self._on_device():
+            index = on_host([tokens, lanes, begins], np.int64)
+            proposal: P_co = self._run((shape, reach), work, index)
+            return proposal
+
+    def absorb(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None:
+        """See TapRing."""
+        self._check(taps, lanes, begins, paths)
+        counts = [len(path) for path in paths]
+        padded = [[*path, *[0] * (num_rows - len(path))] for path in paths]
+        index = on_host([*lanes, *begins, *counts, *itertools.chain(*padded)], np.int32)
+        with self._on_device():
+            here = [self._transfer(tap, self._draft.device) for tap in taps]
+            self._run("absorb", self._write, index, *here)
+        for lane, begin, count in zip(lanes, begins, counts, strict=True):
+            self.ring.advance(lane, begin, count)
+
+    def absorb_chunk(self, taps: Sequence[Tensor], lane: int, begin: int, num_tokens: int) -> None:
+        """See TapRing."""
+        num_rows = taps[0].shape[1]
+        if num_rows in self._short_rows and all(tap.shape[1] == num_rows for tap in taps):
+            self.absorb(taps, [lane], [begin], [range(num_tokens)], num_rows)
+            return
+        taps = [tap[:, :num_tokens] for tap in taps]  # some shards fill chunks up, others do not
+        ends = range(num_tokens)[:: max(num_tokens - 1, 1)]
+        self._check(taps, [lane], [begin], [ends])
+        with self._on_device():
+            here = [self._transfer(tap[0], self._draft.device) for tap in taps]
+            rows = torch.cat(here, -1)
+            self.ring.restore(lane, begin, rows)
+            self._write_context(lane, begin, rows)
+
+    def warm_up(self, shapes: Sequence[Shape]) -> None:
+        """Run every pass of one lane, with padding alone. Once it has been done often enough no
+        request waits for kernels to be compiled or a graph to be captured: see NUM_WARM_UPS.
+        """
+        spec = self.ring.spec
+        for shape in shapes:
+            self.propose([0], [-1], [0], shape)
+        of_chunks = {(num_rows, num_rows) for num_rows in self._short_rows}
+        of_rounds = {(1, 1), *((shape.num_rows, shape.block) for shape in shapes)}
+        for num_verified, num_kept in of_chunks | of_rounds:
+            tap = self.ring.store.new_zeros(1, num_verified, spec.hidden_size)
+            index = on_host([-1, *[0] * (2 + num_kept)], np.int32)
+            with self._on_device():
+                self._run("absorb", self._write, index, *[tap] * len(spec.taps))
+        with self._on_device():  # what is restored, and long chunks of a prompt
+            for num_rows in (*self._short_rows, LONG_ROWS):
+                self._write_context(-1, 0, self.ring.store.new_zeros(num_rows, spec.width))
+
+    def _check(
+        self,
+        taps: Sequence[Tensor],
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+    ) -> None:
+        """Raise ValueError for rows that cannot be; let lanes begin anew that do not go on."""
+        num_entries, num_rows = taps[0].shape[:2]  # the ring looks at the rest of them
+        check_rows(self.ring.num_lanes, num_entries, num_rows, lanes, begins, paths)
+        for lane, begin in zip(lanes, begins, strict=True):
+            if self.ring.valid(lane).stop != begin:
+                self._draft.set_valid_from(lane, begin)
+
+    def _write(self, index: Tensor, *taps: Tensor) -> None:
+        """index: int32 [(3 + rows) * entries]: lanes, begins, counts, and the paths' rows."""
+        num_entries = len(taps[0])
+        index = self._here(index)
+        lanes, begins, counts = index[: 3 * num_entries].view(3, -1)
+        paths = index[3 * num_entries :].view(num_entries, -1)
+        taps = tuple(tap.contiguous() for tap in taps)
+        features = self.ring.scatter(taps, lanes, begins.long(), counts, paths)
+        self._draft.write_context(features, lanes, begins, counts)
+
+    def _write_context(self, lane: int, begin: int, rows: Tensor) -> None:
+        """rows: [tokens, taps * hidden], which stand at positions from `begin` on."""
+        num_tokens = len(rows)
+        index = self._here(on_host([[lane], [begin], [num_tokens]], np.int64))
+        sizes = (n for n in self._short_rows if n >= num_tokens)
+        num_rows = next(sizes, filled_up(num_tokens, per_octave=4))
+        if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
+            rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
+        self._draft.write_context(rows[None], *index)
+
+    def reset(self, lane: int, begin: int = 0) -> None:
+        """See DraftPasses."""
+        self.ring.reset(lane)
+        self._draft.set_valid_from(lane, begin)
+
+    def restore(self, lane: int, begin: int, rows: Tensor) -> None:
+        """The lane has these features, [tokens, taps * hidden], of positions from `begin` on, and
+        no others. Raises ValueError for rows that are none of this drafter's.
+        """
+        self.ring.reset(lane)
+        self.ring.restore(lane, begin, rows)
+        held = self.ring.valid(lane)
+        self._draft.set_valid_from(lane, held.start)
+        with self._on_device():
+            self._write_context(lane, held.start, self.ring.rows(lane, held.start, held.stop))
+
+    def notice(self) -> None:
+        """It was never away."""
+
+    def probe(self) -> None:
+        """It lives as long as this process."""
+
+    def _here(self, index: Tensor) -> Tensor:
+        return index.to(self._draft.device, non_blocking=True)
+
+    def _on_device(self) -> AbstractContextManager[object]:
+        """Inside it kernels are launched on the draft's device."""
+        return self.ring.platform.on_device()

@@ -1,0 +1,185 @@
+"""Which drafter a config asks for, where it goes, and what it needs there.
+
+Owns the refusal of draft options that cannot be honoured. Loads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from luceasync.config import Config
+from luceasync.errors import PlacementError
+from luceasync.kv.pages import CHUNK_TOKENS
+from luceasync.models.config import read_spec
+from luceasync.models.precision import Precision
+from luceasync.models.spec import ModelSpec
+from luceasync.pipeline.capacity import Guest
+from luceasync.pipeline.devices import default_device, find_devices, has_backend
+from luceasync.pipeline.offer import Offer
+from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.remote.fleet import OWN_BIN, ask, executable
+from luceasync.pipeline.report import PlanReport, devices_of, plan_report
+from luceasync.pipeline.shard_plan import check_devices
+from luceasync.speculation.adapt import Shape, shapes_for
+from luceasync.speculation.dflash.draft_config import (
+    DraftSpec,
+    adjusted,
+    read_draft_spec,
+    refuse_without_drafter,
+)
+
+DDTREE_BUDGET = 22
+DEVICE, BIN = "--draft-device", "--draft-ipc-bin"
+DRAFTERS = -1  # the process of a drafter, beside those of the target
+
+
+@dataclass(frozen=True, slots=True)
+class Drafter:
+    """A drafter that is to be loaded: what it is, the device it goes to, the shapes of its rounds,
+    largest first; and what runs it, None: this process.
+    """
+
+    draft_dir: Path
+    spec: DraftSpec
+    device: Offer
+    shapes: tuple[Shape, ...]
+    program: Path | None = None
+
+    @property
+    def verify_rows(self) -> tuple[int, ...]:
+        """The numbers of rows that its proposals have."""
+        return tuple(shape.num_rows for shape in self.shapes)
+
+    def guest(self, target: ModelSpec, precision: Precision) -> Guest:
+        """Its bytes beside the target, as plan and ring and network allocate them."""
+        return guest_of(self.spec, self.device, target, precision.weight_bytes)
+
+
+def drafter_of(
+    config: Config, target: ModelSpec, target_devices: Sequence[Offer]
+) -> Drafter | None:
+    """The drafter that the config asks for; None: the model decodes plainly. Raises ConfigError."""
+    asked, draft_dir = config.draft, config.drafter_dir
+    if draft_dir is None:
+        refuse_without_drafter(asked)
+        return None
+    spec = adjusted(
+        read_draft_spec(draft_dir, target),
+        block=asked.block,
+        swa_window_tokens=asked.swa_window_tokens,
+        ctx_max_tokens=asked.ctx_max_tokens,
+    )
+    program = None if asked.ipc_bin is None else executable(asked.ipc_bin, BIN)
+    if program is None:
+        device = _device_here(asked.device, target_devices)
+    else:
+        device = device_of(program, asked.device, target_devices)
+    budget = (asked.ddtree_budget or DDTREE_BUDGET) if asked.ddtree else None
+    return Drafter(draft_dir, spec, device, shapes_for(spec.block, budget), program)
+
+
+def _device_here(asked: str | None, target_devices: Sequence[Offer]) -> Offer:
+    """The device of this process; without a name, that of the target's last layers here."""
+    here = [device for device in target_devices if device.is_here]
+    if asked is None and here:
+        return here[-1]
+    [name] = check_devices([asked or default_device()], DEVICE)
+    if not has_backend(name):
+        raise PlacementError(
+            f"{DEVICE} {name}: this torch build and machine have no such devices; {BIN} names a "
+            f"{OWN_BIN} that has"
+        )
+    [found] = find_devices([name], DEVICE)
+    return next((device for device in here if device.name == found.name), found)
+
+
+def device_of(program: Path, asked: str | None, target_devices: Sequence[Offer]) -> Offer:
+    """The device of a process that `program` runs; without a name, that of the target's last layers
+    there too.
+    """
+    names = [target_devices[-1].name] if asked is None else check_devices([asked], DEVICE)
+    [found] = ask(program, names, BIN, DEVICE)
+    return replace(found, process=DRAFTERS)
+
+
+def plan_with_drafter(
+    config: Config, spec: ModelSpec | None = None
+) -> tuple[PlanReport, Drafter | None]:
+    """The plan of model and drafter together. Raises ConfigError."""
+    spec = spec or read_spec(config.model.model_dir)
+    devices, precision = devices_of(config)
+    drafter = drafter_of(config, spec, devices)
+    if config.kvflash.pool_tokens is not None:
+        _check_policy(config, drafter)
+    if drafter is None:
+        return plan_report(config, spec, found=(devices, precision)), None
+    guest = drafter.guest(spec, precision)
+    report = plan_report(
+        config,
+        spec,
+        verify_rows=drafter.verify_rows,
+        guest=guest,
+        found=(devices, precision),
+    )
+    return report, _beside(report.plan, drafter)
+
+
+def _check_policy(config: Config, drafter: Drafter | None) -> None:
+    """Refuse to have a drafter choose what stays that does not see all of it."""
+    if config.kvflash.policy != "drafter":
+        return
+    if drafter is not None and drafter.program is not None:
+        raise PlacementError(f"--kvflash-policy drafter: not with {BIN}, which runs it elsewhere")
+    spec = None if drafter is None else drafter.spec
+    layers = range(spec.num_layers) if spec else ()
+    if spec is None or all(_limit(spec, layer, 1) is not None for layer in layers):
+        found = "there is no drafter" if drafter is None else f"{drafter.draft_dir} has none"
+        raise PlacementError(
+            "--kvflash-policy drafter: a drafter with a layer that looks back on the whole context "
+            f"is expected, {found}"
+        )
+
+
+def _beside(plan: Plan, drafter: Drafter) -> Drafter:
+    """The drafter, which looks back on no more than stays of a lane, unless it says what does."""
+    pool, spec = plan.pool, drafter.spec
+    if pool is None or pool.policy == "drafter" or spec.ctx_max_tokens is not None:
+        return drafter
+    spec = adjusted(spec, ctx_max_tokens=plan.num_pages * CHUNK_TOKENS)
+    return replace(drafter, spec=spec)
+
+
+def guest_of(spec: DraftSpec, device: Offer, target: ModelSpec, element_bytes: int) -> Guest:
+    """Weights; the context's keys and values and the ring of features, which grow with a lane's
+    context where a layer sees all of it.
+    """
+    kv_bytes = 2 * spec.attention.kv_dim * element_bytes  # of one layer and token
+    token_bytes = lane_bytes = 0
+    limits = [_limit(spec, layer, target.max_positions) for layer in range(spec.num_layers)]
+    for limit in limits:
+        token_bytes += kv_bytes if limit is None else 0
+        lane_bytes += kv_bytes * (limit or 0)
+    feature_bytes = spec.feature_size * element_bytes
+    if None in limits:
+        token_bytes += feature_bytes
+    else:
+        lane_bytes += feature_bytes * max(limit for limit in limits if limit is not None)
+    return Guest(
+        device=device,
+        weight_bytes=spec.weight_bytes(element_bytes),
+        token_bytes=token_bytes,
+        lane_bytes=lane_bytes,
+    )
+
+
+def ring_capacity(spec: DraftSpec, max_ctx_tokens: int) -> int:
+    """Tokens of which a lane keeps features: as many as any layer looks back on."""
+    return max(spec.capacity(layer, max_ctx_tokens) for layer in range(spec.num_layers))
+
+
+def _limit(spec: DraftSpec, layer: int, max_positions: int) -> int | None:
+    """Tokens that a layer looks back on at most; None: the whole context."""
+    bounded = spec.layers[layer].window is not None or spec.ctx_max_tokens is not None
+    return spec.capacity(layer, max_positions) if bounded else None

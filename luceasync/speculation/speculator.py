@@ -1,0 +1,341 @@
+"""Speculative decoding on one page: propose, verify, accept, commit, absorb.
+
+Owns what each lane's text has shown of speculation. Knows no requests and no text: what a verified
+row says is decided by whoever accepts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from luceasync.models.inferring import inferring
+from luceasync.pipeline.passes import TapRing
+from luceasync.ranking.logits import Logits
+from luceasync.ranking.proposals import Proposal
+from luceasync.request import Speculation
+from luceasync.speculation.adapt import (
+    Outlook,
+    Record,
+    RoundPlan,
+    Shape,
+    plan_step,
+    without_context,
+)
+from luceasync.speculation.tally import LaneTally, StepCosts, Totals
+from luceasync.status import SpeculationStatus
+
+
+class Verifier(Protocol):
+    """What a round asks of the target; luceasync.pipeline.backend.LayerSplitBackend is one, and
+    says what each means.
+    """
+
+    def verify(
+        self,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        tokens: Tensor,
+        parents: Tensor | None = None,
+    ) -> Logits: ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def send_taps(
+        self,
+        ring: TapRing,
+        lanes: Sequence[int],
+        begins: Sequence[int],
+        paths: Sequence[Sequence[int]],
+        num_rows: int,
+    ) -> None: ...
+
+    def send_chunk_taps(self, ring: TapRing, lane: int, begin: int, num_tokens: int) -> None: ...
+
+
+class DraftPasses(TapRing, Protocol):
+    """A drafter with its ring of features, wherever it runs; dflash.passes.LocalDraft is
+    one. Engine thread only.
+    """
+
+    @property
+    def num_unsettled(self) -> int:
+        """See luceasync.speculation.dflash.graph.Runner."""
+        ...
+
+    def propose(
+        self, tokens: Sequence[int], lanes: Sequence[int], begins: Sequence[int], shape: Shape
+    ) -> Proposal:
+        """Rows to verify after each lane's last token; they hold until the next pass. Raises
+        DraftFailed, and nothing else fails with it: whatever the drafter is told then is left out.
+        """
+        ...
+
+    def reset(self, lane: int, begin: int = 0) -> None:
+        """The lane goes on at position `begin`, and has no features of what is before it."""
+        ...
+
+    @property
+    def off_reason(self) -> str | None:
+        """Why nothing is proposed now; None: it is. Any thread may ask."""
+        ...
+
+    def notice(self) -> None:
+        """Let go of a drafter that is known to be gone, and take up one that is there again, which
+        has nothing of what lanes have done meanwhile.
+        """
+        ...
+
+    def probe(self) -> None:
+        """Find out whether it is there still. Ask while nothing runs: an answer is waited for."""
+        ...
+
+
+class Accept(Protocol):
+    """Who decides what stands; luceasync.engine.acceptance.Acceptance is one."""
+
+    @property
+    def arrived_at(self) -> float:
+        """When the verified rows were on the host, by time.perf_counter."""
+        ...
+
+    def fit(self, proposal: Proposal, most_rows: int) -> Proposal:
+        """The proposal as it is to be verified, of the same shape: whoever knows tokens that must
+        come may put them in the place of others. No path gets more than `most_rows` rows.
+        """
+        ...
+
+    def __call__(self, proposal: Proposal, logits: Logits) -> list[list[int]]:
+        """For each entry the rows to commit, row 0 first. logits: of [entries, rows]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """Where a lane stands: `token`, its last one, at `position`, has not been run."""
+
+    lane: int
+    position: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Foreseen:
+    """What `plan` is to say if it is asked for these lanes next."""
+
+    lanes: tuple[int, ...]
+    alone: bool
+    plan: RoundPlan
+
+
+class Speculator:
+    """Rounds of speculation for lanes of one target. Synchronous; engine thread only."""
+
+    def __init__(
+        self,
+        target: Verifier,
+        passes: DraftPasses,
+        shapes: Sequence[Shape],
+        num_lanes: int,
+        costs: StepCosts | None = None,
+    ) -> None:
+        """`shapes`: those that rounds may have, largest first. `costs` None: as they come up."""
+        self._target = target
+        self.passes = passes
+        self.shapes = tuple(shapes)
+        self._outlooks = [Outlook()] * num_lanes
+        self._tallies = [LaneTally()] * num_lanes
+        self._common = Record()  # of all lanes so far: what a new one is expected to do
+        self._totals = Totals(shapes[0].block - 1)
+        self._costs = costs or StepCosts()
+        self._is_settled = True  # the last plain step
+        self._foreseen: _Foreseen | None = None
+
+    def rehearsing(self) -> Speculator:
+        """Another one for the same lanes while this one has none: what steps cost it learns for
+        both, what texts show it keeps to itself.
+        """
+        return Speculator(self._target, self.passes, self.shapes, len(self._outlooks), self._costs)
+
+    @property
+    def status(self) -> SpeculationStatus:
+        """Totals since the start; the seconds are those of tally.Totals."""
+        return replace(self._totals.told(), off_reason=self.passes.off_reason)
+
+    def speculation(self, lane: int) -> Speculation:
+        """What it did for the choice on `lane`, and why it rests if it does."""
+        return self._tallies[lane].told(self._outlooks[lane].off_reason)
+
+    # --- what a lane goes through ---------------------------------------------------------------
+
+    @inferring
+    def start(self, lane: int) -> None:
+        """The lane is given to another choice, and is empty."""
+        self._foreseen = None
+        self._outlooks[lane] = Outlook(self._common.as_prior())
+        self._tallies[lane] = LaneTally()
+        self.passes.reset(lane)
+
+    @inferring
+    def restored(self, lane: int, end: int, *, with_features: bool) -> None:
+        """The lane stands at `end` after a restored prefix. `with_features`: the drafter will be
+        given some of it that reach its end, by whoever holds them.
+        """
+        self._foreseen = None
+        if not with_features:
+            self.passes.reset(lane, end)
+            self._outlooks[lane] = self._without_context("restored without features")
+
+    @inferring
+    def prefilled(self, lane: int, begin: int, num_tokens: int) -> None:
+        """The target has just prefilled `[begin, begin + num_tokens)` of the lane."""
+        if (off_reason := self._off_reason()) is not None:
+            self._outlooks[lane] = self._without_context(off_reason)
+            return
+        self._target.send_chunk_taps(self.passes, lane, begin, num_tokens)
+
+    # --- steps ----------------------------------------------------------------------------------
+
+    def plan(self, lanes: Sequence[int], *, alone: bool) -> RoundPlan:
+        """The next step for decoding `lanes`, named instead of counted in it. `alone`: nothing else
+        runs beside it, so its time can be measured.
+        """
+        foreseen, self._foreseen = self._foreseen, None
+        if (off_reason := self._off_reason()) is not None:
+            for lane in lanes:
+                self._outlooks[lane] = self._without_context(off_reason)
+            return RoundPlan(None, (), is_measured=alone)
+        if foreseen is not None and (foreseen.lanes, foreseen.alone) == (tuple(lanes), alone):
+            return foreseen.plan
+        outlooks = [self._outlooks[lane] for lane in lanes]
+        plan = plan_step(outlooks, self.shapes, self._costs, measure=alone)
+        return replace(
+            plan,
+            speculating=tuple(lanes[i] for i in plan.speculating),
+            off_reasons={lanes[i]: why for i, why in plan.off_reasons.items()},
+        )
+
+    def foresee(self, lanes: Sequence[int], under_way: RoundPlan, *, alone: bool) -> None:
+        """Plan the step after the one that is under way, while a device works on that: for the same
+        lanes, and from what is known by now. One round more hardly changes what pays, unless it is
+        the one that measures it.
+        """
+        if not self._costs.is_due(len(lanes), under_way.shape):
+            plan = self.plan(lanes, alone=alone)
+            self._foreseen = _Foreseen(tuple(lanes), alone, plan)
+
+    @inferring
+    def round(self, anchors: Sequence[Anchor], plan: RoundPlan, accept: Accept) -> list[list[int]]:
+        """One round for lanes that speculate as planned. Returns the rows that were committed for
+        each: as many as tokens were emitted. Raises DraftFailed before anything has changed.
+        """
+        shape = plan.shape
+        assert shape is not None, "a round has a shape"
+        started_at, num_unsettled = time.perf_counter(), self.passes.num_unsettled
+        lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
+        proposal = self.passes.propose([a.token for a in anchors], lanes, begins, shape)
+        proposal = accept.fit(proposal, shape.block)
+        proposed_at = time.perf_counter()
+        logits = self._target.verify(lanes, begins, proposal.tokens, proposal.parents)
+        paths = accept(proposal, logits)
+        self._target.commit(paths)
+        self._target.send_taps(self.passes, lanes, begins, paths, shape.block)
+        self._count(lanes, shape, paths)
+        ended_at = time.perf_counter()
+        self._totals.draft_s += proposed_at - started_at
+        self._totals.verify_s += accept.arrived_at - proposed_at
+        self._totals.host_s += ended_at - accept.arrived_at
+        if plan.is_measured and self.passes.num_unsettled == num_unsettled:
+            self._costs.observe(len(lanes), shape, ended_at - started_at)
+        return paths
+
+    @inferring
+    def decoded(self, anchors: Sequence[Anchor], plan: RoundPlan) -> None:
+        """The target has just decoded these tokens in a plain step, as planned."""
+        lanes, begins = [a.lane for a in anchors], [a.position for a in anchors]
+        num_unsettled = self.passes.num_unsettled
+        if self.passes.off_reason is None:
+            self._target.send_taps(self.passes, lanes, begins, [[0]] * len(lanes), 1)
+        self._is_settled = self.passes.num_unsettled == num_unsettled
+        for lane in lanes:
+            if lane in plan.off_reasons:
+                self._outlooks[lane] = self._outlooks[lane].after_plain(plan.off_reasons[lane])
+
+    def timed(self, num_lanes: int, plan: RoundPlan, seconds: float) -> None:
+        """What that step took, until its tokens were chosen."""
+        if plan.is_measured and self._is_settled:
+            self._costs.observe(num_lanes, None, seconds)
+
+    def _off_reason(self) -> str | None:
+        self.passes.notice()
+        return self.passes.off_reason
+
+    def _without_context(self, off_reason: str) -> Outlook:
+        return without_context(self.shapes[0].block - 1, off_reason)
+
+    def _count(self, lanes: Sequence[int], shape: Shape, paths: Sequence[Sequence[int]]) -> None:
+        for lane, path in zip(lanes, paths, strict=True):
+            num_accepted = len(path) - 1
+            self._outlooks[lane] = self._outlooks[lane].after_round(shape, num_accepted)
+            self._common = self._common.after(shape, num_accepted)
+            self._tallies[lane].add(shape, num_accepted)
+            self._totals.add(shape, num_accepted)
+
+
+# Which rows of a verified proposal stand: the walk from the anchor down its tree. Pure and on
+# the host. Knows neither how a token is chosen nor what becomes of it.
+
+
+Follow = Callable[[int], int | None]
+
+
+def matching_child(
+    tokens: Sequence[int], parents: Sequence[int] | None, path: Sequence[int], token: int
+) -> int | None:
+    """The row below the last one of `path` that proposes `token`; None where there is none.
+
+    `parents` None: every row follows the one before it.
+    """
+    row = path[-1]
+    if parents is None:
+        return row + 1 if row + 1 < len(tokens) and tokens[row + 1] == token else None
+    below = range(row + 1, len(tokens))
+    return next((r for r in below if parents[r] == row and tokens[r] == token), None)
+
+
+Decide = Callable[[Sequence[int], Sequence[int] | None, Sequence[int], int], int | None]
+
+
+def walk(
+    tokens: Sequence[int],
+    parents: Sequence[int] | None,
+    follow: Follow,
+    decide: Decide = matching_child,
+) -> list[int]:
+    """The accepted rows, row 0 first: as many as tokens were emitted, since the last of these has
+    not been run, whether or not a row proposed it.
+
+    `follow(row)` chooses and emits the token after a row, once for every row of the path; None ends
+    the text there. `decide` says which row, if any, stands for that token; only a measurement of
+    time has a reason to replace it.
+    """
+    path = [0]
+    while True:
+        token = follow(path[-1])
+        row = None if token is None else decide(tokens, parents, path, token)
+        if row is None:
+            return path
+        path.append(row)
+
+
+def lines(parents: Sequence[int] | None, num_rows: int) -> list[list[int]]:
+    """For every row the rows from the anchor's child down to itself; none for row 0."""
+    above = range(-1, num_rows - 1) if parents is None else parents
+    found: list[list[int]] = [[]]
+    for row in range(1, num_rows):
+        found.append([*found[above[row]], row])
+    return found

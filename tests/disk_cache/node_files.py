@@ -1,0 +1,72 @@
+"""Small nodes, as header and buffers, for the tests of the disk tier."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from luceasync.disk_cache.codec import Half, TensorEntry, checksum, encode_header, file_order
+from luceasync.disk_cache.metadata import NodeMetadata
+
+NAMESPACE = "feed0123"
+END_KINDS = frozenset(("conv", "delta"))
+KEY = "ab" * 32
+METADATA = NodeMetadata(
+    namespace=NAMESPACE,
+    key=KEY,
+    parent="cd" * 32,
+    begin=64,
+    end=81,
+    split=(0, 2),
+    created_s=7,
+    generated=True,
+    turn_end=False,
+)
+TOKENS = {"tokens": ("I32", (17,))}
+SHAPES = TOKENS | {
+    "ls0_attn_k.0": ("BF16", (17, 2, 16)),
+    "ls0_conv.1": ("F32", (3, 5)),
+    "ls1_delta.2": ("F32", (2, 4, 4)),
+    "dflash_feature_meta": ("U8", (13,)),
+    "empty": ("F16", (0, 4)),
+}
+
+END_SHAPES = {name: SHAPES[name] for name in ("ls0_conv.1", "ls1_delta.2")}
+ROW_SHAPES = {name: shape for name, shape in SHAPES.items() if name not in END_SHAPES}
+
+
+def entries_of(contents: dict[str, bytes], shapes: dict = SHAPES) -> list[TensorEntry]:
+    """The tensors' entries in the order of a file."""
+    entries = [
+        TensorEntry(name, *shapes[name], checksum(content)) for name, content in contents.items()
+    ]
+    return file_order(entries, END_KINDS)
+
+
+def contents_of(seed: int = 0, shapes: dict = SHAPES) -> dict[str, bytes]:
+    """Random bytes for each tensor of `shapes`."""
+    source = random.Random(seed)
+    return {
+        name: source.randbytes(TensorEntry(name, dtype, shape, "").num_bytes)
+        for name, (dtype, shape) in shapes.items()
+    }
+
+
+def node(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object):
+    """(header, buffers) as `DiskTier.write` takes them."""
+    entries = entries_of(contents, shapes)
+    header = encode_header(entries, replace(METADATA, **metadata))
+    return header, [contents[entry.name] for entry in entries]
+
+
+def end_of(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object):
+    """(header, buffers) of the file of an end."""
+    entries = entries_of(contents, shapes)
+    header = encode_header(entries, replace(METADATA, **metadata), Half.END)
+    return header, [contents[entry.name] for entry in entries]
+
+
+def file_of(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object) -> bytes:
+    """The whole file of a node."""
+    header, buffers = node(contents, shapes, **metadata)
+    return b"".join((header, *buffers))

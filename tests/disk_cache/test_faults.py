@@ -1,0 +1,15 @@
+"""A disk is at fault until each kind of work that failed has succeeded."""
+
+from luceasync.disk_cache.outcomes import Faults
+
+
+def test_one_kind_of_work_does_not_excuse_another() -> None:
+    faults = Faults()
+    assert str(faults) == ""
+    faults.tell("read", "it does not read")
+    faults.tell("write")
+    assert str(faults) == "it does not read"
+    faults.tell("write", "it is full")
+    assert str(faults) == "it does not read; it is full"
+    faults.tell("read")
+    assert str(faults) == "it is full"

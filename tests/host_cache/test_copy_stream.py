@@ -1,0 +1,64 @@
+"""How copies are cut; what needs a GPU is in tests/pipeline/test_nodes_gpu.py."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from luceasync.host_cache import copy_stream
+from luceasync.host_cache.arena import PIECE_BYTES
+from luceasync.host_cache.copy_stream import Delivery, batches, pieces, wait_for
+
+
+@given(st.integers(1, 4 * PIECE_BYTES), st.integers(0, 3 * PIECE_BYTES))
+def test_pieces_cover_the_range_and_cross_no_border(address: int, num_bytes: int):
+    found = list(pieces(address, num_bytes))
+    assert [begin for begin, _ in found] == [0, *[end for _, end in found]][: len(found)]
+    assert (found[-1][1] if found else 0) == num_bytes
+    for begin, end in found:
+        assert (address + begin) // PIECE_BYTES == (address + end - 1) // PIECE_BYTES
+
+
+def test_a_range_is_cut_at_borders_only():
+    assert list(pieces(PIECE_BYTES, PIECE_BYTES)) == [(0, PIECE_BYTES)]
+    assert list(pieces(PIECE_BYTES - 3, 10)) == [(0, 3), (3, 10)]
+
+
+@given(st.lists(st.integers(0, 2 * PIECE_BYTES), max_size=6))
+def test_batches_are_the_same_bytes_in_small_amounts(sizes: list[int]):
+    memory = torch.empty(sum(sizes), dtype=torch.uint8)
+    pairs = [(part, part) for part in memory.split(sizes)]
+    found = list(batches(pairs))
+    assert all(sum(source.numel() for _, source in batch) <= PIECE_BYTES for batch in found)
+    at = memory.data_ptr()
+    for target, source in (pair for batch in found for pair in batch):
+        assert target.data_ptr() == source.data_ptr() == at
+        at += source.numel()
+    assert at == memory.data_ptr() + sum(sizes)
+
+
+def test_small_copies_share_a_batch():
+    small = torch.empty(64, dtype=torch.uint8)
+    assert [len(batch) for batch in batches([(small, small)] * 100)] == [100]
+
+
+def test_who_waits_for_a_device_learns_when_it_is_over():
+    answers = itertools.chain([False, False], itertools.repeat(True))
+    wait_for(lambda: next(answers), "copies")
+    assert next(answers) is True
+
+
+def test_a_device_that_never_ends_is_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError, match=r"^the last copies: not over within 0\.01 s$"):
+        wait_for(lambda: False, "the last copies")
+
+
+def test_copies_that_nobody_queues_are_a_timeout_in_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(copy_stream, "COPY_TIMEOUT_S", 0.01)
+    with pytest.raises(TimeoutError, match=r"not begun and queued within 0\.01 s"):
+        Delivery(1, [], [], lambda number: None).synchronize()

@@ -1,0 +1,123 @@
+"""The budget of the directory bounds what lies there at any time, by a writer of real files."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from io import FileIO
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.disk_cache.codec import PAGE_BYTES
+from luceasync.disk_cache.disk import DiskTier
+from luceasync.disk_cache.files import FileSystem
+from luceasync.prefix_cache.disk_worker import DiskWorker
+from tests.disk_cache.tiers import tier_of
+from tests.prefix_cache.kept import Bench, TokenTarget
+
+STATE_ITEMS = 8192
+STATE_FILE_BYTES = 8 * STATE_ITEMS + 2 * PAGE_BYTES
+BUDGET_BYTES = 12 * STATE_FILE_BYTES
+DEADLINE_S = 60.0
+
+
+class LargeStates(TokenTarget):
+    """Its states take as much as thousands of tokens."""
+
+    def export(self, node: str) -> dict[str, torch.Tensor]:
+        tensors = super().export(node)
+        if "ls0_delta.1" in tensors:
+            tensors["ls0_delta.1"] = tensors["ls0_delta.1"].expand(STATE_ITEMS).contiguous()
+        return tensors
+
+
+class Worker(DiskWorker):
+    """Over a directory that is empty at first."""
+
+    def nodes(self) -> list:
+        return []
+
+
+class Watched(FileSystem):
+    """Knows the most that ever lay there: when a file is whole under its temporary name."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.most_bytes = 0
+
+    def sync(self, raw: FileIO) -> None:
+        super().sync(raw)
+        self.most_bytes = max(self.most_bytes, bytes_in(self.root))
+
+
+def bytes_in(root: Path) -> int:
+    return sum(path.stat().st_size for path in root.rglob("*") if path.is_file())
+
+
+@asynccontextmanager
+async def serving(files: Watched, **how) -> AsyncIterator[tuple[Bench, DiskTier]]:
+    prefixes: list = []
+    worker = Worker((0,), lambda outcome: outcome(prefixes[0]))
+    bench = Bench(disk=worker, disk_bytes=BUDGET_BYTES, **how)
+    bench.target.__class__ = LargeStates
+    prefixes.append(bench.prefixes)
+    async with tier_of(files.root, files) as disk:
+        task = asyncio.create_task(worker.serve(disk))
+        yield bench, disk
+        task.cancel()
+        await asyncio.wait([task])
+
+
+async def settled(bench: Bench) -> None:
+    """All is written that is going to be."""
+    async with asyncio.timeout(DEADLINE_S):
+        while len(bench.prefixes._to_disk) or bench.disk._jobs._unfinished_tasks:
+            bench.prefixes.hand_over()
+            await asyncio.sleep(0.001)
+
+
+async def chat(bench: Bench, number: int, num_turns: int, *, is_settled: bool) -> None:
+    prompt = [number + 1] * 300
+    for turn in range(num_turns):
+        bench.serve([*prompt], len(prompt) - 6, num_generated=6)
+        prompt += [100 + number, 200 + turn] * 60
+        if is_settled:
+            await settled(bench)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_settled", [True, False])
+@pytest.mark.parametrize("recurrent", [True, False])
+async def test_a_minutes_writes_never_exceed_the_budget(tmp_path, recurrent, is_settled) -> None:
+    files = Watched(tmp_path)
+    async with serving(files, recurrent=recurrent) as (bench, disk):
+        for number in range(12):  # all within the age at which files stay
+            await chat(bench, number, 4, is_settled=is_settled)
+        await settled(bench)
+        written = disk.counters().bytes_written
+        assert bytes_in(tmp_path) == bench.index.num_bytes("disk")
+    assert BUDGET_BYTES / 2 < files.most_bytes <= BUDGET_BYTES
+    assert not recurrent or written > 2 * BUDGET_BYTES
+
+
+@pytest.mark.slow
+async def test_states_inside_a_conversation_go_before_its_rows(tmp_path) -> None:
+    async with serving(Watched(tmp_path)) as (bench, _):
+        await chat(bench, 0, 16, is_settled=True)
+        ends = bench.ends("disk")
+    assert len(list(tmp_path.glob("*/*.safetensors"))) == len(ends) > 16  # no row went
+    held = [has_state for _, has_state in sorted(ends.items())]
+    assert held[-2:] == [True, True]  # the tip of the conversation, and where it is opened
+    assert not all(held)
+    assert sum(held) == len(list(tmp_path.glob("*/*.end")))
+
+
+async def test_what_does_not_fit_at_all_is_not_written(tmp_path) -> None:
+    files = Watched(tmp_path)
+    async with serving(files) as (bench, _):
+        bench.serve([1] * 40_000, num_generated=6)
+        await settled(bench)
+    assert files.most_bytes <= BUDGET_BYTES

@@ -1,0 +1,111 @@
+"""What memory takes of the nodes that come from the disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from luceasync.disk_cache.codec import Part, part_of
+from luceasync.disk_cache.outcomes import Miss
+from luceasync.models.mixers import END_KINDS
+from luceasync.nodes import MissReason
+from luceasync.prefix_cache.disk_orders import Fetched, Order
+from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, Bench
+
+PROMPT = [1, 2, 3] * 40
+WHOLE = frozenset({Part.SPAN, Part.STATE, Part.LOGITS})
+SPAN = frozenset({Part.SPAN})
+
+
+@pytest.fixture
+def bench() -> Bench:
+    """After a restart, with the files of one prompt; two nodes."""
+    before = Bench()
+    before.serve(PROMPT, 64, keep=True)
+    before.disk.deliver_all(before.prefixes)
+    after = Bench(disk=before.disk)
+    after.index.tree(after.lease(PROMPT).tenant)
+    return after
+
+
+def last(bench: Bench) -> bytes:
+    return max(bench.index, key=lambda n: n.end).key
+
+
+def come(bench: Bench, *parts: Part, file_parts=WHOLE) -> Miss | None:
+    """The last node comes, with these parts of it."""
+    tensors = bench.disk.files[last(bench)].tensors
+    chosen = {name: t for name, t in tensors.items() if part_of(name, END_KINDS) in parts}
+    found = Fetched(chosen, frozenset(parts), file_parts, 1)
+    return bench.prefixes._to_memory.fetched(last(bench), found)
+
+
+def test_of_a_chain_only_the_last_node_is_read_with_its_end(bench):
+    lease = bench.lease(PROMPT)
+    orders = bench.prefixes._to_memory.orders(lease.match)
+    assert [order.with_end for order in orders] == [False, True]
+    expected = len(PROMPT) * TOKEN_BYTES + STATE_BYTES + 4 * 8
+    assert bench.prefixes._to_memory.num_bytes_of(orders) == expected
+
+
+def test_what_is_on_its_way_is_counted_and_not_read_again(bench):
+    to_memory, order = bench.prefixes._to_memory, Order(last(bench), with_end=True)
+    to_memory.begin([order])
+    to_memory.begin([order])
+    assert bench.disk.reads == [order.key]
+    assert to_memory.num_bytes > 0
+    assert to_memory.num_bytes_of([order]) == 0
+    bench.disk.deliver_all(bench.prefixes)
+    assert to_memory.num_bytes == 0
+    assert bench.ends("memory") == {len(PROMPT): True}
+
+
+def test_what_a_prefill_has_kept_meanwhile_is_not_replaced_by_less(bench):
+    lease = bench.lease(PROMPT)
+    lease.without_disk = True
+    bench.start(lease)
+    lease.path, lease.path_end = [], 0
+    bench.prefill(lease)
+    bench.prefixes.finished(lease, 0, len(PROMPT))
+    assert come(bench, Part.SPAN) is None
+    assert bench.start(bench.lease(PROMPT), lane=1) == len(PROMPT)
+
+
+def test_a_file_that_has_lost_its_end_is_known_to_have_none(bench):
+    """Another server has written it, which did not need the state."""
+    assert come(bench, Part.SPAN, file_parts=SPAN) is None
+    assert bench.ends("disk") == {64: True, len(PROMPT): False}
+    assert bench.serve(PROMPT) == 64
+
+
+def test_a_node_that_is_none_of_this_model_is_set_aside(bench):
+    key = last(bench)
+    assert come(bench, Part.STATE).reason is MissReason.CORRUPT
+    assert bench.disk.quarantined == [key]
+    assert bench.serve(PROMPT) == 64
+
+
+def test_a_node_that_went_meanwhile_is_not_taken(bench):
+    key, node = last(bench), bench.disk.files[last(bench)]
+    bench.prefixes.found([], [key])
+    result = Fetched(node.tensors, WHOLE, WHOLE, 1)
+    assert bench.prefixes._to_memory.fetched(key, result).reason is MissReason.GONE
+    assert not bench.ends("memory")
+
+
+def test_a_node_with_other_tokens_is_set_aside(bench):
+    node = bench.disk.files[last(bench)]
+    other = {**node.tensors, "tokens": node.tensors["tokens"] + 1}
+    bench.disk.files[node.key] = replace(node, tensors=other)
+    assert bench.serve(PROMPT) == 64
+    assert bench.disk.quarantined == [node.key]
+
+
+def test_what_comes_when_who_ordered_it_has_left_does_not_stay_beyond_the_budget(bench):
+    after = Bench(disk=bench.disk, memory_bytes=0, transit_bytes=2000)
+    lease = after.lease(PROMPT)
+    assert not after.prefixes.prepare(lease, [])
+    after.prefixes.release(lease)
+    after.disk.deliver_all(after.prefixes)
+    assert after.disk.reads and after.index.num_bytes("memory") == 0

@@ -1,0 +1,121 @@
+"""Features between nodes and the ring: those of the prefix that is taken up, and no others."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from luceasync.host_cache.arena import SLAB_BYTES, Arena, HostMemory, PlainMemory
+from luceasync.pipeline.cpu_platform import CpuPlatform
+from luceasync.pipeline.devices import host_memory
+from luceasync.pipeline.platform import Platform, open_platform
+from luceasync.prefix_cache.memory import DraftFeatures
+from luceasync.speculation.dflash.feature_contents import FeatureRows, LocalFeatures, decode, encode
+from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
+
+SPEC = FeatureSpec((1,), 1)
+CAPACITY = 8
+
+
+class Heard:
+    """Who would speculate, and what lies outside of lanes: lists of positions."""
+
+    spec, capacity_tokens, row_bytes = SPEC, CAPACITY, 4
+    is_lost = False
+
+    def __init__(self) -> None:
+        self.rows_put_in: list[float] | None = None
+        self.with_features = False
+
+    def restored(self, lane: int, end: int, *, with_features: bool) -> None:
+        self.with_features = with_features
+
+    def given(self, rows: Tensor) -> list[float]:
+        return rows[:, 0].tolist()
+
+    def is_there(self, content: list[float]) -> bool:
+        return not self.is_lost
+
+    def rows(self, content: list[float]) -> Tensor | None:
+        return None if self.is_lost else torch.tensor(content)[:, None]
+
+    def put_in(self, lane: int, begin: int, parts) -> None:
+        self.rows_put_in = [p for part in parts for p in part.content[part.begin : part.end]]
+        assert self.rows_put_in[0] == begin
+
+
+def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
+    """A node of tokens `[begin, end)` with the features, their positions, from `held` on."""
+    rows = torch.arange(held, end, dtype=torch.float32)[:, None]
+    return begin, end, encode(SPEC, FeatureRows(held, rows))
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_tokens", "expected"),
+    [
+        ([part(0, 6, 0)], 6, range(6)),
+        ([part(0, 3, 0), part(3, 6, 3)], 6, range(6)),
+        ([part(0, 3, 2), part(3, 6, 3)], 6, range(2, 6)),
+        ([part(0, 3, 0), part(3, 6, 5)], 6, range(5, 6)),  # not over the gap
+        ([part(0, 3, 0), part(3, 6, 3)], 5, range(5)),  # of the last node a part
+        ([part(0, 16, 14)], 8, None),  # of a part that has none
+        ([part(0, 6, 4), (6, 9, {})], 9, None),
+        ([], 0, None),
+    ],
+)
+def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
+    heard = Heard()
+    features = DraftFeatures(heard, heard)
+    chain = [(part[0], features.given(*part)) for part in parts]
+    features.put_in(0, chain, num_tokens)
+    assert heard.with_features == (expected is not None)
+    assert heard.rows_put_in == (None if expected is None else list(expected))
+
+
+def test_features_of_another_drafter_are_left_out():
+    other = encode(FeatureSpec((2,), 1), FeatureRows(0, torch.zeros(6, 1)))
+    assert DraftFeatures(Heard(), Heard()).given(0, 6, other) is None
+
+
+def test_what_the_drafter_has_lost_is_not_to_be_had():
+    heard = Heard()
+    features = DraftFeatures(heard, heard)
+    held = features.given(*part(0, 6, 0))
+    assert features.named(held).keys() == part(0, 6, 0)[2].keys()
+    heard.is_lost = True
+    features.put_in(0, [(0, held)], 6)
+    assert not heard.with_features
+    assert features.named(held) == {}
+
+
+def exported(platform: Platform, memory: HostMemory) -> Tensor:
+    """Features of 1 MiB, from a ring on `platform` that has wrapped around."""
+    spec = FeatureSpec((1,), 1024)
+    ring = FeatureRing(
+        spec, num_lanes=2, capacity_tokens=256, dtype=torch.float32, platform=platform
+    )
+    rows = torch.arange(300.0)[:, None].expand(-1, 1024)
+    ring.restore(1, 0, rows)
+    features = DraftFeatures(LocalFeatures(SimpleNamespace(ring=ring), memory), Heard())
+    held = features.take_out(1, 0, 300)
+    found = decode(spec, features.named(held), begin=0, end=300)
+    assert found is not None and torch.equal(found.rows, rows[44:])
+    return found.rows
+
+
+def test_a_node_gets_what_the_ring_still_holds():
+    exported(CpuPlatform(), PlainMemory())
+
+
+@pytest.mark.gpu
+def test_features_go_to_memory_that_was_pinned_in_two_parts():
+    arena = host_memory(["cuda:0"], 2 * SLAB_BYTES)
+    assert isinstance(arena, Arena) and arena.wait(60)
+    held = arena.allocate(SLAB_BYTES - 2**19)
+    rows = exported(open_platform("cuda:0"), arena)
+    assert rows.data_ptr() < np.frombuffer(held, np.uint8).ctypes.data + SLAB_BYTES
+    arena.close()

@@ -1,0 +1,158 @@
+"""Nodes by name: what is kept of a lane comes back as it was, or not at all."""
+
+from __future__ import annotations
+
+from array import array
+
+import pytest
+import torch
+
+from luceasync.errors import SnapshotMismatch
+from luceasync.host_cache.nodes import Span
+from luceasync.prefix_cache.memory import (
+    FEATURE_DATA,
+    LOGITS,
+    TOKENS,
+    MemoryNodes,
+    NodeSize,
+    NoFeatures,
+)
+from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
+
+TOKEN_IDS = array("i", [3, 1, 4, 1, 5])
+SPAN = Span(0, 5, with_state=True)
+
+
+class RowFeatures(NoFeatures):
+    """One number for each token: its position."""
+
+    def __init__(self) -> None:
+        self.restored: list = []
+        self.num_let_go = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return 2
+
+    def num_bytes(self, num_tokens: int) -> int:
+        return 10 * num_tokens
+
+    def take_out(self, lane: int, begin: int, end: int):
+        return {FEATURE_DATA: torch.arange(begin, end)}
+
+    def put_in(self, lane: int, chain, num_tokens: int) -> None:
+        self.restored = [(begin, sorted(tensors)) for begin, tensors in chain]
+
+    def let_go(self, held) -> None:
+        self.num_let_go += 1
+
+
+@pytest.fixture
+def features() -> RowFeatures:
+    return RowFeatures()
+
+
+@pytest.fixture
+def memory(features: RowFeatures) -> MemoryNodes:
+    target = TokenTarget(2, recurrent=True)
+    target.lanes[0] = list(TOKEN_IDS)
+    memory = MemoryNodes(target, features, VOCAB_SIZE)
+    memory.save(0, b"n", SPAN, torch.arange(8.0), with_features=True)
+    return memory
+
+
+def test_the_size_of_a_node_is_told_apart_by_what_goes_with_its_end(memory):
+    size = memory.size(SPAN, with_logits=True, with_features=True)
+    assert size == NodeSize(5 * (TOKEN_BYTES + 10), STATE_BYTES + 4 * VOCAB_SIZE)
+
+
+def test_kept_logits_are_a_copy(memory):
+    logits = torch.arange(8.0)
+    memory.save(0, b"m", SPAN, logits, with_features=False)
+    logits += 1
+    assert memory.logits(b"m").tolist() == list(range(8))
+
+
+def test_what_is_exported_can_be_adopted_elsewhere(memory, features):
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
+    assert {TOKENS, LOGITS, FEATURE_DATA} < tensors.keys()
+    other = MemoryNodes(TokenTarget(1, recurrent=True), features, VOCAB_SIZE)
+    other.adopt(b"n", SPAN, TOKEN_IDS, tensors)
+    other.restore(0, [b"n"], 5)
+    assert other._target.lanes[0] == list(TOKEN_IDS)
+    assert other.logits(b"n").tolist() == list(range(8))
+    assert features.restored == [(0, [FEATURE_DATA])]
+
+
+def test_without_its_end_a_node_has_neither_state_nor_logits(memory):
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=False)
+    assert tensors.keys() == {"ls0_attn_k.0", TOKENS, FEATURE_DATA}
+
+
+def test_a_dropped_state_takes_the_logits_with_it(memory):
+    memory.drop(b"n", state_only=True)
+    assert memory.export(b"n", TOKEN_IDS, with_end=True).keys() == {
+        "ls0_attn_k.0",
+        TOKENS,
+        FEATURE_DATA,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "words"),
+    [
+        (TOKENS, torch.tensor([3, 1, 4, 1, 6], dtype=torch.int32), "tokens"),
+        (TOKENS, torch.tensor([3, 1, 4, 1], dtype=torch.int32), "tokens"),
+        (TOKENS, torch.tensor([3, 1, 4, 1, 5]), "tokens"),
+        (LOGITS, torch.zeros(VOCAB_SIZE + 1), "snap_prefill_logits"),
+        (LOGITS, torch.zeros(VOCAB_SIZE, dtype=torch.bfloat16), "snap_prefill_logits"),
+        ("ls0_other.0", torch.zeros(1), "node"),
+    ],
+)
+def test_what_is_not_the_nodes_is_refused_and_the_old_stays(memory, name, tensor, words):
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
+    with pytest.raises(SnapshotMismatch, match=words):
+        memory.adopt(b"n", SPAN, TOKEN_IDS, tensors | {name: tensor})
+    assert memory.export(b"n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
+
+
+def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypatch):
+    def refuse(*span: int) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(features, "take_out", refuse)
+    with pytest.raises(MemoryError):
+        memory.save(0, b"m", SPAN, None, with_features=True)
+    with pytest.raises(KeyError):
+        memory._target.export(b"m")
+
+
+def test_without_memory_for_features_nothing_is_adopted(memory, features, monkeypatch):
+    tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
+
+    def refuse(*given) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(features, "given", refuse)
+    with pytest.raises(MemoryError):
+        memory.adopt(b"m", SPAN, TOKEN_IDS, tensors)
+    with pytest.raises(KeyError):
+        memory._target.export(b"m")
+
+
+def test_a_node_that_is_replaced_or_dropped_lets_its_features_go_once(memory, features):
+    memory.save(0, b"n", SPAN, None, with_features=True)
+    assert features.num_let_go == 1
+    memory.drop(b"n", state_only=True)
+    memory.drop(b"n")
+    memory.drop(b"n")
+    assert features.num_let_go == 2
+
+
+def test_refused_memory_keeps_nothing(memory):
+    memory._target.is_full = True
+    with pytest.raises(MemoryError):
+        memory.save(0, b"m", SPAN, None, with_features=True)
+    memory.drop(b"m")
+    with pytest.raises(KeyError):
+        memory.export(b"m", TOKEN_IDS, with_end=True)

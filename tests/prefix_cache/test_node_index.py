@@ -1,0 +1,198 @@
+"""What is held for whom, and what goes when there is no room."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import pytest
+
+from luceasync.prefix_cache import index as module
+from luceasync.prefix_cache.index import ORPHAN_AGE_S, Limits, Needed, NodeIndex
+from luceasync.prefix_tree.node import Node, node_key, pack_tokens, tenant_key
+from tests.prefix_cache.kept import DISK, MEMORY
+
+TENANT, OTHER = tenant_key("one"), tenant_key("two")
+
+
+class Body:
+    """Memory and disk alike: writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.dropped: list[str] = []
+        self.stateless: list[str] = []
+        self.removed: list[bytes] = []
+
+    def drop(self, node: str, *, state_only: bool = False) -> None:
+        (self.stateless if state_only else self.dropped).append(node)
+
+    def remove(self, keys) -> None:
+        self.removed.extend(keys)
+
+
+@pytest.fixture
+def body() -> Body:
+    return Body()
+
+
+@pytest.fixture
+def held(body: Body) -> NodeIndex:
+    return NodeIndex(body, body, Limits(1000, disk_bytes=1000), recurrent=True)
+
+
+def node(tokens, parent: Node | None = None, *, tenant=TENANT, tiers=DISK, **fields) -> Node:
+    packed = pack_tokens(tokens)
+    key = node_key(packed, tenant, None if parent is None else parent.key)
+    return Node(
+        key=key,
+        parent=None if parent is None else parent.key,
+        begin=0 if parent is None else parent.end,
+        tokens=packed,
+        **{"tiers": tiers, "state_tiers": tiers, "num_bytes": 100, "state_bytes": 10, **fields},
+    )
+
+
+def chain(held: NodeIndex, length: int, **fields) -> list[Node]:
+    nodes: list[Node] = []
+    for i in range(length):
+        nodes.append(node([i] * 10, nodes[-1] if nodes else None, **fields))
+        held.insert(TENANT, nodes[-1])
+    return nodes
+
+
+def needed(*nodes: Node, ends=()) -> Needed:
+    return Needed({n.key for n in nodes}, {n.key for n in ends})
+
+
+def test_files_wait_for_the_tenant_whose_they_are(held):
+    mine = node([1])
+    held.found([mine, node([1], tenant=OTHER)], [])
+    assert [n.key for n in held.tree(TENANT)] == [mine.key]
+    assert held.num_bytes("disk") == 220
+
+
+def test_a_file_that_continues_a_known_node_is_found_later(held):
+    root = node([1])
+    held.insert(TENANT, root)
+    held.found([node([2], root)], [])  # another server wrote it
+    assert len(list(held)) == 2
+
+
+def test_a_file_waits_for_what_it_continues(held):
+    root = node([1])
+    leaf = node([2], root, saved_at_s=time.time())
+    held.found([leaf, node([7], tenant=OTHER)], [])
+    assert not list(held.tree(TENANT))
+    held.found([root], [])
+    assert {n.key for n in held.tree(TENANT)} == {root.key, leaf.key}
+
+
+def test_a_file_of_somebody_unknown_is_looked_at_once(held, monkeypatch):
+    hashed: list[int] = []
+    monkeypatch.setattr(module, "node_key", lambda *node: hashed.append(1) or node_key(*node))
+    held.tree(TENANT)
+    strange = [node([i], tenant=OTHER) for i in range(5)]
+    held.found(strange, [])
+    held.found([node([9])], [])
+    assert len(hashed) == 6
+    assert len(list(held.tree(OTHER))) == 5
+
+
+def test_a_file_that_is_not_what_its_name_says_changes_nothing(held):
+    root = node([1])
+    held.insert(TENANT, root)
+    held.found([replace(root, tokens=pack_tokens([7]))], [])
+    assert held.node(root.key) == root
+
+
+def test_a_file_that_was_replaced_holds_what_it_holds_now(held):
+    root = node([1])
+    held.insert(TENANT, root)
+    held.found([replace(root, state_tiers=frozenset())], [])
+    assert not held.node(root.key).has_state
+
+
+def test_what_cannot_be_reached_goes_with_what_it_continues(held, body):
+    first, second, third = chain(held, 3)
+    held.insert(TENANT, replace(third, tiers=MEMORY, state_tiers=MEMORY))
+    held.forget(first.key, "disk")
+    assert not list(held)
+    assert body.removed == [second.key, third.key]  # the first one's file is gone already
+    assert third.key in body.dropped
+
+
+def test_a_node_that_another_tier_holds_stays(held, body):
+    [root] = chain(held, 1, tiers=MEMORY | DISK)
+    held.forget(root.key, "memory")
+    assert held.node(root.key).tiers == DISK
+    assert body.dropped == [root.key]
+    assert not body.removed
+
+
+def test_room_is_made_from_the_leaves_and_never_from_what_is_in_use(held, body):
+    nodes = chain(held, 9, tiers=MEMORY)
+    assert held.make_room(100, needed(*nodes[7:8], ends=nodes))
+    assert set(body.dropped) == {nodes[8].key}
+    assert not held.make_room(300, needed(*nodes[7:8], ends=nodes))
+
+
+def test_room_is_made_of_states_that_are_not_needed(held, body):
+    nodes = chain(held, 9, tiers=MEMORY)
+    assert held.make_room(30, needed(nodes[8]))
+    assert body.dropped == [] and nodes[8].key not in body.stateless
+    assert {n.key for n in held if not n.has_state} == set(body.stateless)
+    assert held.num_bytes("memory") <= 970
+
+
+def test_a_hole_is_made_by_evicting_more_unless_there_is_plenty_of_room(held):
+    nodes = chain(held, 5, tiers=MEMORY)  # 550 of 1000 bytes
+    assert held.make_hole(300, needed(nodes[1], ends=nodes))
+    assert [n.key for n in held] == [n.key for n in nodes[:2]]
+    assert not held.make_hole(100, needed())
+    assert len(list(held)) == 2
+
+
+def test_more_than_there_can_be_is_refused_and_nothing_goes(held, body):
+    chain(held, 9, tiers=MEMORY)
+    assert not held.make_room(1001, needed())
+    assert not body.dropped
+
+
+def test_files_beyond_the_budget_are_removed_but_not_those_just_written(held, body, monkeypatch):
+    monkeypatch.setattr(module.time, "time", lambda: 1000.0)
+    old = chain(held, 6, saved_at_s=10.0)
+    young = node([99] * 10, old[-1], saved_at_s=990.0)
+    other = [node([50 + i], saved_at_s=20.0) for i in range(4)]
+    for n in [young, *other]:
+        held.insert(TENANT, n)
+    held.shrink(needed())
+    assert held.num_bytes("disk") <= 1000
+    assert body.removed
+    assert set(body.removed) <= {n.key for n in other}
+
+
+def test_states_between_turns_are_thinned(held, body):
+    nodes = chain(held, 9, tiers=MEMORY)
+    held.thin([n.key for n in nodes], {nodes[0].key})
+    gone = set(body.stateless)
+    assert gone
+    assert nodes[8].key not in gone
+    assert nodes[0].key not in gone
+    assert all(not held.node(name).has_state for name in gone)
+
+
+def test_a_state_where_branches_part_stays(held, body):
+    nodes = chain(held, 9, tiers=MEMORY)
+    held.insert(TENANT, node([77], nodes[2], tiers=MEMORY))
+    held.thin([n.key for n in nodes], set())
+    assert nodes[2].key not in body.stateless
+
+
+def test_old_files_without_a_parent_are_collected(held, body, monkeypatch):
+    monkeypatch.setattr(module.time, "time", lambda: 2 * ORPHAN_AGE_S)
+    lost = node([2], node([1]), saved_at_s=1.0)
+    fresh = node([3], node([1]), saved_at_s=1.5 * ORPHAN_AGE_S)
+    held.found([lost, fresh], [], is_whole=False)  # what they continue may only be unreadable now
+    assert body.removed == []
+    held.found([], [])
+    assert body.removed == [lost.key]

@@ -1,0 +1,96 @@
+"""Restored or run again: what is faster, and what there is room for."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.nodes import MissReason
+from luceasync.prefix_tree.cost import Rates
+from tests.prefix_cache.kept import FAULT, STATE_BYTES, TOKEN_BYTES, Bench
+
+PROMPT = [1, 2, 3, 4] * 75
+SLOW_DISK = Rates(disk_bytes_per_s=1.0, bus_bytes_per_s=1e9, prefill_tokens_per_s=1e6)
+
+
+def on_disk(**limits) -> Bench:
+    """A server that finds the prompt on the disk."""
+    bench = Bench()
+    bench.serve(PROMPT, keep=True)
+    bench.disk.deliver_all(bench.prefixes)
+    return Bench(disk=bench.disk, **limits)
+
+
+def test_what_was_not_measured_yet_is_restored():
+    bench = on_disk()
+    lease = bench.lease(PROMPT)
+    assert not bench.prefixes.prepare(lease, [])
+    assert (lease.decision, lease.fault) == ("not_measured", None)
+    assert bench.disk.reads
+
+
+def test_a_slow_disk_is_not_asked_and_thought_faster_next_time():
+    bench = on_disk()
+    decision = bench.prefixes._decision
+    decision.rates = SLOW_DISK
+    lease = bench.lease(PROMPT)
+    assert bench.prefixes.prepare(lease, [])
+    assert lease.fault is MissReason.PREFILL_IS_FASTER
+    assert lease.match.num_tokens == 0 and not bench.disk.reads
+    assert decision.rates.disk_bytes_per_s > SLOW_DISK.disk_bytes_per_s
+
+
+def test_a_disk_is_waited_for_as_long_as_running_the_tokens_could_take():
+    bench = on_disk()
+    bench.prefixes._decision.rates = Rates(prefill_tokens_per_s=len(PROMPT) / 0.4)
+    bench.prefixes.prepare(bench.lease(PROMPT), [])
+    assert bench.disk.timeouts_s
+    assert bench.disk.timeouts_s == pytest.approx([0.8] * len(bench.disk.reads))
+
+
+def test_what_memory_has_no_room_for_is_run_again():
+    bench = on_disk(memory_bytes=len(PROMPT) * TOKEN_BYTES // 2 + STATE_BYTES)
+    lease = bench.lease(PROMPT)
+    assert bench.prefixes.prepare(lease, [])
+    assert lease.fault is MissReason.NO_MEMORY
+
+
+def test_what_memory_holds_needs_no_room(monkeypatch):
+    bench = Bench()
+    bench.serve(PROMPT)
+    monkeypatch.setattr(bench.prefixes._leases, "make_room", lambda num_bytes: False)
+    lease = bench.lease(PROMPT)
+    assert bench.prefixes.prepare(lease, [])
+    assert (lease.match.num_tokens, lease.fault) == (len(PROMPT), None)
+
+
+def test_a_disk_that_could_not_give_a_node_is_not_asked_again_for_this_lease():
+    bench = on_disk()
+    lease = bench.lease(PROMPT)
+    assert not bench.prefixes.prepare(lease, [])
+    while lease.awaited:
+        bench.disk.deliver(bench.prefixes, FAULT)
+    assert bench.prefixes._decision.longest(lease).num_tokens == 0
+    assert bench.prefixes._decision.longest(bench.lease(PROMPT)).num_tokens == len(PROMPT)
+
+
+def test_a_prompt_is_looked_up_again_only_when_its_tree_has_changed():
+    bench = Bench()
+    bench.serve(PROMPT)
+    lease, decision = bench.lease(PROMPT), bench.prefixes._decision
+    found = decision.longest(lease)
+    assert decision.longest(lease) is found
+    [*_, last] = bench.prefixes.index.tree(lease.tenant)
+    bench.prefixes.index.forget(last.key, "memory")
+    assert decision.longest(lease).num_tokens < found.num_tokens
+
+
+@pytest.mark.parametrize("is_slow", [False, True])
+def test_what_is_known_is_not_kept_again_though_it_is_run(is_slow: bool):
+    bench = on_disk()
+    if is_slow:
+        bench.prefixes._decision.rates = SLOW_DISK
+    lease = bench.lease(PROMPT)
+    known = bench.prefixes._decision.known(
+        lease, bench.prefixes._decision.chosen(lease, lease.match)
+    )
+    assert known[-1].end == len(PROMPT)

@@ -1,0 +1,108 @@
+"""How many tenants are remembered, and how much of what they said."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.config import BUNDLED_MODEL_DIR
+from luceasync.prefix_cache import tenants as module
+from luceasync.prefix_cache.tenants import MAX_TENANTS, MAX_TOKENS_HELD, Tenants
+from luceasync.prefix_tree.node import Node, node_key, pack_tokens, tenant_key
+from luceasync.text.history import History
+from luceasync.text.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.load(BUNDLED_MODEL_DIR)
+
+
+@pytest.fixture
+def tenants(tokenizer) -> Tenants:
+    return Tenants(lambda: History(tokenizer))
+
+
+def test_a_tenant_is_the_same_as_long_as_it_asks(tenants):
+    first = tenants.get("first")
+    for i in range(2 * MAX_TENANTS):
+        tenants.get(f"other {i}")
+        assert tenants.get("first") is first
+
+
+def test_who_has_not_asked_for_longest_is_forgotten(tenants):
+    first = tenants.get("first")
+    for i in range(MAX_TENANTS):
+        tenants.get(f"other {i}")
+    again = tenants.get("first")
+    assert again is not first
+    assert again.key == first.key  # what is kept for it is found all the same
+
+
+def test_all_of_them_together_hold_a_bounded_number_of_ids(tenants, monkeypatch):
+    monkeypatch.setattr(module, "MAX_TOKENS_HELD", 100)
+    for name in ("a", "b", "c"):
+        tenants.get(name).history.remember(name, [1] * 40, [2])
+    assert len(tenants._tenants) == 3
+    tenants.get("c")
+    assert list(tenants._tenants) == ["b", "c"]
+
+
+def test_one_that_asks_alone_is_never_forgotten(tenants, monkeypatch):
+    monkeypatch.setattr(module, "MAX_TOKENS_HELD", 10)
+    alone = tenants.get("alone")
+    alone.history.remember("text", [1] * 40, [2])
+    assert tenants.get("alone") is alone
+
+
+def test_one_history_cannot_take_up_everything(tokenizer):
+    assert 4 * History(tokenizer)._max_tokens_held <= MAX_TOKENS_HELD
+
+
+def node_of(tokenizer, name: str, text: str, parent: Node | None = None, **fields) -> Node:
+    """A node on disk as the tenant would have left it."""
+    tokens = pack_tokens(tokenizer.encode(text))
+    above = None if parent is None else parent.key
+    disk = frozenset(("disk",))
+    return Node(
+        key=node_key(tokens, tenant_key(name), above),
+        parent=above,
+        begin=0 if parent is None else parent.end,
+        tokens=tokens,
+        tiers=disk,
+        num_bytes=1,
+        logits_tiers=disk if fields.pop("is_prompt", False) else frozenset(),
+        **fields,
+    )
+
+
+def test_what_was_written_in_another_life_is_known_again(tenants, tokenizer):
+    prompt = node_of(tokenizer, "a", "What does os.getcwd do?")
+    answer = node_of(tokenizer, "a", "Retu", prompt, is_generated=True)
+    tenants.found([prompt, answer])
+    text = "What does os.getcwd do?Return it"
+    known = [*prompt.tokens, *answer.tokens]
+    assert tenants.get("a").history.recall(text)[: len(known)].tolist() == known
+    assert tenants.get("b").history.recall(text).tolist() == tokenizer.encode(text)
+
+
+def test_a_prompt_that_was_kept_whole_is_known_again(tenants, tokenizer):
+    tenants.found([node_of(tokenizer, "", "a prompt", is_prompt=True)])
+    assert tenants.get("").history.num_tokens_held > 0
+
+
+def test_where_a_long_prompt_was_cut_nothing_is_learnt(tenants, tokenizer):
+    tenants.found([node_of(tokenizer, "", "in the midd")])
+    assert tenants.get("").history.num_tokens_held == 0
+
+
+def test_after_a_restart_the_newest_is_learnt_as_far_as_there_is_room(
+    tenants, tokenizer, monkeypatch
+):
+    texts = {"an old one": 1.0, "some new one": 3.0, "the newest": 4.0}
+    nodes = [
+        node_of(tokenizer, "", text, is_prompt=True, last_used_s=used_s)
+        for text, used_s in texts.items()
+    ]
+    monkeypatch.setattr(module, "MAX_LEARNT_TOKENS", nodes[1].end + nodes[2].end)
+    tenants.found(nodes)
+    assert tenants.get("").history.num_tokens_held == nodes[1].end + nodes[2].end

@@ -1,0 +1,82 @@
+"""What is restored and what is run again follows from what was measured."""
+
+import pytest
+
+from luceasync.prefix_tree.cost import Rates, patience_s, restore_or_prefill
+
+MIB = 1 << 20
+RATES = Rates(disk_bytes_per_s=1e9, bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0)
+
+
+def decide(num_tokens: int, memory_bytes: int, disk_bytes: int, rates: Rates = RATES):
+    return restore_or_prefill(
+        num_tokens, memory_bytes=memory_bytes, disk_bytes=disk_bytes, rates=rates
+    )
+
+
+def test_files_are_read_and_all_bytes_cross_the_bus():
+    decision = decide(1000, 10**9, 10**9)
+    assert decision.restore_s == pytest.approx(1.0 + 0.2)
+    assert decision.prefill_s == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "memory_bytes", "disk_bytes", "restore", "reason"),
+    [
+        (1000, 10**9, 0, True, "restore_is_faster"),
+        (1000, 0, 10**9, False, "prefill_is_faster"),
+        (5, 0, 10**7, False, "prefill_is_faster"),
+        (5000, 0, 10**9, True, "restore_is_faster"),
+    ],
+)
+def test_the_faster_way_is_taken(num_tokens, memory_bytes, disk_bytes, restore, reason):
+    decision = decide(num_tokens, memory_bytes, disk_bytes)
+    assert (decision.restore, decision.reason) == (restore, reason)
+
+
+def test_what_was_never_measured_is_restored():
+    assert decide(1, 10**12, 10**12, Rates()).reason == "not_measured"
+    assert decide(1, 10**12, 10**12, Rates()).restore
+
+
+def test_memory_needs_no_disk_to_have_been_measured():
+    rates = Rates(bus_bytes_per_s=1e10, prefill_tokens_per_s=1000.0)
+    assert decide(1000, 10**6, 0, rates).reason == "restore_is_faster"
+    assert decide(1000, 0, 10**6, rates).reason == "not_measured"
+
+
+def test_the_first_observation_is_the_rate():
+    assert Rates().observed("disk_bytes_per_s", 30 * MIB, 2.0).disk_bytes_per_s == 15.0 * MIB
+
+
+def test_the_average_is_of_seconds_per_unit_and_moves_towards_the_newest():
+    once = Rates(prefill_tokens_per_s=100.0).observed("prefill_tokens_per_s", 100, 5.0)
+    assert 1 / once.prefill_tokens_per_s == pytest.approx(0.75 * 0.01 + 0.25 * 0.05)
+    for _ in range(60):
+        once = once.observed("prefill_tokens_per_s", 100, 5.0)
+    assert once.prefill_tokens_per_s == pytest.approx(20.0)
+
+
+@pytest.mark.parametrize(("amount", "elapsed_s"), [(0, 1.0), (63, 1.0), (100, 0.0), (100, -1.0)])
+def test_nothing_observed_nothing_learnt(amount, elapsed_s):
+    assert RATES.observed("prefill_tokens_per_s", amount, elapsed_s) is RATES
+
+
+def test_a_small_file_that_came_late_does_not_make_the_disk_slow():
+    assert RATES.observed("disk_bytes_per_s", MIB, 10.0) is RATES
+
+
+def test_a_disk_that_was_slow_once_is_tried_again():
+    rates = RATES.observed("disk_bytes_per_s", 10 * MIB, 60.0)
+    for _ in range(200):
+        if decide(1000, 0, 10**8, rates).restore:
+            return
+        rates = rates.after_refusal()
+    raise AssertionError(rates)
+
+
+def test_nobody_waits_much_longer_for_a_disk_than_running_the_tokens_takes():
+    measured = Rates(prefill_tokens_per_s=1000.0)
+    assert patience_s(4000, measured) == 8.0
+    assert patience_s(40, measured) == 0.5  # a disk may have to wake up
+    assert patience_s(4000, Rates()) == 40.0

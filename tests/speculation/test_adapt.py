@@ -1,0 +1,217 @@
+"""How far to speculate, as tables: what is accepted and what steps cost decide, nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from luceasync.speculation.adapt import (
+    REFILL_TOKENS,
+    RETRY_TOKENS,
+    TRIAL_ROUNDS,
+    Outlook,
+    Reach,
+    Record,
+    Shape,
+    plan_step,
+    shapes_for,
+    without_context,
+)
+
+SHAPES = shapes_for(16, None)
+
+
+class Table:
+    """Costs by shape, in plain steps of one lane; `per_lane` is what each further lane adds."""
+
+    def __init__(self, rounds: dict[Shape, float], per_lane: float = 0.0, due=()) -> None:
+        self.steps = {**rounds, None: 1.0}
+        self.per_lane = per_lane
+        self.due = set(due)
+
+    def seconds(self, num_lanes, shape):
+        cost = self.steps.get(shape)
+        num_rows = 1 if shape is None else shape.num_rows
+        return None if cost is None else cost + self.per_lane * (num_lanes - 1) * num_rows
+
+    def is_due(self, num_lanes, shape):
+        return shape in self.due
+
+
+IDLE = Table({Shape(16): 1.4, Shape(8): 1.3, Shape(4): 1.25, Shape(2): 1.2})
+
+
+def accepting(*num_accepted: int) -> Outlook:
+    """A lane whose rounds had so many rows accepted, in turn."""
+    outlook = Outlook()
+    for _ in range(30):
+        for n in num_accepted:
+            outlook = outlook.after_round(Shape(16), n)
+    return outlook
+
+
+def plan(outlooks, costs, shapes=SHAPES, measure=False):
+    return plan_step(outlooks, shapes, costs, measure=measure)
+
+
+# --- shapes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("block", "budget", "rows"),
+    [
+        (16, None, [16, 8, 4, 2]),
+        (10, None, [10, 5, 4, 2]),
+        (7, None, [7, 4, 2]),
+        (3, None, [3, 2]),
+        (2, None, [2]),
+        (8, 22, [23, 8, 4, 2]),
+    ],
+)
+def test_rounds_have_few_shapes(block, budget, rows):
+    assert [shape.num_rows for shape in shapes_for(block, budget)] == rows
+
+
+# --- what rounds have shown -----------------------------------------------------------------------
+
+
+def reach_of(*rounds: tuple[int, int]) -> Reach:
+    reach = Reach()
+    for num_slots, num_accepted in rounds:
+        reach = reach.after(num_slots, num_accepted)
+    return reach
+
+
+@pytest.mark.parametrize("num_accepted", [0, 3, 7])
+def test_tau_is_what_rounds_gave(num_accepted):
+    reach = reach_of(*[(7, num_accepted)] * 20)
+    assert reach.taus(7)[7] == pytest.approx(1 + num_accepted)
+
+
+def test_tau_of_a_shorter_block_follows_from_a_longer_one():
+    reach = reach_of(*[(15, 6), (15, 0)] * 40)
+    assert reach.taus(3)[3] == pytest.approx(1 + 3 / 2, rel=0.05)
+
+
+def test_shorter_rounds_leave_what_is_known_of_deeper_slots():
+    reach = reach_of(*[(7, 7)] * 20, *[(2, 2)] * 20)
+    assert reach.taus(7)[7] == pytest.approx(8)
+
+
+def test_a_depth_that_was_never_tried_is_hoped_to_fall_off_as_those_before():
+    reach = reach_of(*[(2, 2), (2, 0)] * 60)
+    share = 0.5
+    assert reach.taus(4)[4] == pytest.approx(1 + 2 * share + share**1.5 + share**2, rel=0.1)
+
+
+def test_old_rounds_weigh_less():
+    reach = reach_of(*[(7, 7)] * 200, *[(7, 0)] * 60)
+    assert reach.taus(7)[7] < 1.7
+
+
+def test_trees_and_chains_are_known_apart():
+    record = Record()
+    for _ in range(10):
+        record = record.after(Shape(8), 2).after(Shape(8, 22), 5)
+    assert record.taus([Shape(8)])[0] == pytest.approx(3)
+    assert record.taus([Shape(8, 22)])[0] == pytest.approx(6)
+
+
+# --- the block ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "per_lane", "num_lanes", "block"),
+    [
+        ([15], 0.0, 1, 16),
+        ([7], 0.0, 1, 8),  # rows that are never accepted are not worth their time
+        ([3], 0.0, 1, 4),
+        ([1], 0.0, 1, 2),
+        ([7, 0], 0.0, 4, 8),
+        ([7, 0], 0.02, 4, 8),
+        ([7, 1], 0.3, 8, 2),  # every row costs: few are verified
+        ([15], 0.3, 8, 16),  # but where all are accepted
+    ],
+)
+def test_the_block_follows_acceptance_and_load(num_accepted, per_lane, num_lanes, block):
+    costs = Table(IDLE.steps, per_lane)
+    found = plan([accepting(*num_accepted)] * num_lanes, costs).shape
+    assert found is not None and found.block == block
+
+
+def test_a_tree_is_taken_where_it_pays_and_chains_under_load():
+    shapes = shapes_for(8, 22)
+    outlook = Outlook(num_trials=0)
+    for _ in range(20):
+        outlook = outlook.after_round(Shape(8, 22), 5).after_round(Shape(8), 3)
+    rounds = {Shape(8, 22): 1.4, Shape(8): 1.3, Shape(4): 1.2, Shape(2): 1.1}
+    assert plan([outlook], Table(rounds), shapes).shape == Shape(8, 22)
+    loaded = plan([outlook] * 8, Table(rounds, per_lane=0.05), shapes).shape
+    assert loaded is not None and loaded.budget is None
+
+
+# --- off, and on again ----------------------------------------------------------------------------
+
+
+def test_without_acceptance_lanes_decode_plainly_and_say_why():
+    found = plan([accepting(0)], IDLE)
+    assert (found.shape, found.speculating) == (None, ())
+    assert found.off_reasons == {0: "1.00 tokens a round, 1.20 would pay for it"}
+
+
+def test_a_lane_that_is_new_speculates_whatever_others_showed():
+    outlook = Outlook(accepting(0).record.as_prior())
+    for _ in range(TRIAL_ROUNDS):
+        assert plan([outlook], IDLE).speculating == (0,)
+        outlook = outlook.after_round(Shape(2), 0)
+    assert plan([outlook], IDLE).speculating == ()
+
+
+def test_a_lane_off_is_left_out_where_every_row_costs():
+    costs = Table({Shape(16): 5.0, Shape(8): 3.0, Shape(4): 2.0, Shape(2): 1.5}, per_lane=0.3)
+    found = plan([accepting(15), accepting(0), accepting(15)], costs)
+    assert found.speculating == (0, 2)
+    assert list(found.off_reasons) == [1]
+
+
+def test_a_lane_off_rides_along_where_a_step_of_its_own_costs_more():
+    found = plan([accepting(15), accepting(0)], IDLE)
+    assert found.speculating == (0, 1)
+    assert found.off_reasons == {}
+
+
+def test_a_lane_that_was_given_up_is_tried_again():
+    outlook = accepting(0)
+    for _ in range(RETRY_TOKENS - 1):
+        outlook = outlook.after_plain("why")
+        assert outlook.off_reason == "why" and plan([outlook], IDLE).speculating == ()
+    outlook = outlook.after_plain("why")
+    assert outlook.off_reason is None and plan([outlook], IDLE).speculating == (0,)
+
+
+def test_a_lane_without_features_waits_until_it_has_some():
+    outlook = without_context(15, "restored without features")
+    for _ in range(REFILL_TOKENS):
+        found = plan([outlook], IDLE)
+        assert found.speculating == () and outlook.off_reason == "restored without features"
+        outlook = outlook.after_plain(found.off_reasons[0])
+    assert plan([outlook], IDLE).speculating == (0,)
+
+
+# --- costs that are not known ---------------------------------------------------------------------
+
+
+def test_what_is_due_is_measured_first():
+    costs = Table(IDLE.steps, due=[Shape(4), None])
+    assert plan([accepting(15)], costs, measure=True).shape == Shape(4)
+    costs.due = {None}
+    found = plan([accepting(15)], costs, measure=True)
+    assert (found.shape, found.speculating, found.off_reasons) == (None, (), {})
+
+
+def test_nothing_is_measured_beside_other_work():
+    found = plan([accepting(15)], Table(IDLE.steps, due=[Shape(4)]), measure=False)
+    assert found.shape == Shape(16) and not found.is_measured
+
+
+def test_before_anything_is_known_the_whole_block_is_tried():
+    assert plan([Outlook()] * 2, Table({})).shape == Shape(16)

@@ -1,0 +1,94 @@
+"""A drafter that was loaded as planned: no answer changes, and a GPU is waited for once a round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, PlacementConfig
+from luceasync.pipeline.backend import LayerSplitBackend
+from luceasync.request import Sampling
+from luceasync.speculation.adapt import RoundPlan
+from luceasync.speculation.dflash.load import LoadedDraft, load_draft
+from luceasync.speculation.dflash.placement import Drafter, plan_with_drafter
+from luceasync.text.tokenizer import Tokenizer
+from tests import tiny
+from tests.speculation.scripted import Lanes, plain_answers, prepare, speculated_answers
+
+GPU = pytest.param(("cuda:0",), "cuda:0", marks=pytest.mark.gpu)
+PLACES = [(("cpu:0",), "cpu:0"), (("cpu:0", "cpu:1"), "cpu:0"), (("cpu:0",), "cpu:3"), GPU]
+SAMPLINGS = [Sampling(), Sampling(temperature=0.8), Sampling(repetition_penalty=1.3)]
+
+
+class Opened:
+    """A tiny target and a random drafter, on these devices."""
+
+    def __init__(self, model_dir: Path, draft_dir: Path, devices, draft_device: str) -> None:
+        tiny.save_draft(draft_dir, tiny.draft_config())
+        config = Config(
+            model=ModelConfig(model_dir, dtype="fp32"),
+            placement=PlacementConfig(devices),
+            engine=EngineConfig(parallel=3, max_ctx_tokens=256),
+            draft=DraftConfig(draft_dir, device=draft_device, ddtree=True, ddtree_budget=12),
+        )
+        report, drafter = plan_with_drafter(config)
+        assert drafter is not None
+        self.drafter: Drafter = drafter
+        taps = drafter.spec.taps
+        self.backend = LayerSplitBackend.open(model_dir, report.spec, report.plan, taps=taps)
+        self.draft: LoadedDraft = load_draft(drafter, report.plan, self.backend)
+        self.tokenizer = Tokenizer.load(model_dir)
+
+    def prepared(self, max_tokens: int = 16):
+        return [
+            prepare(self.tokenizer, sampling, seed=seed, max_tokens=max_tokens)
+            for seed, sampling in enumerate(SAMPLINGS)
+        ]
+
+    def close(self) -> None:
+        self.draft.close()
+        self.backend.close()
+
+
+@pytest.fixture
+def opened(tiny_dir: Path, tmp_path: Path, devices, draft_device) -> Iterator[Opened]:
+    opened = Opened(tiny_dir, tmp_path / "draft", devices, draft_device)
+    yield opened
+    opened.close()
+
+
+@pytest.mark.covered(1)
+@pytest.mark.slow
+@pytest.mark.parametrize(("devices", "draft_device"), PLACES)
+def test_wherever_the_drafter_is_no_answer_changes(opened):
+    plain = plain_answers(opened.backend, opened.prepared())
+    for shape in opened.drafter.shapes:
+        speculator = opened.draft.speculator
+        found = speculated_answers(opened.backend, speculator, opened.prepared(), shape)
+        assert found == plain, shape
+
+
+@pytest.mark.parametrize(("devices", "draft_device"), [GPU])
+def test_a_round_waits_for_the_gpu_once(opened):
+    greedy = [p for p in opened.prepared(100) if p.sampling == Sampling()]
+    lanes = Lanes(opened.backend, greedy, opened.draft.speculator)
+    for shape in opened.drafter.shapes:
+        plan = RoundPlan(shape, (0,), False)
+        for _ in range(4):  # until its graphs are captured
+            lanes.round(list(lanes.running), plan)
+        with pytest.warns(UserWarning) as warned:
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                lanes.round(list(lanes.running), plan)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        assert sum("synchronizing CUDA operation" in str(w.message) for w in warned) == 1, shape
+
+
+@pytest.mark.parametrize(("devices", "draft_device"), [PLACES[0]])
+def test_closing_twice_is_closing_once(opened):
+    opened.draft.close()
+    assert opened.draft.speculator.passes.ring.num_bytes > 0  # belongs to whoever holds it
