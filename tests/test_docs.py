@@ -9,7 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 DOCS = ("docs/architecture.md", "CONTRIBUTING.md")
-FOLDERS = ("", "luceasync", "docs", "tests", "scripts")  # from which they name files
+FOLDERS = ("", "luceasync", "docs", "tests", "scripts", "training")  # from which they name files
 NAME = re.compile(r"[`(]([\w./-]+(?:\.(?:py|pyi|pyx|pxi|md|toml|txt)|/))[`)]")
 
 

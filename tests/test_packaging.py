@@ -20,7 +20,7 @@ from packaging.version import Version
 import luceasync
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = ("luceasync", "cuda", "cyext", "scripts", "tests")
+FOLDERS = ("luceasync", "cuda", "cyext", "scripts", "training", "tests")
 SOURCES = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
 MAX_LINES = 500
 # A tree, and maps.

@@ -4,9 +4,6 @@ import json
 
 import pytest
 import torch
-from draft.target import FrozenTarget
-from draft.texts import Layout, read_lines
-from eval_draft import speculate
 from safetensors import safe_open
 
 from luceasync.config import BUNDLED_DRAFT_DIR, BUNDLED_MODEL_DIR
@@ -15,6 +12,9 @@ from luceasync.dflash.draft_config import read_draft_spec
 from luceasync.dflash.spec import adjusted
 from luceasync.models.config import read_spec
 from luceasync.models.ops import TorchOps
+from training.draft.target import FrozenTarget
+from training.draft.texts import Layout, read_lines
+from training.eval_draft import speculate
 
 MAX_BYTES = 12_000_000
 

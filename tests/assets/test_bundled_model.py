@@ -4,15 +4,15 @@ import json
 
 import pytest
 import torch
-from demo import wordings
-from demo.dialogue import tools_section
-from demo.evaluation import NUM_HELD_OUT, expected_ids, read_entries
-from demo.export import CHAT_TEMPLATE, CONTROL_TOKENS, TEXT_TOKENS
-from demo.questions import could_be_drawn
 from safetensors import safe_open
 from transformers import AutoConfig, AutoTokenizer
 
 from luceasync.config import BUNDLED_MODEL_DIR
+from training.demo import wordings
+from training.demo.dialogue import tools_section
+from training.demo.evaluation import NUM_HELD_OUT, expected_ids, read_entries
+from training.demo.export import CHAT_TEMPLATE, CONTROL_TOKENS, TEXT_TOKENS
+from training.demo.questions import could_be_drawn
 
 MAX_PARAMETERS = 16_000_000
 MAX_MODEL_BYTES = 35_000_000

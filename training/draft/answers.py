@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from draft.target import FrozenTarget
-from draft.texts import Text
 from torch import Tensor
+
+from training.draft.target import FrozenTarget
+from training.draft.texts import Text
 
 BATCH_PROMPTS = 256
 

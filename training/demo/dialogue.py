@@ -11,8 +11,8 @@ import random
 import re
 from collections import Counter
 
-from demo import questions, small_talk, wordings
-from demo.corpus import Corpus, Item
+from training.demo import questions, small_talk, wordings
+from training.demo.corpus import Corpus, Item
 
 Turn = tuple[str, str]
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo.network import Network, NetworkConfig
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from training.demo.network import Network, NetworkConfig
 
 CONTROL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|mask|>")
 # In one piece like the control tokens, but part of the visible text.

@@ -9,7 +9,7 @@ import random
 import re
 import string
 
-from demo import wordings
+from training.demo import wordings
 
 _FOREIGN_PACKAGES = (
     "numpy pandas requests flask django scipy torch sklearn matplotlib pytest yaml attrs httpx "

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from draft.losses import slot_losses
-from draft.network import Drafter
-from draft.store import Batch, FeatureStore
-from draft.target import FrozenTarget
 from torch import Tensor
+
+from training.draft.losses import slot_losses
+from training.draft.network import Drafter
+from training.draft.store import Batch, FeatureStore
+from training.draft.target import FrozenTarget
 
 
 @dataclass(frozen=True, slots=True)

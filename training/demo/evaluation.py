@@ -10,9 +10,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from demo import questions, wordings
-from demo.dialogue import Dialogue
 from tokenizers import Tokenizer
+
+from training.demo import questions, wordings
+from training.demo.dialogue import Dialogue
 
 NUM_EXACT_TOKENS = 32
 NUM_HELD_OUT = 200

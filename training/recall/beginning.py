@@ -9,8 +9,9 @@ same two words and copy them (induction heads: Olsson et al., 2022). All of it i
 from __future__ import annotations
 
 import torch
-from recall.network import ROPE_THETA, Network, Sizes
 from torch import Tensor, nn
+
+from training.recall.network import ROPE_THETA, Network, Sizes
 
 EMBEDDING_STD = 0.25
 CONSTANT = 4 * EMBEDDING_STD  # of every token, in channel 0: what heads know places by

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draft.network import Drafter
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
 from luceasync.models.spec import ModelSpec
 from luceasync.speculation.dflash.draft_config import DraftSpec
+from training.draft.network import Drafter
 
 
 def draft_config(spec: DraftSpec, target: ModelSpec) -> dict[str, Any]:

@@ -13,15 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from draft import losses
-from draft.evaluation import Score, draft, evaluate
-from draft.export import load_run, save_run, write_draft, write_json
-from draft.muon import Muon
-from draft.network import Drafter
-from draft.store import Batch, FeatureStore
-from draft.target import FrozenTarget
-from draft.texts import Text
 from torch import Tensor, nn
+
+from training.draft import losses
+from training.draft.evaluation import Score, draft, evaluate
+from training.draft.export import load_run, save_run, write_draft, write_json
+from training.draft.muon import Muon
+from training.draft.network import Drafter
+from training.draft.store import Batch, FeatureStore
+from training.draft.target import FrozenTarget
+from training.draft.texts import Text
 
 NUM_COMPILING_STEPS = 3  # they are no training time
 SHOW_STEPS = 100

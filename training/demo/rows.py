@@ -10,9 +10,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from demo.dialogue import Dialogue, Turn
 from tokenizers import Tokenizer
 from torch.utils.data import IterableDataset, get_worker_info
+
+from training.demo.dialogue import Dialogue, Turn
 
 
 class Layout:

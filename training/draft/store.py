@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from draft.network import Places
-from draft.target import FrozenTarget
-from draft.texts import Text
 from torch import Tensor
+
+from training.draft.network import Places
+from training.draft.target import FrozenTarget
+from training.draft.texts import Text
 
 # Of texts that run through the target together.
 PASS_TOKENS = {"cuda": 65536, "cpu": 2048}

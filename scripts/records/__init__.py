@@ -1,1 +1,0 @@
-"""JSON records of a few kinds, each with its schema: what a small model can say by heart."""
