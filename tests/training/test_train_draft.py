@@ -263,7 +263,8 @@ def test_smoke_run_writes_a_drafter_and_goes_on(tmp_path, monkeypatch, capsys):
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     command = (
         f"training.train_draft --target {folder} --data {tmp_path}/data.jsonl "
-        f"--out {tmp_path}/draft --resume {tmp_path}/run.safetensors --answers 4 --answer-tokens 30 --held-out 2 "
+        f"--out {tmp_path}/draft --resume {tmp_path}/run.safetensors "
+        "--answers 4 --answer-tokens 30 --held-out 2 "
         "--layers 2 --intermediate 32 --heads 2 --kv-heads 1 --head-dim 16 --taps 0 2 --block 4 "
         "--mask-token 3 --row-tokens 64 --num-rows 2 --num-anchors 8 --device cpu --steps"
     )
