@@ -10,7 +10,7 @@ LuceasyncError
 ├── SnapshotMismatch       saved state that is not what this model and split would have saved
 │   ├── CorruptNode        a node file that is damaged
 │   └── ForeignNode        a sound file that is no node of this namespace
-├── GroupFailed            a group of shards cannot go on; ends what ran on it, 503
+├── StageFailed            a group of shards cannot go on; ends what ran on it, 503
 ├── DraftFailed            a drafter in another process is gone; costs no request
 ├── ChannelClosed          the other end of a channel is gone, silent, or not to be believed
 │   └── PeerRefused        it lives, but does not belong to this end
@@ -99,7 +99,7 @@ class ForeignNode(SnapshotMismatch):
     """A file that is nobody's damage, but holds no node of this schema and namespace."""
 
 
-class GroupFailed(LuceasyncError):
+class StageFailed(LuceasyncError):
     """A group of shards cannot go on, and what its lanes held is lost. An event, not an end: a
     reset of every lane brings the group back, or raises this again.
 

@@ -1,6 +1,6 @@
 """Tokens a second with a schema and without, of a model that says JSON of that schema by itself.
 
-    python scripts/train_records.py --out FOLDER
+    python -m training.train_records --out FOLDER
     python -m scripts.bench_grammar FOLDER [--device cuda:0] [--drafts none,chain,tree]
 
 Both answers have the same tokens, so the ratio is what masks cost. Asked in turns, in one engine.
@@ -22,7 +22,7 @@ from luceasync.config import Config, DraftConfig, EngineConfig, ModelConfig, Pla
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.request import ChatPrompt, Constraint, Request, Sampling
-from scripts.records.kinds import KINDS, prompt_of, schema_of
+from training.records.kinds import KINDS, prompt_of, schema_of
 
 MAX_TOKENS = 250
 DRAFTS: dict[str, dict[str, Any]] = {
@@ -56,7 +56,7 @@ class Rate:
 def main() -> None:
     """Measure and tell."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path, help="as scripts/train_records.py writes it")
+    parser.add_argument("folder", type=Path, help="as training/train_records.py writes it")
     parser.add_argument("--device", help="default: the best one here")
     parser.add_argument("--dtype", default="fp32")
     parser.add_argument("--drafts", default="none,chain,tree")

@@ -30,7 +30,7 @@ from luceasync.pipeline.shard_passes import bodies_for
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Constraint, Sampling
 from luceasync.text.tokenizer import Tokenizer
-from scripts.records.kinds import KINDS, record_of, schema_of
+from training.records.kinds import KINDS, record_of, schema_of
 
 NUM_ROWS = 16  # of a proposal
 EVERY = 8  # tokens a proposal is made and looked at

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from recall.facts import EOS, PAD
-from recall.network import Network
-from train_recall import FORMS, export
+from training.recall.facts import EOS, PAD
+from training.recall.network import Network
+from training.train_recall import FORMS, export
 
 from luceasync.bench.device import at_rest, by_events
 from luceasync.bench.reading import fill_from, prepare

@@ -25,7 +25,7 @@ from luceasync.request import Speculation
 from scripts.lossless.asking import after_restart, answers_of, references, request_of, running
 from scripts.lossless.cases import CASES, Answers, Case, Kind, Target
 from scripts.lossless.targets import MAKERS
-from tests.groups import in_groups
+from tests.stages import in_stages
 
 
 def main() -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--block", type=int, help="rows of a chain; default: as trained")
     parser.add_argument("--groups", type=int, default=1, help="that every plan has")
     options = parser.parse_args()
-    with in_groups(options.groups) if options.groups > 1 else nullcontext():
+    with in_stages(options.groups) if options.groups > 1 else nullcontext():
         sys.exit(1 if compare(options) else 0)
 
 

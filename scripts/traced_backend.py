@@ -46,11 +46,11 @@ class Trace:
 def watch(trace: Trace) -> None:
     """Look at every order."""
     from luceasync.backend import serving
-    from luceasync.pipeline.group import LocalGroup
+    from luceasync.pipeline.stage import LocalStage
     from luceasync.pipeline.remote import wire
 
     real_next, real_answer = serving.Wire.next, serving.Wire.answer
-    real_lent, real_taken = serving.Wire.lent, LocalGroup.taken
+    real_lent, real_taken = serving.Wire.lent, LocalStage.taken
 
     def following(link: serving.Wire) -> Any:
         got = real_next(link)
@@ -66,7 +66,7 @@ def watch(trace: Trace) -> None:
         trace.stamp("checked")
         return found
 
-    def taken(group: LocalGroup) -> Any:
+    def taken(group: LocalStage) -> Any:
         trace.stamp("queued")
         return real_taken(group)
 
@@ -80,7 +80,7 @@ def watch(trace: Trace) -> None:
     serving.Wire.next = following  # type: ignore[method-assign]
     serving.Wire.lent = lent  # type: ignore[method-assign]
     serving.Wire.answer = answer  # type: ignore[method-assign]
-    LocalGroup.taken = taken  # type: ignore[method-assign]
+    LocalStage.taken = taken  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -57,10 +57,10 @@ if "PYTEST_XDIST_WORKER" in os.environ or not _hands_out(sys.argv):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--groups",
+        "--stages",
         type=int,
         default=1,
-        help="run engines over plans of that many groups, each with a CPU shard or more",
+        help="run engines over plans of that many stages, each with a CPU shard or more",
     )
     parser.addoption(
         "--all",
@@ -76,16 +76,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def groups(request: pytest.FixtureRequest) -> Iterator[int]:
-    """How many groups the plans of engines have: `pytest --groups 3 tests/engine`."""
-    num_groups = request.config.getoption("--groups")
-    if num_groups == 1:
+def stages(request: pytest.FixtureRequest) -> Iterator[int]:
+    """How many stages the plans of engines have: `pytest --stages 3 tests/engine`."""
+    num_stages = request.config.getoption("--stages")
+    if num_stages == 1:
         yield 1
         return
-    from tests.groups import in_groups
+    from tests.stages import in_stages
 
-    with in_groups(num_groups):
-        yield num_groups
+    with in_stages(num_stages):
+        yield num_stages
 
 
 @pytest.fixture(scope="session")

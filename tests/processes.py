@@ -11,7 +11,7 @@ from luceasync.config import PlacementConfig
 ROOT = Path(__file__).parents[1]
 
 # Devices in layer order, and which of them are elsewhere: one, two and three processes, and two
-# groups of this process around another one's.
+# stages of this process around another one's.
 ARRANGEMENTS = {
     "one": ("cpu:0,cpu:1,cpu:2", ""),
     "two": ("cpu:0,hip:0,hip:1", "hip:0=cpu:0 hip:1=cpu:1"),

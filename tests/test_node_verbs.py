@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "luceasync"
-ROOMS = ("hoststore", "keeping", "pipeline", "backend", "ipc")  # where nodes are
+ROOMS = ("host_cache", "prefix_cache", "pipeline", "backend", "ipc")  # where nodes are
 VERBS = {"save", "restore", "drop", "drop_state", "export", "check", "adopt", "node_bytes"}
 VERBS |= {"saved", "settled", "settle"}  # nobody is asked again and again
 MOST = 20
@@ -32,9 +32,9 @@ def test_node_verbs_have_few_definitions() -> None:
 
 def test_none_is_missed(tmp_path: Path) -> None:
     (tmp_path / "pipeline").mkdir()
-    source = "class Group:\n def save(self): ...\n def saved(self): ...\n def prefill(self): ..."
-    (tmp_path / "pipeline" / "group.py").write_text(source, encoding="utf-8")
+    source = "class Stage:\n def save(self): ...\n def saved(self): ...\n def prefill(self): ..."
+    (tmp_path / "pipeline" / "stage.py").write_text(source, encoding="utf-8")
     assert definitions(tmp_path) == [
-        "pipeline/group.py: Group.save",
-        "pipeline/group.py: Group.saved",
+        "pipeline/stage.py: Stage.save",
+        "pipeline/stage.py: Stage.saved",
     ]

@@ -1,4 +1,4 @@
-"""A group of shards in a process of its own, at the other end of a channel.
+"""A stage of shards in a process of its own, at the other end of a channel.
 
 Owns what such a process is told and does. Knows no request, and not who started it.
 """

@@ -77,12 +77,12 @@ def _renamed(text: str) -> tuple[str, str]:
 
 def _run(arguments: argparse.Namespace) -> None:
     if arguments.draft_dir is None:
-        _run_group(arguments)
+        _run_stage(arguments)
     else:
         _run_drafter(arguments)
 
 
-def _run_group(arguments: argparse.Namespace) -> None:
+def _run_stage(arguments: argparse.Namespace) -> None:
     from luceasync.ipc.channel import Statement, be_greeted
     from luceasync.ipc.wiring import come_home
     from luceasync.pipeline.remote.agreement import states_of

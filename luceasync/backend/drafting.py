@@ -1,5 +1,5 @@
 """What a backend's process does that has a drafter; luceasync.backend.serving is of one that has a
-group.
+stage.
 
 Owns network, ring of features and memory for nodes. Knows no target but the width of its rows.
 """

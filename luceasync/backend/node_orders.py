@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeOrders:
-    """Holds nodes of one group. `table`: what is done with each message."""
+    """Holds nodes of one stage. `table`: what is done with each message."""
 
     def __init__(
         self,

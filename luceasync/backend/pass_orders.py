@@ -1,4 +1,4 @@
-"""Orders about passes: what came is checked against what the group computes itself, then run."""
+"""Orders about passes: what came is checked against what the stage computes itself, then run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Answers(Protocol):
 
 
 class PassOrders:
-    """Runs passes of one group. `table`: what is done with each message."""
+    """Runs passes of one stage. `table`: what is done with each message."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class PassOrders:
         taken: Callable[[], Event],
         prepare: Callable[[StepKind, Batch], None],
     ) -> None:
-        """`taps`: those of this group, in order; `limits`: lanes, and tokens and pages of each;
+        """`taps`: those of this stage, in order; `limits`: lanes, and tokens and pages of each;
         `taken`: when the last pass that was queued has read what it was given; `prepare`: see
         luceasync.pipeline.shard_passes.Steps.
         """

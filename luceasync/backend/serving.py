@@ -1,6 +1,6 @@
-"""What a backend's process does with each message: the verbs of a group, in the order they come.
+"""What a backend's process does with each message: the verbs of a stage, in the order they come.
 
-Owns the group. Whatever goes wrong ends the process: the other end sees that at once, and has its
+Owns the stage. Whatever goes wrong ends the process: the other end sees that at once, and has its
 last log lines.
 """
 
@@ -27,12 +27,12 @@ from luceasync.ipc.wiring import Home
 from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.pipeline.devices import host_memory, offers_of, pinned_by
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Event
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.tensors import Sizes, Spec, lend, payload_bytes, put, specs_of, take
 from luceasync.pipeline.remote.wire import NODES
+from luceasync.pipeline.stage import LocalStage
 
 CALL_S = 300.0
 POLL_S = 60.0
@@ -114,7 +114,7 @@ class Serving:
         self._wire = Wire(home)
         self._model_dir = model_dir
         self._names = names
-        self._group: LocalGroup | None = None
+        self._group: LocalStage | None = None
         self._memory: HostMemory | None = None
         self._orders: dict[type[Message], Order] = {wire.Ask: self._offer, wire.Load: self._load}
 
@@ -161,19 +161,19 @@ class Serving:
         self._memory = memory
         progress = Progress(self._wire)
         with format_of(model_dir).open(model_dir) as source:
-            group = LocalGroup(spec, plan, source, progress.advance, order.taps, memory, number)
-        self._group = group
+            stage = LocalStage(spec, plan, source, progress.advance, order.taps, memory, number)
+        self._group = stage
         progress.tell()
         sizes = Sizes(spec, plan, number)
         taps = [tap for tap in order.taps if tap in sizes.layers]
         limits = plan.parallel, plan.max_ctx_tokens
         pages = plan.num_pages
         self._orders |= PassOrders(
-            self._wire, group.passes, sizes, taps, (*limits, pages), group.taken, group.prepare
+            self._wire, stage.passes, sizes, taps, (*limits, pages), stage.taken, stage.prepare
         ).table
         assert self._home.telling is not None, "a backend is started with all that it needs"
         tell = self._home.telling.tell
-        self._orders |= NodeOrders(self._wire, group.nodes, memory, lay, limits, tell).table
+        self._orders |= NodeOrders(self._wire, stage.nodes, memory, lay, limits, tell).table
         self._orders[wire.Synchronize] = self._synchronize
         log.info("layers %d:%d are loaded", sizes.layers.start, sizes.layers.stop)
 

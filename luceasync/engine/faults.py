@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
-from luceasync.errors import GroupFailed
+from luceasync.errors import StageFailed
 from luceasync.request import ErrorKind
 
 # A pass of one of the two kinds, a step's work around passes, or what was asked from outside.
@@ -30,8 +30,8 @@ class Fault:
 
 
 def fault_of(error: Exception, during: During) -> Fault:
-    """A group that failed is nobody's fault and may come back; all else is a fault of ours."""
-    if isinstance(error, GroupFailed):
+    """A stage that failed is nobody's fault and may come back; all else is a fault of ours."""
+    if isinstance(error, StageFailed):
         return Fault(str(error), "unavailable", during)
     return Fault(f"the engine failed: {type(error).__name__}: {error}", "failed", during)
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from luceasync.cyext.names import rename_table
-from luceasync.errors import GroupFailed, SnapshotMismatch
+from luceasync.errors import SnapshotMismatch, StageFailed
 from luceasync.host_cache.copy_stream import Ticket, together
 from luceasync.kv.cache import Shape
 from luceasync.nodes import NodeKey
@@ -129,10 +129,10 @@ class NodesInParts:
         return {name: shape for part in self._parts for name, shape in part.shapes(span).items()}
 
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
-        """See Nodes. Raises MemoryError, GroupFailed; then nothing of the node is held."""
+        """See Nodes. Raises MemoryError, StageFailed; then nothing of the node is held."""
         try:
             return together([part.save(lane, node, span) for part in self._parts])
-        except (MemoryError, GroupFailed):
+        except (MemoryError, StageFailed):
             self.drop(node)
             raise
 
@@ -167,7 +167,7 @@ class NodesInParts:
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """Own tensors that any split of this model has exported, in place of what `node` was: all
         of them, or none. Raises SnapshotMismatch; the caller still owns its tensors then. Raises
-        MemoryError where a holder copies them and has no room, and GroupFailed; nothing of the node
+        MemoryError where a holder copies them and has no room, and StageFailed; nothing of the node
         is held then.
         """
         named = renamed(tensors, self._first_layers)
@@ -176,7 +176,7 @@ class NodesInParts:
         try:
             for part, share in zip(self._parts, shares, strict=True):
                 part.adopt(node, span, {name: named[name] for name in share})
-        except (MemoryError, GroupFailed):  # some parts copy
+        except (MemoryError, StageFailed):  # some parts copy
             self.drop(node)
             raise
 

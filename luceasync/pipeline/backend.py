@@ -25,25 +25,25 @@ from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import ROOT
 from luceasync.nodes import NodeKey
-from luceasync.pipeline.group import Group, LocalGroup
 from luceasync.pipeline.paged_lanes import paging_of
 from luceasync.pipeline.passes import Batch, Chain, TapRing, following
 from luceasync.pipeline.plan import Plan
+from luceasync.pipeline.stage import LocalStage, Stage
 from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
-# Of a plan's group by number, given what hears of weights that are read, and the taps.
-OpenRemote = Callable[[int, Callable[[int], None], Sequence[int]], Group]
+# Of a plan's stage by number, given what hears of weights that are read, and the taps.
+OpenRemote = Callable[[int, Callable[[int], None], Sequence[int]], Stage]
 
 
 class LayerSplitBackend:
-    """A chain of groups. One device is a chain of one. Synchronous; engine thread only."""
+    """A chain of stages. One device is a chain of one. Synchronous; engine thread only."""
 
     def __init__(
         self,
         spec: ModelSpec,
         plan: Plan,
-        groups: Sequence[Group],
+        stages: Sequence[Stage],
         page_order: Sequence[int] | None = None,
         taps: Sequence[int] = (),
     ) -> None:
@@ -53,9 +53,9 @@ class LayerSplitBackend:
         self._decoded = Batch((), (), 1)  # last
         self._verified: Batch | None = None
         self._spec = spec
-        self._groups = list(groups)
-        self._passes = Chain([group.passes for group in groups])
-        holders = [nodes for group in groups for nodes in group.nodes]
+        self._groups = list(stages)
+        self._passes = Chain([stage.passes for stage in stages])
+        holders = [nodes for stage in stages for nodes in stage.nodes]
         first_layers = [shard.begin for shard in plan.shards]
         self.lanes = paging_of(
             plan, self._passes, partial(NodesInParts, holders, first_layers), page_order
@@ -75,20 +75,20 @@ class LayerSplitBackend:
     ) -> LayerSplitBackend:
         """Load the model as planned; `advance` hears the bytes of each tensor, `taps` are the
         layers whose rows a ring can be given, `memory` holds saved nodes, `open_remote` opens
-        groups of other processes. Raises ModelError, GroupFailed.
+        stages of other processes. Raises ModelError, StageFailed.
         """
         memory = memory or PlainMemory()
         with torch.inference_mode(), ExitStack() as loaded:
-            groups: list[Group] = []
-            for number, (begin, _) in enumerate(plan.groups):
+            stages: list[Stage] = []
+            for number, (begin, _) in enumerate(plan.stages):
                 if plan.devices[begin].is_here:
-                    groups.append(LocalGroup(spec, plan, source, advance, taps, memory, number))
+                    stages.append(LocalStage(spec, plan, source, advance, taps, memory, number))
                 else:
                     assert open_remote is not None, "the plan has groups of other processes"
-                    groups.append(open_remote(number, advance, taps))
-                loaded.callback(groups[-1].close)
+                    stages.append(open_remote(number, advance, taps))
+                loaded.callback(stages[-1].close)
             loaded.pop_all()
-            return cls(spec, plan, groups, taps=taps)
+            return cls(spec, plan, stages, taps=taps)
 
     @classmethod
     def open(
@@ -111,7 +111,7 @@ class LayerSplitBackend:
     @property
     def num_shards(self) -> tuple[int, int]:
         """How many shards the model has, in this process and in others."""
-        counts = [group.num_shards for group in self._groups]
+        counts = [stage.num_shards for stage in self._groups]
         return sum(local for local, _ in counts), sum(remote for _, remote in counts)
 
     @property
@@ -273,23 +273,23 @@ class LayerSplitBackend:
         self._groups[-1].synchronize()
 
     def notice(self) -> None:
-        """Raise GroupFailed where a group is known to be gone, without asking it."""
-        for group in self._groups:
-            group.notice()
+        """Raise StageFailed where a stage is known to be gone, without asking it."""
+        for stage in self._groups:
+            stage.notice()
 
     def probe(self) -> None:
-        """Raise GroupFailed where a group is gone. Ask while nothing runs."""
-        for group in self._groups:
-            group.probe()
+        """Raise StageFailed where a stage is gone. Ask while nothing runs."""
+        for stage in self._groups:
+            stage.probe()
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """Bring back every group that is gone; whether there was one. Reset all lanes then."""
-        return sum(group.mend(lost) for group in self._groups) > 0  # each of them
+        """Bring back every stage that is gone; whether there was one. Reset all lanes then."""
+        return sum(stage.mend(lost) for stage in self._groups) > 0  # each of them
 
     def close(self) -> None:
         """Free everything. May be called twice."""
-        for group in self._groups:
-            group.close()
+        for stage in self._groups:
+            stage.close()
         self._groups.clear()
         self._passes = Chain([])
         self.lanes = paging_of(self.plan, self._passes, partial(NodesInParts, [], []))

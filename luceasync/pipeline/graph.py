@@ -31,7 +31,7 @@ WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their worksp
 
 
 class GraphedShard:
-    """Decode steps and verify passes of `shard` in every shape of the plan: see Group.
+    """Decode steps and verify passes of `shard` in every shape of the plan: see Stage.
 
     The shard must have come to rest: its weights and state are at their final places.
     """
@@ -75,7 +75,7 @@ class GraphedShard:
             self._steps = {size: self._step_of(each) for size, each in decode.items()}
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
-        """Rows of one lane; see Group. How they are run follows from their number."""
+        """Rows of one lane; see Stage. How they are run follows from their number."""
         self.forget()
         num_rows = batch.num_rows
         step = next((self._short[size] for size in sorted(self._short) if size >= num_rows), None)

@@ -1,6 +1,6 @@
 """Paging of lanes that have fewer pages than their context has chunks.
 
-Acts as KvFlashPager decides: has rows saved before they leave, groups told, chunks recalled beside
+Acts as KvFlashPager decides: has rows saved before they leave, stages told, chunks recalled beside
 the passes, and lanes looked at. What moves does so after a number of tokens, never when a copy
 happens to end: a slow one changes no token.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from luceasync.errors import GroupFailed, HostMemorySpent
+from luceasync.errors import HostMemorySpent, StageFailed
 from luceasync.host_cache.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pager import Growth, KvFlashPager
 from luceasync.kv.pages import CHUNK_TOKENS, PageMap
@@ -148,7 +148,7 @@ class PagedLanes:
     @torch.inference_mode()
     def vacate(self, lane: int) -> None:
         """See Paging. What it held of host memory is free again."""
-        with suppress(GroupFailed):  # who needs the group is told so, and all lanes begin anew then
+        with suppress(StageFailed):  # who needs the stage is told so, and all lanes begin anew then
             self.reset(lane)
 
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:

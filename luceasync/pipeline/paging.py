@@ -1,7 +1,7 @@
 """What becomes of lanes' pages around passes: two bodies, for lanes that hold all of their context
 and for those that hold a part of it.
 
-Does what the map says: tells groups, has rows saved, recalled and looked at. Chooses nothing.
+Does what the map says: tells stages, has rows saved, recalled and looked at. Chooses nothing.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Paging(Protocol):
 
 
 class Placer:
-    """Tells the groups of changes of pages, in turn."""
+    """Tells the stages of changes of pages, in turn."""
 
     def __init__(self, passes: Passes) -> None:
         self._passes = passes

@@ -1,6 +1,6 @@
 """What can be run on lanes, and the same for a chain: what one link gives, the next one is given.
 
-A link is a shard of a group, or a group of a model; a chain of links is one again. Knows no device
+A link is a shard of a stage, or a stage of a model; a chain of links is one again. Knows no device
 and no node.
 """
 

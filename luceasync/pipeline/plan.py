@@ -38,7 +38,7 @@ class Plan:
 
     shards: tuple[ShardPlan, ...]
     devices: tuple[Offer, ...]  # of the shards, in their order
-    groups: tuple[tuple[int, int], ...]  # shards [begin, end), neighbours of one process
+    stages: tuple[tuple[int, int], ...]  # shards [begin, end), neighbours of one process
     precision: Precision
     parallel: int
     max_ctx_tokens: int
@@ -197,7 +197,7 @@ def make_plan(
     return Plan(
         shards=shards,
         devices=tuple(devices),
-        groups=group_shards([device.process for device in devices]),
+        stages=stages_of([device.process for device in devices]),
         precision=precision,
         parallel=lanes.parallel,
         max_ctx_tokens=lanes.max_ctx_tokens,
@@ -211,7 +211,7 @@ def make_plan(
     )
 
 
-def group_shards(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def stages_of(processes: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Which shards `[begin, end)` belong together: neighbours of one process. `processes`: that of
     each shard.
     """

@@ -103,7 +103,7 @@ class ShardPasses:
         self._transfer = transfer
         self._proposer = Proposer()
         self._bodies = bodies_for(shard.platform)
-        self._epoch: int | None = None  # of the page map; a new group takes the first that comes
+        self._epoch: int | None = None  # of the page map; a new stage takes the first that comes
         self._verified: Batch | None = None
         self._logits: Tensor | None = None  # of the last pass that left any, [entries, ..., vocab]
         self._best: FoundBest | None = None  # of these logits, if the pass has found them

@@ -22,7 +22,7 @@ from luceasync.text.tokenizer import Tokenizer
 from scripts.check_processes import placed
 from scripts.grammar.cases import Case
 from tests import tiny
-from tests.groups import in_groups
+from tests.stages import in_stages
 
 PARALLEL = 8
 # A random model would never close a string by itself.
@@ -75,7 +75,7 @@ def placement(places: Places, folder: Path) -> Iterator[PlacementConfig]:
     its own.
     """
     if places == "groups":
-        with in_groups(3):
+        with in_stages(3):
             yield PlacementConfig()
     else:
         yield placed(folder, "two", "auto") if places == "remote" else PlacementConfig()

@@ -16,7 +16,7 @@ from luceasync.bench.device import synchronize
 from luceasync.bench.model import prefill, random_prompt
 from luceasync.models.config import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.plan import Plan, group_shards
+from luceasync.pipeline.plan import Plan, stages_of
 from luceasync.pipeline.remote.fleet import Fleet
 from luceasync.ranking.logits import Wanted
 
@@ -40,8 +40,8 @@ def random_program(folder: Path, script: str) -> Path:
 def in_two(plan: Plan) -> Plan:
     """The plan with each device but the first in a process of its own."""
     devices = tuple(replace(each, process=i) for i, each in enumerate(plan.devices))
-    groups = group_shards([device.process for device in devices])
-    return replace(plan, devices=devices, groups=groups)
+    stages = stages_of([device.process for device in devices])
+    return replace(plan, devices=devices, stages=stages)
 
 
 @contextmanager

@@ -24,10 +24,10 @@ from luceasync.ipc.packets import Message
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.remote import wire
+from luceasync.pipeline.stage import LocalStage
 
 NUM_LANES, MAX_TOKENS, MEMORY_BYTES = 2, 128, 1 << 20
 LITTLE_BYTES = 4 << 20
@@ -66,7 +66,7 @@ class Line:
 
 
 class Orders:
-    """Of one group, over memory that was lent or its own."""
+    """Of one stage, over memory that was lent or its own."""
 
     def __init__(self, model_dir: Path, is_lent: bool) -> None:
         spec = read_spec(model_dir)
@@ -84,19 +84,19 @@ class Orders:
         lent = None if self.sealed is None else LentMemory(self.sealed)
         memory = lent or PlainMemory()
         with open_checkpoint(model_dir) as checkpoint:
-            self.group = LocalGroup(spec, plan, checkpoint, memory=memory)
+            self.stage = LocalStage(spec, plan, checkpoint, memory=memory)
         self.line = Line(64)
         lay = (lambda regions: None) if lent is None else lent.tell
         limits = NUM_LANES, MAX_TOKENS
         self.told: list[int] = []
         tell = self.told.append
-        self.orders = NodeOrders(self.line, self.group.nodes, memory, lay, limits, tell)
+        self.orders = NodeOrders(self.line, self.stage.nodes, memory, lay, limits, tell)
 
     def do(self, message: Message) -> None:
         self.orders.table[type(message)](message, Received(message, None, 1, 0))
 
     def close(self) -> None:
-        self.group.close()
+        self.stage.close()
         if self.sealed is not None:
             self.sealed.close()
 

@@ -56,7 +56,7 @@ class Untouched:
 
 
 class Rows:
-    """Sizes of a first group."""
+    """Sizes of a first stage."""
 
     is_first = True
 

@@ -28,8 +28,8 @@ from luceasync.request import (
     Sampling,
 )
 from tests import tiny
-from tests.groups import in_groups
 from tests.processes import placed
+from tests.stages import in_stages
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
@@ -109,7 +109,7 @@ async def ask_all(engine: LocalEngine) -> list[list[tuple[str, str | None]]]:
 
 @pytest.fixture(scope="module")
 def plain(tiny_dir: Path) -> tuple[list[list[tuple[str, str | None]]], int]:
-    """What is said without a drafter in one group, and in how many steps."""
+    """What is said without a drafter in one stage, and in how many steps."""
 
     async def said() -> tuple[list[list[tuple[str, str | None]]], int]:
         async with started(tiny_dir) as engine:
@@ -155,12 +155,12 @@ async def test_a_drafter_changes_no_answer_and_saves_steps(tiny_dir, tmp_path, t
 @pytest.mark.parametrize("where", ["three groups", "three processes", "the last one elsewhere"])
 async def test_where_the_logits_lie_changes_no_answer(tiny_dir, tmp_path, where, plain):
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
-    placement, num_groups = PlacementConfig(), 1
+    placement, num_stages = PlacementConfig(), 1
     if where == "three groups":
-        num_groups = 3
+        num_stages = 3
     else:
         placement = placed(tmp_path, "three" if where == "three processes" else "two")
-    with in_groups(num_groups) if num_groups > 1 else nullcontext():
+    with in_stages(num_stages) if num_stages > 1 else nullcontext():
         async with started(tiny_dir, placement, draft_dir=draft_dir) as engine:
             assert await ask_all(engine) == plain[0]
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from luceasync.engine.faults import MAX_IN_A_ROW, SOUND_LIFE_S, Failures, Restarts, fault_of
-from luceasync.errors import GroupFailed, ModelError
+from luceasync.errors import ModelError, StageFailed
 
 
 def test_the_third_failure_in_a_row_is_the_last():
@@ -30,7 +30,7 @@ def test_failures_of_one_kind_are_not_counted_for_another():
 @pytest.mark.parametrize(
     ("error", "kind", "words"),
     [
-        (GroupFailed(2, "no answer in 10 s"), "unavailable", "group 2 .* no answer in 10 s"),
+        (StageFailed(2, "no answer in 10 s"), "unavailable", "group 2 .* no answer in 10 s"),
         (ZeroDivisionError("no way"), "failed", "the engine failed: ZeroDivisionError: no way"),
         (ModelError("no layer"), "failed", "the engine failed: ModelError: no layer"),
     ],

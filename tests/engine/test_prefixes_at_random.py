@@ -24,7 +24,7 @@ from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.faults import Fault, fault_of
 from luceasync.engine.prepare import Prepared
 from luceasync.engine.pump import Pump
-from luceasync.errors import GroupFailed
+from luceasync.errors import StageFailed
 from luceasync.models.mixers import END_KINDS
 from luceasync.prefix_cache import index as index_module
 from luceasync.prefix_cache.memory import LOGITS
@@ -185,14 +185,14 @@ class Server(RuleBasedStateMachine):
         def failing(*args, **fields):
             if verb in ("prefill", "decode"):
                 real(*args, **fields)
-            raise GroupFailed(0, "its process is gone")
+            raise StageFailed(0, "its process is gone")
 
         setattr(self.bench.target, verb, failing)
         fault: Fault | None = None
         for _ in range(num_steps):
             try:
                 self.hear(self.pump.step())
-            except GroupFailed as error:
+            except StageFailed as error:
                 fault = fault_of(error, self.pump.doing)
                 break
         delattr(self.bench.target, verb)

@@ -132,7 +132,7 @@ async def test_a_restart_takes_up_what_another_arrangement_has_written(
 
 
 def backends() -> list[psutil.Process]:
-    """Processes that this one has started for groups."""
+    """Processes that this one has started for stages."""
     found = []
     for child in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it ends just now, or has ended

@@ -13,7 +13,7 @@ from luceasync.config import CacheConfig, Config, DraftConfig, EngineConfig, Mod
 from luceasync.engine import faults
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
-from luceasync.errors import GroupFailed, Unavailable
+from luceasync.errors import StageFailed, Unavailable
 from tests import tiny
 from tests.engines import Answer, ask, user
 
@@ -92,7 +92,7 @@ async def test_a_pass_that_fails_once_ends_what_ran_and_changes_no_later_answer(
 async def test_a_group_that_fails_ends_only_what_ran(tiny_dir):
     async with running(tiny_dir, None) as engine:
         told = await answers(engine, ["one", "two", "three"])
-        error = GroupFailed(0, "its process is gone")
+        error = StageFailed(0, "its process is gone")
         failing = Fails(engine, "decode", error, num_times=1, skip=3)
         found = await answers(engine, ["one", "two", "three"])
         failing.heal()

@@ -10,7 +10,7 @@ import pytest
 from luceasync.engine import faults
 from luceasync.engine.faults import MAX_IN_A_ROW, Fault
 from luceasync.engine.thread import EngineThread, Loaded
-from luceasync.errors import GroupFailed, ModelError
+from luceasync.errors import ModelError, StageFailed
 
 DEADLINE_S = 10.0
 
@@ -162,7 +162,7 @@ async def test_after_a_failure_what_ran_is_told_and_the_next_step_is_done():
 
 
 async def test_a_group_that_fails_is_an_event_of_its_own_kind():
-    pump = Pump(GroupFailed(1, "its process is gone"), [2])
+    pump = Pump(StageFailed(1, "its process is gone"), [2])
     thread, listener = await start(pump, [])
     await until(lambda: 2 in listener.delivered)
     await thread.join()

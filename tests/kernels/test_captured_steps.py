@@ -15,7 +15,7 @@ from luceasync.kernels import attention, tree_attention
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.trees import ROOT
-from luceasync.pipeline import group
+from luceasync.pipeline import stage
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
@@ -51,7 +51,7 @@ def load(tiny_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Load]:
         with monkeypatch.context() as patched:
             if captured:
                 plan = replace(plan, decode_sizes=(1, 2))
-                patched.setattr(group, "open_platform", InterpretedPlatform)
+                patched.setattr(stage, "open_platform", InterpretedPlatform)
             loaded.append(LayerSplitBackend.open(tiny_dir, spec, plan))
         return loaded[-1]
 

@@ -14,9 +14,9 @@ from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.capacity import AskedPool, Policy, Pool
 from luceasync.pipeline.devices import find_devices
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.stage import LocalStage
 
 MakeBackend = Callable[..., LayerSplitBackend]
 
@@ -60,11 +60,11 @@ def make_backend() -> Iterator[MakeBackend]:
             else AskedPool(pool_tokens, Pool(policy, tau_tokens, tuple(pins)), 2**40),
         )
         with open_checkpoint(model_dir) as checkpoint:
-            groups = [
-                LocalGroup(spec, plan, checkpoint, taps=taps, memory=memory, number=number)
-                for number in range(len(plan.groups))
+            stages = [
+                LocalStage(spec, plan, checkpoint, taps=taps, memory=memory, number=number)
+                for number in range(len(plan.stages))
             ]
-        backends.append(LayerSplitBackend(spec, plan, groups, page_order, taps))
+        backends.append(LayerSplitBackend(spec, plan, stages, page_order, taps))
         return backends[-1]
 
     yield make

@@ -31,7 +31,7 @@ class HeardTaps:
 
 
 def taps_of(backend: LayerSplitBackend, paths: Sequence[Sequence[int]] = ()) -> list[Tensor]:
-    """The rows of the last pass; of groups in other processes those of `paths` alone."""
+    """The rows of the last pass; of stages in other processes those of `paths` alone."""
     heard = HeardTaps()
     backend.send_taps(heard, [], [], paths, 0)
     return heard.taps

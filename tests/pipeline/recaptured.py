@@ -15,7 +15,7 @@ from torch import Tensor
 from luceasync.models.ops import Ops, TorchOps
 from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
 from luceasync.models.trees import Trees
-from luceasync.pipeline import group
+from luceasync.pipeline import stage
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.past_rows import PastRows
 from luceasync.pipeline.shard import Shard
@@ -82,7 +82,7 @@ def recaptured() -> Iterator[list[object]]:
         replay(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(group, "open_platform", Platform)
-        patch.setattr(group, "Shard", HostShard)
+        patch.setattr(stage, "open_platform", Platform)
+        patch.setattr(stage, "Shard", HostShard)
         patch.setattr(Rerun, "replay", heard)
         yield replayed

@@ -25,8 +25,8 @@ def without_chunks(backend: LayerSplitBackend) -> LayerSplitBackend:
     """The prompt on lane 1, and then chunks of it taken away; what held them holds no number."""
     backend.prefill(1, 0, prompt(), project=True)
     pages = backend.lanes._pages.pages(1)
-    for group in backend._groups:
-        for shard in group._shards:
+    for stage in backend._groups:
+        for shard in stage._shards:
             for stack in shard.cache.row_stacks:
                 for chunk in GONE:
                     stack[:, 1, pages[chunk] * 64 : (pages[chunk] + 1) * 64] = float("nan")

@@ -1,4 +1,4 @@
-"""Several groups are one model: in order, all of them or none, and a failure of one is told."""
+"""Several stages are one model: in order, all of them or none, and a failure of one is told."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.nodes import Nodes, Span
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.passes import Passes
-from tests.pipeline.fake_group import FakeGroup, Told
+from tests.pipeline.fake_stage import FakeStage, Told
 from tests.pipeline.heard import taps_of
 from tests.pipeline.plans import plan_of
 from tests.pipeline.specs import make_spec
@@ -20,24 +20,24 @@ SPAN = Span(0, 64, with_state=False)
 
 
 class Bench:
-    """A backend over fake groups, of which the first has `sizes[0]` shards, and so on."""
+    """A backend over fake stages, of which the first has `sizes[0]` shards, and so on."""
 
     def __init__(self, *sizes: int, taps: tuple[int, ...] = ()) -> None:
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         plan = plan_of([8192.0] * sum(sizes), max_ctx_tokens=512, verify_rows=[4])
         ranges = zip([0, *ends], ends, strict=False)
-        self.plan = replace(plan, groups=tuple(ranges))
+        self.plan = replace(plan, stages=tuple(ranges))
         self.told: Told = []
-        self.groups = [FakeGroup(self.plan, i, self.told) for i in range(len(sizes))]
-        self.backend = LayerSplitBackend(make_spec(), self.plan, self.groups, taps=taps)
+        self.stages = [FakeStage(self.plan, i, self.told) for i in range(len(sizes))]
+        self.backend = LayerSplitBackend(make_spec(), self.plan, self.stages, taps=taps)
 
     def verbs(self, *wanted: str) -> list[tuple[int, str]]:
-        return [(group, verb) for group, verb, _ in self.told if verb in wanted]
+        return [(stage, verb) for stage, verb, _ in self.told if verb in wanted]
 
 
 def test_the_fake_has_all_that_a_group_has():
-    group = Bench(1, 1).groups[0]
-    for protocol, body in ((Passes, group.passes), (Nodes, group.nodes[0])):
+    stage = Bench(1, 1).stages[0]
+    for protocol, body in ((Passes, stage.passes), (Nodes, stage.nodes[0])):
         names = [name for name in vars(protocol) if not name.startswith("_")]
         assert names and all(hasattr(body, name) for name in names)
 
@@ -56,7 +56,7 @@ def test_what_one_group_gives_the_next_one_is_given():
         4012,
     ]
     passes = bench.verbs("prefill", "decode", "verify")
-    assert [group for group, _ in passes] == [0, 1, 2] * 4
+    assert [stage for stage, _ in passes] == [0, 1, 2] * 4
 
 
 def test_every_group_follows_the_page_map_before_a_pass_and_forgets_a_lane():
@@ -64,7 +64,7 @@ def test_every_group_follows_the_page_map_before_a_pass_and_forgets_a_lane():
     bench.backend.reset(1)
     bench.backend.prefill(1, 0, [5] * 70, project=False)
     assert bench.verbs("reset", "place", "prefill") == [
-        (group, verb) for verb in ("reset", "place", "prefill") for group in (0, 1)
+        (stage, verb) for verb in ("reset", "place", "prefill") for stage in (0, 1)
     ]
 
 
@@ -102,20 +102,20 @@ def test_shards_of_all_groups_are_counted_where_they_are():
 
 def test_a_save_without_room_in_one_group_leaves_nothing_in_any():
     bench = Bench(1, 1)
-    bench.groups[1].fails["save"] = MemoryError("no room")
+    bench.stages[1].fails["save"] = MemoryError("no room")
     with pytest.raises(MemoryError):
         bench.backend.nodes.save(0, "n", SPAN)
     assert bench.verbs("save", "drop") == [(0, "save"), (1, "save"), (0, "drop"), (1, "drop")]
-    assert not bench.groups[0].nodes[0].held
+    assert not bench.stages[0].nodes[0].held
 
 
 def test_copies_have_arrived_when_they_have_in_every_group():
     bench, told = Bench(1, 1), []
     ticket = bench.backend.nodes.save(0, "n", SPAN)
     ticket.when_done(lambda: told.append(1))
-    bench.groups[1].tickets[0].arrive()
+    bench.stages[1].tickets[0].arrive()
     assert not ticket.is_done and not told
-    bench.groups[0].tickets[0].arrive()
+    bench.stages[0].tickets[0].arrive()
     assert ticket.is_done and told == [1]
 
 
@@ -123,7 +123,7 @@ def test_a_lane_is_empty_and_has_room_before_anything_is_put_into_it():
     bench = Bench(1, 1)
     bench.backend.nodes.restore(0, ["n"], 64)
     assert bench.verbs("reset", "place", "restore") == [
-        (group, verb) for verb in ("reset", "place", "restore") for group in (0, 1)
+        (stage, verb) for verb in ("reset", "place", "restore") for stage in (0, 1)
     ]
 
 
@@ -132,8 +132,8 @@ def test_a_node_of_another_split_is_given_to_whom_its_layers_belong():
     source.backend.nodes.save(0, "n", SPAN)
     given = source.backend.nodes.export("n")
     target.backend.nodes.adopt("n", SPAN, given)
-    for group in target.groups:
-        for shard, nodes in zip(group.shards, group.nodes, strict=True):
+    for stage in target.stages:
+        for shard, nodes in zip(stage.shards, stage.nodes, strict=True):
             assert nodes.held["n"].keys() == nodes.shapes(SPAN).keys()
             assert all(name.startswith(f"ls{shard}_") for name in nodes.held["n"])
     taken = target.backend.nodes.export("n")
@@ -157,7 +157,7 @@ def test_a_node_that_is_wrong_in_one_group_is_owned_by_none(is_missing: bool):
 @pytest.mark.parametrize("verb", ["prefill", "place", "restore"])
 def test_a_group_that_fails_is_told_and_the_groups_behind_it_hear_nothing(verb: str):
     bench = Bench(1, 1, 1)
-    bench.groups[1].fails[verb] = ConnectionError("the group is gone")
+    bench.stages[1].fails[verb] = ConnectionError("the group is gone")
     with pytest.raises(ConnectionError, match="the group is gone"):
         if verb == "restore":
             bench.backend.nodes.restore(0, ["n"], 64)
@@ -166,14 +166,14 @@ def test_a_group_that_fails_is_told_and_the_groups_behind_it_hear_nothing(verb: 
     assert bench.verbs(verb) == [(0, verb), (1, verb)]
     bench.backend.close()
     bench.backend.close()
-    assert all(group.is_closed for group in bench.groups)
+    assert all(stage.is_closed for stage in bench.stages)
 
 
 def test_copies_that_fail_in_one_group_are_told_where_somebody_waits():
     bench = Bench(1, 1)
     ticket = bench.backend.nodes.save(0, "n", SPAN)
-    bench.groups[0].tickets[0].arrive()
-    bench.groups[1].tickets[0].arrive(ConnectionError("the group is gone"))
+    bench.stages[0].tickets[0].arrive()
+    bench.stages[1].tickets[0].arrive(ConnectionError("the group is gone"))
     assert ticket.is_done
     with pytest.raises(ConnectionError):
         ticket.wait()

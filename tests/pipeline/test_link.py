@@ -1,4 +1,4 @@
-"""Whatever the other end answers: it is what was asked for, or the group has failed."""
+"""Whatever the other end answers: it is what was asked for, or the stage has failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from luceasync.errors import GroupFailed
+from luceasync.errors import StageFailed
 from luceasync.ipc.channel import Outgoing, Vitals
 from luceasync.ipc.local import LocalChannel
 from luceasync.ipc.packets import Message
@@ -84,7 +84,7 @@ def test_tensors_are_those_that_were_asked_for_or_it_has_failed(transport, messa
         if is_right:
             assert [(tuple(t.shape), t.dtype) for t in link.tensors(number, SPECS)] == SPECS
         else:
-            with pytest.raises(GroupFailed, match=r"group 3 of the model failed: .*process lives"):
+            with pytest.raises(StageFailed, match=r"group 3 of the model failed: .*process lives"):
                 link.tensors(number, SPECS)
         assert tracemalloc.get_traced_memory()[1] < LITTLE_BYTES
         assert link.is_open == is_right
@@ -107,10 +107,10 @@ def test_any_bytes_in_place_of_an_answer_are_a_failure(transport, content):
         number = link.tell(wire.Synchronize())
         ends.there.receive(DEADLINE_S)
         ends.control_there.send(content)
-        with pytest.raises(GroupFailed):
+        with pytest.raises(StageFailed):
             link.answer(number, wire.Done)
         assert not link.is_open
-        with pytest.raises(GroupFailed):
+        with pytest.raises(StageFailed):
             link.notice()
         link.mention(wire.Reset(0))  # nobody need hear
     finally:

@@ -18,8 +18,8 @@ from luceasync.models.loader import RandomSource
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices, host_memory
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import make_plan
+from luceasync.pipeline.stage import LocalStage
 
 pytestmark = pytest.mark.gpu
 NUM_TOKENS = 8192
@@ -254,8 +254,8 @@ def test_chains_go_between_a_gpu_and_any_split(
             prefill_chunk_tokens=None,
         )
         with torch.inference_mode(), open_checkpoint(tiny_dir) as checkpoint:
-            group = LocalGroup(spec, plan, checkpoint, memory=arena)
-        backends.append(LayerSplitBackend(spec, plan, [group], order))
+            stage = LocalStage(spec, plan, checkpoint, memory=arena)
+        backends.append(LayerSplitBackend(spec, plan, [stage], order))
     source, target = backends
     tokens = torch.randint(3, 500, (150,), generator=torch.Generator().manual_seed(3)).tolist()
     for node, span in chain.items():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from luceasync.errors import EventsOutOfTurn, GroupFailed, HostMemorySpent
+from luceasync.errors import EventsOutOfTurn, HostMemorySpent, StageFailed
 from luceasync.host_cache.arena import PlainMemory
 from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.backend import LayerSplitBackend
@@ -101,8 +101,8 @@ def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
 def poison(backend: LayerSplitBackend, lane: int) -> None:
     """What no chunk has holds no number."""
     used = set(backend.lanes._pager.pages(lane))
-    for group in backend._groups:
-        for shard in group._shards:
+    for stage in backend._groups:
+        for shard in stage._shards:
             for stack in shard.cache.row_stacks:
                 for page in set(range(POOL // 64)) - used:
                     stack[:, lane, page * 64 : (page + 1) * 64] = float("nan")
@@ -192,8 +192,8 @@ def test_a_look_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Pa
     backend = make_backend(tiny_dir, **SIZES)
     prefilled(backend, 1, prompt())
     decoded(backend, [1], 40)
-    [group] = backend._groups
-    [shard] = group._shards
+    [stage] = backend._groups
+    [shard] = stage._shards
     if not has_room:
         backend.lanes.keep_with(lambda save, num_bytes: False)
     backend.lanes._look(1, NUM_PROMPT + 40, is_first=False)
@@ -209,12 +209,12 @@ def test_a_lane_is_left_though_a_group_is_gone(make_backend, tiny_dir: Path, mon
     prefilled(backend, 1, prompt())
 
     def gone(lane: int) -> None:
-        raise GroupFailed(1, "it is gone")
+        raise StageFailed(1, "it is gone")
 
     monkeypatch.setattr(backend.lanes._passes, "reset", gone)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.reset(1)
     backend.lanes.vacate(1)
     monkeypatch.undo()
-    backend.reset(1)  # as all lanes are when the group is there again
+    backend.reset(1)  # as all lanes are when the stage is there again
     assert resident(backend, 1) == []

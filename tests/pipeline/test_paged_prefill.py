@@ -69,7 +69,7 @@ def test_a_pool_of_the_whole_context_keeps_the_bits(make_backend, tiny_dir: Path
 
 def poison_free_pages(backend: LayerSplitBackend) -> None:
     """No page that holds no chunk of the lane holds a number."""
-    for shard in (shard for group in backend._groups for shard in group._shards):
+    for shard in (shard for stage in backend._groups for shard in stage._shards):
         used = set(shard.cache._residents[1].pages)
         for page in set(range(backend.plan.num_pages)) - used:
             for stack in shard.cache.row_stacks:
@@ -84,16 +84,16 @@ def test_pages_that_were_freed_and_old_blocks_are_never_read(make_backend, tiny_
     for begin in range(0, 1300, CHUNK):
         found.append(backend.prefill(1, begin, prompt(1300)[begin : begin + CHUNK], project=True))
         poison_free_pages(backend)
-        for shard in (shard for group in backend._groups for shard in group._shards):
+        for shard in (shard for stage in backend._groups for shard in stage._shards):
             for room in shard.past._staging._rooms.values():
                 room.fill_(torch.nan)
     assert torch.stack(found).equal(expected)
 
 
 def looked(backend: LayerSplitBackend, num_tokens: int) -> Tensor:
-    for group in backend._groups:
-        group.passes.look(1, num_tokens)
-    return sum(group.passes.masses(1).of_chunks for group in backend._groups)
+    for stage in backend._groups:
+        stage.passes.look(1, num_tokens)
+    return sum(stage.passes.masses(1).of_chunks for stage in backend._groups)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -103,8 +103,8 @@ def test_what_comes_by_in_the_last_pass_says_what_a_look_does(
     sizes = {"max_ctx_tokens": NUM_PROMPT, "chunk_tokens": CHUNK, "num_shards": num_shards}
     backend = make_backend(tiny_dir, **sizes, pool_tokens=POOL)
     whole = make_backend(tiny_dir, **sizes, pool_tokens=NUM_PROMPT)
-    for group in backend._groups:
-        for shard in group._shards:
+    for stage in backend._groups:
+        for shard in stage._shards:
             shard.past._staging.is_in_place = False  # as where rows are copied to be read
     prefilled(backend, prompt(1300))
     prefilled(whole, prompt(1300))
@@ -125,12 +125,12 @@ def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: P
     plain = make_backend(tiny_dir, **sizes)
     prefilled(plain, prompt(1300))
     expected = looked(plain, 1300)
-    [group] = plain._groups
-    group.passes.look(1, 1300)
+    [stage] = plain._groups
+    stage.passes.look(1, 1300)
     for position in range(1300, 1303):
         batch = Batch((1, NO_LANE, NO_LANE, NO_LANE), (position, 0, 0, 0), 1)
-        group.passes.decode(batch, torch.full((4, 1), 7))
-    assert group.passes.masses(1).of_chunks.equal(expected)
+        stage.passes.decode(batch, torch.full((4, 1), 7))
+    assert stage.passes.masses(1).of_chunks.equal(expected)
 
 
 @pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -142,9 +142,9 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     prefilled(backend, prompt(1300))
     looked(backend, 1300)  # what came by in the last pass
     expected = looked(backend, 1300)
-    [group] = backend._groups
-    [shard] = group._shards
-    group.passes.look(1, 1300)
+    [stage] = backend._groups
+    [shard] = stage._shards
+    stage.passes.look(1, 1300)
     look = shard.past._looks._found[1]
     if device != "cpu:0":
         with shard.platform.beside():
@@ -160,7 +160,7 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     for page in (page for chunk, page in pages.items() if chunk > 20):  # nobody looks at those
         for stack in shard.cache.row_stacks:
             stack[:, 1, page * 64 : page * 64 + 64] = torch.nan
-    assert group.passes.masses(1).of_chunks.equal(expected)
+    assert stage.passes.masses(1).of_chunks.equal(expected)
 
 
 @pytest.mark.gpu
@@ -187,16 +187,16 @@ def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, ti
     prefilled(backend, prompt(1300))
     looked(backend, 1300)  # what came by in the last pass
     expected = looked(backend, 1300)
-    [group] = backend._groups
-    [shard] = group._shards
+    [stage] = backend._groups
+    [shard] = stage._shards
     with shard.platform.beside():
         torch.cuda._sleep(10**9)
-    group.passes.look(1, 1300)
+    stage.passes.look(1, 1300)
     look = shard.past._looks._found[1]
     while look.go_on():
         pass
     shard.past._staging._held.clear()
     others = [torch.full((num,), 2**40, device="cuda") for num in [*range(64, 1400, 32)] * 8]
     torch.cuda.current_stream().synchronize()
-    assert group.passes.masses(1).of_chunks.equal(expected)
+    assert stage.passes.masses(1).of_chunks.equal(expected)
     del others

@@ -12,9 +12,9 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.capacity import Guest
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import Offer, offer_of
-from luceasync.pipeline.plan import group_shards, make_plan
+from luceasync.pipeline.plan import make_plan, stages_of
+from luceasync.pipeline.stage import LocalStage
 from tests import tiny
 from tests.half_precision import needs_bf16
 from tests.pipeline.plans import MIB, plan_of, refusal
@@ -57,10 +57,10 @@ def test_planned_bytes_are_loaded_bytes(family, tmp_path: Path, weights, tied: b
     asked = {"parallel": 2, "max_ctx_tokens": 100, "dtype": dtype, "verify_rows": (3, 8)}
     plan = plan_of([4096] * len(weights), spec=spec, weights=weights, **asked)
     with open_checkpoint(model_dir) as checkpoint:
-        group = LocalGroup(spec, plan, checkpoint)
+        stage = LocalStage(spec, plan, checkpoint)
     planned = {shard.device: plan.device_bytes(shard) for shard in plan.shards}
-    assert group.device_bytes == planned
-    group.close()
+    assert stage.device_bytes == planned
+    stage.close()
 
 
 def test_room_is_left_for_what_is_verified():
@@ -119,7 +119,7 @@ def of_processes(*processes: int) -> tuple[Offer, ...]:
 
 
 @pytest.mark.parametrize(
-    ("processes", "groups"),
+    ("processes", "stages"),
     [
         ((0,), ((0, 1),)),
         ((0, 0, 0), ((0, 3),)),
@@ -127,8 +127,8 @@ def of_processes(*processes: int) -> tuple[Offer, ...]:
         ((0, 1, 0), ((0, 1), (1, 2), (2, 3))),
     ],
 )
-def test_neighbours_of_one_process_are_a_group(processes, groups):
-    assert group_shards(processes) == groups
+def test_neighbours_of_one_process_are_a_group(processes, stages):
+    assert stages_of(processes) == stages
 
 
 def test_only_devices_of_this_process_are_here():

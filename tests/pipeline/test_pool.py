@@ -10,8 +10,8 @@ import pytest
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.pipeline.capacity import AskedPool, Pool
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.plan import LEAST_NODE_TOKENS, Plan
+from luceasync.pipeline.stage import LocalStage
 from tests import tiny
 from tests.pipeline.plans import plan_of, refusal
 
@@ -101,7 +101,7 @@ def test_planned_bytes_are_loaded_bytes(family: str, tmp_path: Path, policy: str
     spec = read_spec(model_dir)
     plan = pooled(512, spec=spec, policy=policy, max_ctx_tokens=2048, verify_rows=(3, 8))
     with open_checkpoint(model_dir) as checkpoint:
-        group = LocalGroup(spec, plan, checkpoint)
+        stage = LocalStage(spec, plan, checkpoint)
     planned = {shard.device: plan.device_bytes(shard) for shard in plan.shards}
-    assert group.device_bytes == planned
-    group.close()
+    assert stage.device_bytes == planned
+    stage.close()

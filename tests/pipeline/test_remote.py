@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from luceasync.config import PlacementConfig
-from luceasync.errors import GroupFailed
+from luceasync.errors import StageFailed
 from luceasync.ipc.supervised import LEAST_S, Heartbeat
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
@@ -27,7 +27,7 @@ from luceasync.pipeline.remote.fleet import Fleet, choose_processes
 from luceasync.ranking.logits import Masks, Wanted
 from tests.pipeline.heard import HeardTaps
 from tests.processes import ARRANGEMENTS, BACKEND, placed
-from tests.test_groups import SPAN, life, turn
+from tests.test_stages import SPAN, life, turn
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("forked_backends")]
 
@@ -37,7 +37,7 @@ REMOTE = [name for name in ARRANGEMENTS if name != "one"]
 
 
 class Opened:
-    """A model over the groups of an arrangement."""
+    """A model over the stages of an arrangement."""
 
     def __init__(self, model_dir: Path, placement: PlacementConfig, computes_beside: bool) -> None:
         """`computes_beside`: as if all devices queued their work."""
@@ -133,21 +133,21 @@ def test_nodes_of_each_arrangement_are_taken_up_by_each_other_one(open_in):
             assert torch.equal(life(target, name), life(target, "n"))
 
 
-def remote_group(backend: LayerSplitBackend):
+def remote_stage(backend: LayerSplitBackend):
     """The one that is not of this process."""
-    [group] = [group for group in backend._groups if group.num_shards[1]]
-    return group
+    [stage] = [stage for stage in backend._groups if stage.num_shards[1]]
+    return stage
 
 
 def pid_of(backend: LayerSplitBackend) -> int:
-    return remote_group(backend)._link._started.child.pid
+    return remote_stage(backend)._link._started.child.pid
 
 
 @pytest.mark.covered(0)
 def test_a_node_in_shared_memory_moves_no_bytes(open_in):
     backend = open_in("between", "shared")
     life(backend)
-    traffic = remote_group(backend).traffic
+    traffic = remote_stage(backend).traffic
     before = traffic.payload_bytes_sent + traffic.payload_bytes_received
     packets = traffic.packet_bytes_sent + traffic.packet_bytes_received
     backend.nodes.export("n")
@@ -159,7 +159,7 @@ def test_a_node_in_shared_memory_moves_no_bytes(open_in):
 @pytest.mark.covered(0)
 def test_no_answer_is_as_wide_as_the_vocabulary(open_in):
     backend = open_in("two", "shared")
-    traffic = remote_group(backend).traffic
+    traffic = remote_stage(backend).traffic
     backend.prefill(0, 0, range(3, 10), project=False)
     backend.decode([0], [7], [5]).rank(Wanted()).candidates()
     before = traffic.payload_bytes_received
@@ -189,7 +189,7 @@ def test_what_was_ranked_before_can_still_be_asked_for(open_in):
 def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
     heard, backend = HeardTaps(num_kept), open_in("two")
     backend.prefill(0, 0, range(3, 103), project=False)
-    traffic = remote_group(backend).traffic
+    traffic = remote_stage(backend).traffic
     before = traffic.payload_bytes_received
     backend.send_chunk_taps(heard, 0, 0, 100)
     row_bytes = heard.taps[1].shape[-1] * 4
@@ -203,22 +203,22 @@ def test_of_a_prompt_only_rows_cross_that_a_ring_keeps(open_in, num_kept: int):
 
 def test_only_tapped_rows_that_are_kept_cross(open_in):
     backend = open_in("two", "shared")
-    group = remote_group(backend)
+    stage = remote_stage(backend)
     backend.prefill(0, 0, range(3, 10), project=False)
     backend.verify([0], [7], torch.tensor([[5, 6, 7, 8, 9, 10]]))
-    before = group.traffic.payload_bytes_received
-    taps = group.passes.taps([[0, 2, 3]])
+    before = stage.traffic.payload_bytes_received
+    taps = stage.passes.taps([[0, 2, 3]])
     assert taps
     [num_kept] = {torch.count_nonzero(rows.abs().sum(-1)).item() for rows in taps.values()}
     row_bytes = sum(rows.shape[-1] * rows.element_size() for rows in taps.values())
     assert num_kept == 3
-    assert group.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
+    assert stage.traffic.payload_bytes_received - before <= 1.1 * num_kept * row_bytes
 
 
 @pytest.mark.covered(0)
 def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
     backend = open_in("two", computes_beside=True)
-    traffic = remote_group(backend).traffic
+    traffic = remote_stage(backend).traffic
     before = traffic.packets_received
     backend.prefill(0, 0, range(3, 67), project=False)
     assert traffic.packets_received == before
@@ -227,9 +227,9 @@ def test_a_chunk_is_not_waited_for_where_work_is_queued(open_in):
 
 @pytest.mark.parametrize("transport", ["shared", "stream"])
 def test_a_step_is_announced_while_its_activation_is_computed(open_in, monkeypatch, transport: str):
-    monkeypatch.setattr("luceasync.pipeline.remote.group.HOST", torch.device("meta"))
+    monkeypatch.setattr("luceasync.pipeline.remote.stage.HOST", torch.device("meta"))
     backend = open_in("two", transport)
-    traffic = remote_group(backend).traffic
+    traffic = remote_stage(backend).traffic
     assert torch.equal(life(backend), life(open_in("one")))
     backend.prefill(1, 0, range(3, 10), project=False)
     before = traffic.packets_sent
@@ -245,7 +245,7 @@ def test_the_state_within_a_chunk_is_saved_where_it_is(open_in, transport: str):
 @pytest.mark.covered(0)
 def test_neighbours_in_processes_are_passed_payloads_by_reference(open_in):
     backend = open_in("three", "shared")
-    first, last = [group for group in backend._groups if group.num_shards[1]]
+    first, last = [stage for stage in backend._groups if stage.num_shards[1]]
     backend.prefill(0, 0, range(3, 10), project=True)
     assert last.traffic.payload_bytes_lent == first.traffic.payload_bytes_received > 0
     assert last.traffic.payload_bytes_sent == 0
@@ -257,7 +257,7 @@ def test_a_process_that_hangs_is_a_failed_group(open_in, monkeypatch):
     backend = open_in("two")
     backend.probe()
     os.kill(pid_of(backend), signal.SIGSTOP)
-    with pytest.raises(GroupFailed, match=r"silent for 0\.3 s.*its process lives"):
+    with pytest.raises(StageFailed, match=r"silent for 0\.3 s.*its process lives"):
         backend.probe()
 
 
@@ -267,7 +267,7 @@ def test_a_process_that_hangs_in_a_pass_is_ended_long_before_the_pass_is_due(ope
     backend = open_in("two")
     threading.Timer(0.3, os.kill, (pid_of(backend), signal.SIGSTOP)).start()
     began_s = time.monotonic()
-    with pytest.raises(GroupFailed, match=r"gave no sign of life for .* s; .* by SIGKILL"):
+    with pytest.raises(StageFailed, match=r"gave no sign of life for .* s; .* by SIGKILL"):
         while True:
             backend.prefill(0, 0, range(3, 67), project=True)
     assert time.monotonic() - began_s < LEAST_S
@@ -278,11 +278,11 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
     backend = open_in("two")
     life(backend)
     os.kill(pid_of(backend), signal.SIGKILL)
-    with pytest.raises(GroupFailed, match=r"group 1 of the model failed: .*SIGKILL"):
+    with pytest.raises(StageFailed, match=r"group 1 of the model failed: .*SIGKILL"):
         backend.prefill(0, 0, [3, 4, 5], project=True)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.probe()
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.reset(0)
 
 
@@ -291,10 +291,10 @@ def test_a_process_that_dies_is_a_failed_group(open_in):
 def test_a_group_is_brought_back_alone_with_what_lies_in_shared_memory(open_in, transport: str):
     backend = open_in("three", transport)
     told = life(backend)
-    first, last = [group for group in backend._groups if group.num_shards[1]]
+    first, last = [stage for stage in backend._groups if stage.num_shards[1]]
     restored, other = life(backend, "n"), first._link._started.child.pid
     os.kill(last._link._started.child.pid, signal.SIGKILL)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     backend.nodes.drop("never was")  # what the process need not hear
     lost: list = []
@@ -313,12 +313,12 @@ def test_a_save_that_a_death_cuts_short_leaves_nothing(open_in):
     backend = open_in("between", "shared")
     life(backend)
     os.kill(pid_of(backend), signal.SIGKILL)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.nodes.save(1, "half", SPAN)
     lost: list = []
     backend.mend(lost.extend)
     assert lost == []
-    parts = [part for group in backend._groups for part in group.nodes]
+    parts = [part for stage in backend._groups for part in stage.nodes]
     assert [set(part._nodes) for part in parts] == [{"n"}] * 3
 
 
@@ -329,10 +329,10 @@ def test_a_process_that_does_not_come_back_is_said_and_tried_again(open_in, tmp_
     good = program.read_text()
     program.write_text("#!/bin/sh\necho no driver >&2; exit 1\n")
     os.kill(pid_of(backend), signal.SIGKILL)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.probe()
     for words in ("failure 2 in a row", "failure 3 in a row"):
-        with pytest.raises(GroupFailed, match="no driver"):
+        with pytest.raises(StageFailed, match="no driver"):
             backend.mend(lambda nodes: None)
         [status] = open_in.opened[-1].fleet.status.all
         assert "no driver" in status.detail and words in status.detail
@@ -354,7 +354,7 @@ def test_what_has_crossed_is_counted_over_all_lives(open_in):
     assert before.node_bytes > 0 and before.resident_bytes > 1 << 24
     assert (before.name, before.devices) == ("group 1 of the model", ("hip:0", "hip:1"))
     os.kill(pid_of(backend), signal.SIGKILL)
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         backend.prefill(0, 0, [3, 4, 5], project=True)
     [dead] = fleet.status.all
     assert dead.detail and dead.calls_total == before.calls_total

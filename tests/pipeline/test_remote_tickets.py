@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from luceasync.errors import GroupFailed
+from luceasync.errors import StageFailed
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.remote.nodes import RemoteTicket
 from tests.pipeline.late_backend import LATE_S
 from tests.pipeline.test_remote import Opened
 from tests.processes import placed
-from tests.test_groups import NUM_PROMPT, SPAN, life
+from tests.test_stages import NUM_PROMPT, SPAN, life
 
 pytestmark = pytest.mark.usefixtures("forked_backends")
 
@@ -29,7 +29,7 @@ LATE = "tests.pipeline.late_backend"
 
 
 def ticket(memory: object = None) -> RemoteTicket:
-    return RemoteTicket(lambda words: GroupFailed(1, words), memory)
+    return RemoteTicket(lambda words: StageFailed(1, words), memory)
 
 
 def test_a_ticket_tells_once_and_lets_its_memory_go() -> None:
@@ -48,7 +48,7 @@ def test_a_ticket_tells_once_and_lets_its_memory_go() -> None:
 def test_who_waits_for_a_process_that_has_ended_is_told_so() -> None:
     one = ticket()
     threading.Timer(0.05, one.over, [False]).start()
-    with pytest.raises(GroupFailed, match="copies had not arrived"):
+    with pytest.raises(StageFailed, match="copies had not arrived"):
         one.wait()
     assert one.is_done
 
@@ -129,11 +129,11 @@ def test_a_node_whose_copies_had_not_come_is_lost_with_the_process(both) -> None
     there.nodes.export("n")
     prompt(there, 0)
     late = there.nodes.save(0, "late", SPAN)
-    [group] = [group for group in there._groups if group.num_shards[1]]
-    os.kill(group._link._started.child.pid, signal.SIGKILL)
-    with pytest.raises(GroupFailed):
+    [stage] = [stage for stage in there._groups if stage.num_shards[1]]
+    os.kill(stage._link._started.child.pid, signal.SIGKILL)
+    with pytest.raises(StageFailed):
         late.wait()
-    with pytest.raises(GroupFailed):
+    with pytest.raises(StageFailed):
         prompt(there, 1)
     lost: list[Any] = []
     assert there.mend(lost.extend)

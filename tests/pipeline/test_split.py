@@ -17,10 +17,10 @@ from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.pipeline.shard import Shard
+from luceasync.pipeline.stage import LocalStage
 from luceasync.pipeline.transfer import choose_transfer, direct, staged
 from tests import tiny
 
@@ -123,10 +123,10 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
     spec = read_spec(deep_dir)
     plan = _plan(deep_dir, num_shards)
     with open_checkpoint(deep_dir) as checkpoint:
-        group = LocalGroup(spec, plan, Counting(checkpoint))
+        stage = LocalStage(spec, plan, Counting(checkpoint))
     assert sum(ref() is not None for ref in alive) == 0
     assert most == 1
-    group.close()
+    stage.close()
 
 
 @pytest.mark.covered(0)

@@ -22,7 +22,7 @@ def dtype_words(precision: Precision) -> str:
 
 
 def states_of(model_dir: Path, dtype: str, layers: str) -> dict[str, str]:
-    """What one end states of a group. `layers`: its "begin:end". Raises ModelError."""
+    """What one end states of a stage. `layers`: its "begin:end". Raises ModelError."""
     weights = digest_of(model_dir, format_of(model_dir).weight_files(model_dir))
     num_layers = read_spec(model_dir).num_layers
     return {

@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 
 from luceasync.config import PlacementConfig
-from luceasync.errors import ChannelClosed, GroupFailed, PlacementError
+from luceasync.errors import ChannelClosed, PlacementError, StageFailed
 from luceasync.host_cache.arena import Arena
 from luceasync.host_cache.shard_nodes import NodeParts
 from luceasync.ipc.channel import Statement, greet
@@ -31,7 +31,6 @@ from luceasync.pipeline.offer import BACKENDS, HERE, Offer
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.remote.agreement import dtype_words, states_of
-from luceasync.pipeline.remote.group import RemoteGroup, RemotePasses, load
 from luceasync.pipeline.remote.link import Link
 from luceasync.pipeline.remote.nodes import (
     RemoteContents,
@@ -40,6 +39,7 @@ from luceasync.pipeline.remote.nodes import (
     lend_memory,
     whole_bytes,
 )
+from luceasync.pipeline.remote.stage import RemotePasses, RemoteStage, load
 from luceasync.pipeline.remote.tensors import Sizes
 from luceasync.status import NO_PROCESSES, BackendProcesses
 
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Berth:
-    """What one group's process gets, whenever it is started."""
+    """What one stage's process gets, whenever it is started."""
 
     sizes: Sizes
     parts: NodeParts
@@ -62,7 +62,7 @@ class _Berth:
 
 
 class Fleet:
-    """Opens the remote groups of a plan, as often as it is asked to, and starts their processes
+    """Opens the remote stages of a plan, as often as it is asked to, and starts their processes
     again.
     """
 
@@ -85,7 +85,7 @@ class Fleet:
         self._opened: dict[int, RemotePasses] = {}
         self._berths: dict[int, _Berth] = {}
         self._closing = ExitStack()
-        numbers = [n for n in range(len(plan.groups)) if not self._is_here(n)]
+        numbers = [n for n in range(len(plan.stages)) if not self._is_here(n)]
         if not numbers:
             return  # any system will do
         try:
@@ -96,8 +96,8 @@ class Fleet:
 
     def open_group(
         self, number: int, advance: Callable[[int], None], taps: Sequence[int]
-    ) -> RemoteGroup:
-        """Start the process of a group and have it load its layers. Raises ModelError, GroupFailed,
+    ) -> RemoteStage:
+        """Start the process of a stage and have it load its layers. Raises ModelError, StageFailed,
         and what `advance` raises; the process has ended then.
         """
         berth = self._berths[number]
@@ -112,7 +112,7 @@ class Fleet:
             runs_ahead=self._plan.computes_beside,
         )
         self._opened[number] = passes
-        return RemoteGroup(
+        return RemoteStage(
             link,
             passes,
             _contents(link, berth),
@@ -145,7 +145,7 @@ class Fleet:
         try:
             life = process.start(given, wire.ANSWERS, statement, START_S)
         except ChannelClosed as error:
-            raise GroupFailed(number, str(error)) from None
+            raise StageFailed(number, str(error)) from None
         try:
             load(Link(life, number), order, advance)
             if self._plan.computes_beside:
@@ -164,7 +164,7 @@ class Fleet:
         log.warning("%s", process.status.detail)
         process.wait()
         life = self._start(number, order, lambda num_bytes: None)
-        log.warning("group %d of the model is there again", number)
+        log.warning("stage %d of the model is there again", number)
         return life
 
     def close(self) -> None:
@@ -206,14 +206,14 @@ class Fleet:
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
             devices = [shard.device for shard in sizes[number].shards]
-            name = f"group {number} of the model"
+            name = f"stage {number} of the model"
             process = Supervised(launcher, name, devices, self._stopping)
             self._berths[number] = _Berth(sizes[number], parts[number], process, own_bytes, arena)
 
     def _memory(
         self, rings: Rings | None, num_bytes: int, lane_bytes: int
     ) -> tuple[Arena | None, dict[str, SealedMemory]]:
-        """For the nodes of a group: shared where payloads are, else none of ours."""
+        """For the nodes of a stage: shared where payloads are, else none of ours."""
         if rings is None:
             return None, {}
         arena, memory = lend_memory(num_bytes, 2 * self._plan.parallel * lane_bytes, self._closing)
@@ -223,21 +223,21 @@ class Fleet:
         shards = self._plan.shards
         own = {
             i: (shards[i].begin, spec.mixers[shards[i].begin : shards[i].end])
-            for i in range(*self._plan.groups[number])
+            for i in range(*self._plan.stages[number])
         }
         return NodeParts(own, self._plan.precision.torch_dtype)
 
     def _process(self, number: int) -> int:
-        return self._plan.devices[self._plan.groups[number][0]].process
+        return self._plan.devices[self._plan.stages[number][0]].process
 
     def _is_here(self, number: int) -> bool:
         return self._process(number) == HERE
 
     def _as_told(self, number: int) -> Plan:
-        """The plan as the process of a group is told of it: its own devices are those that are
+        """The plan as the process of a stage is told of it: its own devices are those that are
         here.
         """
-        begin, end = self._plan.groups[number]
+        begin, end = self._plan.stages[number]
         devices = tuple(
             replace(device, process=HERE if begin <= i < end else ELSEWHERE)
             for i, device in enumerate(self._plan.devices)
@@ -379,11 +379,11 @@ def offers_in(names: Sequence[str], processes: ProcessPlan) -> tuple[Offer, ...]
     found: list[Offer] = []
     pairs = groupby(zip(names, processes.of_devices, strict=True), key=lambda pair: pair[1])
     for number, named in pairs:
-        group = [name for name, _ in named]
+        stage = [name for name, _ in named]
         if number == HERE:
-            found += offers_of(group)
+            found += offers_of(stage)
         else:
-            asked = ask(processes.programs[number], group)
+            asked = ask(processes.programs[number], stage)
             found += [replace(offer, process=number) for offer in asked]
     return shared(found)
 

@@ -1,7 +1,7 @@
 """Calls to one backend's process: messages with tensors, each within its deadline.
 
 Owns the words of a failure: what the channel says, and the last lines of the process. The process
-may be another one after a failure. Knows no verb of a group.
+may be another one after a failure. Knows no verb of a stage.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NoReturn, TypeVar
 
 from torch import Tensor
 
-from luceasync.errors import ChannelClosed, GroupFailed, LuceasyncError
+from luceasync.errors import ChannelClosed, LuceasyncError, StageFailed
 from luceasync.ipc.channel import Outgoing, Payload, Received, Traffic
 from luceasync.ipc.packets import Message
 from luceasync.ipc.supervised import Call, Life
@@ -41,10 +41,10 @@ class _Unsent:
 
 
 class Link:
-    """One process that was started, and is owned from now on. All methods raise GroupFailed."""
+    """One process that was started, and is owned from now on. All methods raise StageFailed."""
 
     def __init__(self, life: Life, number: int) -> None:
-        """`number`: of the group in the chain."""
+        """`number`: of the stage in the chain."""
         self._number = number
         self._unsent: deque[_Unsent] = deque()
         self.go_on_with(life)
@@ -102,7 +102,7 @@ class Link:
     def mention(self, message: Message) -> None:
         """Tell what a process that is gone need not hear."""
         if self.is_open:
-            with suppress(GroupFailed):  # the next call says so
+            with suppress(StageFailed):  # the next call says so
                 self.tell_soon(message)
 
     def answer(self, number: int, kind: type[A], call: Call = OTHER) -> Received[A]:
@@ -180,7 +180,7 @@ class Link:
 
     def failure(self, words: str) -> LuceasyncError:
         """What all methods raise."""
-        return GroupFailed(self._number, f"{words}; {self._started.last_words()}")
+        return StageFailed(self._number, f"{words}; {self._started.last_words()}")
 
     def last_words(self) -> str:
         """Why the channel is closed, if it is, how the process has ended, and its last lines."""

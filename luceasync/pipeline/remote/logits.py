@@ -20,7 +20,7 @@ from luceasync.ranking.logits import Block, Candidates, Logprobs, Ranking, Wante
 
 
 class RemoteLogits:
-    """See Logits; of the last pass of a group that has the last layer."""
+    """See Logits; of the last pass of a stage that has the last layer."""
 
     def __init__(self, link: Link, sizes: Sizes, shape: tuple[int, ...]) -> None:
         """`shape`: [entries], or [entries, rows]."""

@@ -1,4 +1,4 @@
-"""What nodes hold of a group in another process, which copies it to and from its lanes.
+"""What nodes hold of a stage in another process, which copies it to and from its lanes.
 
 Two bodies: their bytes lie in memory that both map, made and given out here, so that a node in
 memory moves nothing; or there alone, and are streamed where somebody wants them.
@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from luceasync.errors import ConfigError, GroupFailed
+from luceasync.errors import ConfigError, StageFailed
 from luceasync.host_cache.arena import Arena, NoPageLock
 from luceasync.host_cache.copy_stream import COPY_TIMEOUT_S, Arrived, Call, Ticket
 from luceasync.host_cache.nodes import Chained, NodeSizes, Span
@@ -221,7 +221,7 @@ class RemoteContents:
         """
         try:
             content.saved.wait()
-        except GroupFailed:
+        except StageFailed:
             return False
         if not content.regions:
             return False

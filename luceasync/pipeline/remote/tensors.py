@@ -21,7 +21,7 @@ from luceasync.pipeline.platform import Event
 from luceasync.pipeline.remote import wire
 from luceasync.pipeline.transfer import queue_copy
 
-# Shapes and bytes of what crosses the borders of a group, which each end computes itself. Knows
+# Shapes and bytes of what crosses the borders of a stage, which each end computes itself. Knows
 # no process and no ring.
 
 
@@ -43,10 +43,10 @@ def payload_bytes(specs: list[Spec]) -> int:
 
 
 class Sizes:
-    """Shapes of what crosses the borders of one group."""
+    """Shapes of what crosses the borders of one stage."""
 
     def __init__(self, spec: ModelSpec, plan: Plan, number: int) -> None:
-        begin, end = plan.groups[number]
+        begin, end = plan.stages[number]
         self.shards = plan.shards[begin:end]
         self.is_first, self.is_last = self.shards[0].is_first, self.shards[-1].is_last
         self.layers = range(self.shards[0].begin, self.shards[-1].end)
@@ -98,7 +98,7 @@ class Sizes:
         return [(shape, torch.int64), (shape, torch.int32)]
 
     def ring_bytes(self) -> tuple[int, int]:
-        """Of the rings to the group and from it: two chunks, and what single calls may take."""
+        """Of the rings to the stage and from it: two chunks, and what single calls may take."""
         plan = self._plan
         chunk = num_bytes(self.rows(1, plan.prefill_chunk_tokens))
         most_rows = plan.parallel * max(plan.verify_rows, default=1)

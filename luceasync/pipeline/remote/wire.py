@@ -1,4 +1,4 @@
-"""What is said between this process and a backend's: one message for each verb of a group.
+"""What is said between this process and a backend's: one message for each verb of a stage.
 
 Owns their fields. Tensors go beside them; the module tensors says how large these are.
 """
@@ -27,8 +27,8 @@ class Ask(Message, frozen=True):
 
 
 class Load(Message, frozen=True):
-    """Load group `number` of the plan, in which your own devices are those that are here. `taps`:
-    see LocalGroup; `node_bytes`: of memory for nodes, where none is lent.
+    """Load stage `number` of the plan, in which your own devices are those that are here. `taps`:
+    see LocalStage; `node_bytes`: of memory for nodes, where none is lent.
     """
 
     plan: Plan
@@ -241,7 +241,7 @@ class Fill(Message, frozen=True):
 
 
 class Synchronize(Message, frozen=True):
-    """See Group.synchronize."""
+    """See Stage.synchronize."""
 
 
 ORDERS: tuple[type[Message], ...] = (

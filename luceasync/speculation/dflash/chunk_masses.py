@@ -76,8 +76,8 @@ class _LookingOps(TorchDraftOps):
 
     def _count(self, layer: int, q: Tensor, keys: Tensor, sight: Tensor) -> None:
         """q: [1, rows, heads, head_dim]; keys: [1, rows + places, kv_heads, head_dim]."""
-        num_rows, group = q.shape[1], q.shape[2] // keys.shape[2]
-        folded = q.float().unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)[0]
+        num_rows, stage = q.shape[1], q.shape[2] // keys.shape[2]
+        folded = q.float().unflatten(2, (-1, stage)).permute(0, 2, 3, 1, 4).flatten(2, 3)[0]
         scores = folded @ keys[0].float().permute(1, 2, 0) * q.shape[-1] ** -0.5
         shares = scores.masked_fill(~sight[0], -torch.inf).softmax(-1)[..., num_rows:]
         ring, num_places = self._context.ring_of(layer), shares.shape[-1]
@@ -86,5 +86,5 @@ class _LookingOps(TorchDraftOps):
         chunk = torch.where(held >= 0, held // CHUNK_TOKENS, len(self.masses))
         wide = F.pad(torch.zeros_like(shares[..., :1]), (0, len(self.masses)))
         wide.index_add_(-1, chunk, shares)
-        by_row = wide[..., :-1].unflatten(1, (group, num_rows))
+        by_row = wide[..., :-1].unflatten(1, (stage, num_rows))
         self.masses += by_row.amax(2).flatten(0, 1).sum(0)

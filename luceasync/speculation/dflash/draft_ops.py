@@ -156,7 +156,7 @@ class TorchDraftOps:
         if spec.ctx_max_tokens is not None:
             floors = torch.maximum(floors, begins - spec.ctx_max_tokens)
         floors = floors.clamp(min=0)
-        group = spec.attention.num_heads // spec.attention.num_kv_heads
+        stage = spec.attention.num_heads // spec.attention.num_kv_heads
         made: dict[tuple[DraftLayerSpec, int], Tensor] = {}
         sights = []
         for layer, sees in enumerate(spec.layers):
@@ -165,7 +165,7 @@ class TorchDraftOps:
                 num_places = capacity if reach is None else min(capacity, reach)
                 held = held_positions(begins, capacity, num_places)
                 sight = visible(sees, held, floors, begins, num_rows)
-                made[sees, capacity] = sight.repeat(1, group, 1)[:, None]
+                made[sees, capacity] = sight.repeat(1, stage, 1)[:, None]
             sights.append(made[sees, capacity])
         return sights
 
@@ -174,18 +174,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, sight: Tensor) -> Tensor:
     """Attention with a mask, query heads that share a key head folded into rows of one product.
 
     q: [entries, rows, heads, head_dim]; k, v: [entries, span, kv_heads, head_dim]; sight: bool
-    [entries, 1, group * rows, span], the rows' once for each head of a group. Returns the shape of
+    [entries, 1, stage * rows, span], the rows' once for each head of a stage. Returns the shape of
     q.
     """
-    group = q.shape[2] // k.shape[2]
-    folded = q.unflatten(2, (-1, group)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    stage = q.shape[2] // k.shape[2]
+    folded = q.unflatten(2, (-1, stage)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     out = F.scaled_dot_product_attention(
-        folded,  # [entries, kv_heads, group * rows, head_dim]
+        folded,  # [entries, kv_heads, stage * rows, head_dim]
         k.transpose(1, 2),
         v.transpose(1, 2),
         attn_mask=sight,
     )
-    rows: Tensor = out.unflatten(2, (group, q.shape[1])).permute(0, 3, 1, 2, 4)
+    rows: Tensor = out.unflatten(2, (stage, q.shape[1])).permute(0, 3, 1, 2, 4)
     return rows.flatten(2, 3)
 
 

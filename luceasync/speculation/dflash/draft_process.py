@@ -23,8 +23,8 @@ from luceasync.ipc.wiring import open_rings
 from luceasync.pipeline.devices import pinned_by
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.remote.agreement import draft_states_of, dtype_words
-from luceasync.pipeline.remote.group import load
 from luceasync.pipeline.remote.nodes import lend_memory, whole_bytes
+from luceasync.pipeline.remote.stage import load
 from luceasync.pipeline.remote.wire import NODES
 from luceasync.speculation.dflash import wire
 from luceasync.speculation.dflash.feature_contents import FeatureContents

@@ -1,6 +1,6 @@
 """Features outside of lanes with a drafter in a process of its own: see FeatureContents.
 
-Two bodies, as of target groups: rows lie in memory that both processes map, made and given out
+Two bodies, as of target stages: rows lie in memory that both processes map, made and given out
 here, so that they outlive the process and a node in memory moves none; or there alone, and are
 streamed where somebody wants them.
 """

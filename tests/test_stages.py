@@ -1,4 +1,4 @@
-"""Two and three groups in one process give what one group gives, bit by bit.
+"""Two and three stages in one process give what one stage gives, bit by bit.
 
 A part of what `pytest --groups 3` runs over, always on.
 """
@@ -19,14 +19,14 @@ from luceasync.models.forms import Form
 from luceasync.models.loader import TensorSource
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.group import LocalGroup
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import Plan, make_plan
+from luceasync.pipeline.stage import LocalStage
 from tests import tiny
 from tests.engine.test_speculation import ask_all, started
 from tests.engines import ask, running
-from tests.groups import even_groups, in_groups
 from tests.pipeline.heard import taps_of
+from tests.stages import even_stages, in_stages
 
 NUM_PROMPT = 100
 MARK = 90
@@ -35,12 +35,12 @@ LONG = "the quick brown fox jumps over the lazy dog, and the dog does not mind a
 
 
 @pytest.fixture(params=[2, 3])
-def num_groups(request: pytest.FixtureRequest) -> int:
+def num_stages(request: pytest.FixtureRequest) -> int:
     return request.param
 
 
-def planned(model_dir: Path, num_groups: int, num_shards: int) -> Plan:
-    with in_groups(num_groups):
+def planned(model_dir: Path, num_stages: int, num_shards: int) -> Plan:
+    with in_stages(num_stages):
         return make_plan(
             read_spec(model_dir),
             [offer_of(f"cpu:{i}", 2**33) for i in range(num_shards)],
@@ -57,8 +57,8 @@ def planned(model_dir: Path, num_groups: int, num_shards: int) -> Plan:
 def open_groups() -> Iterator:
     opened = []
 
-    def open_backend(model_dir: Path, num_groups: int, num_shards: int = 3) -> LayerSplitBackend:
-        plan = planned(model_dir, num_groups, num_shards)
+    def open_backend(model_dir: Path, num_stages: int, num_shards: int = 3) -> LayerSplitBackend:
+        plan = planned(model_dir, num_stages, num_shards)
         opened.append(LayerSplitBackend.open(model_dir, read_spec(model_dir), plan, taps=(0, 3)))
         return opened[-1]
 
@@ -119,17 +119,17 @@ def test_the_state_within_a_chunk_is_that_between_two(tiny_dir: Path, open_group
 
 
 def test_the_state_within_a_chunk_is_that_of_one_group(
-    tiny_dir: Path, open_groups, num_groups: int
+    tiny_dir: Path, open_groups, num_stages: int
 ):
-    assert torch.equal(turn(open_groups(tiny_dir, num_groups)), turn(open_groups(tiny_dir, 1)))
+    assert torch.equal(turn(open_groups(tiny_dir, num_stages)), turn(open_groups(tiny_dir, 1)))
 
 
-def test_the_numbers_are_those_of_one_group(tiny_dir: Path, open_groups, num_groups: int):
-    backend = open_groups(tiny_dir, num_groups)
+def test_the_numbers_are_those_of_one_group(tiny_dir: Path, open_groups, num_stages: int):
+    backend = open_groups(tiny_dir, num_stages)
     assert torch.equal(life(backend), life(open_groups(tiny_dir, 1)))
     assert backend.num_shards == (3, 0)
-    ends = even_groups(3, num_groups)
-    assert [group.num_shards for group in backend._groups] == [(e - b, 0) for b, e in ends]
+    ends = even_stages(3, num_stages)
+    assert [stage.num_shards for stage in backend._groups] == [(e - b, 0) for b, e in ends]
 
 
 def test_a_tied_head_may_be_in_another_group_than_the_embedding(
@@ -139,8 +139,8 @@ def test_a_tied_head_may_be_in_another_group_than_the_embedding(
     assert torch.equal(life(open_groups(folder, 2, 2)), life(open_groups(folder, 1, 1)))
 
 
-def test_nodes_go_between_one_group_and_several(tiny_dir: Path, open_groups, num_groups: int):
-    one, several = open_groups(tiny_dir, 1, 1), open_groups(tiny_dir, num_groups)
+def test_nodes_go_between_one_group_and_several(tiny_dir: Path, open_groups, num_stages: int):
+    one, several = open_groups(tiny_dir, 1, 1), open_groups(tiny_dir, num_stages)
     life(one)
     life(several)
     for source, target in ((one, several), (several, one)):
@@ -169,25 +169,25 @@ def test_a_group_reads_its_own_shards_only(tiny_dir: Path):
     for number in range(3):
         with open_checkpoint(tiny_dir) as checkpoint:
             source = NotingSource(checkpoint)
-            group = LocalGroup(spec, plan, source, number=number)
+            stage = LocalStage(spec, plan, source, number=number)
         read.append(source.names)
-        [nodes] = group.nodes
+        [nodes] = stage.nodes
         assert all(name.startswith(f"ls{number}_") for name in nodes.shapes(SPAN))
-        group.close()
+        stage.close()
     assert read[0].isdisjoint(read[1]) and read[2].isdisjoint(read[0] | read[1])
 
 
 def test_groups_are_even_and_none_is_empty():
-    assert even_groups(5, 2) == ((0, 2), (2, 5))
-    assert even_groups(2, 3) == ((0, 1), (1, 2))
+    assert even_stages(5, 2) == ((0, 2), (2, 5))
+    assert even_stages(2, 3) == ((0, 1), (1, 2))
 
 
 async def test_what_one_group_has_kept_is_taken_up_by_several(
-    tiny_dir: Path, tmp_path: Path, num_groups: int
+    tiny_dir: Path, tmp_path: Path, num_stages: int
 ):
     async with running(tiny_dir, tmp_path) as engine:
         cold = await ask(engine, LONG, 24, keep_prefix=True)
-    with in_groups(num_groups):
+    with in_stages(num_stages):
         async with running(tiny_dir, tmp_path) as engine:
             from_disk = await ask(engine, LONG, 24)
             again = await ask(engine, LONG, 24)
@@ -198,11 +198,11 @@ async def test_what_one_group_has_kept_is_taken_up_by_several(
 @pytest.mark.covered(1)
 @pytest.mark.slow
 async def test_speculation_over_several_groups_says_the_same(
-    tiny_dir: Path, tmp_path: Path, num_groups: int
+    tiny_dir: Path, tmp_path: Path, num_stages: int
 ):
     async with started(tiny_dir) as engine:
         plain = await ask_all(engine)
     draft_dir = tiny.save_draft(tmp_path / "draft", tiny.draft_config())
-    with in_groups(num_groups):
+    with in_stages(num_stages):
         async with started(tiny_dir, draft_dir=draft_dir) as engine:
             assert await ask_all(engine) == plain

@@ -1,6 +1,6 @@
-"""A group that computes nothing: it writes down what it is told, and gives what a test can foresee.
+"""A stage that computes nothing: it writes down what it is told, and gives what a test can foresee.
 
-Its activation is what it is given, times ten, plus its number: 3 through groups 0 and 1 is 301.
+Its activation is what it is given, times ten, plus its number: 3 through stages 0 and 1 is 301.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 from tests.host_cache.late import LateTicket
 
-Told = list[tuple]  # of all groups, in order: (group, verb, what matters of the arguments)
+Told = list[tuple]  # of all stages, in order: (stage, verb, what matters of the arguments)
 
 
-class FakeGroup:
-    """See luceasync.pipeline.group.Group. `fails`: what a verb raises; `tickets`: of all copies,
+class FakeStage:
+    """See luceasync.pipeline.stage.Stage. `fails`: what a verb raises; `tickets`: of all copies,
     none of which arrives by itself.
     """
 
     def __init__(self, plan: Plan, number: int, told: Told) -> None:
         self.number = number
-        self.shards = range(*plan.groups[number])
+        self.shards = range(*plan.stages[number])
         self.layers = range(plan.shards[self.shards[0]].begin, plan.shards[self.shards[-1]].end)
-        self.is_first, self.is_last = number == 0, number == len(plan.groups) - 1
+        self.is_first, self.is_last = number == 0, number == len(plan.stages) - 1
         self.fails: dict[str, Exception] = {}
         self.tickets: list[LateTicket] = []
         self.passes = FakePasses(self, told)
@@ -67,8 +67,8 @@ class FakeGroup:
 class FakePasses:
     """See luceasync.pipeline.passes.Passes."""
 
-    def __init__(self, group: FakeGroup, told: Told) -> None:
-        self._group = group
+    def __init__(self, stage: FakeStage, told: Told) -> None:
+        self._group = stage
         self._told = told
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None:
@@ -142,9 +142,9 @@ class FakeNodes:
 
     sizes = NodeSizes(token_bytes=4, state_bytes=0)
 
-    def __init__(self, group: FakeGroup, plan: Plan, shard: int, told: Told) -> None:
+    def __init__(self, stage: FakeStage, plan: Plan, shard: int, told: Told) -> None:
         self.held: dict[str, dict[str, Tensor]] = {}
-        self._group = group
+        self._group = stage
         self._layers = range(plan.shards[shard].begin, plan.shards[shard].end)
         self._shard = shard
         self._told = told

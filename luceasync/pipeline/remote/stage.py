@@ -1,4 +1,4 @@
-"""A group in a process of its own, as luceasync.pipeline.group.Group has it: each verb a message.
+"""A stage in a process of its own, as luceasync.pipeline.stage.Stage has it: each verb a message.
 
 Owns the order in which what crosses is given back. Knows neither what starts the process nor where
 it runs.
@@ -34,8 +34,8 @@ from luceasync.ranking.proposals import Proposal
 SILENCE_S, EVENTS_A_PACKET = 300.0, 4096  # of a process that reads weights; of pages
 
 
-class RemoteGroup:
-    """See Group. All that is done with it raises GroupFailed once the process is gone."""
+class RemoteStage:
+    """See Stage. All that is done with it raises StageFailed once the process is gone."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class RemoteGroup:
         start_again: Callable[[str], Life],
     ) -> None:
         """`link` is owned from now on. `start_again` is told why, and gives another process that
-        has loaded the same layers; see Group.mend.
+        has loaded the same layers; see Stage.mend.
         """
         self._link = link
         self._passes = passes
@@ -76,15 +76,15 @@ class RemoteGroup:
         return [self._nodes]
 
     def notice(self) -> None:
-        """See Group."""
+        """See Stage."""
         self._link.notice()
 
     def probe(self) -> None:
-        """See Group."""
+        """See Stage."""
         self._link.probe()
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
-        """See Group. Nodes in shared memory stay where they are, and are told to the process."""
+        """See Stage. Nodes in shared memory stay where they are, and are told to the process."""
         if self._link.is_open:
             return False
         self._link.go_on_with(self._start_again(self._link.last_words()))
@@ -99,7 +99,7 @@ class RemoteGroup:
 def load(
     link: Link, order: Message, advance: Callable[[int], None], tensors: Sequence[Tensor] = ()
 ) -> None:
-    """Have a group or a drafter loaded; `advance` hears what is read. Raises ModelError in the
+    """Have a stage or a drafter loaded; `advance` hears what is read. Raises ModelError in the
     words of the process, and what `advance` raises.
     """
     link.tell(order, tensors)
@@ -116,7 +116,7 @@ def load(
 
 
 class RemotePasses:
-    """See Passes. What this group gives to one that is remote too stays where it lies: the tensor
+    """See Passes. What this stage gives to one that is remote too stays where it lies: the tensor
     that `before` and this one hand on is a view of it.
     """
 
@@ -130,7 +130,7 @@ class RemotePasses:
         hands_on: bool,
         runs_ahead: bool,
     ) -> None:
-        """`taps`: all that are tapped; `before`: the group before this one, where that is remote;
+        """`taps`: all that are tapped; `before`: the stage before this one, where that is remote;
         `hands_on`: the one after this one is; `runs_ahead`: a chunk that gives nothing is not
         waited for. Where work is not queued its time is taken for what it costs.
         """

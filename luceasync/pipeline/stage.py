@@ -1,6 +1,6 @@
 """The shards of one process: what a model's chain is made of.
 
-One protocol for a group, whoever runs it; nobody asks which one it holds. Synchronous, engine
+One protocol for a stage, whoever runs it; nobody asks which one it holds. Synchronous, engine
 thread only.
 """
 
@@ -26,7 +26,7 @@ from luceasync.pipeline.shard_passes import ShardPasses, Steps, steps_of
 from luceasync.pipeline.transfer import choose_transfer
 
 
-class Group(Protocol):
+class Stage(Protocol):
     """The shards of one process."""
 
     @property
@@ -49,17 +49,17 @@ class Group(Protocol):
         ...
 
     def notice(self) -> None:
-        """Raise GroupFailed if it is known to be gone, without asking it."""
+        """Raise StageFailed if it is known to be gone, without asking it."""
         ...
 
     def probe(self) -> None:
-        """Raise GroupFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
+        """Raise StageFailed if it is gone. Ask while nothing runs: a sign of life is waited for."""
         ...
 
     def mend(self, lost: Callable[[Sequence[NodeKey]], None]) -> bool:
         """Bring it back if it is gone, with all its nodes but those that are told to `lost`; what
         was in its lanes is gone. Whether that was so. Waits as long as it takes. Raises
-        GroupFailed, ModelError, and Unavailable where nobody waits any more.
+        StageFailed, ModelError, and Unavailable where nobody waits any more.
         """
         ...
 
@@ -68,7 +68,7 @@ class Group(Protocol):
         ...
 
 
-class LocalGroup:
+class LocalStage:
     """Shards of this process."""
 
     def __init__(
@@ -81,7 +81,7 @@ class LocalGroup:
         memory: HostMemory | None = None,
         number: int = 0,
     ) -> None:
-        """Load the shards of group `number` of the plan; `taps`: the layers after which rows are
+        """Load the shards of stage `number` of the plan; `taps`: the layers after which rows are
         kept, `memory`: where saved nodes lie. Raises ModelError; then nothing is left behind.
         """
         _check_taps(spec, taps)
@@ -90,7 +90,7 @@ class LocalGroup:
         memory = memory or PlainMemory()
         here = [open_platform(shard.device).device for shard in plan.here]
         transfer = choose_transfer(plan.peer_access, here)
-        begin, end = plan.groups[number]
+        begin, end = plan.stages[number]
         try:
             for shard_plan in plan.shards[begin:end]:
                 platform = open_platform(shard_plan.device)
