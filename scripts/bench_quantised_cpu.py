@@ -31,9 +31,9 @@ from luceasync.models.quant.random import RandomModule
 from luceasync.models.quant.stack import GroupedStack
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
-from scripts.quantised.backends import open_file
-from scripts.quantised.files import MIXES, write_random
-from scripts.quantised.processes import Peer
+from tests.acceptance.quantised.backends import open_file
+from tests.acceptance.quantised.files import MIXES, write_random
+from tests.acceptance.quantised.processes import Peer
 
 NUM_TOKENS = 16  # decoded in each measurement
 TYPES, HEAD_SHAPE = ("Q4_K", "Q6_K", "Q8_0"), (151_936, 1024)

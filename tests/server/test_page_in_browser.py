@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts.check_clients import server
-from scripts.check_page import BROWSER, drive
+from tests.acceptance.check_clients import server
+from tests.acceptance.check_page import BROWSER, drive
 
 VARIABLE = "LUCEASYNC_TEST_BROWSER"
 FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
@@ -18,7 +18,7 @@ FOLDER = Path(os.environ.get(VARIABLE) or "/nowhere")
 @pytest.mark.slow
 @pytest.mark.skipif(
     not (FOLDER / BROWSER.folder_name / "installed").exists() or shutil.which("node") is None,
-    reason=f"no Chromium: {VARIABLE} names no folder in which scripts/check_page.py has put one",
+    reason=f"no Chromium: {VARIABLE} names no folder in which tests/acceptance/check_page.py has put one",
 )
 def test_every_case_of_the_page_passes(tmp_path):
     with server(tmp_path / "run", "--template", "qwen3.5") as url:

@@ -10,7 +10,7 @@ from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.text.returns import Returns
 from luceasync.text.template import ChatTemplate
 
-TEMPLATES = Path(__file__).parents[2] / "scripts/turns"
+TEMPLATES = Path(__file__).parents[2] / "tests/acceptance/turns"
 QWEN3_5 = ChatTemplate((TEMPLATES / "qwen3.5.jinja").read_text())  # opens reasoning itself
 QWEN3 = ChatTemplate((TEMPLATES / "qwen3.jinja").read_text())  # leaves that to the model
 WHOLE = ChatTemplate.load(BUNDLED_MODEL_DIR)  # leaves nothing out

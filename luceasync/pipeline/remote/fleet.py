@@ -206,7 +206,7 @@ class Fleet:
             launcher = LocalLauncher(program)
             self._closing.callback(launcher.close)
             devices = [shard.device for shard in sizes[number].shards]
-            name = f"stage {number} of the model"
+            name = f"group {number} of the model"  # a label of metrics: dashboards know it
             process = Supervised(launcher, name, devices, self._stopping)
             self._berths[number] = _Berth(sizes[number], parts[number], process, own_bytes, arena)
 

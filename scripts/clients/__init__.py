@@ -1,1 +1,0 @@
-"""Real client programs, driven against this checkout's server with nothing else to reach."""

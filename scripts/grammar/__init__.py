@@ -1,1 +1,0 @@
-"""Schemas of the kinds that JSONSchemaBench has, and a plain reading of what they say."""

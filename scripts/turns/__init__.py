@@ -1,1 +1,0 @@
-"""Conversations as agents hold them, and how much of each prompt a server finds again."""

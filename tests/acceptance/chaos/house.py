@@ -1,0 +1,153 @@
+"""A server over four processes, three of which are backends that can be told to do a deed.
+
+Owns its processes and its directory. Knows no deed and no client.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+from tests.acceptance.hostile.server import ROOT, Server
+
+OFFERS = ("hip:0=cpu:0", "cuda:0=cpu:0", "hip:1=cpu:0")
+DEVICES = "cpu:0,hip:0,cuda:0,hip:1"
+DEADLINE_S, PAUSE_S = 120.0, 0.01
+SETTLE_S = 0.5
+POOL_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of asyncio.to_thread
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a server's process has."""
+
+    descriptors: int
+    memory_maps: int
+    threads: int
+
+    def is_no_more_than(self, before: Kept) -> bool:
+        """Whether nothing has been left since; threads that a pool of Python's makes are none."""
+        return (
+            self.descriptors <= before.descriptors
+            and self.memory_maps <= before.memory_maps
+            and self.threads <= before.threads + POOL_THREADS
+        )
+
+
+class House:
+    """A server that is ready. `backends`: layers of each, in order."""
+
+    def __init__(self, transport: str) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="chaos-"))
+        program = self.folder / "backend"
+        offers = " ".join(f"--offer {offer}" for offer in OFFERS)
+        script = Path(__file__).with_name("backend.py")
+        program.write_text(
+            f"#!/bin/sh\nexport PYTHONPATH={ROOT}\n"
+            f'exec {sys.executable} {script} {self.folder} {offers} "$@"\n',
+            encoding="utf-8",
+        )
+        program.chmod(0o755)
+        flags = ["--target-devices", DEVICES, "--target-shard-ipc-bin", str(program)]
+        flags += ["--ipc-transport", transport, "--dtype", "fp32", "--trust-cache-salt"]
+        flags += ["--kv-cache-dir", str(self.folder / "cache"), "--kv-cache-min-tokens", "1"]
+        flags += ["--prefix-cache-memory", "256M", "--draft", "none", "--parallel", "2"]
+        self.server = Server(ROOT, flags)
+        self.layers = [layers for layers, _ in self._found()]
+
+    @property
+    def port(self) -> int:
+        return self.server.port
+
+    @property
+    def is_alive(self) -> bool:
+        return self.server.process.poll() is None
+
+    def wish_path(self, layers: str) -> Path:
+        """The file that the backend of these layers looks at."""
+        return self.folder / layers
+
+    def pid_of(self, layers: str) -> int:
+        """Of the backend's process as it is now."""
+        return dict(self._found())[layers]
+
+    def _found(self) -> list[tuple[str, int]]:
+        found = []
+        for process in psutil.Process(self.server.process.pid).children(recursive=True):
+            try:
+                words = process.cmdline()
+            except psutil.NoSuchProcess:  # it ends just now
+                continue
+            if "--layers" in words:
+                found.append((words[words.index("--layers") + 1], process.pid))
+        return sorted(found, key=lambda pair: int(pair[0].partition(":")[0]))
+
+    def ready(self) -> dict[str, object]:
+        """What /ready says."""
+        answer: dict[str, object] = json.loads(self.server.get("/ready"))
+        return answer
+
+    def wait_until_ready(self) -> float:
+        """Seconds until every process does its work."""
+        begun = time.perf_counter()
+        until(lambda: self.ready()["ready"] is True, "the server is not ready again")
+        return time.perf_counter() - begun
+
+    def calm(self) -> Kept:
+        """What it has once all connections are closed."""
+        time.sleep(SETTLE_S)
+        return self.kept()
+
+    def kept(self) -> Kept:
+        """What the server's process has now."""
+        pid = self.server.process.pid
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
+        return Kept(
+            len(os.listdir(f"/proc/{pid}/fd")),
+            maps.count("memfd:luceasync"),
+            len(os.listdir(f"/proc/{pid}/task")),
+        )
+
+    def end(self) -> float:
+        """Seconds until nothing of it is left, after SIGTERM where it lives. Ends the process with
+        a line if something is.
+        """
+        begun = time.perf_counter()
+        if self.is_alive:
+            self.server.process.send_signal(signal.SIGTERM)
+        self.server.process.wait(DEADLINE_S)
+        until(lambda: not self._left(), "processes are left:", self._left)
+        assert self.server.process.stderr is not None
+        shutil.rmtree(self.folder)
+        return time.perf_counter() - begun
+
+    def _left(self) -> list[str]:
+        """Processes of this server, wherever they hang now."""
+        mark = str(self.folder)
+        found = []
+        for process in psutil.process_iter():
+            try:
+                words = " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if mark in words and process.pid != os.getpid():
+                found.append(f"{process.pid} {words}")
+        return found
+
+
+def until(is_so: Callable[[], bool], words: str, told: Callable[[], object] = str) -> None:
+    """Ends the process with a line where it is not so in time; `told`: what there is then."""
+    for _ in range(round(DEADLINE_S / PAUSE_S)):  # a machine that was stopped meanwhile counts less
+        if is_so():
+            return
+        time.sleep(PAUSE_S)
+    raise SystemExit(f"{words} {told()}")

@@ -1,0 +1,212 @@
+"""A process at the other end of a channel that dies, hangs or lies, in every way, many times.
+
+    python -m tests.acceptance.chaos_ipc.py [--rounds 200] [--json PATH]
+
+Each round starts a process, lets it answer with a payload, and then lets it misbehave. The channel
+must close with words, in time, and nothing may be left: no process, descriptor or mapping.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from luceasync.bench import command
+from luceasync.bench.figures import percentile
+from luceasync.bench.report import Report, ms
+from luceasync.errors import ChannelClosed
+from luceasync.ipc.channel import Statement, be_greeted, greet
+from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
+from luceasync.ipc.packets import MAX_PACKET_BYTES, Message
+from luceasync.ipc.wiring import VARIABLE, come_home, open_rings
+
+RING_BYTES = (1 << 20, 1 << 20)
+PAYLOAD_BYTES = 40_960
+DEADLINE_S = 60.0
+HUNG_S = 0.2  # a deadline that is meant to pass
+SETTLE_S = DEADLINE_S
+KILL_AFTER_S = 0.02
+CHILD = "--child"
+
+
+class Ask(Message, frozen=True):
+    """Send this payload back."""
+
+
+class Tell(Message, frozen=True):
+    """The answer."""
+
+
+@dataclass(frozen=True)
+class Mischief:
+    """What the process is told to do, what is done to it, and what the channel must say."""
+
+    mode: str
+    act: Callable[[LocalStarted], None]
+    words: tuple[str, ...]
+    greets: bool = True
+    after_s: float = 0.0  # it is done so long after the wait has begun
+
+
+@dataclass
+class Seen:
+    """Rounds of one kind, and how long after the deed the channel closed."""
+
+    noticed_s: list[float] = field(default_factory=list)
+
+
+def serve(mode: str) -> None:
+    """The other end."""
+    control = socket.socket(fileno=os.dup(json.loads(os.environ[VARIABLE])["control"]))
+    home = come_home((Ask,))
+    version = Statement(version="0.0") if mode == "version" else Statement()
+    be_greeted(home.channel, version, DEADLINE_S)
+    while True:
+        got = home.channel.receive(DEADLINE_S)
+        if got.payload is None:
+            break
+        room = home.channel.reserve(got.payload.num_bytes, DEADLINE_S)
+        got.payload.into(room.view)
+        home.channel.send(Tell(), room, answers=got.number, deadline_s=DEADLINE_S)
+    if mode == "half":
+        control.send(b"\x95\x01")
+    elif mode == "oversize":
+        control.send(bytes(MAX_PACKET_BYTES + 1))
+    time.sleep(DEADLINE_S)
+
+
+def echo(started: LocalStarted) -> None:
+    """A right answer."""
+    content = os.urandom(PAYLOAD_BYTES)
+    room = started.channel.reserve(PAYLOAD_BYTES, DEADLINE_S)
+    room.view[:] = content
+    got = started.channel.call(Ask(), Tell, room, deadline_s=DEADLINE_S)
+    assert got.payload is not None
+    assert bytes(got.payload.view(PAYLOAD_BYTES)) == content
+    got.payload.free()
+
+
+def wait_for(started: LocalStarted) -> None:
+    """Tell it to begin, and wait for what never comes."""
+    started.channel.call(Ask(), Tell, deadline_s=DEADLINE_S)
+
+
+def wait_for_one_that_is_killed(started: LocalStarted) -> None:
+    threading.Timer(KILL_AFTER_S, os.kill, (started.child.pid, signal.SIGKILL)).start()
+    wait_for(started)
+
+
+def wait_for_one_that_is_stopped(started: LocalStarted) -> None:
+    os.kill(started.child.pid, signal.SIGSTOP)
+    started.channel.ping(HUNG_S)
+
+
+def write_on(started: LocalStarted) -> None:
+    """More than the ring and the sockets hold; nobody reads."""
+    started.channel.send(Ask(), deadline_s=DEADLINE_S)
+    while True:
+        room = started.channel.reserve(PAYLOAD_BYTES, HUNG_S)
+        started.channel.send(Ask(), room, deadline_s=HUNG_S)
+
+
+def greet_it(started: LocalStarted) -> None:
+    greet(started.channel, Statement(), DEADLINE_S)
+
+
+MISCHIEF = (
+    Mischief(
+        "kill -9",
+        wait_for_one_that_is_killed,
+        ("it is gone", "has ended", "reset by peer", "Broken pipe"),  # after the order or before it
+        after_s=KILL_AFTER_S,
+    ),
+    Mischief("stop", wait_for_one_that_is_stopped, ("silent for",)),
+    Mischief("half", wait_for, ("a packet of 2 bytes that is none",)),
+    Mischief("oversize", wait_for, ("bytes; at most",)),
+    Mischief("version", greet_it, ("luceasync 0.0 here",), greets=False),
+    Mischief("slow", write_on, ("waited 0.2 s",)),
+)
+
+
+def one_round(launcher: LocalLauncher, mischief: Mischief) -> float:
+    """Seconds until the channel closed."""
+    started = launcher.launch([__file__, CHILD, mischief.mode], (Tell,))
+    if mischief.greets:
+        greet_it(started)
+        echo(started)
+    begun = time.perf_counter()
+    try:
+        mischief.act(started)
+    except ChannelClosed as error:
+        noticed_s = time.perf_counter() - begun - mischief.after_s
+        if not any(words in str(error) for words in mischief.words):
+            raise SystemExit(f"{mischief.mode}: the channel said: {error}") from error
+    else:
+        raise SystemExit(f"{mischief.mode}: the channel did not close")
+    started.end(0.0, DEADLINE_S)
+    return noticed_s
+
+
+def left() -> dict[str, object]:
+    """What this process has."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text(encoding="ascii").split()
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    return {
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "children": len(children),
+        "memfd mappings": maps.count("memfd:luceasync"),
+        "threads": sorted(thread.name for thread in threading.enumerate()),
+    }
+
+
+def run(report: Report, num_rounds: int) -> None:
+    """All rounds, then what is left. Ends the process with a line where something is."""
+    before = left()
+    seen: dict[tuple[str, str], Seen] = {}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    for number in range(num_rounds):
+        mischief = MISCHIEF[number // 2 % len(MISCHIEF)]
+        transport = ("shared", "stream")[number % 2]
+        rings = open_rings(transport, RING_BYTES)
+        program = Program(
+            Path(sys.executable), "the child", RING_BYTES, rings=rings, environment=environment
+        )
+        launcher = LocalLauncher(program, lambda line: None)
+        try:
+            noticed_s = one_round(launcher, mischief)
+        finally:
+            launcher.close()
+            if rings is not None:
+                rings.close()
+        seen.setdefault((mischief.mode, transport), Seen()).noticed_s.append(noticed_s)
+    table = report.table(("what", "payloads", "rounds", "closed after, p50", "p99"))
+    for (mode, transport), found in seen.items():
+        noticed = [percentile(found.noticed_s, percent) for percent in (50, 99)]
+        table.add(mode, transport, len(found.noticed_s), *(ms(each) for each in noticed))
+    until_s = time.monotonic() + SETTLE_S  # a thread that starts processes is told to end, and does
+    while (after := left()) != before and time.monotonic() < until_s:
+        time.sleep(0.01)
+    report.say(f"\nbefore: {before}\nafter:  {after}")
+    if after != before:
+        raise SystemExit("something is left")
+
+
+def main() -> None:
+    """Run the rounds and print."""
+    if sys.argv[1:2] == [CHILD]:
+        return serve(sys.argv[2])
+    parser = command.parser(__doc__, rounds=200)
+    options = parser.parse_args()
+    return run(Report({"cores": os.cpu_count()}, options.json), options.rounds)
+
+
+if __name__ == "__main__":
+    main()

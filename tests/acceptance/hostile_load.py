@@ -1,0 +1,231 @@
+"""Many hostile clients at once at a server of its own; they run in a process of their own, niced.
+
+python -m tests.acceptance.hostile_load.py connections [--seconds 60] [--per-second 1000]
+python -m tests.acceptance.hostile_load.py rapid-reset [--seconds 20] [--clients 10]
+python -m tests.acceptance.hostile_load.py crowd [--seconds 60] [--clients 100]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from tests.acceptance.hostile.server import CHAT, ROOT, SAID, Server, chat, watched
+
+DRIVER_NICE = 10
+REST_S = 5.0
+# Clients that mean well, by their addresses: beside many others each of them has one lane at times,
+# and where it has two streams they take turns on it.
+OTHERS = {"one stream": ("127.0.9.1",), "two of one client": ("127.0.9.2", "127.0.9.2")}
+NUM_LANES = 4
+Sample = tuple[float, int, int]
+
+
+def driven(
+    server: Server, module: str, *arguments: object
+) -> tuple[dict[str, object], list[Sample]]:
+    """What the driver printed, and memory, descriptors and threads of the server meanwhile."""
+    command = ["nice", "-n", str(DRIVER_NICE), sys.executable, "-m", f"hostile.{module}"]
+    process = subprocess.Popen(
+        [*command, str(server.port), *map(str, arguments)],
+        cwd=ROOT / "scripts",
+        stdout=subprocess.PIPE,
+    )
+    samples: list[Sample] = []
+    while process.poll() is None:
+        samples.append((server.memory_mib, server.num_descriptors, server.num_threads))
+        time.sleep(0.2)
+    assert process.stdout is not None
+    return json.loads(process.stdout.read()), samples
+
+
+def told(name: str, values: list[float]) -> None:
+    print(f"{name}: {min(values):.0f} to {max(values):.0f}, last {values[-1]:.0f}")
+
+
+def connections(server: Server, arguments: argparse.Namespace) -> None:
+    """Opened and ended at a rate, for a while."""
+    before = server.num_descriptors
+    with watched(server) as seen:
+        said, samples = driven(server, "connections", arguments.per_second, arguments.seconds)
+    print(json.dumps(said, indent=1))
+    told("descriptors", [sample[1] for sample in samples])
+    told("memory, MiB", [sample[0] for sample in samples])
+    time.sleep(REST_S)
+    print(f"descriptors before and after: {before}, {server.num_descriptors}")
+    print(f"slowest /health: {seen[0]:.3f} s")
+
+
+def rapid_reset(server: Server, arguments: argparse.Namespace) -> None:
+    """Streams of HTTP/2 over TLS that are reset at once."""
+    before = server.memory_mib
+    with watched(server) as seen:
+        said, samples = driven(
+            server, "rapid_reset", arguments.cert, arguments.clients, arguments.seconds
+        )
+    print(json.dumps(said))
+    told("descriptors", [sample[1] for sample in samples])
+    time.sleep(REST_S)
+    print(f"memory before, most, after: {before:.0f}, {seen[1]:.0f}, {server.memory_mib:.0f} MiB")
+    print(f"slowest /health, each on a new connection of TLS: {seen[0]:.3f} s")
+
+
+class Streams:
+    """A client that means well, from `addresses`: each stream is one answer after the other."""
+
+    def __init__(self, server: Server, addresses: Sequence[str]) -> None:
+        self._server = server
+        self.counts: Counter[str] = Counter()
+        self.longest_gap_s = 0.0
+        self.ended = threading.Event()
+        self._threads = [threading.Thread(target=self._run, args=[a]) for a in addresses]
+
+    def __enter__(self) -> Streams:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ended.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self, address: str) -> None:
+        while not self.ended.is_set():
+            try:
+                self.counts[self._stream(address)] += 1
+            except OSError as error:
+                self.counts[type(error).__name__] += 1
+            if self.counts.total() > self.counts["whole"] * 2:
+                time.sleep(1.0)  # as Retry-After says
+
+    def _stream(self, address: str) -> str:
+        connection = self._server.speak(address)
+        body = chat("What does os.getcwd do?", stream=True, ignore_eos=True, max_tokens=1000)
+        connection.request("POST", CHAT, body, {"content-type": "application/json"})
+        response = connection.getresponse()
+        if response.status != 200:
+            return str(response.status)
+        line, then, begun = b"", time.perf_counter(), False
+        while read := response.readline():
+            if read.startswith(b"data: "):
+                now = time.perf_counter()
+                if begun:  # before its first token it waits for a lane
+                    self.longest_gap_s = max(self.longest_gap_s, now - then)
+                begun, then, line = True, now, read
+        return "whole" if line == b"data: [DONE]\n" else "broken off"
+
+
+def crowd(server: Server, arguments: argparse.Namespace) -> None:
+    """Clients of all hostile kinds at once."""
+    fill(server)
+    time.sleep(REST_S)
+    before = server.memory_mib
+    streams = {name: Streams(server, addresses) for name, addresses in OTHERS.items()}
+    with watched(server) as seen, ExitStack() as ending:
+        for one in streams.values():
+            ending.enter_context(one)
+        time.sleep(2.0)
+        said, samples = driven(server, "crowd", arguments.clients, arguments.seconds)
+        for one in streams.values():  # before the first of them is waited for
+            one.ended.set()
+    print(json.dumps(said, indent=1))
+    status = server.post(f'{{{SAID},"max_tokens":1}}'.encode())[0]
+    time.sleep(REST_S)
+    after = server.memory_mib
+    for name, one in streams.items():
+        print(f"others, {name}: {dict(one.counts)}, longest gap {one.longest_gap_s:.2f} s")
+    print(f"the next request: {status}")
+    told("descriptors", [sample[1] for sample in samples])
+    print(
+        f"memory before, most, after: {before:.0f}, {seen[1]:.0f}, {after:.0f} MiB "
+        f"({after / before - 1:+.1%})"
+    )
+    print(f"slowest /health: {seen[0]:.3f} s")
+
+
+def fill(server: Server) -> None:
+    """Long prompts side by side, so that every lane has been used as far as it goes."""
+    body = chat("read the file and close it " * 400, max_tokens=4)
+    threads = [threading.Thread(target=server.post, args=[body]) for _ in range(NUM_LANES)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def certificate(directory: str) -> list[str]:
+    """Flags for a certificate made now."""
+    cert, key = f"{directory}/cert.pem", f"{directory}/key.pem"
+    subprocess.run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "2",
+            "-subj",
+            "/CN=localhost",
+            "-keyout",
+            key,
+            "-out",
+            cert,
+            "-addext",
+            "subjectAltName=DNS:localhost,IP:127.0.0.1",
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return ["--tls-cert", cert, "--tls-key", key]
+
+
+def main() -> None:
+    loads: dict[str, Callable[[Server, argparse.Namespace], None]] = {
+        "connections": connections,
+        "rapid-reset": rapid_reset,
+        "crowd": crowd,
+    }
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("load", choices=loads)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--per-second", type=float, default=1000.0)
+    parser.add_argument("--clients", type=int, default=None)
+    parser.add_argument("--memory", default="0", help="for prefixes; what is kept counts as growth")
+    arguments = parser.parse_args()
+    arguments.clients = arguments.clients or (10 if arguments.load == "rapid-reset" else 100)
+    with tempfile.TemporaryDirectory() as directory:
+        arguments.cert = None
+        flags = ["--prefix-cache-memory", arguments.memory, "--log-level", "warning"]
+        if arguments.load == "rapid-reset":
+            flags += certificate(directory)
+            arguments.cert = Path(directory) / "cert.pem"
+        server = Server(flags=flags, cert=arguments.cert)
+        try:
+            server.warm()
+            with watched(server) as seen:
+                time.sleep(REST_S)
+            print(f"slowest /health before: {seen[0]:.3f} s")
+            loads[arguments.load](server, arguments)
+            for line in server.told[:20]:
+                print(f"told: {line.decode(errors='replace').rstrip()}")
+        finally:
+            server.process.kill()
+            server.process.wait()
+
+
+if __name__ == "__main__":
+    main()

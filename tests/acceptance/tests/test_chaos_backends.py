@@ -1,0 +1,43 @@
+"""Backends die, hang and lie under a real server: every client is answered, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.acceptance.chaos_backends import DEEDS, TRANSPORTS, schedule
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_every_deed_has_its_turn_at_every_moment():
+    turns = {
+        (deed, moment, transport)
+        for deed, moments in DEEDS.items()
+        for moment in moments
+        for transport in TRANSPORTS
+    }
+    assert set(schedule([], 200)) == turns
+    assert schedule(["stop:save"], 2) == [("stop", "save", each) for each in TRANSPORTS]
+
+
+@pytest.mark.slow
+def test_a_few_rounds_over_a_real_server():
+    """tests/acceptance/chaos_backends.py in a short form: it ends with a line where something is wrong."""
+    deeds = ("kill:decode", "stop:prefill", "half:save", "parent:load")
+    script = str(ROOT / "scripts" / "chaos_backends.py")
+    done = subprocess.run(
+        [sys.executable, script, "--rounds", f"{len(deeds)}", "--only", ",".join(deeds)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 rounds: every client was answered, later answers were right" in done.stdout
+    for deed in deeds:
+        assert f"| {' | '.join(deed.split(':'))} | " in done.stdout

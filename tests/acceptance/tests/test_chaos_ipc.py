@@ -1,0 +1,29 @@
+"""Whatever the other end does, the channel closes with words, and nothing is left."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+def test_each_mischief_over_each_transport_leaves_nothing() -> None:
+    """tests/acceptance/chaos_ipc.py in a short form: it ends with an error where something is left."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "chaos_ipc.py"), "--rounds", "12"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for mischief in ("kill -9", "stop", "half", "oversize", "version", "slow"):
+        for transport in ("shared", "stream"):
+            assert f"| {mischief} | {transport} | 1 |" in done.stdout
