@@ -1,6 +1,6 @@
 """Backends of a real server die, hang and lie at every moment; every client is answered rightly.
 
-    python -m tests.acceptance.chaos_backends.py [--rounds 200] [--only kill:decode,stop:save] [--json PATH]
+    python -m tests.acceptance.chaos_backends [--rounds 200] [--only kill:decode,stop:save]
 
 Each round does one deed at one moment to one of three backends while three clients ask. Each must
 be told a right text, the beginning of one and an error, or a refusal; afterwards all is answered
@@ -18,13 +18,12 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from luceasync.bench.figures import percentile
+from luceasync.bench.report import Report, figure
+from tests.acceptance import command
 from tests.acceptance.chaos.backend import Wish
 from tests.acceptance.chaos.clients import CLOSED, WHOLE, Client, ask_all
 from tests.acceptance.chaos.house import House, until
-
-from luceasync.bench import command
-from luceasync.bench.figures import percentile
-from luceasync.bench.report import Report, figure
 
 QUESTIONS = (
     "What does os.getcwd do?",

@@ -1,6 +1,6 @@
 """How soon a backend's death is noticed, and its clients are told. CPU, a real server.
 
-    python scripts/bench_deaths.py [--rounds 200] [--json PATH]
+    python -m tests.acceptance.chaos_delays [--rounds 200] [--json PATH]
 
 In each round a stream runs through three backends, one of which is killed in the middle of the
 answer, in turns. Noticed: until /ready, asked again and again, says so. Told: until the stream has
@@ -17,12 +17,11 @@ import threading
 import time
 from dataclasses import dataclass
 
-from tests.acceptance.chaos.clients import BROKEN, Client, wait_for
-from tests.acceptance.chaos.house import House
-
-from luceasync.bench import command
 from luceasync.bench.figures import percentile
 from luceasync.bench.report import Report, ms
+from tests.acceptance import command
+from tests.acceptance.chaos.clients import BROKEN, Client, wait_for
+from tests.acceptance.chaos.house import House
 
 QUESTION = "What does os.getcwd do?"
 MAX_TOKENS = 1000

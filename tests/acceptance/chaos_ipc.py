@@ -1,6 +1,6 @@
 """A process at the other end of a channel that dies, hangs or lies, in every way, many times.
 
-    python -m tests.acceptance.chaos_ipc.py [--rounds 200] [--json PATH]
+    python -m tests.acceptance.chaos_ipc [--rounds 200] [--json PATH]
 
 Each round starts a process, lets it answer with a payload, and then lets it misbehave. The channel
 must close with words, in time, and nothing may be left: no process, descriptor or mapping.
@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from luceasync.bench import command
 from luceasync.bench.figures import percentile
 from luceasync.bench.report import Report, ms
 from luceasync.errors import ChannelClosed
@@ -27,6 +26,7 @@ from luceasync.ipc.channel import Statement, be_greeted, greet
 from luceasync.ipc.launcher import LocalLauncher, LocalStarted, Program
 from luceasync.ipc.packets import MAX_PACKET_BYTES, Message
 from luceasync.ipc.wiring import VARIABLE, come_home, open_rings
+from tests.acceptance import command
 
 RING_BYTES = (1 << 20, 1 << 20)
 PAYLOAD_BYTES = 40_960
@@ -171,7 +171,7 @@ def run(report: Report, num_rounds: int) -> None:
     """All rounds, then what is left. Ends the process with a line where something is."""
     before = left()
     seen: dict[tuple[str, str], Seen] = {}
-    environment = {"PYTHONPATH": str(Path(__file__).parents[1])}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
     for number in range(num_rounds):
         mischief = MISCHIEF[number // 2 % len(MISCHIEF)]
         transport = ("shared", "stream")[number % 2]

@@ -1,6 +1,6 @@
 """Answers of random models to schemas: each as its schema says, the same however drafted and split.
 
-    python -m tests.acceptance.check_grammar [--schemas 200] [--drafts none,chain,tree] [--places one]
+    python -m tests.acceptance.check_grammar [--schemas 200] [--drafts none,chain] [--places one]
 
 --bench FOLDER: data sets of JSONSchemaBench, so many schemas of each (needs jsonschema).
 Exit code 1 if an answer is wrong. Needs the packages of the tests.
@@ -21,9 +21,17 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from tests.acceptance.grammar import cases, judging
-from tests.acceptance.grammar.asking import Answer, Asking, answers, biased, placement, running, save_models
 from tests import tiny
+from tests.acceptance.grammar import cases, judging
+from tests.acceptance.grammar.asking import (
+    Answer,
+    Asking,
+    answers,
+    biased,
+    placement,
+    running,
+    save_models,
+)
 
 ANOTHER = "ANOTHER ONE WITH A DRAFTER"
 WRONG = {judging.WRONG, judging.NO_PREFIX, ANOTHER}

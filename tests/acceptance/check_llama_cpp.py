@@ -1,6 +1,6 @@
 """A GGUF file beside llama.cpp, and files that llama.cpp makes of it: logits, tokens, token ids.
 
-    python -m tests.acceptance.check_llama_cpp FILE.gguf --peer PYTHON [--types Q8_0,Q4_K_M] [--texts 2000]
+    python -m tests.acceptance.check_llama_cpp FILE.gguf --peer PYTHON [--types Q8_0] [--texts 2000]
 
 `PYTHON` has llama-cpp-python, which rounds activations of quantised products to 8 bits: all must be
 equal of the same numbers in float32. Both are given the tokens that llama.cpp finds likeliest.
@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from luceasync.bench import command
 from luceasync.bench.report import Report
 from luceasync.errors import ModelError
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
+from tests.acceptance import command
 from tests.acceptance.quantised.backends import open_file
 from tests.acceptance.quantised.files import write_plain
 from tests.acceptance.quantised.processes import FP32, Peer, requantise
@@ -64,7 +64,7 @@ def main() -> None:
     parser.add_argument("--types", type=command.names, default=[], help="that the file is made of")
     parser.add_argument("--texts", type=int, default=0, help="whose token ids are compared")
     options = parser.parse_args()
-    report = command.begin(options)
+    report = command.open_report(options)
     tokenizer = Tokenizer.load(options.file)
     if options.texts:
         compare_ids(report, options.peer, options.file, tokenizer, options.texts)

@@ -1,6 +1,6 @@
 """Greedy answers with speculation beside those without, token by token, in float32 on this CPU.
 
-    python -m tests.acceptance.check_lossless [--targets bundled,scripted] [--others 200] [--groups 3]
+    python -m tests.acceptance.check_lossless [--targets bundled] [--others 200] [--groups 3]
 
 Every round has the shape that its row names: nothing is left to what pays. Prints a table in
 Markdown; exit code 1 if a token differs. The tiny targets need the packages of the tests.
@@ -22,7 +22,13 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from luceasync.request import Speculation
-from tests.acceptance.lossless.asking import after_restart, answers_of, references, request_of, running
+from tests.acceptance.lossless.asking import (
+    after_restart,
+    answers_of,
+    references,
+    request_of,
+    running,
+)
 from tests.acceptance.lossless.cases import CASES, Answers, Case, Kind, Target
 from tests.acceptance.lossless.targets import MAKERS
 from tests.stages import in_stages

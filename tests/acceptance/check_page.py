@@ -25,7 +25,7 @@ LIMIT_S = 600.0
 
 
 def drive(folder: Path, program: str, *words: str) -> list[dict[str, str | None]]:
-    """Run one of `tests/acceptance/page` where the browser is installed; the lines that it tells."""
+    """Run one of the programs in page/ where the browser is installed; the lines that it tells."""
     installed = folder / BROWSER.folder_name
     shutil.copy(PAGE / program, installed)  # so that it finds its packages
     temporary = installed / "tmp"  # the browser is unpacked there

@@ -1,6 +1,6 @@
 """Prefixes that a model over one, two or three processes has written, taken up by another of them.
 
-    python -m tests.acceptance.check_processes [--tokens 10,8192] [--pairs one:three,three:between|all]
+    python -m tests.acceptance.check_processes [--tokens 10,8192] [--pairs one:three|all]
 
 Float32, greedy, dialogues that the bundled model knows, with longer contexts; the CPU plays other
 vendors. The second of a pair must find the prefix on the disk, say what one process says that has
@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from luceasync.bench import command
 from luceasync.bench.report import Report
 from luceasync.config import (
     BUNDLED_DRAFT_DIR,
@@ -39,8 +38,9 @@ from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.request import Finish, Request, TokenPrompt
 from luceasync.text.tokenizer import Tokenizer
+from tests.acceptance import command
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 CONTEXT_TOKENS, NUM_SAID = 16384, 48
 # Devices in the order of the layers, and the names under which a backend offers the CPU.
 ARRANGEMENTS = {
@@ -231,7 +231,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.pairs == ["all"]:
         options.pairs = [":".join(pair) for pair in itertools.permutations(ARRANGEMENTS, 2)]
-    report = command.begin(options)
+    report = command.open_report(options)
     with tempfile.TemporaryDirectory() as there:
         models = tuple(
             with_longer_contexts(model, Path(there))

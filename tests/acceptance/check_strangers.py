@@ -21,13 +21,13 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from luceasync.bench import command
 from luceasync.bench.report import Report, ms
 from luceasync.bench.servers import Messages, read_questions, server
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.text.guarded import GuardedTemplate
 from luceasync.text.template import ChatTemplate, Turns
 from luceasync.text.tokenizer import Tokenizer
+from tests.acceptance import command
 
 CHAT = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}).encode()
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--url", help="a running server, instead of one of this checkout")
     parser.add_argument("--conversations", type=int, default=2000)
     options = parser.parse_args()
-    report = command.begin(options)
+    report = command.open_report(options)
     with running(options.url) as url:
         is_fine = knock(report, url)
     tokenizer = Tokenizer.load(BUNDLED_MODEL_DIR)

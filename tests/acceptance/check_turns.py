@@ -19,7 +19,14 @@ from typing import get_args
 from tests.acceptance.turns.cells import Cell, Row, hold
 from tests.acceptance.turns.flow import Flow, Kind, Size
 from tests.acceptance.turns.flows import FLOWS
-from tests.acceptance.turns.models import MODELS, TEMPLATES, Model, ModelName, TemplateName, make_model
+from tests.acceptance.turns.models import (
+    MODELS,
+    TEMPLATES,
+    Model,
+    ModelName,
+    TemplateName,
+    make_model,
+)
 
 HELP = """Each row is a flow over a model with a template, and a size of a prefill's chunk. Its
 cells are kinds of servers: one, one that is killed before every request once it has written all,

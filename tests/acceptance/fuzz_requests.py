@@ -1,9 +1,9 @@
 """Chat requests with two fields at their extremes: no 5xx, and the next is answered as ever.
 
-python -m tests.acceptance.fuzz_requests [--requests 20000] [--seed 0]             # in this process
-python -m tests.acceptance.fuzz_requests --kvflash 448 [--model FILE.gguf]         # lanes, weights of these
-python -m tests.acceptance.fuzz_requests --server [--requests 2000]                # through a server
-python -m tests.acceptance.fuzz_requests --routes [--requests 3000]                # of all other routes
+    python -m tests.acceptance.fuzz_requests [--server | --routes] [--requests 20000] [--seed 0]
+
+Asks an engine in this process, or with `--server` a server; `--routes` asks all other routes.
+`--kvflash 448` and `--model FILE.gguf` set lanes and weights of the engine.
 """
 
 from __future__ import annotations
@@ -17,11 +17,6 @@ from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.acceptance.hostile.extremes import asked_plainly, pairs, text_of, wrong_in
-from tests.acceptance.hostile.routes import ROUTES
-from tests.acceptance.hostile.routes import pairs as route_pairs
-from tests.acceptance.hostile.routes import wrong_in as wrong_in_any
-from tests.acceptance.hostile.server import CHAT, Server
 from starlette.types import ASGIApp, Message
 
 from luceasync.config import (
@@ -35,6 +30,11 @@ from luceasync.config import (
 from luceasync.engine.start import build_engine
 from luceasync.request import ANY_NAME
 from luceasync.server.app import create_app
+from tests.acceptance.hostile.extremes import asked_plainly, pairs, text_of, wrong_in
+from tests.acceptance.hostile.routes import ROUTES
+from tests.acceptance.hostile.routes import pairs as route_pairs
+from tests.acceptance.hostile.routes import wrong_in as wrong_in_any
+from tests.acceptance.hostile.server import CHAT, Server
 
 MAX_CTX_TOKENS = 256
 PLAIN_EVERY = 10  # refusals; after every other answer the plain request is asked at once

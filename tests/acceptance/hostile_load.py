@@ -1,8 +1,8 @@
 """Many hostile clients at once at a server of its own; they run in a process of their own, niced.
 
-python -m tests.acceptance.hostile_load.py connections [--seconds 60] [--per-second 1000]
-python -m tests.acceptance.hostile_load.py rapid-reset [--seconds 20] [--clients 10]
-python -m tests.acceptance.hostile_load.py crowd [--seconds 60] [--clients 100]
+python -m tests.acceptance.hostile_load connections [--seconds 60] [--per-second 1000]
+python -m tests.acceptance.hostile_load rapid-reset [--seconds 20] [--clients 10]
+python -m tests.acceptance.hostile_load crowd [--seconds 60] [--clients 100]
 """
 
 from __future__ import annotations
@@ -34,10 +34,11 @@ def driven(
     server: Server, module: str, *arguments: object
 ) -> tuple[dict[str, object], list[Sample]]:
     """What the driver printed, and memory, descriptors and threads of the server meanwhile."""
-    command = ["nice", "-n", str(DRIVER_NICE), sys.executable, "-m", f"hostile.{module}"]
+    command = ["nice", "-n", str(DRIVER_NICE), sys.executable]
+    command += ["-m", f"tests.acceptance.hostile.{module}"]
     process = subprocess.Popen(
         [*command, str(server.port), *map(str, arguments)],
-        cwd=ROOT / "scripts",
+        cwd=ROOT,
         stdout=subprocess.PIPE,
     )
     samples: list[Sample] = []

@@ -15,9 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 from typer.testing import CliRunner
-from warm.door import Counters, Door, Refused, open_directory
+from warm.door import Counters, Door, Refused, keep, open_directory, warm
 from warm.entries import Entry
-from warm.run import keep, warm
 from warm_cache import EXIT_INTERRUPTED, Errand, app, run
 
 from luceasync.config import CacheConfig, Config, EngineConfig, ModelConfig, ServerConfig

@@ -6,10 +6,9 @@ import json
 from dataclasses import replace
 
 import pytest
-from warm.door import Counters
+from warm.door import Counters, Outcome
 from warm.entries import Entry
-from warm.report import Report, as_json, as_text
-from warm.run import Outcome
+from warm_cache import Report, as_json, as_text
 
 ENTRY = Entry("chats.jsonl:1", [])
 NEW = Outcome(ENTRY, 2.0, num_tokens=1000, num_cached=200, num_found=1000)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
 from tests.acceptance.hostile.server import ROOT, Server
 
 OFFERS = ("hip:0=cpu:0", "cuda:0=cpu:0", "hip:1=cpu:0")

@@ -19,9 +19,9 @@ from luceasync.engine.start import build_engine
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Constraint, Request, Sampling
 from luceasync.text.tokenizer import Tokenizer
+from tests import tiny
 from tests.acceptance.check_processes import placed
 from tests.acceptance.grammar.cases import Case
-from tests import tiny
 from tests.stages import in_stages
 
 PARALLEL = 8

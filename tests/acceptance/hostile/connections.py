@@ -1,6 +1,6 @@
 """Connections opened and ended at a steady rate by one thread; run as a process of its own.
 
-    python -m hostile.connections PORT PER_SECOND SECONDS     (in scripts/)
+    python -m tests.acceptance.hostile.connections PORT PER_SECOND SECONDS
 
 A quarter each is closed, reset, left after half a request, and asks for /health. Prints JSON.
 """

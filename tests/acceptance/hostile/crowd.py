@@ -1,6 +1,6 @@
 """Many hostile clients at once, each from an address of its own; run as a process of its own.
 
-    python -m hostile.crowd PORT NUM_CLIENTS SECONDS     (in scripts/)
+    python -m tests.acceptance.hostile.crowd PORT NUM_CLIENTS SECONDS
 
 Each does one kind of harm after the other, in an order of its own. Prints JSON: what each came to.
 """

@@ -1,6 +1,6 @@
 """Streams of HTTP/2 over TLS, opened and reset as fast as they can be; a process of its own.
 
-    python -m hostile.rapid_reset PORT CERT NUM_CONNECTIONS SECONDS     (in scripts/)
+    python -m tests.acceptance.hostile.rapid_reset PORT CERT NUM_CONNECTIONS SECONDS
 
 A connection that the server ends is opened again at once. Prints JSON.
 """

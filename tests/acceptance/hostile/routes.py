@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tests.acceptance.hostile.extremes import LISTS, MOST_TOKENS, TEXT, WRONG, of_type
 from luceasync.server.anthropic.conversation import CountBody, MessagesBody
 from luceasync.server.openai.completions import CompletionBody
 from luceasync.server.openai.responses.conversation import ResponsesBody
 from luceasync.server.openai.tokenizing import DetokenizeBody, TokenizeBody
+from tests.acceptance.hostile.extremes import LISTS, MOST_TOKENS, TEXT, WRONG, of_type
 
 DEEP = "[" * 200 + "]" * 200
 IDS = ["[0]", "[-1]", "[999999999]", "[1e3]", "[1.5]", json.dumps([1] * 5000), "[[1],[2]]",

@@ -24,7 +24,7 @@ MIB = 1 << 20
 CHAT = "/v1/chat/completions"
 SAID = '"messages":[{"role":"user","content":"What does os.getcwd do?"}]'
 NUM_DESCRIPTORS = 1024
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Server:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
 from tests.acceptance.check_turns import DRAFTED, KEEPING, kinds_of
 from tests.acceptance.turns.cells import Cell, Row, cells_of, faults_of
 from tests.acceptance.turns.client import Asked

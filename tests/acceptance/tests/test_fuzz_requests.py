@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 
-from tests.acceptance import fuzz_requests
 import pytest
-from tests.acceptance.hostile import extremes, routes
 
 from luceasync.server.openai.chat_schema import ChatBody
+from tests.acceptance import fuzz_requests
+from tests.acceptance.hostile import extremes, routes
 
 NUM_REQUESTS = 60
 

@@ -6,11 +6,9 @@ import socket
 import threading
 
 import pytest
-from tests.acceptance.hostile.connections import KINDS, Opener
-from tests.acceptance.hostile.rapid_reset import NUM_AT_ONCE, PREFACE, pairs
-from tests.acceptance.soak import slope_per_minute
 
-from luceasync.server.frames import Frames
+from tests.acceptance.hostile.connections import KINDS, Opener
+from tests.acceptance.soak import slope_per_minute
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
 
@@ -73,13 +71,6 @@ def test_who_gets_no_answer_is_refused():
         opener.turn(1.0)
         opener.give_up()
     assert [what.startswith("refused") for what in opener.counts] == [True]
-
-
-def test_streams_are_opened_and_reset_in_turn():
-    frames = list(Frames().cut(PREFACE + pairs(1)))[2:]
-    assert [frame[3] for frame in frames] == [1, 3] * NUM_AT_ONCE
-    names = [int.from_bytes(frame[5:9], "big") for frame in frames]
-    assert names == [stream for stream in range(1, 2 * NUM_AT_ONCE, 2) for _ in range(2)]
 
 
 def test_a_slope_is_that_of_the_line():

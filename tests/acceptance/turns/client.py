@@ -12,10 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from warm.door import Door
-from warm.entries import Entry
-from warm.run import keep
-
 from luceasync.engine.engine import LocalEngine
 from luceasync.prefix_tree.node import common_prefix
 from luceasync.request import ChatPrompt, Delta, Finish, Request, Sampling, Stream
@@ -24,6 +20,8 @@ from luceasync.text.history import History
 from luceasync.text.returns import Returns
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
+from scripts.warm.door import Door, keep
+from scripts.warm.entries import Entry
 from tests.acceptance.turns.servers import End, Servers
 
 Message = Mapping[str, Any]

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Literal
 
 import httpx
-from warm.door import Door, open_directory
 
 from luceasync.config import Config, ServerConfig
 from luceasync.engine.engine import LocalEngine
 from luceasync.engine.start import build_engine
 from luceasync.server.app import create_app
+from scripts.warm.door import Door, open_directory
 
 End = Literal["settled", "at once", "in order"]
 

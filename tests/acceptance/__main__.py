@@ -1,0 +1,193 @@
+"""Run the acceptance checks one after the other, each as a process of its own.
+
+    python -m tests.acceptance [--list] [--only check_turns,soak] [--short] [--folder DIR]
+
+`--short` runs a small selection of each. Checks that lack what they need are skipped, and say what
+that is. Exit status 1 if one failed. `python -m tests.acceptance.NAME --help` has a check's flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from luceasync.bench.servers import server
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A program of this package. `args`: what it is always given; `short`: what makes it quick;
+    `needs`: flags of this command without which it is skipped.
+    """
+
+    name: str
+    what: str
+    args: tuple[str, ...] = ()
+    short: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+    @property
+    def module(self) -> str:
+        return f"tests.acceptance.{self.name.partition(':')[0]}"
+
+
+CHECKS = (
+    Check(
+        "check_turns",
+        "conversations find their prefixes again, also after kills and restarts",
+        short=("chat", "--models", "attention", "--templates", "qwen3", "--chunks", "256"),
+    ),
+    Check(
+        "check_lossless",
+        "speculation changes no token of a greedy answer",
+        short=("--targets", "bundled", "--prompts", "4", "--others", "2"),
+    ),
+    Check(
+        "check_processes",
+        "prefixes move between one, two and three processes",
+        short=("--tokens", "10", "--pairs", "one:three", "--transports", "shared"),
+    ),
+    Check(
+        "check_grammar",
+        "answers to random schemas keep to them, however drafted",
+        short=("--schemas", "4", "--families", "qwen3"),
+    ),
+    Check("check_apis", "every API gives the same text", args=("{url}",)),
+    Check(
+        "check_strangers",
+        "other origins are refused, and forged text makes no turn",
+        short=("--conversations", "20"),
+    ),
+    Check("check_clients", "client programs as people use them", ("{folder}",), needs=("folder",)),
+    Check(
+        "check_openapi",
+        "schemathesis against the OpenAPI document",
+        ("{folder}",),
+        ("--cases", "3"),
+        ("folder",),
+    ),
+    Check("check_page", "the page in a headless Chromium", ("{folder}",), needs=("folder",)),
+    Check(
+        "check_llama_cpp",
+        "a GGUF file beside llama.cpp",
+        ("{gguf}", "--peer", "{peer}"),
+        needs=("gguf", "peer"),
+    ),
+    Check("chaos_ipc", "a channel's other end dies, hangs and lies", short=("--rounds", "12")),
+    Check(
+        "chaos_backends",
+        "backends of a server die, hang and lie",
+        short=("--rounds", "2", "--only", "kill:decode,half:save"),
+    ),
+    Check("chaos_delays", "how soon a backend's death is noticed", short=("--rounds", "2")),
+    Check(
+        "hostile_clients",
+        "what hostile clients cost the others, one by one",
+        short=("--only", "text of 2 MB"),
+    ),
+    Check(
+        "hostile_load:connections",
+        "connections opened and ended at a rate",
+        ("connections",),
+        ("--seconds", "3"),
+    ),
+    Check("hostile_load:crowd", "a crowd of clients", ("crowd",), ("--seconds", "3")),
+    Check(
+        "fuzz_requests",
+        "requests with fields at their extremes, in process",
+        short=("--requests", "200"),
+    ),
+    Check(
+        "fuzz_requests:server",
+        "the same through a server",
+        ("--server",),
+        ("--requests", "50"),
+    ),
+    Check(
+        "fuzz_requests:routes",
+        "requests to all other routes",
+        ("--routes",),
+        ("--requests", "100"),
+    ),
+    Check("soak", "mixed load for a quarter of an hour", short=("--minutes", "0.5")),
+)
+
+
+def main() -> None:
+    """Run, and print a summary."""
+    options = parse()
+    chosen = [check for check in CHECKS if not options.only or is_asked(check, options.only)]
+    if options.list:
+        for check in chosen:
+            needs = "".join(f"  (needs --{each})" for each in check.needs)
+            print(f"{check.name:26}{check.what}{needs}")
+        return
+    results = [(check, *run(check, options)) for check in chosen]
+    print(f"\n{'check':26}{'result':>10}{'seconds':>10}")
+    for check, result, seconds in results:
+        print(f"{check.name:26}{result:>10}{seconds:10.0f}")
+    sys.exit(1 if any(result.startswith("failed") for _, result, _ in results) else 0)
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The flags. Ends the process if --only names no check."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.acceptance",
+        description=inspect.cleandoc(__doc__ or ""),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--list", action="store_true", help="name the checks and end")
+    parser.add_argument("--only", type=lambda text: text.split(","), default=[], metavar="NAME,...")
+    parser.add_argument("--short", action="store_true", help="a small selection of each check")
+    parser.add_argument("--folder", help="where client programs are installed, once")
+    parser.add_argument("--gguf", metavar="FILE", help="for check_llama_cpp")
+    parser.add_argument("--peer", metavar="PYTHON", help="an interpreter with llama-cpp-python")
+    options = parser.parse_args(arguments)
+    for name in options.only:
+        if not any(is_asked(check, [name]) for check in CHECKS):
+            parser.error(f"--only {name}: no such check; --list names them")
+    return options
+
+
+def is_asked(check: Check, names: Sequence[str]) -> bool:
+    """Whether one of `names` is the check's name, or that of its program."""
+    return check.name in names or check.name.partition(":")[0] in names
+
+
+def run(check: Check, options: argparse.Namespace) -> tuple[str, float]:
+    """The verdict, and seconds."""
+    lacking = [each for each in check.needs if getattr(options, each) is None]
+    if lacking:
+        return "skipped", 0.0
+    print(f"\n=== {check.name}: {check.what}", flush=True)
+    started = time.monotonic()
+    with server_for(check) as url:
+        given = {"url": url, "folder": options.folder, "gguf": options.gguf, "peer": options.peer}
+        words = [word.format(**given) for word in check.args]
+        words += check.short if options.short else ()
+        command = [sys.executable, "-m", check.module, *words]
+        status = subprocess.run(command, cwd=ROOT, check=False).returncode
+    return "passed" if status == 0 else f"failed {status}", time.monotonic() - started
+
+
+@contextmanager
+def server_for(check: Check) -> Iterator[str]:
+    """URL of a server of the bundled model, for a check that asks for one; else empty."""
+    if "{url}" not in check.args:
+        yield ""
+        return
+    with server([], ROOT) as client:
+        yield client.url
+
+
+if __name__ == "__main__":
+    main()
