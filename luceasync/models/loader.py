@@ -6,6 +6,7 @@ Checks every shape against the spec before a byte is read. Knows no kind of laye
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import groupby
 from typing import Any, Protocol
@@ -13,13 +14,16 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
 from luceasync.models.forms import Dense, Form, Place, Shape
 from luceasync.models.layer_reader import Part, whole
-from luceasync.models.layers import Layer
+from luceasync.models.mixers.mixer import MixerLayer, State
 from luceasync.models.ops import Norm, Ops
+from luceasync.models.pass_rows import Rows
 from luceasync.models.quant.form import Grouped
 from luceasync.models.quant.random import RandomModule
 from luceasync.models.spec import ModelSpec
+from luceasync.models.trees import Trees
 from luceasync.models.weights import Table, Weight
 
 
@@ -77,6 +81,27 @@ class RandomSource:
             scale: float = shape[-1] ** -0.5
             return (random * scale).to(self._dtype)
         return (random * 0.1).to(self._dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer; it holds its weights, the state that it reads and writes is handed in."""
+
+    mixer: MixerLayer
+    feed_forward: FeedForwardLayer
+
+    def forward(self, x: Tensor, state: State, rows: Rows) -> Tensor:
+        """x: [entries, rows, hidden], the residual stream; `state` moves on in place."""
+        return self.feed_forward.forward(self.mixer.forward(x, state, rows))
+
+    def verify(self, x: Tensor, state: State, rows: Rows, trees: Trees, scratch: State) -> Tensor:
+        """As `forward`, for rows that form trees; see MixerLayer.verify."""
+        return self.feed_forward.forward(self.mixer.verify(x, state, rows, trees, scratch))
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of its weights."""
+        return self.mixer.num_bytes + self.feed_forward.num_bytes
 
 
 class TensorReader:

@@ -20,10 +20,10 @@ from torch import Tensor
 from luceasync.cyext.rows import MAX_ROW, STEP
 from luceasync.cyext.rows import rms_norm as compiled_norm
 from luceasync.models.ops import TorchOps, TorchTable
+from luceasync.models.pass_rows import round_up_rows
 from luceasync.models.quant.cpu import CompiledGrouped, best_kernel, can_multiply
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchGrouped
-from luceasync.models.row_counts import filled_up
 from luceasync.models.weights import RowNorm, Table, Weight
 
 LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
@@ -108,7 +108,7 @@ def product(x: Tensor, rows: Tensor) -> Tensor:
 
 @functools.lru_cache(4096)  # asked for every product of every step
 def _num_missing(num_rows: int) -> int:
-    return filled_up(num_rows, per_octave=ROW_COUNTS) - num_rows
+    return round_up_rows(num_rows, per_octave=ROW_COUNTS) - num_rows
 
 
 def _product(x: Tensor, rows: Tensor) -> Tensor:

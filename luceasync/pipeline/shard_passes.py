@@ -6,7 +6,6 @@ Knows no other shard. How the device runs a pass is for its steps to know.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +14,6 @@ from luceasync.errors import EventsOutOfTurn
 from luceasync.kv.pages import PageEvent
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.eager import EagerSteps
 from luceasync.pipeline.graph import GraphedShard
 from luceasync.pipeline.passes import Batch, Given, Masses, StepKind
 from luceasync.pipeline.past_rows import PastOfLanes
@@ -23,6 +21,7 @@ from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.static_inputs import Feed, feed_best
+from luceasync.pipeline.steps import EagerSteps, ShardSteps
 from luceasync.pipeline.transfer import Sender, Transfer
 from luceasync.ranking.local import Bodies, FoundBest, LocalLogits
 from luceasync.ranking.logits import Logits
@@ -31,45 +30,13 @@ from luceasync.ranking.proposals import Proposal, Proposer
 HOST = torch.device("cpu")
 
 
-class Steps(Protocol):
-    """How a device runs one shard's passes; what it is given is there already, what decode and
-    verify are given may be on the host. These give the activation or, from the last layer, logits
-    float32 [entries, vocab] and [entries, rows, vocab]; so does a prefill that scores. See Passes.
-    """
-
-    @property
-    def best(self) -> FoundBest | None:
-        """Of the last decode, where it has found them itself."""
-        ...
-
-    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
-
-    def decode(self, batch: Batch, given: Given) -> Tensor: ...
-
-    def run_ahead(self, batch: Batch) -> None: ...
-
-    def forget(self) -> None:
-        """Something has come in between: a step that has run ahead is not what comes next."""
-        ...
-
-    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
-
-    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
-
-    def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """A step of this very batch comes next: do what can be done without its input."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> Steps:
+def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
     """Those that the shard's device runs best."""
 
-    def eager() -> Steps:
+    def eager() -> ShardSteps:
         return EagerSteps(shard)
 
-    def captured(capture: Capture) -> Steps:
+    def captured(capture: Capture) -> ShardSteps:
         feed = shard.platform.pick(torch=lambda: feed_best, triton=_fused_feed)
         return GraphedShard(shard, capture, plan, spec, bodies_for(shard.platform), feed)
 
@@ -97,7 +64,7 @@ def _fused_feed() -> Feed:
 class ShardPasses:
     """See Passes."""
 
-    def __init__(self, shard: Shard, steps: Steps, transfer: Transfer) -> None:
+    def __init__(self, shard: Shard, steps: ShardSteps, transfer: Transfer) -> None:
         self._shard = shard
         self._steps = steps
         self._transfer = transfer
@@ -147,7 +114,7 @@ class ShardPasses:
         return None
 
     def prepare(self, kind: StepKind, batch: Batch) -> None:
-        """See Steps."""
+        """See ShardSteps."""
         with self._shard.on_device():
             self._steps.prepare(kind, batch)
 

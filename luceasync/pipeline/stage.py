@@ -22,7 +22,8 @@ from luceasync.pipeline.passes import Batch, Chain, Passes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Event, Platform, open_platform
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.shard_passes import ShardPasses, Steps, steps_of
+from luceasync.pipeline.shard_passes import ShardPasses, steps_of
+from luceasync.pipeline.steps import ShardSteps
 from luceasync.pipeline.transfer import choose_transfer
 
 
@@ -86,7 +87,7 @@ class LocalStage:
         """
         _check_taps(spec, taps)
         self._shards: list[Shard] = []
-        self._steps: list[Steps] = []
+        self._steps: list[ShardSteps] = []
         memory = memory or PlainMemory()
         here = [open_platform(shard.device).device for shard in plan.here]
         transfer = choose_transfer(plan.peer_access, here)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from luceasync.kernels import block_attention
-from luceasync.models.mixers import attention_past
+from luceasync.models.mixers.attention_torch import attend_past as torch_attend_past
 from luceasync.models.mixers.attention_triton import attend_past
 from tests.kernels.cases import TOLERANCE, distance, random
 from tests.reference import attention as truth
@@ -36,9 +36,9 @@ class Given:
 @pytest.mark.parametrize("num_rows", [1, 37])
 @pytest.mark.parametrize("sizes", BLOCKS, ids=str)
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
-@pytest.mark.parametrize("body", [attend_past, attention_past.attend_past], ids=["triton", "torch"])
+@pytest.mark.parametrize("body", [attend_past, torch_attend_past], ids=["triton", "torch"])
 def test_a_chunk_sees_all_blocks_and_itself(body, shape, sizes, num_rows, dtype, device) -> None:
-    if body is attention_past.attend_past and device.type == "cuda":
+    if body is torch_attend_past and device.type == "cuda":
         pytest.skip("the torch body is the CPU's")
     num_heads, num_kv_heads, head_dim = shape
     span = sum(sizes) + num_rows
@@ -52,9 +52,9 @@ def test_a_chunk_sees_all_blocks_and_itself(body, shape, sizes, num_rows, dtype,
     assert past.seen == []
 
 
-@pytest.mark.parametrize("body", [attend_past, attention_past.attend_past], ids=["triton", "torch"])
+@pytest.mark.parametrize("body", [attend_past, torch_attend_past], ids=["triton", "torch"])
 def test_the_newest_rows_look_at_every_key_once(body, device) -> None:
-    if body is attention_past.attend_past and device.type == "cuda":
+    if body is torch_attend_past and device.type == "cuda":
         pytest.skip("the torch body is the CPU's")
     q, k = (random(n, 2, 16, dtype=torch.float32, device=device) for n in (7, 90))
     past = Given(k[:83], k[:83], (64, 19))

@@ -7,7 +7,8 @@ import torch
 
 from luceasync.kernels import chunk_scores
 from luceasync.kv.state import StateTensor
-from luceasync.models.mixers.attention_look import TorchLook, TritonLook
+from luceasync.models.mixers.attention_torch import TorchLook
+from luceasync.models.mixers.attention_triton import TritonLook
 from luceasync.models.recent import LayerLook, ring_positions
 from tests.kernels.cases import TOLERANCE, distance, random
 from tests.reference import chunk_masses as truth

@@ -6,7 +6,7 @@ import torch
 
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import ROOT
-from luceasync.pipeline.captured_steps import TreeStep
+from luceasync.pipeline.graph import TreeStep
 from luceasync.pipeline.passes import Batch
 from luceasync.pipeline.static_inputs import TreeInputs, of_place
 

@@ -19,8 +19,7 @@ from luceasync.models.config import read_spec
 from luceasync.models.ends import read_ends
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.forms import Place
-from luceasync.models.layers import Layer
-from luceasync.models.loader import TensorReader
+from luceasync.models.loader import Layer, TensorReader
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_sizes import HeadNorms
 from luceasync.models.mixers.attention_torch import TorchAttention, gated, heads_of

@@ -12,8 +12,7 @@ from luceasync.models.spec import ModelSpec
 
 if TYPE_CHECKING:
     from luceasync.models.ends import Ends
-    from luceasync.models.layers import Layer
-    from luceasync.models.loader import TensorReader
+    from luceasync.models.loader import Layer, TensorReader
 
 
 # Typed access to the fields of a config.json. Pure; knows no family.

@@ -140,13 +140,13 @@ class AttentionLook:
 
     def torch_body(self) -> LookBody:
         """See Recent."""
-        from luceasync.models.mixers.attention_look import TorchLook
+        from luceasync.models.mixers.attention_torch import TorchLook
 
         return TorchLook()
 
     def triton_body(self) -> LookBody:
         """See Recent."""
-        from luceasync.models.mixers.attention_look import TritonLook
+        from luceasync.models.mixers.attention_triton import TritonLook
 
         return TritonLook()
 

@@ -19,6 +19,7 @@ from luceasync.kernels import attention as attention_kernels
 from luceasync.kernels import attention_cuda
 from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.block_attention import attend_block, merge
+from luceasync.kernels.chunk_scores import add_scores
 from luceasync.kernels.commit import commit_attention, commit_recent
 from luceasync.kernels.positions import rotation
 from luceasync.kernels.tree_attention import attend_tree
@@ -145,7 +146,7 @@ class TritonAttention:
 
 
 def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tensor | None) -> Tensor:
-    """See attention_past.attend_past."""
+    """As attention_torch.attend_past."""
     total = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     whole: tuple[Tensor, Tensor] | None = None
     end = 0
@@ -199,3 +200,19 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     with sdpa_kernel(NO_PLANS):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=causal, enable_gqa=True)
     return out[0].transpose(0, 1)
+
+
+class TritonLook:
+    """A LookBody as a kernel."""
+
+    def look(
+        self,
+        recent: Tensor,
+        rows: Tensor,
+        begin: int,
+        num_tokens: int,
+        chunk_tokens: int,
+        scores: Tensor,
+    ) -> None:
+        """See TorchLook."""
+        add_scores(recent, rows, begin, num_tokens, chunk_tokens, scores)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from luceasync.models.row_counts import filled_up
+from luceasync.models.pass_rows import round_up_rows
 from luceasync.pipeline.transfer import Transfer, direct, on_host
 from luceasync.speculation.adapt import Shape
 from luceasync.speculation.dflash.context import reach_for
@@ -195,7 +195,7 @@ class LocalDraft(Generic[P_co]):
         num_tokens = len(rows)
         index = self._here(on_host([[lane], [begin], [num_tokens]], np.int64))
         sizes = (n for n in self._short_rows if n >= num_tokens)
-        num_rows = next(sizes, filled_up(num_tokens, per_octave=4))
+        num_rows = next(sizes, round_up_rows(num_tokens, per_octave=4))
         if num_rows > num_tokens:  # so that there are few sizes that kernels are compiled for
             rows = F.pad(rows, (0, 0, 0, num_rows - num_tokens))
         self._draft.write_context(rows[None], *index)

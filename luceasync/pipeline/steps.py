@@ -1,9 +1,13 @@
-"""Passes of one shard, operation by operation: all on CPUs, long prefills on GPUs."""
+"""How a shard runs its passes: the protocol, and the body that runs them operation by operation.
+
+Eager steps run everything on CPUs, and the long chunks of prompts on GPUs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from torch import Tensor
 
@@ -13,6 +17,38 @@ from luceasync.pipeline.passes import Batch, Given, StepKind
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import FoundBest
+
+
+class ShardSteps(Protocol):
+    """How a device runs one shard's passes; what it is given is there already, what decode and
+    verify are given may be on the host. These give the activation or, from the last layer, logits
+    float32 [entries, vocab] and [entries, rows, vocab]; so does a prefill that scores. See Passes.
+    """
+
+    @property
+    def best(self) -> FoundBest | None:
+        """Of the last decode, where it has found them itself."""
+        ...
+
+    def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
+
+    def decode(self, batch: Batch, given: Given) -> Tensor: ...
+
+    def run_ahead(self, batch: Batch) -> None: ...
+
+    def forget(self) -> None:
+        """Something has come in between: a step that has run ahead is not what comes next."""
+        ...
+
+    def verify(self, batch: Batch, given: Tensor, parents: Tensor | None) -> Tensor: ...
+
+    def commit(self, paths: Sequence[Sequence[int]]) -> None: ...
+
+    def prepare(self, kind: StepKind, batch: Batch) -> None:
+        """A step of this very batch comes next: do what can be done without its input."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class EagerSteps:
