@@ -1,7 +1,6 @@
 """Many hostile clients at once at a server of its own; they run in a process of their own, niced.
 
 python -m tests.acceptance.hostile_load connections [--seconds 60] [--per-second 1000]
-python -m tests.acceptance.hostile_load rapid-reset [--seconds 20] [--clients 10]
 python -m tests.acceptance.hostile_load crowd [--seconds 60] [--clients 100]
 """
 
@@ -11,13 +10,11 @@ import argparse
 import json
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 from tests.acceptance.hostile.server import CHAT, ROOT, SAID, Server, chat, watched
 
@@ -64,20 +61,6 @@ def connections(server: Server, arguments: argparse.Namespace) -> None:
     time.sleep(REST_S)
     print(f"descriptors before and after: {before}, {server.num_descriptors}")
     print(f"slowest /health: {seen[0]:.3f} s")
-
-
-def rapid_reset(server: Server, arguments: argparse.Namespace) -> None:
-    """Streams of HTTP/2 over TLS that are reset at once."""
-    before = server.memory_mib
-    with watched(server) as seen:
-        said, samples = driven(
-            server, "rapid_reset", arguments.cert, arguments.clients, arguments.seconds
-        )
-    print(json.dumps(said))
-    told("descriptors", [sample[1] for sample in samples])
-    time.sleep(REST_S)
-    print(f"memory before, most, after: {before:.0f}, {seen[1]:.0f}, {server.memory_mib:.0f} MiB")
-    print(f"slowest /health, each on a new connection of TLS: {seen[0]:.3f} s")
 
 
 class Streams:
@@ -164,68 +147,30 @@ def fill(server: Server) -> None:
         thread.join()
 
 
-def certificate(directory: str) -> list[str]:
-    """Flags for a certificate made now."""
-    cert, key = f"{directory}/cert.pem", f"{directory}/key.pem"
-    subprocess.run(
-        [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "ec",
-            "-pkeyopt",
-            "ec_paramgen_curve:prime256v1",
-            "-nodes",
-            "-days",
-            "2",
-            "-subj",
-            "/CN=localhost",
-            "-keyout",
-            key,
-            "-out",
-            cert,
-            "-addext",
-            "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return ["--tls-cert", cert, "--tls-key", key]
-
-
 def main() -> None:
     loads: dict[str, Callable[[Server, argparse.Namespace], None]] = {
         "connections": connections,
-        "rapid-reset": rapid_reset,
         "crowd": crowd,
     }
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("load", choices=loads)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--per-second", type=float, default=1000.0)
-    parser.add_argument("--clients", type=int, default=None)
+    parser.add_argument("--clients", type=int, default=100)
     parser.add_argument("--memory", default="0", help="for prefixes; what is kept counts as growth")
     arguments = parser.parse_args()
-    arguments.clients = arguments.clients or (10 if arguments.load == "rapid-reset" else 100)
-    with tempfile.TemporaryDirectory() as directory:
-        arguments.cert = None
-        flags = ["--prefix-cache-memory", arguments.memory, "--log-level", "warning"]
-        if arguments.load == "rapid-reset":
-            flags += certificate(directory)
-            arguments.cert = Path(directory) / "cert.pem"
-        server = Server(flags=flags, cert=arguments.cert)
-        try:
-            server.warm()
-            with watched(server) as seen:
-                time.sleep(REST_S)
-            print(f"slowest /health before: {seen[0]:.3f} s")
-            loads[arguments.load](server, arguments)
-            for line in server.told[:20]:
-                print(f"told: {line.decode(errors='replace').rstrip()}")
-        finally:
-            server.process.kill()
-            server.process.wait()
+    server = Server(flags=["--prefix-cache-memory", arguments.memory, "--log-level", "warning"])
+    try:
+        server.warm()
+        with watched(server) as seen:
+            time.sleep(REST_S)
+        print(f"slowest /health before: {seen[0]:.3f} s")
+        loads[arguments.load](server, arguments)
+        for line in server.told[:20]:
+            print(f"told: {line.decode(errors='replace').rstrip()}")
+    finally:
+        server.process.kill()
+        server.process.wait()
 
 
 if __name__ == "__main__":

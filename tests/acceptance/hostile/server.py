@@ -11,7 +11,6 @@ import os
 import re
 import resource
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -28,15 +27,12 @@ ROOT = Path(__file__).parents[3]
 
 
 class Server:
-    """A process that serves the bundled model from `checkout`, with NUM_DESCRIPTORS to open.
+    """A server of the bundled model in its own process, limited to NUM_DESCRIPTORS descriptors.
 
-    `cert`: the certificate that it is given in `flags`; then it is asked over TLS.
+    `checkout`: the checkout whose code it runs.
     """
 
-    def __init__(
-        self, checkout: Path = ROOT, flags: Sequence[str] = (), cert: Path | None = None
-    ) -> None:
-        self._trusted = None if cert is None else ssl.create_default_context(cafile=cert)
+    def __init__(self, checkout: Path = ROOT, flags: Sequence[str] = ()) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "luceasync", "serve", "--port", "0", *flags],
             cwd=checkout,
@@ -65,14 +61,10 @@ class Server:
         return socket.create_connection(("127.0.0.1", self.port), timeout=120)
 
     def speak(self, address: str | None = None) -> http.client.HTTPConnection:
-        """A connection to ask by, from `address` where one is named: a client of its own."""
+        """A new connection. Each source `address` counts as another client."""
         source = None if address is None else (address, 0)
-        if self._trusted is None:
-            return http.client.HTTPConnection(
-                "127.0.0.1", self.port, timeout=120, source_address=source
-            )
-        return http.client.HTTPSConnection(
-            "127.0.0.1", self.port, timeout=120, context=self._trusted
+        return http.client.HTTPConnection(
+            "127.0.0.1", self.port, timeout=120, source_address=source
         )
 
     def get(self, path: str) -> bytes:

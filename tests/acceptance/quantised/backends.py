@@ -23,6 +23,6 @@ def open_file(path: Path, max_ctx_tokens: int, dtype: Dtype) -> LayerSplitBacken
         parallel=1,
         max_ctx_tokens=max_ctx_tokens,
         prefill_chunk_tokens=None,
-        form_of=format_of(path).forms(path),
+        encoding_of=format_of(path).encodings(path),
     )
     return LayerSplitBackend.open(path, spec, plan)
