@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import socket
 from collections.abc import Callable
@@ -13,13 +14,16 @@ from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.asyncio.worker_context import WorkerContext
 from hypercorn.config import Config
 from hypercorn.events import RawData
+from hypercorn.protocol.http_stream import HTTPStream
 
 from luceasync.config import ServerConfig
 from luceasync.server.app import create_app
 from luceasync.server.http import connection as connection_module
 from luceasync.server.http import listener as listener_module
-from luceasync.server.http.connection import Connection, Turns
+from luceasync.server.http.connection import Connection, Http11, Turns
+from luceasync.server.http.connections import Arrival
 from tests.deltas import text_delta
+from tests.server import secure
 from tests.server.scripted import ScriptedEngine, answer
 
 DEADLINE_S = 20.0
@@ -248,6 +252,50 @@ async def test_who_sends_no_more_is_not_waited_for(on_port, num_missing):
             async with asyncio.timeout(DEADLINE_S):
                 await reader.read()
             writer.close()
+
+
+def of_connections() -> list[object]:
+    """All objects of connections in this process."""
+    kinds = (Connection, Http11, HTTPStream, Arrival)
+    return [each for each in gc.get_objects() if type(each) in kinds]
+
+
+async def until_nothing_is_left(others: list[object], *, collect: bool) -> None:
+    """Wait until only `others` are left. `collect`: with the help of the collector."""
+    known = {id(each) for each in others}
+    async with asyncio.timeout(DEADLINE_S):
+        while any(id(each) not in known for each in of_connections()):
+            await asyncio.sleep(0.05)
+            if collect:
+                gc.collect()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_encrypted", [False, True], ids=["plain", "TLS"])
+async def test_nothing_is_left_of_connections_that_ended(on_port, is_encrypted):
+    gc.collect()
+    others = of_connections()  # a test that failed may hold some
+    config = secure.SECURE if is_encrypted else ServerConfig()
+    begin = secure.connect if is_encrypted else asyncio.open_connection
+    gc.disable()
+    try:
+        async with on_port(
+            ScriptedEngine([text_delta(0, "Hel"), asyncio.Event()]), config
+        ) as client:
+            host, port = client.base_url.host, client.base_url.port
+            for _ in range(3):  # before an answer
+                reader, writer = await begin(host, port)
+                writer.write(HEALTH[:20])
+                writer.close()
+            await until_nothing_is_left(others, collect=False)
+            for _ in range(3):  # in the middle of an answer
+                reader, writer = await begin(host, port)
+                writer.write(CHAT)
+                await reader.readuntil(b"Hel")
+                writer.transport.abort()
+            await until_nothing_is_left(others, collect=True)
+    finally:
+        gc.enable()
 
 
 def test_descriptors_are_left_for_the_rest_of_the_process(monkeypatch):

@@ -8,7 +8,7 @@ from luceasync.server import giving_back
 from luceasync.server.giving_back import CHANGED_BYTES, Change
 from luceasync.server.http import connections
 from tests.server.scripted import ScriptedEngine
-from tests.server.secure import SECURE, H2Client
+from tests.server.secure import SECURE, connect
 
 
 async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monkeypatch):
@@ -21,8 +21,8 @@ async def test_memory_is_given_back_after_many_connections_of_tls(on_port, monke
     async with on_port(ScriptedEngine(), SECURE) as client:
         for _ in range(3):
             assert not given_back.is_set()
-            h2 = await H2Client.connect(client.base_url.host, client.base_url.port)
-            h2.close()
+            _, writer = await connect(client.base_url.host, client.base_url.port)
+            writer.transport.abort()
         async with asyncio.timeout(20):
             await given_back.wait()
 

@@ -81,6 +81,18 @@ async def test_both_versions_are_served(on_port, version):
         writer.close()
 
 
+@pytest.mark.parametrize("offered", [("h2", "http/1.1"), ("h2",), ()])
+async def test_http_1_1_alone_is_offered(on_port, offered):
+    async with on_port(ScriptedEngine(), SECURE) as client:
+        host, port = client.base_url.host, client.base_url.port
+        reader, writer = await asyncio.open_connection(host, port, ssl=trusting(*offered))
+        tls = writer.get_extra_info("ssl_object")
+        assert tls.selected_alpn_protocol() == ("http/1.1" if "http/1.1" in offered else None)
+        writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 200")
+        writer.close()
+
+
 async def test_the_chat_of_a_terminal_trusts_what_it_is_told_to(on_port, monkeypatch):
     async with on_port(ScriptedEngine(), SECURE) as client:
         messages = [{"role": "user", "content": "Hi"}]

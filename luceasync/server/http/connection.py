@@ -1,5 +1,4 @@
-"""One client's connection: HTTP/1.1 by Hypercorn's protocol, or HTTP/2, over a socket that we let
-go of.
+"""One client's connection: HTTP/1.1 by Hypercorn's protocol, over a socket that we let go of.
 
 Owns when the connection ends: its client leaves, is silent, does not read, or says what is neither.
 Knows no route.
@@ -30,8 +29,6 @@ from hypercorn.typing import (
     Scope,
 )
 from hypercorn.utils import parse_socket_addr
-
-from luceasync.server.http2 import Http2
 
 # The forms in which a request names what it wants (RFC 9112, 3.2). Knows no route.
 
@@ -130,7 +127,7 @@ class Handlers(TaskGroup):
 
 
 class Http11(H11Protocol):
-    """HTTP/1.1 and nothing else: HTTP/2 is what TLS has agreed on, or it is not spoken.
+    """HTTP/1.1 and nothing else.
 
     An offer to upgrade is passed over, as a server may (RFC 9110, 7.8).
     """
@@ -183,7 +180,7 @@ class Connection(TCPServer):
         loop = asyncio.get_running_loop()
         super().__init__(app, loop, config, context, {}, reader, writer)
         self._turns = turns
-        self._http: Http11 | Http2 | None = None
+        self._http: Http11 | None = None
         self._client_left = False
         self._num_waiting = 0  # senders that wait for the client, or for one that does
         self.when_idle: Callable[[bool], None] = lambda is_idle: None  # told each time it changes
@@ -261,31 +258,18 @@ class Connection(TCPServer):
         return client, server
 
     async def _begin(self, client: Address, server: Address) -> None:
-        """Speak what TLS has agreed on; without it, HTTP/1.1."""
-        tls = self.writer.get_extra_info("ssl_object")
-        if tls is not None and tls.selected_alpn_protocol() == "h2":
-            self._http = Http2(
-                self.app,  # type: ignore[arg-type]
-                self.config,
-                self.context,
-                self._task_group,
-                client,
-                server,
-                self.protocol_send,
-                self.abort,
-            )
-        else:
-            self._http = Http11(
-                self.app,
-                self.config,
-                self.context,
-                self._task_group,
-                ConnectionState({}),
-                tls is not None,
-                client,
-                server,
-                self.protocol_send,
-            )
+        is_encrypted = self.writer.get_extra_info("ssl_object") is not None
+        self._http = Http11(
+            self.app,
+            self.config,
+            self.context,
+            self._task_group,
+            ConnectionState({}),
+            is_encrypted,
+            client,
+            server,
+            self.protocol_send,
+        )
         self.protocol = self._http  # type: ignore[assignment]
         await self._http.initiate()
 

@@ -105,7 +105,7 @@ def url_of(listener: socket.socket, tls: ssl.SSLContext | None = None) -> str:
 # what TLS we speak and the words for files that do not do. Knows no connection.
 
 
-ALPN = ("h2", "http/1.1")
+ALPN = ("http/1.1",)
 ALLOWED = "a PEM file"
 
 
