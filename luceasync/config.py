@@ -1,275 +1,491 @@
-"""What the user asked for: frozen sections, built once from flags > LUCEASYNC_* > TOML > defaults.
+"""Settings: each is declared once, as a field of a frozen section with its flag, parser and help.
 
-Owns defaults and precedence. Knows nothing of devices that exist or of what a model needs: a value
-that is well-formed but cannot be honoured is refused by the part that would have to honour it.
+Owns names, defaults and ranges. Which source wins is in options.py. Knows nothing of the devices
+at hand or of what a model needs: a valid value that cannot be honoured is refused by its user.
 """
 
 from __future__ import annotations
 
-import logging
-import tomllib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
-from difflib import get_close_matches
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from luceasync.errors import ConfigError
-from luceasync.options import OPTIONS
-from luceasync.parsers import CONFIG_VARIABLE, ENV_PREFIX, Option
+from luceasync import parsers
+from luceasync.parsers import Setting, choice, section, setting, switch, value
 
 BUNDLED_MODEL_DIR = Path(__file__).parent / "assets" / "stdlib-15m"
 BUNDLED_DRAFT_DIR = Path(__file__).parent / "assets" / "stdlib-15m-dflash"
 
-# Read by the scripts that install: they are no settings of a server, and may be set beside it.
-INSTALL_VARIABLES = ("LUCEASYNC_EXTRAS", "LUCEASYNC_TORCH_INDEX")
-
-log = logging.getLogger(__name__)
-
 DtypeName = Literal["auto", "bf16", "fp32"]
+ToolFormat = Literal["auto", "qwen-json", "qwen-xml", "glm-xml", "llama-json", "none"]
+ReasoningFormat = Literal["auto", "none"]
+PeerAccess = Literal["auto", "on", "off"]
+IpcUse = Literal["auto", "always"]
+IpcTransport = Literal["auto", "shared", "stream"]
+KvFlashPolicy = Literal["qk", "drafter", "lru"]
+LogLevel = Literal["debug", "info", "warning", "error"]
 
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """Which model and in which precision. `names`: it is served under each, the first is its own;
-    none, or "*" for all first: its own is the directory's. `trust_special_tokens`: what messages
-    say may become control tokens. `tool_format`, `reasoning_format`: how its answers are read.
+    """Which model, in which precision, and how its answers are read.
+
+    `names`: the names it is served under; the first is its own. Its own is the directory's name
+    where `names` is empty or begins with "*".
     """
 
-    model_dir: Path = BUNDLED_MODEL_DIR
-    dtype: DtypeName = "auto"
-    names: tuple[str, ...] = ()
-    trust_special_tokens: bool = False
-    tool_format: str = "auto"
-    reasoning_format: str = "auto"
+    model_dir: Path = value(
+        BUNDLED_MODEL_DIR,
+        "model-dir",
+        parsers.path,
+        "the path of a Hugging Face model directory or a GGUF file",
+        "PATH",
+        "Hugging Face model directory or GGUF file; default: the bundled model.",
+    )
+    names: tuple[str, ...] = value(
+        (),
+        "model-name",
+        parsers.comma_separated,
+        "comma-separated names, none empty; * for any name",
+        "NAME",
+        "Name to serve the model under; may be repeated, * matches any name; default: the "
+        "directory's name.",
+        repeatable=True,
+    )
+    dtype: DtypeName = choice(
+        "auto",
+        "dtype",
+        DtypeName,
+        "Precision of activations, keys/values and unquantised weights; auto: bf16 where the "
+        "device computes it natively, else fp32. Quantised weights stay as they are.",
+    )
+    trust_special_tokens: bool = switch(
+        "trust-special-tokens",
+        "Parse '<|im_end|>' and the like in messages as control tokens; default: as text.",
+    )
+    tool_format: ToolFormat = choice(
+        "auto",
+        "tool-format",
+        ToolFormat,
+        "How the model writes tool calls: qwen-json, qwen-xml, glm-xml, llama-json, or none; "
+        "auto: detected from its chat template.",
+        metavar="FORMAT",
+    )
+    reasoning_format: ReasoningFormat = choice(
+        "auto",
+        "reasoning-format",
+        ReasoningFormat,
+        "auto: return what the model writes between <think> and </think> as reasoning, apart from "
+        "its answer; none: leave it in the text.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementConfig:
-    """Where the target's layers go: `devices` or `device`. Neither: this machine's best one.
-    `ipc_bins`: what runs devices in processes of their own, each a path or BACKEND=PATH; `ipc`:
-    which devices these are.
+    """Where the target's layers go: `devices`, or `device`; neither: the best device here.
+
+    `ipc_bins`: programs that run devices in processes of their own, each PATH or BACKEND=PATH;
+    `ipc`: which devices these are.
     """
 
-    devices: tuple[str, ...] = ()
-    layer_split: tuple[float, ...] | None = None
-    peer_access: Literal["auto", "on", "off"] = "auto"
-    device: str | None = None
-    ipc_bins: tuple[str, ...] = ()
-    ipc: Literal["auto", "always"] = "auto"
-    ipc_transport: Literal["auto", "shared", "stream"] = "auto"
+    devices: tuple[str, ...] = value(
+        (),
+        "target-devices",
+        parsers.comma_separated,
+        "comma-separated device names, such as cuda:0,cuda:1 or cpu",
+        "LIST",
+        "Devices in layer order, such as cuda:0,cuda:1,cpu; default: the best one here.",
+    )
+    layer_split: tuple[float, ...] | None = value(
+        None,
+        "target-layer-split",
+        parsers.weights,
+        "comma-separated weights above 0, one for each device",
+        "LIST",
+        "Share of the layers for each device, such as 0.3,0.7; default: by free memory.",
+    )
+    device: str | None = value(
+        None,
+        "target-device",
+        parsers.text,
+        "a device name, such as cuda:0 or cpu",
+        "DEVICE",
+        "The only device to use; same as --target-devices with one name.",
+    )
+    peer_access: PeerAccess = choice(
+        "auto",
+        "peer-access",
+        PeerAccess,
+        "GPU-to-GPU copies: direct where supported (auto), always direct (on), or through the "
+        "host (off).",
+    )
+    ipc_bins: tuple[str, ...] = value(
+        (),
+        "target-shard-ipc-bin",
+        parsers.comma_separated,
+        "PATH or BACKEND=PATH of a luceasync-backend, such as hip=/opt/rocm/bin/luceasync-backend",
+        "[BACKEND=]PATH",
+        "Program that runs a backend's devices in its own process; may be repeated.",
+        repeatable=True,
+    )
+    ipc: IpcUse = choice(
+        "auto",
+        "target-shard-ipc",
+        IpcUse,
+        "Devices to run in other processes: those this process lacks (auto), or all but the first.",
+    )
+    ipc_transport: IpcTransport = choice(
+        "auto",
+        "ipc-transport",
+        IpcTransport,
+        "How tensors reach other processes: shared memory, a stream, or what is available (auto).",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """Sizes of the engine. None: chosen to fit the memory that is free (`luceasync plan` tells
-    how).
-    """
+    """Sizes of the engine. None: chosen to fit free memory; `luceasync plan` shows how."""
 
-    parallel: int | None = None
-    max_ctx_tokens: int | None = None
-    prefill_chunk_tokens: int | None = None
-    max_queue: int = 64
+    parallel: int | None = value(
+        None,
+        "parallel",
+        parsers.integer(1, 1024),
+        "an integer from 1 to 1024",
+        "N",
+        "Sequences decoded together (lanes); default: as many as fit, at most 4.",
+    )
+    max_ctx_tokens: int | None = value(
+        None,
+        "max-ctx",
+        parsers.integer(64),
+        "an integer number of tokens, at least 64, such as 32768 or 32K",
+        "TOKENS",
+        "Context of one lane; default: the model's, as far as memory allows.",
+    )
+    prefill_chunk_tokens: int | None = value(
+        None,
+        "prefill-chunk",
+        parsers.integer(1),
+        "an integer number of tokens, at least 1",
+        "TOKENS",
+        "Prompt tokens computed between two decode steps; default: by device.",
+    )
+    max_queue: int = value(
+        64,
+        "max-queue",
+        parsers.integer(0, 2**20),
+        "an integer from 0 to 1048576",
+        "N",
+        "Requests that may wait for a lane; further ones get 429.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class CacheConfig:
-    """Which computed prefixes are kept, and where. `memory_bytes` None: a quarter of free RAM, 0:
-    none. `cache_dir` None: not on disk. `budget_bytes` None: half of that disk, as far as it
-    is free or holds nodes.
+    """Which computed prefixes are kept, and where.
+
+    `memory_bytes` None: a quarter of free RAM; 0: none. `cache_dir` None: not on disk.
+    `budget_bytes` None: half of the disk space that is free or already holds nodes.
     """
 
-    memory_bytes: int | None = None
-    cache_dir: Path | None = None
-    budget_bytes: int | None = None
-    min_tokens: int = 256
-    interval_tokens: int = 2048
-    trust_cache_salt: bool = False
+    memory_bytes: int | None = value(
+        None,
+        "prefix-cache-memory",
+        parsers.integer(0),
+        "an integer number of bytes, such as 8G (0: keep nothing in memory)",
+        "BYTES",
+        "Memory for computed prefixes; 0 disables this tier; default: a quarter of free RAM.",
+    )
+    cache_dir: Path | None = value(
+        None,
+        "kv-cache-dir",
+        parsers.path,
+        "the path of a directory, which is created if missing",
+        "DIR",
+        "Directory that keeps computed prefixes across restarts; default: memory only.",
+    )
+    budget_bytes: int | None = value(
+        None,
+        "kv-cache-budget",
+        parsers.integer(2**20),
+        "an integer number of bytes, at least 1M, such as 100G",
+        "BYTES",
+        "Largest size of --kv-cache-dir, at least 1M; default: half of the usable space there.",
+        needs="kv-cache-dir",
+    )
+    min_tokens: int = value(
+        256,
+        "kv-cache-min-tokens",
+        parsers.integer(0),
+        "an integer number of tokens",
+        "TOKENS",
+        "Do not write shorter prefixes to --kv-cache-dir.",
+        needs="kv-cache-dir",
+    )
+    interval_tokens: int = value(
+        2048,
+        "snapshot-interval",
+        parsers.integer(64),
+        "an integer number of tokens, at least 64",
+        "TOKENS",
+        "Save a prefix of a long prompt every so many tokens, besides the ends of its turns.",
+    )
+    trust_cache_salt: bool = switch(
+        "trust-cache-salt",
+        "Let a request's 'cache_salt' divide the cache further; default: only API keys do.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class DraftConfig:
-    """Speculation. `draft_dir` None: see `Config.drafter_dir`; `ipc_bin`: what runs the drafter in
-    a process of its own, None: this process does. Other None: by drafter and model.
+    """Speculation. `draft_dir` None: see `Config.drafter_dir`. `ipc_bin` None: the drafter runs in
+    this process. Other None: chosen from drafter and model.
     """
 
-    draft_dir: Path | Literal["none"] | None = None
-    device: str | None = None
-    ipc_bin: Path | None = None
-    ctx_max_tokens: int | None = None
-    swa_window_tokens: int | None = None
-    block: int | None = None
-    ddtree: bool = False
-    ddtree_budget: int | None = None
+    draft_dir: Path | Literal["none"] | None = value(
+        None,
+        "draft",
+        parsers.path_or_none,
+        "the path of a DFlash drafter's directory, or none",
+        "DIR|none",
+        "DFlash drafter for the model; default: the bundled model's own, else none.",
+    )
+    device: str | None = value(
+        None,
+        "draft-device",
+        parsers.text,
+        "a device name, such as cuda:0 or cpu",
+        "DEVICE",
+        "Where the drafter runs; default: the device of the target's last layers.",
+    )
+    ipc_bin: Path | None = value(
+        None,
+        "draft-ipc-bin",
+        parsers.path,
+        "the path of a luceasync-backend, such as /opt/rocm/bin/luceasync-backend",
+        "PATH",
+        "Program that runs the drafter in its own process; default: this process runs it.",
+    )
+    ctx_max_tokens: int | None = value(
+        None,
+        "draft-ctx-max",
+        parsers.integer(64),
+        "an integer number of tokens, at least 64, such as 8K",
+        "TOKENS",
+        "Context of a lane that the drafter sees; default: as far back as its layers look.",
+    )
+    swa_window_tokens: int | None = value(
+        None,
+        "draft-swa-window",
+        parsers.integer(1),
+        "an integer number of tokens, at least 1",
+        "TOKENS",
+        "Window of the drafter's sliding-window layers; default: as trained.",
+    )
+    block: int | None = value(
+        None,
+        "draft-block",
+        parsers.integer(2, 64),
+        "an integer from 2 to 64",
+        "N",
+        "Rows of a proposal, including its known first token; default: as trained.",
+    )
+    ddtree: bool = switch("ddtree", "Propose a tree of continuations instead of one chain.")
+    ddtree_budget: int | None = value(
+        None,
+        "ddtree-budget",
+        parsers.integer(1, 256),
+        "an integer from 1 to 256",
+        "N",
+        "Most nodes of a proposed tree; default: by measurement.",
+        needs="ddtree",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class KvFlashConfig:
-    """How much of each lane's context stays on the devices. `pool_tokens` None: all of it. `pins`:
-    spans of tokens `[begin, end)` that stay.
+    """How much of each lane's context stays on the devices. `pool_tokens` None: all of it.
+    `pins`: spans of tokens `[begin, end)` that stay.
     """
 
-    pool_tokens: int | Literal["auto"] | None = None
-    policy: Literal["qk", "drafter", "lru"] = "qk"
-    tau_tokens: int = 64
-    pins: tuple[tuple[int, int], ...] = ()
+    pool_tokens: int | Literal["auto"] | None = value(
+        None,
+        "kvflash",
+        parsers.integer_or_auto(64),
+        "auto, or an integer number of tokens, at least 64, such as 8K",
+        "TOKENS|auto",
+        "Tokens of each lane's context that stay on the devices; host memory holds them all.",
+    )
+    policy: KvFlashPolicy = choice(
+        "qk",
+        "kvflash-policy",
+        KvFlashPolicy,
+        "How they are selected: by the model's own attention, the drafter's, or age alone.",
+        needs="kvflash",
+    )
+    tau_tokens: int = value(
+        64,
+        "kvflash-tau",
+        parsers.integer(1, 2**20),
+        "an integer number of tokens from 1 to 1048576",
+        "TOKENS",
+        "Reselect them after so many tokens of an answer.",
+        needs="kvflash",
+    )
+    pins: tuple[tuple[int, int], ...] = value(
+        (),
+        "kvflash-pin-spans",
+        parsers.spans,
+        "comma-separated spans of tokens begin:end, end excluded, such as 0:512",
+        "LO:HI,...",
+        "Tokens of every lane that always stay on the devices.",
+        needs="kvflash",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The HTTP side. No API keys: everybody who reaches the port is served. `admin_keys` let
-    whoever has one look through what is kept; none: nobody may. `allow_hosts`: names
-    that the server may be asked for beside its own; `allow_origins`: whose web pages may use it.
-    `tls_cert` and `tls_key`, both or neither: HTTPS.
+    """The HTTP side.
+
+    Without API keys every client is served; without `admin_keys` nobody may inspect the cache.
+    `allow_hosts`: Host names to accept besides local ones; `allow_origins`: origins of web pages
+    that may use the server. `tls_cert` and `tls_key`, both or neither: HTTPS.
     """
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    api_keys: tuple[str, ...] = field(default=(), repr=False)
-    admin_keys: tuple[str, ...] = field(default=(), repr=False)
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    allow_hosts: tuple[str, ...] = ()
-    allow_origins: tuple[str, ...] = ()
-    max_body_bytes: int = 16 * 2**20
-    keep_alive_s: float = 15.0
-    graceful_timeout_s: float = 30.0
-    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    host: str = value(
+        "127.0.0.1",
+        "host",
+        parsers.text,
+        "an address or host name",
+        "ADDRESS",
+        "Address to listen on; 0.0.0.0 or :: for every interface.",
+    )
+    port: int = value(
+        8000,
+        "port",
+        parsers.integer(0, 65535),
+        "an integer from 0 to 65535 (0: any free port)",
+        "PORT",
+        "Port to listen on.",
+    )
+    api_keys: tuple[str, ...] = setting(
+        (),
+        Setting(
+            "api-key",
+            parsers.comma_separated,
+            "comma-separated keys, none empty",
+            "KEY",
+            "Key that clients must send as a Bearer token; may be repeated. Other users of this "
+            "machine can see it in `ps`: prefer --api-key-file or LUCEASYNC_API_KEY.",
+            secret=True,
+            repeatable=True,
+        ),
+        Setting(
+            "api-key-file",
+            parsers.keys_in_file,
+            "a readable file with one key per line ('#' starts a comment)",
+            "FILE",
+            "File with one API key per line, in addition to those of --api-key.",
+        ),
+    )
+    admin_keys: tuple[str, ...] = setting(
+        (),
+        Setting(
+            "admin-key",
+            parsers.comma_separated,
+            "comma-separated keys, none empty",
+            "KEY",
+            "Key that may list and drop cached prefixes (/admin/cache); may be repeated. Other "
+            "users of this machine can see it in `ps`: prefer LUCEASYNC_ADMIN_KEY.",
+            secret=True,
+            repeatable=True,
+        ),
+    )
+    tls_cert: Path | None = value(
+        None,
+        "tls-cert",
+        parsers.path,
+        "a PEM file with a certificate and its chain",
+        "FILE",
+        "Certificate for HTTPS; needs --tls-key.",
+        needs="tls-key",
+    )
+    tls_key: Path | None = value(
+        None,
+        "tls-key",
+        parsers.private_path,
+        "a PEM file with the certificate's unencrypted private key",
+        "FILE",
+        "Private key of that certificate, without a password.",
+        needs="tls-cert",
+    )
+    allow_hosts: tuple[str, ...] = value(
+        (),
+        "allow-host",
+        parsers.host_names,
+        "comma-separated names, such as chat.lan, without scheme and port (*: any)",
+        "NAME",
+        "Host name to accept besides local ones; may be repeated.",
+        repeatable=True,
+    )
+    allow_origins: tuple[str, ...] = value(
+        (),
+        "allow-origin",
+        parsers.origins,
+        "comma-separated origins, such as http://localhost:3000 (*: any web page)",
+        "ORIGIN",
+        "Origin whose web pages may use the server and read its answers; may be repeated.",
+        repeatable=True,
+    )
+    max_body_bytes: int = value(
+        16 * 2**20,
+        "max-body",
+        parsers.integer(1),
+        "an integer number of bytes, at least 1, such as 16M",
+        "BYTES",
+        "Largest request body; a larger one gets 413.",
+    )
+    keep_alive_s: float = value(
+        15.0,
+        "keep-alive",
+        parsers.seconds(0.01),
+        "seconds from 0.01 to 86400",
+        "SECONDS",
+        "Send a comment on a stream after so long a silence, so that no proxy drops it.",
+    )
+    graceful_timeout_s: float = value(
+        30.0,
+        "graceful-timeout",
+        parsers.seconds(0.0),
+        "seconds from 0 to 86400",
+        "SECONDS",
+        "How long running requests may continue after SIGTERM.",
+    )
+    log_level: LogLevel = choice(
+        "info",
+        "log-level",
+        LogLevel,
+        "What to log on stderr: debug, info, warning or error.",
+        metavar="LEVEL",
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything, by section; each part of luceasync gets its own section only."""
+    """All settings, by section; a part of luceasync gets its own section only."""
 
-    model: ModelConfig = field(default_factory=ModelConfig)
-    placement: PlacementConfig = field(default_factory=PlacementConfig)
-    engine: EngineConfig = field(default_factory=EngineConfig)
-    cache: CacheConfig = field(default_factory=CacheConfig)
-    draft: DraftConfig = field(default_factory=DraftConfig)
-    kvflash: KvFlashConfig = field(default_factory=KvFlashConfig)
-    server: ServerConfig = field(default_factory=ServerConfig)
+    model: ModelConfig = section(ModelConfig, "Model")
+    placement: PlacementConfig = section(PlacementConfig, "Devices")
+    engine: EngineConfig = section(EngineConfig, "Lanes and queue")
+    cache: CacheConfig = section(CacheConfig, "Prefix cache")
+    draft: DraftConfig = section(DraftConfig, "Speculation")
+    kvflash: KvFlashConfig = section(KvFlashConfig, "Long contexts")
+    server: ServerConfig = section(ServerConfig, "Server")
 
     @property
     def drafter_dir(self) -> Path | None:
-        """The drafter to load: the one asked for, else the bundled model's own; None: none."""
+        """The drafter to load: the given one, else the bundled model's own; None: none."""
         if self.draft.draft_dir == "none":
             return None
         own = BUNDLED_DRAFT_DIR if self.model.model_dir == BUNDLED_MODEL_DIR else None
         return self.draft.draft_dir or own
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A value as somebody wrote it; `origin` is the flag, the variable, or file and key."""
-
-    option: Option
-    origin: str
-    value: object
-
-
-def load_config(
-    flags: Mapping[str, object], environ: Mapping[str, str], toml_path: Path | None
-) -> Config:
-    """Build the Config from flags > variables > TOML file > defaults.
-
-    `flags` maps option names ("max-ctx") to what was typed; None counts as not given. Reads the
-    TOML file and the key file, nothing else. Raises ConfigError: one line naming where, the value,
-    what is allowed. Warns of variables that set nothing.
-    """
-    for words in unknown_variables(environ):
-        log.warning("%s", words)
-    settings: dict[str, Setting] = {}
-    for source in (_from_toml(toml_path), _from_environ(environ), _from_flags(flags)):
-        settings.update({setting.option.name: setting for setting in source})
-    values: dict[str, dict[str, Any]] = {section.name: {} for section in fields(Config)}
-    for setting in settings.values():
-        _place(values[setting.option.section], setting.option.field, _parse(setting))
-    for setting in settings.values():
-        _refuse_alone(setting, values)
-    return Config(
-        model=ModelConfig(**values["model"]),
-        placement=PlacementConfig(**values["placement"]),
-        engine=EngineConfig(**values["engine"]),
-        cache=CacheConfig(**values["cache"]),
-        draft=DraftConfig(**values["draft"]),
-        kvflash=KvFlashConfig(**values["kvflash"]),
-        server=ServerConfig(**values["server"]),
-    )
-
-
-def _place(section: dict[str, Any], field: str, value: Any) -> None:
-    """Put `value` under `field`; the two options that give API keys add up."""
-    section[field] = section.get(field, ()) + value if field == "api_keys" else value
-
-
-def _parse(setting: Setting) -> Any:
-    option = setting.option
-    try:
-        return option.parse(setting.value)
-    except (ValueError, OSError) as error:
-        shown = "(hidden)" if option.secret else repr(setting.value)
-        reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
-        raise ConfigError(
-            f"{setting.origin}: {shown} is not allowed{reason}; allowed: {option.allowed}"
-        ) from None
-
-
-def _refuse_alone(setting: Setting, values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise ConfigError for a setting that means nothing without another one."""
-    for other in OPTIONS:
-        if other.name == setting.option.needs and not values[other.section].get(other.field):
-            raise ConfigError(
-                f"{setting.origin}: {setting.value!r} is not allowed without {other.flag}"
-            )
-
-
-def _from_flags(flags: Mapping[str, object]) -> Iterable[Setting]:
-    by_name = {option.name: option for option in OPTIONS}
-    for name, value in flags.items():
-        if value is not None and value != []:
-            yield Setting(by_name[name], by_name[name].flag, value)
-
-
-def _from_environ(environ: Mapping[str, str]) -> Iterable[Setting]:
-    for option in OPTIONS:
-        if environ.get(option.variable):
-            yield Setting(option, option.variable, environ[option.variable])
-
-
-def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
-    """A sentence for each LUCEASYNC_* variable that is none: its name, which may be misspelt, and
-    the nearest one that there is. No value: it may be a secret.
-    """
-    known = [CONFIG_VARIABLE, *INSTALL_VARIABLES, *(option.variable for option in OPTIONS)]
-    for name in sorted(environ):
-        if name.startswith(ENV_PREFIX) and name not in known:
-            near = get_close_matches(name, known, n=1, cutoff=0.0)
-            yield f"{name} is not a setting and sets nothing; the nearest one is {near[0]}"
-
-
-def _from_toml(path: Path | None) -> Iterable[Setting]:
-    if path is None:
-        return
-    options = {(option.section, option.key): option for option in OPTIONS}
-    for section, table in _read_toml(path).items():
-        known = [key for table_name, key in options if table_name == section]
-        if not known or not isinstance(table, dict):
-            allowed = ", ".join(sorted({f"[{option.section}]" for option in OPTIONS}))
-            raise ConfigError(f"{path}: unknown table or key {section!r}; allowed: {allowed}")
-        for key, value in table.items():
-            if key not in known:
-                # Without the value: a misspelt api_key holds a secret all the same.
-                raise ConfigError(
-                    f"{path}: unknown key {section}.{key}; "
-                    f"allowed in [{section}]: {', '.join(known)}"
-                )
-            yield Setting(options[section, key], f"{path}: {section}.{key}", value)
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--config: {path} is not TOML: {error}") from None

@@ -1,382 +1,178 @@
-"""The one table of settings: flag, variable, TOML key, parser and help of each.
+"""How settings are read: flags > LUCEASYNC_* variables > TOML file > the defaults of config.py.
 
-Owns names and ranges. Knows nothing of the command line's library, and of which source wins.
+Flag, variable and TOML key follow from a setting's name. Knows nothing of the command line's
+library.
 """
 
 from __future__ import annotations
 
-from luceasync import parsers
-from luceasync.parsers import Option
-from luceasync.server_options import SERVER_OPTIONS
+import logging
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
 
-# The settings of lanes that keep a part of their context on devices; a part of the table in
-# luceasync.options.
+from luceasync.config import Config
+from luceasync.errors import ConfigError
+from luceasync.parsers import Setting
 
+ENV_PREFIX = "LUCEASYNC_"
+CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
 
-POLICIES = ("qk", "drafter", "lru")
+# Read by the install scripts; not settings of a server, but may be set in its environment.
+INSTALL_VARIABLES = ("LUCEASYNC_EXTRAS", "LUCEASYNC_TORCH_INDEX")
 
-KVFLASH_OPTIONS: tuple[Option, ...] = (
-    Option(
-        "kvflash",
-        "kvflash",
-        "pool_tokens",
-        parsers.whole_or_auto(64),
-        "auto, or a whole number of tokens, at least 64, such as 8K",
-        "TOKENS|auto",
-        "Tokens of each lane's context that stay on the devices; host memory holds all of it.",
-    ),
-    Option(
-        "kvflash-policy",
-        "kvflash",
-        "policy",
-        parsers.one_of(*POLICIES),
-        " | ".join(POLICIES),
-        "|".join(POLICIES),
-        "By what they are chosen: the model's own attention, the drafter's, or age alone.",
-        needs="kvflash",
-    ),
-    Option(
-        "kvflash-tau",
-        "kvflash",
-        "tau_tokens",
-        parsers.whole(1, 2**20),
-        "a whole number of tokens from 1 to 1048576",
-        "TOKENS",
-        "Tokens of an answer after which they are chosen anew.",
-        needs="kvflash",
-    ),
-    Option(
-        "kvflash-pin-spans",
-        "kvflash",
-        "pins",
-        parsers.spans,
-        "spans of tokens begin:end with commas, the end not included, such as 0:512",
-        "LO:HI,...",
-        "Tokens of every lane that stay on the devices whatever they are worth.",
-        needs="kvflash",
-    ),
-)
+log = logging.getLogger(__name__)
 
 
-# The settings of a model and of what it reads and writes: a part of luceasync.options.
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting and the field that it sets; its flag is `--a-b`, its variable `LUCEASYNC_A_B`, its
+    TOML key `section.a_b`.
+    """
+
+    section: str
+    field: str
+    default: object
+    setting: Setting
+
+    @property
+    def name(self) -> str:
+        return self.setting.name
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        return ENV_PREFIX + self.key.upper()
+
+    @property
+    def key(self) -> str:
+        return self.name.replace("-", "_")
 
 
-DTYPES = ("auto", "bf16", "fp32")
-TOOL_FORMATS = ("auto", "qwen-json", "qwen-xml", "glm-xml", "llama-json", "none")
-REASONING_FORMATS = ("auto", "none")
-
-MODEL_OPTIONS: tuple[Option, ...] = (
-    Option(
-        "model-dir",
-        "model",
-        "model_dir",
-        parsers.path,
-        "the path of a Hugging Face model directory or a GGUF file",
-        "PATH",
-        "Hugging Face model directory or GGUF file; without it the bundled model is served.",
-    ),
-    Option(
-        "model-name",
-        "model",
-        "names",
-        parsers.words,
-        "names with commas, none empty; * for every name",
-        "NAME",
-        "Name under which the model is served; may be repeated, and * is every name; default: the "
-        "directory's name.",
-        repeatable=True,
-    ),
-    Option(
-        "dtype",
-        "model",
-        "dtype",
-        parsers.one_of(*DTYPES),
-        " | ".join(DTYPES),
-        "|".join(DTYPES),
-        "Precision of activations, keys/values and plain weights; auto: bf16 where the device "
-        "computes it, else fp32. Quantised weights stay as they are.",
-    ),
-    Option(
-        "trust-special-tokens",
-        "model",
-        "trust_special_tokens",
-        parsers.switch,
-        "on | off",
-        "on|off",
-        "Read '<|im_end|>' and the like in messages as control tokens; default: as text.",
-        switch=True,
-    ),
-    Option(
-        "tool-format",
-        "model",
-        "tool_format",
-        parsers.one_of(*TOOL_FORMATS),
-        " | ".join(TOOL_FORMATS),
-        "FORMAT",
-        "How the model writes calls of tools: qwen-json, qwen-xml, glm-xml, llama-json, or none; "
-        "auto: as its chat template shows.",
-    ),
-    Option(
-        "reasoning-format",
-        "model",
-        "reasoning_format",
-        parsers.one_of(*REASONING_FORMATS),
-        " | ".join(REASONING_FORMATS),
-        "|".join(REASONING_FORMATS),
-        "auto: what the model thinks between <think> and </think> is told apart from its answer; "
-        "none: it is part of the text.",
-    ),
-)
+def _declared() -> Iterable[Option]:
+    defaults = Config()
+    for section in fields(Config):
+        for field in fields(getattr(defaults, section.name)):
+            for setting in field.metadata["settings"]:
+                yield Option(section.name, field.name, field.default, setting)
 
 
-PEER_ACCESS = ("auto", "on", "off")
-IPC = ("auto", "always")
-TRANSPORTS = ("auto", "shared", "stream")
+OPTIONS = tuple(_declared())
 
-# The sections, as a person reads of them in --help, in this order.
-SECTIONS = {
-    "model": "Model",
-    "placement": "Devices",
-    "engine": "Lanes and queue",
-    "cache": "Prefix cache",
-    "draft": "Speculation",
-    "kvflash": "Long contexts",
-    "server": "Server",
-}
+# Titles of the sections in --help, in this order.
+SECTIONS: dict[str, str] = {section.name: section.metadata["title"] for section in fields(Config)}
 
-OPTIONS: tuple[Option, ...] = (
-    *MODEL_OPTIONS,
-    Option(
-        "target-device",
-        "placement",
-        "device",
-        parsers.text,
-        "a device name, such as cuda:0 or cpu",
-        "DEVICE",
-        "The one device to use; the same as --target-devices with one name.",
-    ),
-    Option(
-        "target-devices",
-        "placement",
-        "devices",
-        parsers.words,
-        "device names with commas, such as cuda:0,cuda:1 or cpu",
-        "LIST",
-        "Devices in layer order, such as cuda:0,cuda:1,cpu; default: the best one here.",
-    ),
-    Option(
-        "target-layer-split",
-        "placement",
-        "layer_split",
-        parsers.weights,
-        "one weight above 0 for each device, with commas",
-        "LIST",
-        "Share of the layers for each device, such as 0.3,0.7; default: by free memory.",
-    ),
-    Option(
-        "peer-access",
-        "placement",
-        "peer_access",
-        parsers.one_of(*PEER_ACCESS),
-        " | ".join(PEER_ACCESS),
-        "|".join(PEER_ACCESS),
-        "Copies from GPU to GPU: directly where they can (auto), always (on), over the host (off).",
-    ),
-    Option(
-        "target-shard-ipc-bin",
-        "placement",
-        "ipc_bins",
-        parsers.words,
-        "PATH or BACKEND=PATH of a luceasync-backend, such as hip=/opt/rocm/bin/luceasync-backend",
-        "[BACKEND=]PATH",
-        "Program that runs devices of a backend in a process of its own; may be repeated.",
-        repeatable=True,
-    ),
-    Option(
-        "target-shard-ipc",
-        "placement",
-        "ipc",
-        parsers.one_of(*IPC),
-        " | ".join(IPC),
-        "|".join(IPC),
-        "Devices with processes of their own: what this one lacks (auto), or all but the first.",
-    ),
-    Option(
-        "ipc-transport",
-        "placement",
-        "ipc_transport",
-        parsers.one_of(*TRANSPORTS),
-        " | ".join(TRANSPORTS),
-        "|".join(TRANSPORTS),
-        "How numbers cross to other processes: shared memory, a stream, or what is there (auto).",
-    ),
-    Option(
-        "parallel",
-        "engine",
-        "parallel",
-        parsers.whole(1, 1024),
-        "a whole number from 1 to 1024",
-        "N",
-        "Sequences decoded together (lanes); default: what fits, at most 4.",
-    ),
-    Option(
-        "max-ctx",
-        "engine",
-        "max_ctx_tokens",
-        parsers.whole(64),
-        "a whole number of tokens, at least 64, such as 32768 or 32K",
-        "TOKENS",
-        "Context of one lane; default: what the model knows and the memory holds.",
-    ),
-    Option(
-        "prefill-chunk",
-        "engine",
-        "prefill_chunk_tokens",
-        parsers.whole(1),
-        "a whole number of tokens, at least 1",
-        "TOKENS",
-        "Prompt tokens computed between two decode steps; default: by device.",
-    ),
-    Option(
-        "max-queue",
-        "engine",
-        "max_queue",
-        parsers.whole(0, 2**20),
-        "a whole number from 0 to 1048576",
-        "N",
-        "Requests that may wait for a lane; further ones get 429.",
-    ),
-    Option(
-        "prefix-cache-memory",
-        "cache",
-        "memory_bytes",
-        parsers.whole(0),
-        "a whole number of bytes, such as 8G (0: nothing is kept in memory)",
-        "BYTES",
-        "Memory for computed prefixes; 0 switches this tier off; default: a quarter of free RAM.",
-    ),
-    Option(
-        "kv-cache-dir",
-        "cache",
-        "cache_dir",
-        parsers.path,
-        "the path of a directory, which is made where it is missing",
-        "DIR",
-        "Directory for computed prefixes, which outlive restarts there; default: memory only.",
-    ),
-    Option(
-        "kv-cache-budget",
-        "cache",
-        "budget_bytes",
-        parsers.whole(2**20),
-        "a whole number of bytes, at least 1M, such as 100G",
-        "BYTES",
-        "Largest size of --kv-cache-dir, at least 1M; default: half of what may be used there.",
-        needs="kv-cache-dir",
-    ),
-    Option(
-        "kv-cache-min-tokens",
-        "cache",
-        "min_tokens",
-        parsers.whole(0),
-        "a whole number of tokens",
-        "TOKENS",
-        "Shorter prefixes are not written to --kv-cache-dir.",
-        needs="kv-cache-dir",
-    ),
-    Option(
-        "snapshot-interval",
-        "cache",
-        "interval_tokens",
-        parsers.whole(64),
-        "a whole number of tokens, at least 64",
-        "TOKENS",
-        "In a long prompt, a prefix is kept every so many tokens, beside the ends of its turns.",
-    ),
-    Option(
-        "trust-cache-salt",
-        "cache",
-        "trust_cache_salt",
-        parsers.switch,
-        "on | off",
-        "on|off",
-        "Let requests divide the cache further by a 'cache_salt'; default: only API keys do.",
-        switch=True,
-    ),
-    Option(
-        "draft",
-        "draft",
-        "draft_dir",
-        parsers.path_or_none,
-        "the path of a DFlash drafter's directory, or none",
-        "DIR|none",
-        "Drafter that speculates for the model; default: the bundled model's own, else none.",
-    ),
-    Option(
-        "draft-device",
-        "draft",
-        "device",
-        parsers.text,
-        "a device name, such as cuda:0 or cpu",
-        "DEVICE",
-        "Where the drafter runs; default: the device of the target's last layers.",
-    ),
-    Option(
-        "draft-ipc-bin",
-        "draft",
-        "ipc_bin",
-        parsers.path,
-        "the path of a luceasync-backend, such as /opt/rocm/bin/luceasync-backend",
-        "PATH",
-        "Program that runs the drafter in a process of its own; default: this process does.",
-    ),
-    Option(
-        "draft-ctx-max",
-        "draft",
-        "ctx_max_tokens",
-        parsers.whole(64),
-        "a whole number of tokens, at least 64, such as 8K",
-        "TOKENS",
-        "Context that the drafter sees of a lane; default: what its layers look back on.",
-    ),
-    Option(
-        "draft-swa-window",
-        "draft",
-        "swa_window_tokens",
-        parsers.whole(1),
-        "a whole number of tokens, at least 1",
-        "TOKENS",
-        "Window of the drafter's sliding layers; default: the one it was trained with.",
-    ),
-    Option(
-        "draft-block",
-        "draft",
-        "block",
-        parsers.whole(2, 64),
-        "a whole number from 2 to 64",
-        "N",
-        "Rows of one proposal, its known first token included; default: the trained block.",
-    ),
-    Option(
-        "ddtree",
-        "draft",
-        "ddtree",
-        parsers.switch,
-        "on | off",
-        "on|off",
-        "Propose a tree of continuations instead of one chain.",
-        switch=True,
-    ),
-    Option(
-        "ddtree-budget",
-        "draft",
-        "ddtree_budget",
-        parsers.whole(1, 256),
-        "a whole number from 1 to 256",
-        "N",
-        "Most nodes of a tree that is proposed; default: by measurement.",
-        needs="ddtree",
-    ),
-    *KVFLASH_OPTIONS,
-    *SERVER_OPTIONS,
-)
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A value as the user wrote it; `origin` is the flag, the variable, or file and key."""
+
+    option: Option
+    origin: str
+    value: object
+
+
+def load_config(
+    flags: Mapping[str, object], environ: Mapping[str, str], toml_path: Path | None
+) -> Config:
+    """Build the Config from flags > variables > TOML file > defaults.
+
+    `flags` maps option names ("max-ctx") to what was typed; None counts as not given. Reads the
+    TOML file and the key file, nothing else. Logs a warning for unknown LUCEASYNC_* variables.
+    Raises ConfigError: one line with the origin, the value and what is allowed.
+    """
+    for warning in unknown_variables(environ):
+        log.warning("%s", warning)
+    assigned: dict[str, Assignment] = {}
+    for source in (_from_toml(toml_path), _from_environ(environ), _from_flags(flags)):
+        assigned.update({each.option.name: each for each in source})
+    values: dict[str, dict[str, Any]] = {section: {} for section in SECTIONS}
+    for each in assigned.values():
+        section, field, value = values[each.option.section], each.option.field, _parse(each)
+        # Both settings of API keys set one field: their keys add up.
+        section[field] = section.get(field, ()) + value if field == "api_keys" else value
+    for each in assigned.values():
+        _refuse_alone(each, values)
+    config = Config()
+    sections = {name: replace(getattr(config, name), **values[name]) for name in SECTIONS}
+    return replace(config, **sections)
+
+
+def _parse(assignment: Assignment) -> Any:
+    setting = assignment.option.setting
+    try:
+        return setting.parse(assignment.value)
+    except (ValueError, OSError) as error:
+        shown = "(hidden)" if setting.secret else repr(assignment.value)
+        reason = f" ({error.strerror})" if isinstance(error, OSError) and error.strerror else ""
+        raise ConfigError(
+            f"{assignment.origin}: {shown} is not allowed{reason}; allowed: {setting.allowed}"
+        ) from None
+
+
+def _refuse_alone(assignment: Assignment, values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise ConfigError for a setting that has no effect without another one."""
+    for other in OPTIONS:
+        is_needed = other.name == assignment.option.setting.needs
+        if is_needed and not values[other.section].get(other.field):
+            raise ConfigError(
+                f"{assignment.origin}: {assignment.value!r} is not allowed without {other.flag}"
+            )
+
+
+def _from_flags(flags: Mapping[str, object]) -> Iterable[Assignment]:
+    by_name = {option.name: option for option in OPTIONS}
+    for name, value in flags.items():
+        if value is not None and value != []:
+            yield Assignment(by_name[name], by_name[name].flag, value)
+
+
+def _from_environ(environ: Mapping[str, str]) -> Iterable[Assignment]:
+    for option in OPTIONS:
+        if environ.get(option.variable):
+            yield Assignment(option, option.variable, environ[option.variable])
+
+
+def unknown_variables(environ: Mapping[str, str]) -> Iterable[str]:
+    """A sentence for each unknown LUCEASYNC_* variable, with the nearest known name. It omits the
+    value, which may be a secret.
+    """
+    known = [CONFIG_VARIABLE, *INSTALL_VARIABLES, *(option.variable for option in OPTIONS)]
+    for name in sorted(environ):
+        if name.startswith(ENV_PREFIX) and name not in known:
+            near = get_close_matches(name, known, n=1, cutoff=0.0)
+            yield f"{name} is not a setting and has no effect; the nearest one is {near[0]}"
+
+
+def _from_toml(path: Path | None) -> Iterable[Assignment]:
+    if path is None:
+        return
+    options = {(option.section, option.key): option for option in OPTIONS}
+    for section, table in _read_toml(path).items():
+        known = [key for table_name, key in options if table_name == section]
+        if not known or not isinstance(table, dict):
+            allowed = ", ".join(sorted(f"[{name}]" for name in SECTIONS))
+            raise ConfigError(f"{path}: unknown table or key {section!r}; allowed: {allowed}")
+        for key, value in table.items():
+            if key not in known:
+                # Without the value: even a misspelt api_key holds a secret.
+                raise ConfigError(
+                    f"{path}: unknown key {section}.{key}; "
+                    f"allowed in [{section}]: {', '.join(known)}"
+                )
+            yield Assignment(options[section, key], f"{path}: {section}.{key}", value)
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"--config: cannot read {path}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--config: {path} is not TOML: {error}") from None

@@ -1,6 +1,7 @@
-"""How settings may be written: text (flag, variable) or a TOML value to the value that is meant.
+"""What config.py declares settings with: parsers, and fields of a frozen dataclass that carry them.
 
-Every parser raises ValueError for what it does not take. Knows no setting by name.
+A parser takes text (flag, variable) or a TOML value and raises ValueError for what it does not
+accept. Knows no setting by name.
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ import math
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 T = TypeVar("T")
 Parser = Callable[[object], T]
 
-MAX_DIGITS = 20  # of a whole number
+MAX_DIGITS = 20  # of an integer
 
 SWITCH_WORDS = {"on": True, "true": True, "yes": True, "1": True}
 SWITCH_WORDS |= {"off": False, "false": False, "no": False, "0": False}
 
 
 def text(value: object) -> str:
-    """Text that is not empty."""
+    """Non-empty text."""
     if not isinstance(value, str) or not value:
         raise ValueError
     return value
 
 
 def path(value: object) -> Path:
-    """A path, `~` expanded; whether it exists is not asked."""
+    """A path, `~` expanded; it need not exist."""
     return Path(text(value)).expanduser()
 
 
@@ -40,8 +41,8 @@ def path_or_none(value: object) -> Path | Literal["none"]:
     return "none" if value == "none" else path(value)
 
 
-def switch(value: object) -> bool:
-    """true or false as TOML has them, or a word for them."""
+def boolean(value: object) -> bool:
+    """A TOML boolean, or a word for one."""
     if isinstance(value, bool):
         return value
     word = text(value).strip().lower()
@@ -61,7 +62,7 @@ def one_of(*choices: str) -> Parser[str]:
     return parse
 
 
-def whole(least: int, most: int = 2**48) -> Parser[int]:
+def integer(minimum: int, maximum: int = 2**48) -> Parser[int]:
     """An integer; text may end in K, M or G (powers of 1024)."""
 
     def parse(value: object) -> int:
@@ -70,46 +71,46 @@ def whole(least: int, most: int = 2**48) -> Parser[int]:
             power = {"K": 1, "M": 2, "G": 3}.get(digits[-1:], 0)
             digits = digits[:-1] if power else digits
             if not (digits.isascii() and digits.isdecimal() and len(digits) <= MAX_DIGITS):
-                raise ValueError  # a sign, too; and int() takes seconds where there are many
+                raise ValueError  # signs too; and int() takes seconds for very many digits
             value = int(digits) * 1024**power
-        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        if isinstance(value, bool) or not isinstance(value, int) or not minimum <= value <= maximum:
             raise ValueError
         return value
 
     return parse
 
 
-def whole_or_auto(least: int) -> Parser[int | Literal["auto"]]:
-    """The word "auto", or an integer as `whole` reads it."""
-    parse_whole = whole(least)
+def integer_or_auto(minimum: int) -> Parser[int | Literal["auto"]]:
+    """The word "auto", or an integer as `integer` reads it."""
+    parse_integer = integer(minimum)
 
     def parse(value: object) -> int | Literal["auto"]:
-        return "auto" if value == "auto" else parse_whole(value)
+        return "auto" if value == "auto" else parse_integer(value)
 
     return parse
 
 
 def spans(value: object) -> tuple[tuple[int, int], ...]:
-    """Spans `begin:end` of integers from 0 on, none empty, from a list or from text with commas."""
-    given = []
-    for word in words(value):
+    """Spans `begin:end` of non-negative integers, none empty: a list, or comma-separated text."""
+    parsed = []
+    for word in comma_separated(value):
         begin, colon, end = word.partition(":")
         if not colon:
             raise ValueError
-        given.append((whole(0)(begin), whole(1)(end)))
-    if not all(begin < end for begin, end in given):
+        parsed.append((integer(0)(begin), integer(1)(end)))
+    if not all(begin < end for begin, end in parsed):
         raise ValueError
-    return tuple(given)
+    return tuple(parsed)
 
 
-def seconds(least: float) -> Parser[float]:
-    """Seconds from `least` to a day."""
+def seconds(minimum: float) -> Parser[float]:
+    """Seconds from `minimum` to a day."""
 
     def parse(value: object) -> float:
-        given = number(value)
-        if not least <= given <= 86400:
+        parsed = number(value)
+        if not minimum <= parsed <= 86400:
             raise ValueError
-        return given
+        return parsed
 
     return parse
 
@@ -118,54 +119,56 @@ def number(value: object) -> float:
     """A finite number."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise ValueError
-    given = float(value)
-    if not math.isfinite(given):
+    parsed = float(value)
+    if not math.isfinite(parsed):
         raise ValueError
-    return given
+    return parsed
 
 
-def words(value: object) -> tuple[str, ...]:
-    """Words from a list, or from text with commas."""
-    parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
+def comma_separated(value: object) -> tuple[str, ...]:
+    """Non-empty words: a list, or comma-separated text."""
+    words = tuple(text(part).strip() for part in _parts(value))
+    if not all(words):
         raise ValueError
-    given = tuple(text(part).strip() for part in parts)
-    if not given or not all(given):
-        raise ValueError
-    return given
+    return words
 
 
 def host_names(value: object) -> tuple[str, ...]:
-    """Names or addresses as a Host header has them, without a port; or "*"."""
-    given = tuple(word.lower().strip("[]") for word in words(value))
-    if any(re.search(r"[/@\s]", name) or name.count(":") == 1 for name in given):
+    """Names or addresses as in a Host header, without a port; or "*"."""
+    names = tuple(word.lower().strip("[]") for word in comma_separated(value))
+    if any(re.search(r"[/@\s]", name) or name.count(":") == 1 for name in names):
         raise ValueError
-    return given
+    return names
 
 
 def origins(value: object) -> tuple[str, ...]:
     """Origins as browsers send them: scheme, host and port without a path; or "null", or "*"."""
-    given = tuple(word.lower() for word in words(value))
-    if not all(re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/@\s]*", origin) for origin in given):
+    parsed = tuple(word.lower() for word in comma_separated(value))
+    if not all(re.fullmatch(r"\*|null|[a-z][a-z0-9+.-]*://[^/@\s]*", origin) for origin in parsed):
         raise ValueError
-    return given
+    return parsed
 
 
 def weights(value: object) -> tuple[float, ...]:
-    """Numbers above 0 from a list, or from text with commas."""
+    """Numbers above 0: a list, or comma-separated text."""
+    parsed = tuple(number(part) for part in _parts(value))
+    if min(parsed) <= 0:
+        raise ValueError
+    return parsed
+
+
+def _parts(value: object) -> list[object]:
+    """The parts of a list or of comma-separated text, at least one."""
     parts = value.split(",") if isinstance(value, str) else value
-    if not isinstance(parts, list | tuple):
+    if not isinstance(parts, list | tuple) or not parts:
         raise ValueError
-    given = tuple(number(part) for part in parts)
-    if not given or min(given) <= 0:
-        raise ValueError
-    return given
+    return list(parts)
 
 
 def keys_in_file(value: object) -> tuple[str, ...]:
-    """API keys of a file: one a line, `#` starts a comment line."""
+    """API keys from a file: one per line, `#` starts a comment line."""
     file = path(value)
-    _warn_where_others_read(file, "API keys")
+    _warn_if_others_can_read(file, "API keys")
     lines = (line.strip() for line in file.read_text(encoding="utf-8").splitlines())
     keys = tuple(line for line in lines if line and not line.startswith("#"))
     if not keys:
@@ -174,36 +177,30 @@ def keys_in_file(value: object) -> tuple[str, ...]:
 
 
 def private_path(value: object) -> Path:
-    """The path of a file with a private key, which there need not be yet."""
+    """The path of a file with a private key; it need not exist yet."""
     file = path(value)
     if file.exists():
-        _warn_where_others_read(file, "a private key")
+        _warn_if_others_can_read(file, "a private key")
     return file
 
 
-def _warn_where_others_read(file: Path, what: str) -> None:
+def _warn_if_others_can_read(file: Path, what: str) -> None:
     if file.stat().st_mode & (stat.S_IRGRP | stat.S_IROTH):
         logging.getLogger("luceasync").warning(
-            "%s can be read by other users: chmod 600 it, it holds %s", file, what
+            "%s holds %s and is readable by other users: chmod 600 it", file, what
         )
 
 
-ENV_PREFIX = "LUCEASYNC_"
-CONFIG_VARIABLE = ENV_PREFIX + "CONFIG"
-
-
 @dataclass(frozen=True, slots=True)
-class Option:
-    """One setting and its names: flag `--a-b`, variable `LUCEASYNC_A_B`, TOML `section.a_b`.
+class Setting:
+    """How a field is set; `name` is the flag without its dashes.
 
-    `parse` takes text (flag, variable) or a TOML value and raises ValueError; `allowed` ends the
-    sentence "allowed: ..." of the ConfigError that follows. A `secret` value is never shown. A
-    `switch` is `--x` or `--no-x`. `needs` names the option without which this one means nothing.
+    `allowed` completes "allowed: ..." in the ConfigError for what `parse` refuses. A `secret` value
+    is never shown. A `switch` is `--x` or `--no-x`. `needs`: the name of the setting without which
+    this one has no effect.
     """
 
     name: str
-    section: str
-    field: str
     parse: Parser[object]
     allowed: str
     metavar: str
@@ -213,14 +210,45 @@ class Option:
     switch: bool = False
     needs: str | None = None
 
-    @property
-    def flag(self) -> str:
-        return f"--{self.name}"
 
-    @property
-    def variable(self) -> str:
-        return ENV_PREFIX + self.name.replace("-", "_").upper()
+def setting(default: T, *settings: Setting) -> T:
+    """A field that these settings set; several add up."""
+    is_secret = any(each.secret for each in settings)
+    return field(default=default, metadata={"settings": settings}, repr=not is_secret)
 
-    @property
-    def key(self) -> str:
-        return self.name.replace("-", "_")
+
+def value(
+    default: T,
+    name: str,
+    parse: Parser[T],
+    allowed: str,
+    metavar: str,
+    help: str,
+    *,
+    repeatable: bool = False,
+    needs: str | None = None,
+) -> T:
+    """A field with one setting."""
+    return setting(
+        default, Setting(name, parse, allowed, metavar, help, repeatable=repeatable, needs=needs)
+    )
+
+
+def choice(
+    default: T, name: str, words: Any, help: str, *, metavar: str = "", needs: str | None = None
+) -> T:
+    """A field that takes one of the words of the Literal `words`."""
+    choices: tuple[str, ...] = get_args(words)
+    metavar = metavar or "|".join(choices)
+    parse, allowed = one_of(*choices), " | ".join(choices)
+    return setting(default, Setting(name, parse, allowed, metavar, help, needs=needs))
+
+
+def switch(name: str, help: str) -> bool:
+    """A field that is off by default."""
+    return setting(False, Setting(name, boolean, "on | off", "on|off", help, switch=True))
+
+
+def section(kind: type[T], title: str) -> T:
+    """A field that holds a section, a dataclass of settings; `title` heads its flags in --help."""
+    return field(default_factory=kind, metadata={"title": title})

@@ -32,9 +32,9 @@ from warm.entries import Entry, Form, Role, parse_kwargs, read_entries, read_too
 
 from luceasync.cli.flags import with_config
 from luceasync.cli.words import size_text
-from luceasync.config import Config, load_config
+from luceasync.config import Config
 from luceasync.errors import ConfigError, LuceasyncError
-from luceasync.parsers import CONFIG_VARIABLE
+from luceasync.options import CONFIG_VARIABLE, load_config
 
 EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 1, 2, 130
 DEFAULT_PARALLEL = 2  # of a server: one prompt is computed while the other is restored

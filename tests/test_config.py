@@ -15,11 +15,9 @@ from luceasync.config import (
     CacheConfig,
     Config,
     DraftConfig,
-    load_config,
 )
 from luceasync.errors import ConfigError
-from luceasync.options import OPTIONS
-from luceasync.parsers import Option
+from luceasync.options import OPTIONS, Option, load_config
 
 EXAMPLE = Path(__file__).parents[1] / "docs" / "luceasync.toml"
 
@@ -75,7 +73,7 @@ def test_the_test_knows_every_setting():
 def test_flag_variable_and_toml_set_the_same_thing(option, tmp_path):
     text = TEXTS[option.name]
     toml = write(tmp_path / "c.toml", f'[{option.section}]\n{option.key} = "{text}"\n')
-    rest = {option.needs: TEXTS[option.needs]} if option.needs else {}
+    rest = {option.setting.needs: TEXTS[option.setting.needs]} if option.setting.needs else {}
     by_flag = load_config(rest | {option.name: text}, {}, None)
     by_variable = load_config(rest, {option.variable: text}, None)
     by_toml = load_config(rest, {}, toml)
@@ -134,7 +132,7 @@ def test_a_refusal_names_where_what_and_what_is_allowed(name, value, tmp_path):
         (refusal(environ={option.variable: value}), f"{option.variable}: "),
         (refusal(toml=toml), f"{toml}: {option.section}.{option.key}: "),
     ):
-        assert words == f"{where}{value!r} is not allowed; allowed: {option.allowed}"
+        assert words == f"{where}{value!r} is not allowed; allowed: {option.setting.allowed}"
 
 
 @pytest.mark.parametrize(
@@ -195,7 +193,7 @@ def test_a_variable_that_sets_nothing_is_told_with_the_nearest_one_and_without_i
     assert load_config({}, {"LUCEASYNC_APIKEY": "sesame"}, None) == Config()
     [record] = caplog.records
     assert record.getMessage() == (
-        "LUCEASYNC_APIKEY is not a setting and sets nothing; the nearest one is LUCEASYNC_API_KEY"
+        "LUCEASYNC_APIKEY is not a setting and has no effect; the nearest one is LUCEASYNC_API_KEY"
     )
     assert "sesame" not in caplog.text
 

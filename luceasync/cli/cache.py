@@ -196,10 +196,10 @@ def _fail(words: str) -> NoReturn:
 
 def _bytes(text: str) -> int:
     try:
-        return parsers.whole(0)(text)
+        return parsers.integer(0)(text)
     except ValueError:
         raise ConfigError(
-            f"--budget: {text!r} is not allowed; allowed: a whole number of bytes, such as 100G"
+            f"--budget: {text!r} is not allowed; allowed: an integer number of bytes, such as 100G"
         ) from None
 
 

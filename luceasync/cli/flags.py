@@ -1,7 +1,6 @@
-"""Gives a command the flags of the settings table, and the Config that they make.
+"""Adds the flags of settings to a command, and passes it the Config that they make.
 
-Owns the bridge between the table and typer; the only reader of os.environ. Knows no setting by
-name.
+Owns the bridge between options.py and typer; the only reader of os.environ.
 """
 
 from __future__ import annotations
@@ -14,18 +13,16 @@ from typing import Annotated, Any
 
 import typer
 
-from luceasync.config import Config, load_config
-from luceasync.options import OPTIONS, SECTIONS
-from luceasync.parsers import CONFIG_VARIABLE, Option
+from luceasync.options import CONFIG_VARIABLE, OPTIONS, SECTIONS, Option, load_config
 
 POSITIONAL = "model-dir"
 
 
 def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add the flags of the sections, or the single options, of these names; the command gets what
-    they make as its argument `config`.
+    """Add the flags of these sections or single options; the command gets the resulting Config as
+    its argument `config`.
 
-    Variables and the TOML file may set everything, whatever the command shows.
+    Variables and the TOML file may set everything, whichever flags the command has.
     """
     options = [option for option in OPTIONS if {option.section, option.name} & set(names)]
 
@@ -44,7 +41,7 @@ def with_config(*names: str) -> Callable[[Callable[..., None]], Callable[..., No
 
 
 def _signature(command: Callable[..., None], options: list[Option]) -> inspect.Signature:
-    """The command's own parameters, and one for each option in place of `config`."""
+    """The command's own parameters, with one for each option in place of `config`."""
     own = [
         parameter
         for parameter in inspect.signature(command, eval_str=True).parameters.values()
@@ -52,7 +49,9 @@ def _signature(command: Callable[..., None], options: list[Option]) -> inspect.S
     ]
     flags = [_parameter(option.key, *_annotation(option)) for option in options]
     flags += [
-        _parameter(_no(option), *_off_annotation(option)) for option in options if option.switch
+        _parameter(_no(option), *_off_annotation(option))
+        for option in options
+        if option.setting.switch
     ]
     flags.append(_parameter("config_path", *_config_annotation()))
     return inspect.Signature([*own, *flags])
@@ -63,8 +62,8 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def _annotation(option: Option) -> tuple[Any, Any]:
-    """Values stay text here, but for switches: the table's parsers judge flags, variables and TOML
-    alike.
+    """Type and default of an option's parameter. Values stay text, except switches: the setting's
+    parser reads flags, variables and TOML alike.
     """
     about = _help(option)
     if option.name == POSITIONAL:
@@ -75,15 +74,15 @@ def _annotation(option: Option) -> tuple[Any, Any]:
         "show_default": False,
         "rich_help_panel": SECTIONS[option.section],
     }
-    if option.switch:
+    if option.setting.switch:
         return Annotated[bool | None, typer.Option(option.flag, metavar=" ", **common)], None
-    flag = typer.Option(option.flag, metavar=option.metavar, **common)
-    kind = list[str] if option.repeatable else str
+    flag = typer.Option(option.flag, metavar=option.setting.metavar, **common)
+    kind = list[str] if option.setting.repeatable else str
     return Annotated[kind | None, flag], None
 
 
 def _off_annotation(option: Option) -> tuple[Any, Any]:
-    """`--no-x` beside `--x`: a flag of its own, since a column for both would squeeze the help."""
+    """`--no-x` beside `--x`: a hidden flag of its own, since a column for both would not fit."""
     return Annotated[bool, typer.Option(f"--no-{option.name}", hidden=True)], False
 
 
@@ -92,19 +91,19 @@ def _no(option: Option) -> str:
 
 
 def _typed(option: Option, values: dict[str, Any]) -> object:
-    """What was typed for the option, taken out of `values`; None: nothing."""
+    """Remove what was typed for the option from `values` and return it; None: nothing."""
     typed = values.pop(option.key)
-    return False if option.switch and values.pop(_no(option)) else typed
+    return False if option.setting.switch and values.pop(_no(option)) else typed
 
 
 def _help(option: Option) -> str:
-    """The table's sentence, and the default where the sentence does not explain it."""
-    if option.switch:
-        return f"{option.help} Off: --no-{option.name}."
-    default = getattr(getattr(Config(), option.section), option.field)
-    if default in (None, ()) or option.name == POSITIONAL:
-        return option.help
-    return f"{option.help} (default: {default})"
+    """The setting's help, with the default where the help does not say it."""
+    words = option.setting.help
+    if option.setting.switch:
+        return f"{words} Off: --no-{option.name}."
+    if option.default in (None, ()) or option.name == POSITIONAL:
+        return words
+    return f"{words} (default: {option.default})"
 
 
 def _config_annotation() -> tuple[Any, Any]:

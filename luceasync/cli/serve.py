@@ -14,7 +14,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn, TextIO
+from typing import TYPE_CHECKING, NoReturn, TextIO
 
 import uvloop
 from rich.console import Console
@@ -22,8 +22,6 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeE
 
 from luceasync.config import Config
 from luceasync.disk_cache.directory import make_usable
-from luceasync.engine.engine import LocalEngine
-from luceasync.engine.start import build_engine
 from luceasync.errors import ModelError
 from luceasync.gguf.place import gguf_at
 from luceasync.models.config import read_spec
@@ -31,9 +29,10 @@ from luceasync.models.formats import format_of
 from luceasync.pipeline.shard_plan import check_devices, check_weights, named_devices
 from luceasync.process_memory import freeze_heap, keep_large_blocks_apart
 from luceasync.request import ModelCard
-from luceasync.server.app import create_app
-from luceasync.server.serve import serve
 from luceasync.speculation.dflash.draft_config import read_draft_spec, refuse_without_drafter
+
+if TYPE_CHECKING:
+    from luceasync.engine.engine import LocalEngine
 
 # What a start can be refused for before torch is imported, which takes seconds. Owns the order
 # of these checks, which each part makes again. Changes nothing, but that the cache directory is
@@ -139,6 +138,8 @@ class BesideHandler(logging.Handler):
 
 def run_server(config: Config) -> None:
     """Serve until a signal. Raises ConfigError."""
+    from luceasync.engine.start import build_engine
+
     keep_large_blocks_apart()
     console = Console(stderr=True, highlight=False)
     logging.basicConfig(level=config.server.log_level.upper(), handlers=[BesideHandler(sys.stderr)])
@@ -149,6 +150,9 @@ def run_server(config: Config) -> None:
 
 
 async def _run(engine: LocalEngine, config: Config, console: Console, bar: LoadingBar) -> None:
+    from luceasync.server.app import create_app
+    from luceasync.server.serve import serve
+
     loaded = asyncio.Event()
 
     async def load() -> None:
