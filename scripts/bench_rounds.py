@@ -10,6 +10,7 @@ plain steps alternate in one run; ratios are of their medians.
 from __future__ import annotations
 
 import itertools
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -17,15 +18,13 @@ import torch
 
 from luceasync.bench import command
 from luceasync.bench.device import at_rest
-from luceasync.bench.figures import medians
 from luceasync.bench.model import DTYPES, load_random, plan_for, random_prompt
-from luceasync.bench.report import Cell, ms
-from luceasync.bench.rounds import interleave
+from luceasync.bench.report import Cell, interleave, medians, ms
 from luceasync.bench.shapes import SHAPES
 from luceasync.bench.shapes import Shape as Config
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
-from luceasync.engine.prepare import Prepared
+from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sequence import Generation
 from luceasync.models.config import parse_spec
 from luceasync.models.loader import RandomSource
@@ -34,7 +33,7 @@ from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.platform import open_platform
 from luceasync.ranking.local import LocalLogits
-from luceasync.request import Sampling
+from luceasync.request import Request, TokenPrompt
 from luceasync.speculation.adapt import RoundPlan as StepPlan
 from luceasync.speculation.adapt import Shape
 from luceasync.speculation.dflash.draft import DraftNetwork, draft_ops_on
@@ -44,6 +43,7 @@ from luceasync.speculation.dflash.placement import guest_of
 from luceasync.speculation.dflash.weights import read_weights
 from luceasync.speculation.speculator import Speculator
 from luceasync.text.detokenizer import SafeText
+from luceasync.text.prompt import RenderedPrompt
 
 NUM_WARMUPS = 6  # until graphs are captured
 ACCEPTED = (5, 6)  # rows, in turn: 6.5 tokens a round
@@ -177,8 +177,10 @@ def started(
     choices = []
     for lane in range(first_lane, first_lane + num_lanes):
         prompt = random_prompt(context, lane)
-        prepared = Prepared(
-            lane, 0, tuple(prompt), 2**30, frozenset(), Sampling(), 0, None, None, None, NoText()
+        rendered = RenderedPrompt(None, None, array("i", prompt), ())
+        prepared = PreparedChoice(
+            Request(TokenPrompt(tuple(prompt))),
+            rendered, lane, 0, 2**30, frozenset(), 0, None, None, NoText()
         )
         generation = Generation(prepared)
         generation.lane = lane

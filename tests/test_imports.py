@@ -37,8 +37,8 @@ MAY_IMPORT = {
     "engine": {"prefix_cache", "text", "speculation", "pipeline", "ranking", "grammar"}
     | {"host_cache.arena", "kv.pages", "models.config", "models.directory", "models.spec"}
     | {"disk_cache.directory", "disk_cache.disk", "disk_cache.upkeep"},
-    "prefix_cache": {"prefix_tree", "disk_cache", "host_cache", "kv.pages"}
-    | {"text.history", "text.prompt", "speculation.dflash.feature_contents"}
+    "prefix_cache": {"prefix_tree", "disk_cache", "host_cache", "kv.pages", "pipeline.paging"}
+    | {"text.history", "text.prompt"}
     | {"models.spec", "models.families", "models.formats", "models.precision"},
     "backend": {"ipc", "pipeline", "host_cache", "kv", "ranking", "models", "speculation"},
     "speculation": {"pipeline", "ranking", "models", "kv", "ipc", "host_cache", "cuda"}

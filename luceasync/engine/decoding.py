@@ -190,13 +190,13 @@ def takes_best_twice(generation: Generation) -> bool:
     comes before. A stop costs the device a step that nobody wants: what it leaves is behind the
     lane's end, where nobody looks.
     """
-    prepared = generation.prepared
+    prepared, request = generation.prepared, generation.prepared.request
     return (
         generation.num_generated + 1 < prepared.max_tokens
         and prepared.guide is None
-        and prepared.top_logprobs is None
-        and is_greedy(prepared.sampling)
-        and not is_edited(prepared.sampling)
+        and request.top_logprobs is None
+        and is_greedy(request.sampling)
+        and not is_edited(request.sampling)
     )
 
 

@@ -147,7 +147,7 @@ def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
     return EngineLook(
         lanes=tuple(_lane(pump, generation, now_s) for generation in pump.roster.running),
         waiting=tuple(
-            WaitingLook(len(g.prepared.prompt_ids), now_s - g.submitted_at)
+            WaitingLook(len(g.prepared.prompt.ids), now_s - g.submitted_at)
             for g in pump.roster.waiting[:MAX_WAITING]
         ),
         nodes=newest(nodes, num_nodes),
@@ -162,7 +162,7 @@ def _lane(pump: Pump, generation: Generation, now_s: float) -> LaneLook:
     return LaneLook(
         lane=lane,
         phase=_phase(generation),
-        prompt_tokens=len(generation.prepared.prompt_ids),
+        prompt_tokens=len(generation.prepared.prompt.ids),
         done_tokens=generation.num_prefilled,
         cached_tokens=generation.num_cached,
         generated_tokens=generation.num_generated,
@@ -347,11 +347,11 @@ class LocalEngine:
         self._check_open(request)
         self._answers.remember()
         stream_id = next(self._stream_ids)
-        prompt, choices = await self._preparing.choices(request, stream_id)
+        choices = await self._preparing.choices(request, stream_id)
         self._check_open(request)  # others may have come in between
         stream = self._answers.open(
             stream_id,
-            prompt,
+            choices[0].prompt,
             len(choices),
             lambda: self._cancel(stream_id),
             lambda is_behind: self._read(stream_id, is_behind),

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from luceasync.engine.prompts import Language, Rendered
+from luceasync.engine.prompts import Language
 from luceasync.errors import RequestError
 from luceasync.grammar.compiler import Compiler
 from luceasync.grammar.guide import Guide, Least, Limit, Thought
@@ -22,6 +22,7 @@ from luceasync.text.answer.call_grammar import CallGrammar
 from luceasync.text.answer.form import AnswerForm
 from luceasync.text.answer.formats import CallFormat
 from luceasync.text.answer.pieces import THINK_END
+from luceasync.text.prompt import RenderedPrompt
 
 NO_FORMAT = (
     "Invalid value for 'tool_choice': this model's chat template does not show how calls of tools "
@@ -61,7 +62,7 @@ class Guidance:
         """Let go of what compiles."""
         await self._compiler.close()
 
-    def known(self, request: Request, prompt: Rendered) -> NewGuide | None:
+    def known(self, request: Request, prompt: RenderedPrompt) -> NewGuide | None:
         """What `of` gives; None where that has to be compiled. From any thread."""
         asked = asked_of(request, self._answers)
         if asked.is_nothing:
@@ -69,7 +70,7 @@ class Guidance:
         matcher = self._compiler.kept(self._program(asked, prompt))
         return None if matcher is None else self._guides(request, prompt, matcher)
 
-    async def of(self, request: Request, prompt: Rendered) -> NewGuide:
+    async def of(self, request: Request, prompt: RenderedPrompt) -> NewGuide:
         """What makes a guide for each choice of the request. Raises RequestError for what does not
         compile, Unavailable where that cannot be found out now.
         """
@@ -79,12 +80,14 @@ class Guidance:
             matcher = await self._compiler.matcher(lambda: self._program(asked, prompt))
         return self._guides(request, prompt, matcher)
 
-    def _program(self, asked: Asked, prompt: Rendered) -> Program:
+    def _program(self, asked: Asked, prompt: RenderedPrompt) -> Program:
         # A model that would not think is not to begin with it because little else may come.
         is_silent = prompt.before == "perhaps" and not self._answers.opens
         return program(asked.constraint, asked.calls, "nothing" if is_silent else prompt.before)
 
-    def _guides(self, request: Request, prompt: Rendered, matcher: Matcher | None) -> NewGuide:
+    def _guides(
+        self, request: Request, prompt: RenderedPrompt, matcher: Matcher | None
+    ) -> NewGuide:
         """Each with a copy of `matcher`."""
         most, before = request.most_reasoning_tokens, prompt.before
         thought: Thought | None = None

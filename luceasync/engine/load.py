@@ -8,16 +8,16 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from luceasync.engine.decoding import Decoding, PlainDecoding, SpeculativeDecoding, choose_next
-from luceasync.engine.prepare import Prepared
+from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.pump import Pump
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.sequence import Generation
@@ -31,14 +31,18 @@ from luceasync.pipeline.plan import Plan
 from luceasync.prefix_cache.cache import Prefixes
 from luceasync.prefix_cache.disk_orders import DiskOrders
 from luceasync.prefix_cache.index import Limits
-from luceasync.prefix_cache.memory import DraftFeatures, FeatureHolder, MemoryNodes, NoFeatures
+from luceasync.prefix_cache.memory import FeatureHolder, MemoryNodes, UnreadFeatures
+from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.ranking.local import LocalLogits
-from luceasync.request import Sampling
+from luceasync.request import Request, TokenPrompt
 from luceasync.speculation.adapt import RoundPlan, Shape
 from luceasync.speculation.dflash.draft_process import Berth
+from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
 from luceasync.speculation.dflash.placement import Drafter
 from luceasync.text.detokenizer import Detokenizer
+from luceasync.text.history import History
+from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.tokenizer import Tokenizer
 
 # What an engine runs before it is ready, for nobody: a prompt, then steps of every kind.
@@ -122,17 +126,19 @@ def rehearse(
     target.reset(LANE)
 
 
-def _prepared(tokenizer: Tokenizer, part: Part) -> Prepared:
-    return Prepared(
+def _prepared(tokenizer: Tokenizer, part: Part) -> PreparedChoice:
+    prompt = RenderedPrompt(
+        Tenant(NO_TENANT, History(tokenizer)), None, array("i", part.prompt_ids), ()
+    )
+    return PreparedChoice(
+        Request(TokenPrompt(part.prompt_ids)),
+        prompt,
         stream_id=0,
         index=0,
-        prompt_ids=part.prompt_ids,
         max_tokens=part.max_tokens,
         stop_ids=frozenset(),
-        sampling=Sampling(),
         seed=0,
         counts=None,
-        top_logprobs=None,
         tokenizer=tokenizer,
         detokenizer=Detokenizer(tokenizer),
     )
@@ -230,7 +236,7 @@ class _Ways:
     decoding: Decoding
     rehearsed: Decoding
     shapes: tuple[Shape, ...]
-    features: FeatureHolder[Any]  # of that drafter
+    features: FeatureHolder  # of that drafter
     notice: Callable[[], None]  # of a drafter: see DraftPasses
     probe: Callable[[], None]
 
@@ -240,7 +246,7 @@ def _ways(
 ) -> _Ways:
     if recipe.drafter is None:
         plain = PlainDecoding(backend)
-        return _Ways(plain, plain, (), NoFeatures(), nothing, nothing)
+        return _Ways(plain, plain, (), UnreadFeatures(), nothing, nothing)
     plan, berth = recipe.plan, recipe.berth
     if berth is None:
         draft = load_draft(recipe.drafter, plan, backend, reading.advance, recipe.host)
@@ -249,7 +255,7 @@ def _ways(
     closing.callback(draft.close)
     if plan.pool is not None and plan.pool.policy == "drafter":
         assert draft.looks is not None, "placement refuses a drafter that is elsewhere"
-        backend.lanes.look_with(draft.looks)
+        backend.lanes.probe_with(draft.looks)
     speculator = draft.speculator
     forced = in_turns(speculator.shapes)
     return _Ways(

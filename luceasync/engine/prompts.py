@@ -7,17 +7,18 @@ nothing of how tokens are chosen.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 from luceasync.errors import ContextLengthError, RequestError
 from luceasync.kv.pages import CHUNK_TOKENS
-from luceasync.prefix_cache.tenants import Tenant, Tenants
+from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, ModelCard, Request, TextPrompt, TokenPrompt
-from luceasync.text.answer.form import AnswerForm, Before
-from luceasync.text.answer.pieces import PieceMaker, PlainText
+from luceasync.text.answer.form import AnswerForm
+from luceasync.text.answer.pieces import PieceMaker
 from luceasync.text.call_memory import NotedCalls
+from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.returns import Returns
 from luceasync.text.roles import Roles
 from luceasync.text.shared_prefix import Parting, ToolsBlock, marked_tokens, shared_ids
@@ -56,26 +57,6 @@ class Language:
     answers: AnswerForm = field(default_factory=AnswerForm)
 
 
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A prompt in the model's tokens; `boundaries` are where its turns end. `text` None: it was
-    none, and nothing is remembered under it. `answer_returns`: of which answers a later prompt may
-    begin with all of it and them. `tools_end`: where prompts part from it that have the same tools
-    and another system message. `new_pieces`: what parts an answer to it; `before`: what
-    comes before the text of that. `marks`: how many tokens come before each that its client set.
-    """
-
-    tenant: Tenant
-    text: str | None
-    ids: array[int]
-    boundaries: tuple[int, ...]
-    answer_returns: Returns = field(default_factory=Returns)
-    tools_end: int | None = None
-    new_pieces: Callable[[], PieceMaker] = PlainText
-    before: Before = "nothing"
-    marks: tuple[int, ...] = ()
-
-
 class Prompts:
     """Renders requests. May be used from worker threads: encoding takes long."""
 
@@ -87,7 +68,7 @@ class Prompts:
         self._parting = Parting(language.tokenizer)
         self._tools_block = ToolsBlock(language.template, self._parting)
 
-    def render(self, request: Request) -> Rendered:
+    def render(self, request: Request) -> RenderedPrompt:
         """The request's prompt. Raises RequestError, ContextLengthError for one that leaves no room
         to answer.
         """
@@ -113,7 +94,9 @@ class Prompts:
             raise RequestError(f"{param}: the rendered prompt is empty", param=param)
         return prompt
 
-    def _of_chat(self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]) -> Rendered:
+    def _of_chat(
+        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]
+    ) -> RenderedPrompt:
         """`messages`: those of the chat, as the template takes them."""
         template, tokenizer = self._language.template, self._language.tokenizer
         text = template.render(messages, chat.tools, **chat.template_kwargs)
@@ -124,7 +107,7 @@ class Prompts:
             return NotedCalls(maker, tenant.calls)
 
         said = messages, chat.tools, chat.template_kwargs
-        return Rendered(
+        return RenderedPrompt(
             tenant,
             text,
             ids,
@@ -136,7 +119,7 @@ class Prompts:
         )
 
     def _marks(
-        self, prompt: Rendered, chat: ChatPrompt, messages: Sequence[Message]
+        self, prompt: RenderedPrompt, chat: ChatPrompt, messages: Sequence[Message]
     ) -> tuple[int, ...]:
         """See text.marks; `messages` as they came. None of a prompt without an answer."""
         if prompt.text is None:
@@ -149,9 +132,9 @@ class Prompts:
         text, ids, marks = prompt.text, prompt.ids, chat.marks
         return marked_tokens(self._parting, text, ids, messages, marks, render)
 
-    def _of_text(self, tenant: Tenant, text: str, param: str) -> Rendered:
+    def _of_text(self, tenant: Tenant, text: str, param: str) -> RenderedPrompt:
         ids = self._recall(tenant, text, param)
-        return Rendered(tenant, text, ids, tuple(self._turns.ends(ids)))
+        return RenderedPrompt(tenant, text, ids, tuple(self._turns.ends(ids)))
 
     def _recall(self, tenant: Tenant, text: str, param: str) -> array[int]:
         """The ids of `text`. Raises ContextLengthError before much work is done for too long a
@@ -161,15 +144,17 @@ class Prompts:
         refuse_too_long(self._language.tokenizer, text, most, param)
         return tenant.history.recall(text)
 
-    def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> Rendered:
+    def _of_ids(self, tenant: Tenant, ids: tuple[int, ...]) -> RenderedPrompt:
         """Ids as they came. Nothing is remembered of them: a text has the ids that we gave it, not
         those that a client thought of.
         """
         check_ids(ids, self._language.vocab_size)
         packed = array("i", ids)
-        return Rendered(tenant, None, packed, tuple(self._turns.ends(packed)))
+        return RenderedPrompt(tenant, None, packed, tuple(self._turns.ends(packed)))
 
-    def _prefix(self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]) -> Rendered:
+    def _prefix(
+        self, tenant: Tenant, chat: ChatPrompt, messages: Sequence[Message]
+    ) -> RenderedPrompt:
         """What the prompts share that go on from the messages; no text of its own comes back."""
         ids = shared_ids(
             self._language.template,
@@ -179,7 +164,7 @@ class Prompts:
             chat.tools,
             chat.template_kwargs,
         )
-        return Rendered(tenant, None, ids, (*self._turns.ends(ids), len(ids)))
+        return RenderedPrompt(tenant, None, ids, (*self._turns.ends(ids), len(ids)))
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, param: str = "prompt") -> None:
@@ -205,7 +190,7 @@ def _is_beginning(request: Request, messages: Sequence[Message]) -> bool:
 PARAM = "kvflash_pin"
 
 
-def pins_of(request: Request, prompt: Rendered, room: PinRoom | None) -> Spans:
+def pins_of(request: Request, prompt: RenderedPrompt, room: PinRoom | None) -> Spans:
     """The spans of the prompt that stay; `room` None: everything does. Raises RequestError."""
     if not request.pins:
         return ()
@@ -224,7 +209,7 @@ def pins_of(request: Request, prompt: Rendered, room: PinRoom | None) -> Spans:
     return spans
 
 
-def _system_end(request: Request, prompt: Rendered) -> int:
+def _system_end(request: Request, prompt: RenderedPrompt) -> int:
     """Where the system message ends, with the tools that templates put into it."""
     asked = request.prompt
     first = asked.messages[0]["role"] if isinstance(asked, ChatPrompt) and asked.messages else None

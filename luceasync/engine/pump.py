@@ -15,14 +15,14 @@ from collections.abc import Callable, Iterable, Sequence
 from luceasync.engine.admission import Room
 from luceasync.engine.decoding import Decoding
 from luceasync.engine.faults import During, Fault
-from luceasync.engine.lanes import ALL_HERE, Lanes
-from luceasync.engine.prepare import Prepared
+from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.choose import nothing
 from luceasync.engine.scheduler import Balance, Roster, Step, next_prefill
 from luceasync.engine.sequence import Generation
 from luceasync.engine.steps import Leftovers, Prefiller, Steps, begin_answer
 from luceasync.engine.streams import Emitted, Outbox
 from luceasync.errors import GaveWay
+from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import Prefixes
 from luceasync.request import ErrorKind, FinishReason
 
@@ -40,7 +40,7 @@ class Seating:
         prefixes: Prefixes,
         roster: Roster,
         leftovers: Leftovers,
-        lanes: Lanes = ALL_HERE,
+        lanes: Paging,
     ) -> None:
         self._lanes = lanes
         self._target = target
@@ -108,7 +108,7 @@ class Pump:
         computes_beside: bool = False,
         synchronize: Callable[[], None] = lambda: None,
         quiet: threading.Event | None = None,
-        lanes: Lanes = ALL_HERE,
+        lanes: Paging,
     ) -> None:
         """`computes_beside`: devices compute while the host goes on. What a step gave is then told
         during the next one: whoever listens wants the interpreter just when that is to be queued.
@@ -178,7 +178,7 @@ class Pump:
 
     # --- commands ------------------------------------------------------------------------------
 
-    def submit(self, prepared: Sequence[Prepared], room: Room | None = None) -> list[Emitted]:
+    def submit(self, prepared: Sequence[PreparedChoice], room: Room | None = None) -> list[Emitted]:
         """Queue the choices of a request. Where that is more than there is room for, who holds
         most makes some.
         """

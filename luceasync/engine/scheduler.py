@@ -238,9 +238,9 @@ class Roster:
         self.give_up(generation)
         self._free_lanes.remove(lane)
         self.running.append(generation)
-        present = {g.prepared.client for g in (*self.waiting, *self.running)}
+        present = {g.prepared.request.client for g in (*self.waiting, *self.running)}
         self._last_turn = {c: turn for c, turn in self._last_turn.items() if c in present}
-        self._last_turn[generation.prepared.client] = self._num_turns
+        self._last_turn[generation.prepared.request.client] = self._num_turns
         self._num_turns += 1
 
     def pass_over(self) -> None:
@@ -278,9 +278,9 @@ class Roster:
         waiting = self._eligible()
         if len(waiting) < 2:  # nearly always
             return waiting
-        wanted = [(g.prepared.client, g.prepared.priority) for g in waiting]
+        wanted = [(g.prepared.request.client, g.prepared.request.priority) for g in waiting]
         eligible = [waiting[i] for i in by_priority(wanted)]
-        clients = [g.prepared.client for g in eligible]
+        clients = [g.prepared.request.client for g in eligible]
         order = [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
         return sorted(order, key=lambda g: g is not self._heir)
 
@@ -290,7 +290,7 @@ class Roster:
             return None
         decoding = [g for g in self.running if g.is_decoding]
         seats = [_seat(g) for g in decoding]
-        waiting = {g.prepared.client for g in eligible}
+        waiting = {g.prepared.request.client for g in eligible}
         chosen = gives_way(seats, self._num_lanes_of(), waiting)
         if chosen is not None:
             ready = self._first_ready(can_begin)
@@ -308,13 +308,13 @@ class Roster:
         as are worth asking now.
         """
         asked = self.in_turn()[:MAX_ASKED]
-        return {g.prepared.client for g in [*islice(filter(can_begin, asked), 1)]}
+        return {g.prepared.request.client for g in [*islice(filter(can_begin, asked), 1)]}
 
     def _standing(self, waiting: Iterable[Generation]) -> dict[str, Generation]:
         """By client, who left a lane long ago: who came last waits first."""
         now = time.monotonic()
         return {
-            g.prepared.client: g
+            g.prepared.request.client: g
             for g in waiting
             if g.left_at is not None and now - g.left_at >= MAX_STANDING_S
         }
@@ -333,7 +333,7 @@ class Roster:
         return [
             Held(
                 stream_id,
-                choices[0].prepared.client,
+                choices[0].prepared.request.client,
                 len(choices),
                 is_waiting=all(g.lane is None for g in choices),
                 is_unread=choices[0].is_unread,
@@ -346,13 +346,15 @@ class Roster:
         return [g for g in self.waiting if not g.lease.awaited and not g.is_unread]
 
     def _num_lanes_of(self) -> Counter[str]:
-        return Counter(g.prepared.client for g in self.running)
+        return Counter(g.prepared.request.client for g in self.running)
 
 
 def _seat(g: Generation) -> Seat:
     """What its lane is to one that decodes."""
     num_run = g.num_prefilled - g.num_cached
-    return Seat(g.prepared.client, g.is_unread, g.num_in_turn, num_run, g.turn_s, g.prefill_s)
+    return Seat(
+        g.prepared.request.client, g.is_unread, g.num_in_turn, num_run, g.turn_s, g.prefill_s
+    )
 
 
 # What the engine does next, a prefill or a decode. Looks at counts and times, touches nothing.

@@ -7,11 +7,10 @@ other lanes nor how logits are made.
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from luceasync.engine.prepare import Prepared
+from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.row import RowLogprobs, RowSampling
 from luceasync.grammar.guide import Guide
 from luceasync.prefix_cache.lease import Lease
@@ -137,7 +136,7 @@ class Generation:
     all that there is of its sequence: prompt and position alone decide what follows.
     """
 
-    prepared: Prepared
+    prepared: PreparedChoice
     lease: Lease = field(init=False)
     is_unread: bool = False
     lane: int | None = None
@@ -163,18 +162,7 @@ class Generation:
     def __post_init__(self) -> None:
         prepared = self.prepared
         self._unsent = Unsent(prepared.detokenizer)
-        self.lease = Lease(
-            tenant=prepared.tenant,
-            sequence=array("i", prepared.prompt_ids),
-            num_prompt_tokens=len(prepared.prompt_ids),
-            boundaries=prepared.boundaries,
-            keep_prompt=prepared.keep_prompt,
-            answer_returns=prepared.answer_returns,
-            tools_end=prepared.tools_end,
-            marks=prepared.marks,
-            talk=prepared.talk,
-            is_run_whole=prepared.prompt_top_logprobs is not None,
-        )
+        self.lease = Lease(prepared.request, prepared.prompt)
 
     @property
     def is_decoding(self) -> bool:
@@ -187,12 +175,12 @@ class Generation:
     @property
     def is_scored(self) -> bool:
         """Whether log-probabilities of what it prefills are wanted."""
-        return self.prepared.prompt_top_logprobs is not None and self._earlier is None
+        return self.prepared.request.prompt_top_logprobs is not None and self._earlier is None
 
     @property
     def to_prefill(self) -> Sequence[int]:
         """What the lane has to hold before it decodes: the prompt, and what it said before."""
-        return self.prepared.prompt_ids if self._earlier is None else self.lease.prompt
+        return self.prepared.prompt.ids if self._earlier is None else self.lease.prompt
 
     @property
     def has_spoken(self) -> bool:
@@ -212,7 +200,7 @@ class Generation:
     @property
     def position(self) -> int:
         """Position of the last token, which has not been run yet."""
-        return len(self.prepared.prompt_ids) + self.num_generated - 1
+        return len(self.prepared.prompt.ids) + self.num_generated - 1
 
     @property
     def guide(self) -> Guide | None:
@@ -224,11 +212,11 @@ class Generation:
         """How the next token is to be chosen, but for the guide's mask."""
         prepared = self.prepared
         return RowSampling(
-            sampling=prepared.sampling,
+            sampling=prepared.request.sampling,
             seed=prepared.seed,
             position=self.position + 1,
             counts=prepared.counts,
-            top_logprobs=prepared.top_logprobs,
+            top_logprobs=prepared.request.top_logprobs,
         )
 
     def start(self, lane: int, num_cached: int = 0) -> None:
@@ -247,17 +235,8 @@ class Generation:
         self.lane = self.last_token = None
         self.num_cached = self.num_prefilled = 0
         self.prefill_s = 0.0
-        begun = self.lease.sequence[len(self.prepared.prompt_ids) :]
-        self.lease = Lease(
-            tenant=self.prepared.tenant,
-            sequence=self.lease.sequence,
-            num_prompt_tokens=len(self.lease.sequence),
-            boundaries=self.prepared.boundaries,
-            keep_prompt=False,
-            answer_returns=lambda ids: self.prepared.answer_returns([*begun, *ids]),
-            tools_end=self.prepared.tools_end,
-            talk=self.prepared.talk,
-        )
+        begun = self.lease.sequence[len(self.prepared.prompt.ids) :]
+        self.lease = Lease(self.prepared.request, self.prepared.prompt, begun)
 
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
         """Append a token; whether the text goes on after it. What it spells is made out when it is
@@ -368,7 +347,7 @@ class Generation:
         work = self._work(speculation)
         return Finish(
             reason=self._reason,
-            usage=Usage(len(self.prepared.prompt_ids), self.num_generated, work.num_cached),
+            usage=Usage(len(self.prepared.prompt.ids), self.num_generated, work.num_cached),
             timings=self._timings(work),
             error=self._error,
             restore=work.restore,

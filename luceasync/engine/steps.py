@@ -16,11 +16,11 @@ from typing import Protocol
 from torch import Tensor
 
 from luceasync.engine.decoding import Decoding, choose_next
-from luceasync.engine.lanes import ALL_HERE, Lanes
 from luceasync.engine.sampling.choose import TIE_MARGIN, Ranked
 from luceasync.engine.scheduler import Roster
 from luceasync.engine.sequence import Generation
 from luceasync.errors import HostMemorySpent
+from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.cache import Prefixes
 from luceasync.prefix_cache.lease import chunk_end
 from luceasync.ranking.local import LocalLogits
@@ -34,7 +34,7 @@ from luceasync.request import Speculation, TokenLogprob
 class Leftovers:
     """Nothing may change a lane before `clear` was called."""
 
-    def __init__(self, prefixes: Prefixes, roster: Roster, lanes: Lanes = ALL_HERE) -> None:
+    def __init__(self, prefixes: Prefixes, roster: Roster, lanes: Paging) -> None:
         self._lanes = lanes
         self._prefixes = prefixes
         self._roster = roster
@@ -126,7 +126,8 @@ def score(generation: Generation, begin: int, end: int, logits: Logits) -> None:
     """Give the generation what follows from `logits` [end - begin], those after the prompt's tokens
     `[begin, end)`: of each token behind one of them its log-probability. The first has none, NaN.
     """
-    prompt, top = generation.prepared.prompt_ids, generation.prepared.prompt_top_logprobs
+    prompt = generation.prepared.prompt.ids
+    top = generation.prepared.request.prompt_top_logprobs
     assert top is not None, "its prompt is to be scored"
     if begin == 0:
         tokenizer = generation.prepared.tokenizer

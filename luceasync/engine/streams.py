@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from luceasync.engine.prompts import Rendered
 from luceasync.engine.sequence import Generation
 from luceasync.request import Delta, Finish, Residence, Speculation
+from luceasync.text.prompt import RenderedPrompt
 
 MAX_UNREAD_TOKENS = 1024  # seconds of an answer: who reads at all is never that far behind
 
@@ -105,7 +105,7 @@ class _Answer:
     """A stream, and what its choices have said so far, by index."""
 
     stream: LocalStream
-    prompt: Rendered
+    prompt: RenderedPrompt
     client: str
     said: dict[int, array[int]] = field(default_factory=dict)
 
@@ -117,7 +117,7 @@ class Answers:
         """`beside` has something done in another thread, and does not wait for it."""
         self._beside = beside
         self._answers: dict[int, _Answer] = {}
-        self._ended: list[tuple[Rendered, array[int]]] = []  # prompts, and what was said to them
+        self._ended: list[tuple[RenderedPrompt, array[int]]] = []  # with the generated ids
 
     def __repr__(self) -> str:
         return f"Answers({len(self._answers)} open)"
@@ -125,7 +125,7 @@ class Answers:
     def open(
         self,
         stream_id: int,
-        prompt: Rendered,
+        prompt: RenderedPrompt,
         num_choices: int,
         cancel: Callable[[], None],
         read: Callable[[bool], None] = lambda is_behind: None,

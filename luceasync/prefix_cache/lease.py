@@ -16,11 +16,12 @@ from torch import Tensor
 from luceasync.host_cache.copy_stream import Ticket
 from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.nodes import MissReason, NodeKey
-from luceasync.prefix_cache.conversations import Talk
+from luceasync.prefix_cache.conversations import Name, Talk
 from luceasync.prefix_cache.memory import NodeSize
 from luceasync.prefix_tree.node import Match, Node, Tier
 from luceasync.prefix_tree.policy import Cut, plan_cuts
-from luceasync.request import Restore
+from luceasync.request import Request, Restore
+from luceasync.text.prompt import RenderedPrompt
 
 # Where the chunks of a prefill end. Pure: positions in, positions out.
 
@@ -174,27 +175,22 @@ class Look:
 class Lease:
     """A generation's side of the prefix cache. Others read it and call what has happened.
 
-    `sequence` are its prompt, and after that what was generated; `path` the keys of the nodes, root
-    first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still keep, `splits`
-    where its chunks end besides the fixed positions, `places` where the state is wanted even within
-    one: at the opener, and near the client's `marks`; `forks` are the places within a turn where
-    other prompts part from it: behind its tools, and where one does with which it shares
-    `num_shared` tokens. `answer_returns` says by what was generated whether a later prompt may
-    begin with all of its sequence. `talk`: whose turn it is, on its main line (`is_main`), else
-    beside that, whose ends are `spared`. `is_run_whole`: nothing is taken up. `awaited` are nodes
-    on their way from the disk; `logits` those after the prompt, float32 [vocab], if none is to run.
+    `begun`: tokens that were generated on a lane that it has left; they are prefilled like the
+    prompt. `sequence` are its prompt, and after that what was generated; `path` the keys of the
+    nodes, root first, that hold its tokens `[0, path_end)`; `cuts` what its prefill will still
+    keep, `splits` where its chunks end besides the fixed positions, `places` where the state is
+    wanted even within one: at the opener, and near the client's `marks`; `forks` are the places
+    within a turn where other prompts part from it: behind its tools, and where one does with which
+    it shares `num_shared` tokens. `is_main`: its turn is on the main line of its conversation, else
+    beside that, whose ends are `spared`. `awaited` are nodes on their way from the disk; `logits`
+    those after the prompt, float32 [vocab], if none is to run.
     """
 
-    tenant: bytes = field(repr=False)
-    sequence: array[int]
-    num_prompt_tokens: int
-    boundaries: tuple[int, ...]
-    keep_prompt: bool
-    answer_returns: Callable[[Sequence[int]], bool] = lambda generated: True
-    tools_end: int | None = None
-    marks: tuple[int, ...] = ()
-    talk: Talk | None = None
-    is_run_whole: bool = False
+    request: Request
+    rendered: RenderedPrompt
+    begun: Sequence[int] = ()
+    sequence: array[int] = field(init=False)
+    num_prompt_tokens: int = field(init=False)
     spared: tuple[NodeKey, ...] = ()
     is_main: bool = False
     last_look: Look | None = None
@@ -223,15 +219,51 @@ class Lease:
     has_arrived: bool = False  # it is there, and the engine's thread was told
     restore: Restore = field(default_factory=Restore)
 
+    def __post_init__(self) -> None:
+        self.sequence = array("i", self.rendered.ids)
+        self.sequence.extend(self.begun)
+        self.num_prompt_tokens = len(self.sequence)
+
+    @property
+    def tenant(self) -> bytes:
+        """The 32-byte key under which its nodes are shared."""
+        return self.rendered.tenant.key
+
+    @property
+    def boundaries(self) -> tuple[int, ...]:
+        """Where turns of the prompt end."""
+        return self.rendered.boundaries
+
+    @property
+    def keep_prompt(self) -> bool:
+        """Whether the client asked to cache the prompt, answer or not."""
+        return self.request.keep_prefix and not self.begun
+
+    @property
+    def is_run_whole(self) -> bool:
+        """Whether nothing may be restored: log-probabilities of the prompt are wanted."""
+        return self.request.prompt_top_logprobs is not None and not self.begun
+
+    @property
+    def talk(self) -> Talk | None:
+        """The conversation that the client names, and how much of the prompt the next turn may
+        share: what opens the answer is not part of that.
+        """
+        if not self.request.conversation:
+            return None
+        name = Name(self.tenant, self.request.client, self.request.conversation)
+        num_tokens = len(self.rendered.ids)
+        return Talk(name, opener_of(self.boundaries, num_tokens) or num_tokens)
+
     @property
     def prompt(self) -> array[int]:
-        """The prompt's token ids."""
+        """The token ids to prefill: the prompt, and what was generated on an earlier lane."""
         return self.sequence[: self.num_prompt_tokens]
 
     @property
     def returns(self) -> bool:
         """Whether a later prompt may begin with all of its sequence."""
-        return self.answer_returns(self.sequence[self.num_prompt_tokens :])
+        return self.rendered.answer_returns(self.sequence[len(self.rendered.ids) :])
 
     @property
     def opener(self) -> int | None:
@@ -329,7 +361,7 @@ class Lease:
         """
         num_tokens = self.num_prompt_tokens
         stops: Sequence[int] = range(num_tokens + 1)
-        tools_fork = fork_behind_tools(self.tools_end, num_tokens, min_fork_tokens)
+        tools_fork = fork_behind_tools(self.rendered.tools_end, num_tokens, min_fork_tokens)
         if recurrent:
             splits = split_points(self.boundaries, num_tokens, chunk_tokens)
             self.splits = _with(splits, tools_fork)
@@ -360,8 +392,9 @@ class Lease:
     def _place_marks(self, begin: int, ends: Sequence[int], min_tokens: int) -> None:
         """States near the client's marks, besides that before the opener."""
         turns = [cut.end for cut in self.cuts if cut.is_turn_end]
+        marks = () if self.begun else self.rendered.marks
         places = marked_places(
-            self.marks, begin, ends, opener=self.opener, turns=turns, min_tokens=min_tokens
+            marks, begin, ends, opener=self.opener, turns=turns, min_tokens=min_tokens
         )
         for place in places:
             self._cut_at(place, begin)

@@ -11,12 +11,11 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from luceasync.nodes import NodeKey
 from luceasync.prefix_tree.node import Node, node_key, tenant_key
-from luceasync.text.call_memory import CallMemory
 from luceasync.text.history import History
+from luceasync.text.prompt import Tenant
 
 log = logging.getLogger(__name__)
 
@@ -24,15 +23,6 @@ NO_TENANT = tenant_key("")  # shared by everybody without an API key
 MAX_TENANTS = 64
 MAX_LEARNT_TOKENS = 2**20  # of one tenant after a restart; two seconds of work
 MAX_TOKENS_HELD = 2**24  # in the histories of all tenants: 64 MiB
-
-
-@dataclass(frozen=True, slots=True)
-class Tenant:
-    """`key`: 32 bytes, the hash key of its nodes."""
-
-    key: bytes = field(repr=False)
-    history: History
-    calls: CallMemory = field(default_factory=CallMemory, repr=False)
 
 
 class Tenants:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from luceasync.config import Config, EngineConfig, ModelConfig
 from luceasync.engine.engine import LocalEngine
-from luceasync.engine.prepare import Prepared
+from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.start import build_engine
-from luceasync.request import Sampling
-from luceasync.text.detokenizer import Detokenizer
+from tests.engine.choices import make_choice
 from tests.engine.pumps import letters
 
 StartEngine = Callable[..., AbstractAsyncContextManager[LocalEngine]]
@@ -39,23 +39,27 @@ def start_engine(tiny_dir: Path) -> StartEngine:
 
 
 @pytest.fixture
-def make_prepared() -> Callable[..., Prepared]:
-    """`make_prepared(stream_id, prompt, max_tokens, stop)`: a choice for a pump."""
+def make_prepared() -> Callable[..., PreparedChoice]:
+    """`make_prepared(stream_id, prompt, max_tokens, stop, **fields)`: a choice for a pump; `fields`
+    as in tests.engine.choices.make_choice.
+    """
     tokenizer = letters()
 
-    def make(stream_id: int, prompt: Sequence[int], max_tokens: int = 3, stop: int | None = None):
-        return Prepared(
-            stream_id=stream_id,
-            index=0,
-            prompt_ids=tuple(prompt),
-            max_tokens=max_tokens,
-            stop_ids=frozenset() if stop is None else frozenset({stop}),
-            sampling=Sampling(),
-            seed=0,
-            counts=None,
-            top_logprobs=None,
+    def make(
+        stream_id: int,
+        prompt: Sequence[int],
+        max_tokens: int = 3,
+        stop: int | None = None,
+        **fields: Any,
+    ) -> PreparedChoice:
+        stop_ids = frozenset() if stop is None else frozenset({stop})
+        return make_choice(
+            prompt,
             tokenizer=tokenizer,
-            detokenizer=Detokenizer(tokenizer),
+            stream_id=stream_id,
+            max_tokens=max_tokens,
+            stop_ids=stop_ids,
+            **fields,
         )
 
     return make

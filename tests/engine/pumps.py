@@ -14,9 +14,10 @@ from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.prefix_cache.cache import Prefixes
 from luceasync.prefix_cache.disk_orders import NoDisk
 from luceasync.prefix_cache.index import Limits
-from luceasync.prefix_cache.memory import MemoryNodes, NoFeatures
+from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
 from luceasync.ranking.local import LocalLogits
 from luceasync.text.tokenizer import Tokenizer
+from tests.whole_lanes import PagelessLanes
 
 VOCAB_SIZE = 8
 
@@ -96,7 +97,8 @@ def make_pump(
     **options,
 ) -> Pump:
     """Without memory nothing is kept, so that what is asked of the target is easy to say."""
-    mover = MemoryNodes(target, NoFeatures(), VOCAB_SIZE)
+    lanes = options.setdefault("lanes", PagelessLanes())
+    mover = MemoryNodes(target, UnreadFeatures(), VOCAB_SIZE, lanes)
     limits = Limits(memory_bytes)
     prefixes = Prefixes(mover, NoDisk(), limits, recurrent=recurrent, chunk_tokens=64)
     decoding = PlainDecoding(target)

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import choose_next
-from luceasync.engine.prepare import Prepared
 from luceasync.engine.sampling.choose import choose
 from luceasync.engine.sampling.row import RowSampling, TokenCounts
 from luceasync.engine.sequence import Generation
 from luceasync.ranking.local import LocalLogits
 from luceasync.ranking.proposals import Proposal, TreeProposer, propose_chain
 from luceasync.request import Sampling
+from tests.engine.choices import make_choice
 
 VOCAB, START = 5, 0
 NUM_SAMPLES, BATCH = 5_000, 2_500  # the rarest pair is expected five times
@@ -46,17 +46,13 @@ class NoText:
 
 def generation_of(seed: int, sampling: Sampling) -> Generation:
     """A choice that has said START and may say two tokens more."""
-    prepared = Prepared(
+    prepared = make_choice(
+        (START,),
         stream_id=seed,
-        index=0,
-        prompt_ids=(START,),
         max_tokens=3,
-        stop_ids=frozenset(),
         sampling=sampling,
         seed=seed,
         counts=TokenCounts(()),
-        top_logprobs=None,
-        tokenizer=None,
         detokenizer=NoText(),
     )
     generation = Generation(prepared)

@@ -6,9 +6,9 @@ from array import array
 from dataclasses import replace
 from types import SimpleNamespace
 
-from luceasync.engine.prompts import Rendered
 from luceasync.engine.streams import Answers
 from luceasync.request import Delta, Finish, Timings, Usage
+from luceasync.text.prompt import RenderedPrompt
 
 IDS = array("i", (1, 2))
 FINISH = Finish("stop", Usage(2, 3), Timings(0, 1, 2, 2, 2))
@@ -24,8 +24,8 @@ class Remembering:
         self.told.append((text, ids, list(said)))
 
 
-def prompt(history: Remembering, text: str | None = "hello") -> Rendered:
-    return Rendered(SimpleNamespace(history=history), text, IDS, ())
+def prompt(history: Remembering, text: str | None = "hello") -> RenderedPrompt:
+    return RenderedPrompt(SimpleNamespace(history=history), text, IDS, ())
 
 
 def beside(call) -> None:

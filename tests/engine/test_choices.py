@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from luceasync.engine.prepare import prepare
-from luceasync.engine.prompts import Language, Rendered
+from luceasync.engine.prompts import Language
 from luceasync.errors import RequestError
-from luceasync.prefix_cache.tenants import Tenant
 from luceasync.request import ModelCard, Request, Sampling, TokenPrompt
 from luceasync.text.history import History
+from luceasync.text.prompt import RenderedPrompt, Tenant
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
 
@@ -29,7 +29,7 @@ def language(tiny_dir: Path) -> Language:
 
 def choices(language: Language, **fields):
     tenant = Tenant(b"t" * 32, History(language.tokenizer))
-    prompt = Rendered(tenant, None, (1, 2, 3), (3,))
+    prompt = RenderedPrompt(tenant, None, (1, 2, 3), (3,))
     return prepare(language, replace(REQUEST, **fields), prompt, stream_id=7)
 
 

@@ -67,7 +67,7 @@ def decode_to_the_end(backend, prepared, draft, speculating: Sequence[int]) -> L
 @pytest.mark.parametrize("speculating", [(), (1,), (0, 2), (0, 1, 2)])
 def test_whoever_speculates_everybody_gets_the_plain_answer(backend, prepared, speculating):
     plain = plain_answers(backend, prepared())
-    texts = [(*p.prompt_ids, *a.token_ids) for p, a in zip(prepared(), plain, strict=True)]
+    texts = [(*p.prompt.ids, *a.token_ids) for p, a in zip(prepared(), plain, strict=True)]
     draft = ScriptedDraft(dict(enumerate(texts)), lambda lane, position: position % 5 == 0)
     lanes = decode_to_the_end(backend, prepared(), draft, speculating)
     assert [Answer.of(deltas) for deltas in lanes.deltas] == plain
@@ -78,7 +78,7 @@ def test_whoever_speculates_everybody_gets_the_plain_answer(backend, prepared, s
 def test_an_anchor_is_the_newest_token_at_its_position(backend, prepared):
     lanes = Lanes(backend, prepared())
     for anchor, generation in zip(anchors_of(lanes.running), lanes.running, strict=True):
-        assert anchor.position == len(generation.prepared.prompt_ids)
+        assert anchor.position == len(generation.prepared.prompt.ids)
         assert anchor.token == generation.last_token
 
 

@@ -8,14 +8,13 @@ from typing import Any
 import pytest
 
 from luceasync.engine import sequence as generation
-from luceasync.engine.prepare import Prepared
 from luceasync.engine.sampling.row import RowLogprobs, TokenCounts
 from luceasync.engine.sequence import Generation
-from luceasync.request import Delta, Sampling, TextPiece
-from luceasync.text.detokenizer import Detokenizer
+from luceasync.request import Delta, TextPiece
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
 from tests.deltas import text_delta
+from tests.engine.choices import make_choice
 
 EOS = 2
 PROMPT = (5, 6, 7)
@@ -29,21 +28,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def make(tokenizer: Tokenizer, *, stop: tuple[str, ...] = (), **fields: Any) -> Generation:
-    prepared = {
-        "stream_id": 1,
-        "index": 3,
-        "prompt_ids": PROMPT,
-        "max_tokens": 100,
-        "stop_ids": frozenset({EOS}),
-        "sampling": Sampling(),
-        "seed": 0,
-        "counts": None,
-        "top_logprobs": None,
-        "tokenizer": tokenizer,
-        "detokenizer": Detokenizer(tokenizer, stop),
-        **fields,
-    }
-    return Generation(Prepared(**prepared), submitted_at=generation.time.monotonic())
+    fields = {"index": 3, "stop_ids": frozenset({EOS}), **fields}
+    prepared = make_choice(PROMPT, tokenizer=tokenizer, stop=stop, **fields)
+    return Generation(prepared, submitted_at=generation.time.monotonic())
 
 
 def accept(choice: Generation, token: int, logprobs: RowLogprobs | None = None) -> Delta | None:

@@ -58,7 +58,7 @@ def heard() -> Listener:
 
 @pytest.fixture
 def leftovers(heard) -> Leftovers:
-    return Leftovers(heard, heard)
+    return Leftovers(heard, heard, heard)
 
 
 def test_prompts_are_kept_first_then_lanes_are_freed(leftovers, heard):

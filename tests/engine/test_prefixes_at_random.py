@@ -22,7 +22,6 @@ from hypothesis.stateful import (
 from luceasync.disk_cache.codec import Part, part_of
 from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.faults import Fault, fault_of
-from luceasync.engine.prepare import Prepared
 from luceasync.engine.pump import Pump
 from luceasync.errors import StageFailed
 from luceasync.models.mixers import END_KINDS
@@ -30,8 +29,7 @@ from luceasync.prefix_cache import index as index_module
 from luceasync.prefix_cache.memory import LOGITS
 from luceasync.prefix_tree.cost import Rates
 from luceasync.prefix_tree.node import tenant_key
-from luceasync.request import Sampling
-from luceasync.text.detokenizer import Detokenizer
+from tests.engine.choices import make_choice
 from tests.engine.pumps import letters
 from tests.prefix_cache.kept import CHUNK, FAULT, GONE, Bench, FakeDisk, following
 
@@ -76,6 +74,7 @@ class Server(RuleBasedStateMachine):
             self.prefixes,
             num_lanes=NUM_LANES,
             chunk_tokens=CHUNK,
+            lanes=self.bench.memory.lanes,
         )
 
     def hear(self, emitted) -> None:
@@ -107,21 +106,14 @@ class Server(RuleBasedStateMachine):
         boundaries = tuple(sorted({len(before), len(before) + more // 2} - {0}))
         self.pump.submit(
             [
-                Prepared(
+                make_choice(
+                    prompt,
                     stream_id=stream,
-                    index=0,
-                    prompt_ids=prompt,
                     max_tokens=num_tokens,
-                    stop_ids=frozenset(),
-                    sampling=Sampling(),
-                    seed=0,
-                    counts=None,
-                    top_logprobs=None,
                     tokenizer=self.tokenizer,
-                    detokenizer=Detokenizer(self.tokenizer),
                     tenant=tenant,
                     boundaries=boundaries,
-                    keep_prompt=keep,
+                    keep_prefix=keep,
                 )
             ]
         )

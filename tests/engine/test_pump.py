@@ -221,7 +221,7 @@ def test_what_opens_an_answer_is_no_pass_of_its_own_and_waits_for_no_stream(make
     for _ in range(3):
         pump.step()
     begin = len(target.calls)
-    pump.submit([replace(make_prepared(1, [1] * 128, max_tokens=1), boundaries=(120,))])
+    pump.submit([make_prepared(1, [1] * 128, max_tokens=1, boundaries=(120,))])
     while ("save", 1, 120, 128) not in target.calls:
         pump.step()
     calls = target.calls[begin:]

@@ -27,7 +27,9 @@ class Choice:
     ) -> None:
         self.state = state
         self.lease = SimpleNamespace(awaited=awaited, has_arrived=False)
-        self.prepared = SimpleNamespace(client=client, stream_id=id(self), priority=priority)
+        self.prepared = SimpleNamespace(
+            stream_id=id(self), request=SimpleNamespace(client=client, priority=priority)
+        )
 
     is_restoring = property(lambda self: self.state == "restoring")
     is_prefilling = property(lambda self: self.state == "prefilling")

@@ -159,12 +159,12 @@ async def test_who_holds_most_is_told_to_come_back_when_another_comes(start_engi
 def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=1, memory_bytes=2**20)
-    pump.submit([replace(make_prepared(0, [0, 1], max_tokens=400), client="a")])
+    pump.submit([make_prepared(0, [0, 1], max_tokens=400, client="a")])
     for _ in range(200):
         pump.step()
     pump.read(0, is_behind=True)
     assert pump.is_idle
-    pump.submit([replace(make_prepared(1, [5], max_tokens=2), client="b")])
+    pump.submit([make_prepared(1, [5], max_tokens=2, client="b")])
     told = []
     while not pump.is_idle:
         told += pump.step()
@@ -184,23 +184,23 @@ def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
 def test_the_room_is_looked_at_when_a_request_comes(make_prepared):
     pump = make_pump(CountingTarget(), num_lanes=1)
     room = Room(2, 7)
-    assert pump.submit([replace(make_prepared(0, [0]), client="a")], room) == []
+    assert pump.submit([make_prepared(0, [0], client="a")], room) == []
     pump.step()
-    assert pump.submit([replace(make_prepared(1, [0]), client="a")], room) == []
-    [(stream, delta)] = pump.submit([replace(make_prepared(2, [0]), client="b")], room)
+    assert pump.submit([make_prepared(1, [0], client="a")], room) == []
+    [(stream, delta)] = pump.submit([make_prepared(2, [0], client="b")], room)
     assert (stream, delta.finish.error_kind, delta.finish.retry_after_s) == (1, "gave_way", 7)
 
 
 def test_an_answer_that_lost_its_lane_goes_on_before_prompts_that_nobody_reads_yet(make_prepared):
     target = CountingTarget()
     pump = make_pump(target, num_lanes=2)
-    pump.submit([replace(make_prepared(0, [0], max_tokens=400), client="a")])
+    pump.submit([make_prepared(0, [0], max_tokens=400, client="a")])
     for _ in range(100):
         pump.step()
-    pump.submit([replace(make_prepared(1, [0] * 640), client="long")])
+    pump.submit([make_prepared(1, [0] * 640, client="long")])
     pump.step()
     pump.read(0, is_behind=True)
-    pump.submit([replace(make_prepared(2, [0] * 640), client="b")])
+    pump.submit([make_prepared(2, [0] * 640, client="b")])
     pump.step()
     pump.cancel(2)
     pump.read(0, is_behind=False)
@@ -217,6 +217,6 @@ def test_where_nothing_is_kept_nobody_waits_for_a_prompt_like_its_own(make_prepa
     pump = make_pump(target, num_lanes=2, memory_bytes=0)
     prompt = [0, 1] * 200
     for stream in range(2):
-        pump.submit([replace(make_prepared(stream, prompt), client=f"{stream}")])
+        pump.submit([make_prepared(stream, prompt, client=f"{stream}")])
     pump.step()
     assert pump.num_running == 2

@@ -25,11 +25,14 @@ from luceasync.prefix_cache.cache import Prefixes
 from luceasync.prefix_cache.disk_orders import Fetched, KeptNode, Order, Written
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.lease import Lease, chunk_end
-from luceasync.prefix_cache.memory import MemoryNodes, NoFeatures
+from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
 from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.prefix_tree.node import NOWHERE, Node
 from luceasync.ranking.local import LocalLogits
+from luceasync.request import Request, TokenPrompt
 from tests.host_cache.late import LateTicket
+from tests.prompts import lease_of
+from tests.whole_lanes import PagelessLanes
 
 VOCAB_SIZE = 8
 TOKEN_BYTES, STATE_BYTES = 4, 8
@@ -298,7 +301,7 @@ class Bench:
         self, *, recurrent: bool = True, disk: FakeDisk | None = None, num_lanes: int = 4, **limits
     ) -> None:
         self.target = TokenTarget(num_lanes, recurrent=recurrent)
-        self.memory = MemoryNodes(self.target, NoFeatures(), VOCAB_SIZE)
+        self.memory = MemoryNodes(self.target, UnreadFeatures(), VOCAB_SIZE, PagelessLanes())
         self.disk = disk or FakeDisk()
         sizes = {"memory_bytes": 1 << 20, "disk_bytes": 1 << 20, **limits}
         self.prefixes = Prefixes(
@@ -312,9 +315,18 @@ class Bench:
         return self.prefixes.index
 
     def lease(
-        self, prompt: Sequence[int], *boundaries: int, tenant=NO_TENANT, keep=False, **fields
+        self,
+        prompt: Sequence[int],
+        *boundaries: int,
+        tenant=NO_TENANT,
+        keep=False,
+        conversation="",
+        **fields,
     ):
-        lease = Lease(tenant, array("i", prompt), len(prompt), boundaries, keep, **fields)
+        request = Request(
+            TokenPrompt(tuple(prompt)), keep_prefix=keep, client="c", conversation=conversation
+        )
+        lease = lease_of(prompt, *boundaries, tenant=tenant, request=request, **fields)
         self.prefixes.admit(lease)
         return lease
 

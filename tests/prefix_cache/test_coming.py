@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 
 from luceasync.prefix_cache.cache import tokens_to_come
 from luceasync.prefix_cache.lease import Lease
+from tests.prompts import lease_of
 
-TENANT, OTHER = b"t" * 32, b"o" * 32
-
-
-def lease_of(prompt, *boundaries: int, tenant=TENANT) -> Lease:
-    return Lease(tenant, array("i", prompt), len(prompt), boundaries, keep_prompt=False)
+OTHER = b"o" * 32
 
 
 def planned(lease: Lease, *, recurrent: bool) -> Lease:

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import ast
-from array import array
 from pathlib import Path
 
 import pytest
 
 from luceasync.prefix_cache.lease import Lease
 from luceasync.prefix_tree.policy import Cut
+from tests.prompts import lease_of
 
 PACKAGE = Path(__file__).parents[2] / "luceasync"
 CHANGES = {"append", "extend", "add", "discard", "remove", "update", "clear", "pop", "popleft"}
-TENANT = b"t" * 32
-
-
-def lease_of(prompt, *boundaries: int) -> Lease:
-    return Lease(TENANT, array("i", prompt), len(prompt), boundaries, keep_prompt=False)
 
 
 def planned(lease: Lease, begin: int = 0, *, recurrent: bool, interval_tokens=2048) -> Lease:
@@ -95,23 +90,21 @@ def test_attention_has_no_chunk_of_its_own_but_a_node_even_of_what_it_took_up():
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_behind_its_tools_a_node_ends_whatever_was_run_before(recurrent: bool):
-    lease = lease_of(range(2000), 980)
-    lease.tools_end = 700
+    lease = lease_of(range(2000), 980, tools_end=700)
     planned(lease, recurrent=recurrent, interval_tokens=4096)
     assert lease.splits == ((640, 980) if recurrent else ())
     assert lease.forks == (640,) and Cut(640, is_turn_end=True) in lease.cuts
 
 
 def test_tools_that_are_known_are_not_kept_again_but_chunks_stay_the_same():
-    lease = lease_of(range(2000), 980)
-    lease.tools_end, lease.path_end = 700, 640
+    lease = lease_of(range(2000), 980, tools_end=700)
+    lease.path_end = 640
     assert planned(lease, recurrent=True).splits == (640, 980)
     assert lease.forks == () and min(cut.end for cut in lease.cuts) > 640
 
 
 def test_of_a_fork_right_behind_the_tools_one_state_is_kept():
-    lease = lease_of(range(2000), 980)
-    lease.tools_end = 700
+    lease = lease_of(range(2000), 980, tools_end=700)
     lease.shares(730)
     assert planned(lease, recurrent=True).forks == (640,)
 

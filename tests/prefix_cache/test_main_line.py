@@ -6,8 +6,6 @@ import random
 
 import pytest
 
-from luceasync.prefix_cache.conversations import Name, Talk
-from luceasync.prefix_cache.tenants import NO_TENANT
 from tests.prefix_cache.kept import VOCAB_SIZE, Bench
 
 TURN_TOKENS, ANSWER_TOKENS, OPENER_TOKENS = 90, 10, 4
@@ -28,8 +26,7 @@ class Client:
     def ask(self, prompt: list[int], *turns: int) -> tuple[list[int], int]:
         """The sequence with its answer, and how many tokens of the prompt were found."""
         end = len(prompt) - OPENER_TOKENS
-        talk = Talk(Name(NO_TENANT, "c", self._word), end) if self._word else None
-        lease = self._bench.lease(prompt, *turns, end, talk=talk)
+        lease = self._bench.lease(prompt, *turns, end, conversation=self._word)
         num_found = self._bench.start(lease)
         self._bench.prefill(lease, begin=num_found)
         self._bench.end(lease, ANSWER_TOKENS)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from array import array
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from luceasync.prefix_cache.lease import Lease, marked_places
+from luceasync.prefix_cache.lease import marked_places
+from tests.prompts import lease_of
 
 CHUNK_ENDS = (512, 1024, 1536, 1600)
 
@@ -66,10 +65,7 @@ def test_places_lie_in_chunks_of_their_own_and_before_marks(marks, begin, opener
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_marks_move_no_end_of_a_chunk(recurrent: bool):
-    leases = [
-        Lease(b"t", array("i", range(2000)), 2000, (980, 1990), False, marks=marks)
-        for marks in ((), (300, 700, 1500))
-    ]
+    leases = [lease_of(range(2000), 980, 1990, marks=marks) for marks in ((), (300, 700, 1500))]
     for lease in leases:
         lease.plan_prefill(
             0, recurrent=recurrent, chunk_tokens=512, interval_tokens=4096, min_fork_tokens=64

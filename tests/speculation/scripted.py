@@ -12,7 +12,7 @@ from torch import Tensor
 
 from luceasync.engine.acceptance import Acceptance
 from luceasync.engine.decoding import anchors_of, choose_next
-from luceasync.engine.prepare import Prepared
+from luceasync.engine.prepare import PreparedChoice
 from luceasync.engine.sampling.row import TokenCounts
 from luceasync.engine.sequence import Generation
 from luceasync.models.config import read_spec
@@ -31,9 +31,9 @@ from luceasync.speculation.dflash.graph import Runner
 from luceasync.speculation.dflash.passes import LocalDraft
 from luceasync.speculation.speculator import Decide, Speculator, matching_child
 from luceasync.speculation.tally import StepCosts
-from luceasync.text.detokenizer import Detokenizer
 from luceasync.text.tokenizer import Tokenizer
 from tests import tiny
+from tests.engine.choices import make_choice
 
 TAPS = tuple(tiny.DRAFT["dflash_config"]["target_layer_ids"])
 BLOCK = tiny.DRAFT["block_size"]
@@ -60,20 +60,19 @@ def prepare(
     stop: tuple[str, ...] = (),
     stop_ids: frozenset[int] = frozenset(),
     top_logprobs: int | None = None,
-) -> Prepared:
+) -> PreparedChoice:
     prompt = random_prompt(seed)
-    return Prepared(
+    return make_choice(
+        prompt,
+        tokenizer=tokenizer,
+        stop=stop,
         stream_id=seed,
-        index=0,
-        prompt_ids=prompt,
         max_tokens=max_tokens,
         stop_ids=stop_ids,
         sampling=sampling,
         seed=seed,
         counts=TokenCounts(prompt),
         top_logprobs=top_logprobs,
-        tokenizer=tokenizer,
-        detokenizer=Detokenizer(tokenizer, stop),
     )
 
 
@@ -111,7 +110,7 @@ class Lanes:
     def __init__(
         self,
         backend: LayerSplitBackend,
-        prepared: Sequence[Prepared],
+        prepared: Sequence[PreparedChoice],
         speculator: Speculator | None = None,
     ) -> None:
         self.backend = backend
@@ -120,10 +119,10 @@ class Lanes:
         self.running = [self._begin(lane, p) for lane, p in enumerate(prepared)]
         self.running = [g for g in self.running if not self.is_over(g)]
 
-    def _begin(self, lane: int, prepared: Prepared) -> Generation:
+    def _begin(self, lane: int, prepared: PreparedChoice) -> Generation:
         generation = Generation(prepared)
         generation.lane = lane
-        prompt = prepared.prompt_ids
+        prompt = prepared.prompt.ids
         self.backend.reset(lane)
         if self.speculator is not None:
             self.speculator.start(lane)
@@ -178,7 +177,7 @@ class Lanes:
         return [Answer.of(deltas) for deltas in self.deltas]
 
 
-def plain_answers(backend: LayerSplitBackend, prepared: Sequence[Prepared]) -> list[Answer]:
+def plain_answers(backend: LayerSplitBackend, prepared: Sequence[PreparedChoice]) -> list[Answer]:
     lanes = Lanes(backend, prepared)
     while lanes.running:
         for generation in list(lanes.running):
@@ -187,7 +186,10 @@ def plain_answers(backend: LayerSplitBackend, prepared: Sequence[Prepared]) -> l
 
 
 def speculated_answers(
-    backend: LayerSplitBackend, speculator: Speculator, prepared: Sequence[Prepared], shape: Shape
+    backend: LayerSplitBackend,
+    speculator: Speculator,
+    prepared: Sequence[PreparedChoice],
+    shape: Shape,
 ) -> list[Answer]:
     lanes = Lanes(backend, prepared, speculator)
     while lanes.running:

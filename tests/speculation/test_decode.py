@@ -51,7 +51,7 @@ def open_backend(tiny_dir: Path, make_backend):
 
 def scripted(backend, prepared, answers, share_wrong: float) -> ScriptedDraft:
     scripts = {
-        lane: (*p.prompt_ids, *a.token_ids)
+        lane: (*p.prompt.ids, *a.token_ids)
         for lane, (p, a) in enumerate(zip(prepared, answers, strict=True))
     }
     return ScriptedDraft(
@@ -146,7 +146,7 @@ def test_the_lane_stands_where_the_text_ends(open_backend, tokenizer, shape, max
     """It has run every token but the last, as after plain decoding: the next turn builds on it."""
     backend = open_backend()
     plain = speculate_greedily(backend, tokenizer, shape, max_tokens=max_tokens)[1]
-    prompt = prepare(tokenizer, Sampling()).prompt_ids
+    prompt = prepare(tokenizer, Sampling()).prompt.ids
     position = len(prompt) + max_tokens - 1
     token = plain[0].token_ids[-1]
     found = backend.decode([0], [position], [token]).whole()[0].clone()
@@ -335,7 +335,7 @@ def test_logits_that_are_no_numbers_end_one_lane_and_not_the_others(open_backend
 @pytest.mark.parametrize("shape", [CHAIN, TREES[2]], ids=str)
 def test_the_context_may_end_inside_a_block(tiny_dir, make_backend, tokenizer, shape):
     asked = prepare(tokenizer, Sampling())
-    max_ctx = len(asked.prompt_ids) + asked.max_tokens
+    max_ctx = len(asked.prompt.ids) + asked.max_tokens
     backend = make_backend(tiny_dir, verify_rows=VERIFY_ROWS, taps=TAPS, max_ctx_tokens=max_ctx)
     lanes, plain = speculate_greedily(backend, tokenizer, shape, 0.2)
     assert lanes.answers() == plain

@@ -73,7 +73,7 @@ def test_wherever_the_drafter_is_no_answer_changes(opened):
 
 @pytest.mark.parametrize(("devices", "draft_device"), [GPU])
 def test_a_round_waits_for_the_gpu_once(opened):
-    greedy = [p for p in opened.prepared(100) if p.sampling == Sampling()]
+    greedy = [p for p in opened.prepared(100) if p.request.sampling == Sampling()]
     lanes = Lanes(opened.backend, greedy, opened.draft.speculator)
     for shape in opened.drafter.shapes:
         plan = RoundPlan(shape, (0,), False)

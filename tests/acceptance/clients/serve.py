@@ -115,7 +115,7 @@ class ScriptedChoice:
 
     def _answer(self, generation: Generation) -> list[int]:
         tokenizer, prepared = generation.prepared.tokenizer, generation.prepared
-        spelled = b"".join(map(tokenizer.token_bytes, prepared.prompt_ids))
+        spelled = b"".join(map(tokenizer.token_bytes, prepared.prompt.ids))
         said = answer(spelled.decode(errors="replace"), self._write_call)
         return [*tokenizer.encode(said), *tokenizer.eos_ids]
 

@@ -59,5 +59,5 @@ class ScriptedDecoding(SpeculativeDecoding):
     ) -> None:
         for g in generations:
             assert g.lane is not None
-            self._scripts[g.lane] = (*g.prepared.prompt_ids, *self._known[g.prepared.seed])
+            self._scripts[g.lane] = (*g.prepared.prompt.ids, *self._known[g.prepared.seed])
         super().step(generations, alone=alone, meanwhile=meanwhile)
