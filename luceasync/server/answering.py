@@ -22,15 +22,15 @@ from starlette.types import Receive, Scope, Send
 from luceasync.config import ServerConfig
 from luceasync.errors import GaveWay, GenerationFailed, NoHostMemory, RequestError, Unavailable
 from luceasync.request import Delta, Engine, Finish, Request, Stream
-from luceasync.server.auth import Caller, accepted_key
-from luceasync.server.body import SMALL_BYTES, Bodies, Held, client_gone, read_body
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import describe
 from luceasync.server.family import Call, Endpoint
+from luceasync.server.http.auth import Caller, accepted_key
+from luceasync.server.http.body import SMALL_BYTES, Bodies, Held, client_gone, read_body
+from luceasync.server.http.responses import EventStream
 from luceasync.server.metrics import AnswerClock, Metrics
 from luceasync.server.request_log import RequestNote, note_of
 from luceasync.server.running import Ending, Running
-from luceasync.server.sse import EventStream
 
 # The deltas of one request on their way from the engine to a family. Owns that they are timed
 # and noted, and that a choice which failed is an exception. Knows no API.

@@ -24,17 +24,17 @@ from luceasync.errors import LuceasyncError
 from luceasync.request import Engine
 from luceasync.server.answering import Answering, House
 from luceasync.server.anthropic.routes import Anthropic
-from luceasync.server.auth import RequireApiKey
 from luceasync.server.drain import Drain
 from luceasync.server.failures import describe
 from luceasync.server.family import Family, MakeFamily
-from luceasync.server.giving_back import give_back_what_was_freed
+from luceasync.server.http.auth import RequireApiKey
+from luceasync.server.http.origins import guards
+from luceasync.server.malloc_trim import give_back_what_was_freed
 from luceasync.server.metrics import Metrics
 from luceasync.server.openai.routes import OpenAi
-from luceasync.server.openapi.pages import OpenApi
-from luceasync.server.origins import guards
 from luceasync.server.request_log import LogRequests, note_of
 from luceasync.server.status_pages import CacheAdmin, Live, StatusPages
+from luceasync.server.web.openapi import OpenApi
 
 # Failures as responses, each in the words of the family whose route was asked for. Owns which
 # family that is. Knows no error object.

@@ -14,8 +14,8 @@ from starlette.datastructures import Headers
 from starlette.routing import Route
 
 from luceasync.request import Engine, Request, Stream
-from luceasync.server.auth import Caller
 from luceasync.server.failures import Failure
+from luceasync.server.http.auth import Caller
 
 Event = TypeVar("Event")
 

@@ -1,17 +1,140 @@
-"""How long an answer may think, in the words of clients: an effort, or a number of tokens.
+"""A JSON body becomes a struct, and what is wrong in it is told by its name.
 
-Owns what an effort is in tokens. Knows no API.
+Owns the words of a refusal, and how much of a wrong value they repeat. Knows no field.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Literal
+import re
+from collections.abc import Iterator, Mapping, Sized
+from reprlib import Repr
+from typing import Any, Literal, NoReturn, TypeVar
 
+import msgspec
 from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
-from luceasync.server.checks import at_most, in_range, refuse
+
+# How many values JSON text holds, told before any of them is made. Owns the counting. Knows no
+# field, and not whether the text is JSON at all.
+
+
+MAX_VALUES = 2**17  # of a body: with more, decoding alone holds up everybody
+PIECE_BYTES = 64 << 10  # looked at in one go: less than a millisecond, then others may run
+
+
+def has_too_many_values(body: bytes, most: int = MAX_VALUES) -> bool:
+    """Whether `body` holds more than `most` values.
+
+    Text is looked at for what separates values, and first as it stands: that is enough for nearly
+    all bodies, for what stands within strings can only make it seem more. The work is that of a few
+    searches, however many values there are.
+    """
+    return _exceeds(map(_num_separators, _pieces(body)), most) and _exceeds(
+        map(_num_separators, _outside_strings(body)), most
+    )
+
+
+def _exceeds(counts: Iterator[int], most: int) -> bool:
+    total = 0
+    for count in counts:
+        total += count
+        if total > most:
+            return True
+    return False
+
+
+def _pieces(body: bytes) -> Iterator[bytes]:
+    """`body` in pieces that end with no escape half done."""
+    begin = 0
+    while begin < len(body):
+        piece = body[begin : begin + PIECE_BYTES]
+        num_backslashes = len(piece) - len(piece.rstrip(b"\\"))
+        if num_backslashes % 2 and len(piece) == PIECE_BYTES:
+            piece = piece[:-1]
+        yield piece
+        begin += len(piece)
+
+
+def _outside_strings(body: bytes) -> Iterator[bytes]:
+    """What of each piece stands in no string; a body that is no JSON may be seen otherwise."""
+    is_inside = False
+    for piece in _pieces(body):
+        bare = piece.replace(rb"\\", b"").replace(rb"\"", b"")  # no quote is left within a string
+        parts = bare.split(b'"')
+        yield b"".join(parts[is_inside::2])
+        is_inside ^= len(parts) % 2 == 0
+
+
+def _num_separators(text: bytes) -> int:
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
+MAX_ECHO_CHARS = 200  # of a wrong value: what came is recognised by its beginning
+_beginning = Repr()  # builds no more of a value's text than it gives
+_beginning.maxstring = _beginning.maxother = MAX_ECHO_CHARS
+
+Body = TypeVar("Body")
+Number = TypeVar("Number", int, float)
+
+
+def decode(decoder: msgspec.json.Decoder[Body], body: bytes) -> Body:
+    """What `body` says. Raises RequestError with the field's path as `param`."""
+    if has_too_many_values(body):
+        raise RequestError(f"The request body holds too many values; at most {MAX_VALUES} may be.")
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        what, _, path = str(error).partition(" - at ")
+        param = re.sub(r"^\$\.?", "", path.strip("`").rsplit("`", 1)[-1]) or None
+        where = f"'{param}'" if param else "the request body"
+        raise RequestError(f"Invalid value for {where}: {cut(what)}.", param=param) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise RequestError(f"The request body is not valid JSON: {error}.") from None
+
+
+def refuse(param: str, value: object, allowed: str) -> NoReturn:
+    """Raise the RequestError for a field that holds `value`, where `allowed` was expected."""
+    shown, param = cut(_beginning.repr(value)), cut(param)
+    raise RequestError(f"Invalid value for '{param}': {shown}; expected {allowed}.", param=param)
+
+
+def cut(text: str) -> str:
+    """`text`, or its beginning."""
+    return text if len(text) <= MAX_ECHO_CHARS else f"{text[:MAX_ECHO_CHARS]}..."
+
+
+def at_most(param: str, values: Sized, most: int, what: str) -> None:
+    """Raise RequestError where there are more than `most` of `what` under `param`."""
+    if len(values) > most:
+        raise RequestError(
+            f"Invalid value for '{param}': {len(values)} {what}; expected at most {most}.",
+            param=param,
+        )
+
+
+def check_arguments(param: str, schema: Mapping[str, Any]) -> None:
+    """Raise RequestError where `schema`, that of a tool's arguments, says that they are no object:
+    they always are.
+    """
+    kinds = schema.get("type")
+    if kinds not in (None, "object") and not (isinstance(kinds, list) and "object" in kinds):
+        refuse(f"{param}.type", kinds, "'object'")
+
+
+def in_range(param: str, value: Number, least: Number, most: Number) -> Number:
+    """`value`, unless it is outside `[least, most]`. Raises RequestError then."""
+    if not least <= value <= most:
+        refuse(param, value, f"a number from {least} to {most}")
+    return value
+
+
+def in_range_or(
+    default: Number, param: str, value: Number | None, least: Number, most: Number
+) -> Number:
+    """`in_range`, and `default` for a field that is absent."""
+    return default if value is None else in_range(param, value, least, most)
+
 
 # Tokens of reasoning; None: as long as it takes.
 EFFORTS: dict[str, int | None] = {

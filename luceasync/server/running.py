@@ -16,8 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from luceasync.errors import RequestError
-from luceasync.server.auth import accepted_key
-from luceasync.server.checks import cut
+from luceasync.server.fields import cut
+from luceasync.server.http.auth import accepted_key
 from luceasync.server.status_pages import json_response
 
 

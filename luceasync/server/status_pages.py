@@ -19,14 +19,14 @@ from starlette.types import Receive, Scope, Send
 from luceasync import __version__
 from luceasync.errors import LuceasyncError, RequestError, Unavailable
 from luceasync.request import Engine, Speculation
-from luceasync.server.auth import key_in
-from luceasync.server.body import client_gone
-from luceasync.server.checks import refuse
 from luceasync.server.drain import Drain, race
 from luceasync.server.failures import without_paths
+from luceasync.server.fields import refuse
+from luceasync.server.http.auth import key_in
+from luceasync.server.http.body import client_gone
+from luceasync.server.http.responses import EventStream, encode_event
 from luceasync.server.metrics import CONTENT_TYPE, Metrics
-from luceasync.server.page import Page, wants_page
-from luceasync.server.sse import EventStream, encode_event
+from luceasync.server.web.page import Page, wants_page
 from luceasync.status import CacheStatus, EngineLook, EngineStatus, ProcessStatus, SpeculationStatus
 
 # A look at the engine as JSON, for people and their pages. Owns its fields. Knows nothing of

@@ -14,8 +14,8 @@ import pytest
 from luceasync.config import ServerConfig
 from luceasync.errors import Unavailable
 from luceasync.request import Delta
-from luceasync.server.body import SMALL_BYTES
-from luceasync.server.openai import chat_events
+from luceasync.server.http.body import SMALL_BYTES
+from luceasync.server.openai import chat_answer as chat_events
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer, finish
 

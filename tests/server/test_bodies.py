@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.server import giving_back
-from luceasync.server.body import LARGE_BYTES, SMALL_BYTES, Bodies
+from luceasync.server import malloc_trim as giving_back
+from luceasync.server.http.body import LARGE_BYTES, SMALL_BYTES, Bodies
 from tests.server.scripted import ScriptedEngine
 
 ROOM = 1 << 20

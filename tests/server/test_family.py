@@ -19,9 +19,9 @@ from luceasync.config import ServerConfig
 from luceasync.errors import QueueFull, RequestError, Unavailable
 from luceasync.request import Engine, Request, Stream, TextPrompt
 from luceasync.server.app import FAMILIES, create_app
-from luceasync.server.auth import Caller
 from luceasync.server.failures import Failure
 from luceasync.server.family import Endpoint
+from luceasync.server.http.auth import Caller
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedEngine, answer
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from luceasync.server import giving_back
-from luceasync.server.giving_back import CHANGED_BYTES, Change
+from luceasync.server import malloc_trim as giving_back
 from luceasync.server.http import connections
+from luceasync.server.malloc_trim import CHANGED_BYTES, Change
 from tests.server.scripted import ScriptedEngine
 from tests.server.secure import SECURE, connect
 

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import luceasync.server.checks as json_size
-from luceasync.server.checks import has_too_many_values
+import luceasync.server.fields as json_size
+from luceasync.server.fields import has_too_many_values
 
 TEXTS = st.text(alphabet=',[{"\\a\N{SNOWMAN}', max_size=8)
 JSON = st.recursive(

@@ -8,7 +8,7 @@ from contextlib import aclosing
 import pytest
 
 from luceasync.errors import Unavailable
-from luceasync.server.sse import merged
+from luceasync.server.http.responses import merged
 from tests.deltas import text_delta
 from tests.server.scripted import ScriptedStream
 

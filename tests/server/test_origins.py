@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from luceasync.config import ServerConfig
-from luceasync.server.origins import listens_on_loopback
+from luceasync.server.http.origins import listens_on_loopback
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from luceasync.config import ServerConfig
-from luceasync.server import page
+from luceasync.server.web import page
 from luceasync.status import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
-WEB = Path(page.__file__).parent / "web"
+WEB = Path(page.__file__).parent
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from luceasync.server.sse import KEEP_ALIVE, EventStream, encode_event
+from luceasync.server.http.responses import KEEP_ALIVE, EventStream, encode_event
 
 
 class Wire:

@@ -8,7 +8,7 @@ import pytest
 
 from luceasync.config import ServerConfig
 from luceasync.errors import RequestError
-from luceasync.server.auth import Caller, network_of
+from luceasync.server.http.auth import Caller, network_of
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

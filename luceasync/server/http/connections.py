@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 
-from luceasync.server.giving_back import GivingBack
 from luceasync.server.http.connection import Connection
+from luceasync.server.malloc_trim import GivingBack
 
 MAX_HANDSHAKES = 64  # of TLS that have begun; beyond, the oldest of them ends
 HANDSHAKE_TIMEOUT_S = 10.0

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from luceasync.errors import RequestError
 from luceasync.request import ModelCard
+from luceasync.server.answer_stats import Finishes
 from luceasync.server.failures import Failure
-from luceasync.server.openai.chat_shapes import PromptTokensDetails, UsageBody
-from luceasync.server.work import Finishes
 
 MAX_NAME_CHARS = 100  # of a wrong model name that are told again
 TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
@@ -95,6 +95,19 @@ def refuse_unserved(body: UnservedBody) -> None:
 
 # What OpenAI's answers tell of their tokens. Owns how the choices of one prompt are counted.
 # Knows nothing of chunks.
+
+
+class PromptTokensDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class UsageBody(msgspec.Struct):
+    """Tokens of the prompt, counted once, and of all choices together."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | UnsetType = UNSET
 
 
 def usage_of(finishes: Finishes) -> UsageBody:

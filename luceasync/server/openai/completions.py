@@ -26,15 +26,29 @@ from luceasync.request import (
     TokenLogprob,
     TokenPrompt,
 )
-from luceasync.server.auth import Caller
-from luceasync.server.checks import at_most, decode, in_range, refuse
+from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
-from luceasync.server.fields import AskedPins, conversation_of, pins_of
-from luceasync.server.openai.chat_events import LEAST_LOGPROB, SYSTEM_FINGERPRINT
-from luceasync.server.openai.chat_schema import StreamOptions
-from luceasync.server.openai.chat_shapes import UsageBody
-from luceasync.server.openai.common import error_body, refuse_unserved, unknown_model, usage_of_all
+from luceasync.server.fields import (
+    AskedPins,
+    at_most,
+    conversation_of,
+    decode,
+    in_range,
+    pins_of,
+    refuse,
+)
+from luceasync.server.http.auth import Caller
+from luceasync.server.http.responses import encode_event, merged
+from luceasync.server.openai.chat_answer import LEAST_LOGPROB, SYSTEM_FINGERPRINT
+from luceasync.server.openai.chat_body import StreamOptions
+from luceasync.server.openai.common import (
+    UsageBody,
+    error_body,
+    refuse_unserved,
+    unknown_model,
+    usage_of_all,
+)
 from luceasync.server.openai.sampling import (
     SamplingBody,
     constraint_of,
@@ -44,8 +58,6 @@ from luceasync.server.openai.sampling import (
     sampling_of,
     stops_of,
 )
-from luceasync.server.sse import encode_event, merged
-from luceasync.server.work import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 
 # OpenAI's shapes of a completion, streamed and plain. Owns field names and their order. Knows
 # nothing of where the values come from.

@@ -15,10 +15,10 @@ from luceasync.request import Engine, ModelCard
 from luceasync.server.answering import require_ready
 from luceasync.server.failures import Failure
 from luceasync.server.family import Endpoint
-from luceasync.server.openai.chat_events import ChatCompletions
+from luceasync.server.openai.chat_answer import ChatCompletions
 from luceasync.server.openai.common import ErrorBody, error_body, unknown_model
 from luceasync.server.openai.completions import Completions
-from luceasync.server.openai.responses.events import Responses
+from luceasync.server.openai.responses_answer import Responses
 from luceasync.server.openai.tokenizing import Detokenize, Tokenize, TokenizerPages
 from luceasync.server.status_pages import json_response
 

@@ -13,7 +13,7 @@ import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.request import Constraint, Sampling
-from luceasync.server.checks import at_most, in_range, in_range_or, refuse
+from luceasync.server.fields import at_most, in_range, in_range_or, refuse
 from luceasync.server.openai.common import UnservedBody
 
 # The fields by which a body says what its answer has to be: OpenAI's own, and those of vLLM,

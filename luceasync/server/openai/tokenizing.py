@@ -18,10 +18,10 @@ from starlette.routing import Route
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, Engine, Request, TextPrompt
 from luceasync.server.answering import require_ready
-from luceasync.server.auth import Caller
-from luceasync.server.checks import at_most, decode
 from luceasync.server.family import Form, Lookup
-from luceasync.server.openai.chat_schema import Message, messages_of
+from luceasync.server.fields import at_most, decode
+from luceasync.server.http.auth import Caller
+from luceasync.server.openai.chat_body import Message, messages_of
 from luceasync.server.status_pages import json_response
 
 MAX_IDS = 1 << 20

@@ -15,8 +15,8 @@ import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.request import ModelCard
-from luceasync.server.auth import Caller
-from luceasync.server.openai.chat_schema import ChatBody, parse_chat
+from luceasync.server.http.auth import Caller
+from luceasync.server.openai.chat_body import ChatBody, parse_chat
 from luceasync.server.openai.common import UnservedBody
 
 # Literals, as JSON may or may not spell them.

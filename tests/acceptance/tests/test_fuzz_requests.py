@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from luceasync.server.openai.chat_schema import ChatBody
+from luceasync.server.openai.chat_body import ChatBody
 from tests.acceptance import fuzz_requests
 from tests.acceptance.hostile import extremes, routes
 

@@ -9,7 +9,7 @@ import pytest
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.anthropic.conversation import CountBody, prompt_of
+from luceasync.server.anthropic.body import CountBody, prompt_of
 
 HI = {"role": "user", "content": "Hi"}
 RESULT = {"role": "user", "content": [{"type": "tool_result"}]}

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, ModelCard, Request, Sampling
-from luceasync.server.auth import Caller
-from luceasync.server.checks import MAX_VALUES
 from luceasync.server.failures import describe
-from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
+from luceasync.server.fields import MAX_VALUES
+from luceasync.server.http.auth import Caller
+from luceasync.server.openai.chat_body import ChatBody, ChatCall, parse_chat
 
 USER = {"role": "user", "content": "Hi"}
 TINY = ModelCard("tiny", 0, 4096, 1, "qwen3", aliases=("small",))

@@ -9,8 +9,8 @@ import pytest
 
 from luceasync.errors import RequestError
 from luceasync.request import Constraint, ModelCard, Request
-from luceasync.server.auth import Caller
-from luceasync.server.openai.chat_schema import parse_chat
+from luceasync.server.http.auth import Caller
+from luceasync.server.openai.chat_body import parse_chat
 from luceasync.server.openai.sampling import MAX_GRAMMAR_CHARS, MAX_SOURCE_BYTES
 
 CARD = ModelCard("m", 0, 100, 1, "qwen3")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.errors import RequestError
-from luceasync.server.openai.chat_schema import check_calls, check_tools
+from luceasync.server.openai.chat_body import check_calls, check_tools
 from tests.server.scripted import ScriptedEngine
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ import pytest
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.openai.responses.conversation import ResponsesBody, prompt_of
+from luceasync.server.openai.responses_body import ResponsesBody, prompt_of
 
 HI = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
 SAID = {"role": "user", "content": "Hi"}

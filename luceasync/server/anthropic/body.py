@@ -15,8 +15,7 @@ import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.checks import at_most, check_arguments, refuse
-from luceasync.server.fields import AskedPins
+from luceasync.server.fields import AskedPins, at_most, check_arguments, refuse
 
 # The JSON body of a messages request: its types, as far as they are read. Source:
 # docs.anthropic.com, Messages. Owns the fields. Knows nothing of what they become.

@@ -1,6 +1,6 @@
-"""The chunks of one chat answer, and the plain answer as a fold of the same chunks.
+"""OpenAI's shapes of a chat answer, streamed and plain.
 
-Owns which chunk says what, and when. Knows nothing of HTTP or of how chunks travel.
+Owns field names and their order. Knows nothing of where the values come from.
 """
 
 from __future__ import annotations
@@ -9,7 +9,9 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Literal
 
+import msgspec
 from msgspec import UNSET, UnsetType
 from starlette.datastructures import Headers
 
@@ -27,28 +29,116 @@ from luceasync.request import (
     TextPiece,
     TokenLogprob,
 )
-from luceasync.server.auth import Caller
+from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
-from luceasync.server.openai.chat_schema import ChatBody, ChatCall, parse_chat
-from luceasync.server.openai.chat_shapes import (
-    AnswerCall,
-    AnswerChoice,
-    AnswerFunction,
-    AnswerMessage,
-    CallDelta,
-    ChatChunk,
-    ChatCompletion,
-    ChoiceLogprobs,
-    ChunkChoice,
-    DeltaMessage,
-    FunctionDelta,
-    LogprobEntry,
-    UsageBody,
-)
-from luceasync.server.openai.common import error_body, usage_of
-from luceasync.server.sse import encode_event
-from luceasync.server.work import luceasync_of, timings_of
+from luceasync.server.http.auth import Caller
+from luceasync.server.http.responses import encode_event
+from luceasync.server.openai.chat_body import ChatBody, ChatCall, parse_chat
+from luceasync.server.openai.common import UsageBody, error_body, usage_of
+
+
+class LogprobEntry(msgspec.Struct):
+    """One token; the entries of `top_logprobs` have no such list of their own."""
+
+    token: str
+    logprob: float
+    bytes: list[int]
+    top_logprobs: list[LogprobEntry] | UnsetType = UNSET
+
+
+class ChoiceLogprobs(msgspec.Struct):
+    content: list[LogprobEntry]
+    refusal: None = None
+
+
+class FunctionDelta(msgspec.Struct, omit_defaults=True):
+    """The name comes with the first delta of a call, and parts of the arguments with all."""
+
+    arguments: str = msgspec.field(default_factory=str)
+    name: str | None = None
+
+
+class CallDelta(msgspec.Struct, omit_defaults=True):
+    """A part of call `index`; its id and type come with the first one."""
+
+    index: int
+    function: FunctionDelta
+    id: str | None = None
+    type: Literal["function"] | None = None
+
+
+class DeltaMessage(msgspec.Struct, omit_defaults=True):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[CallDelta] | None = None
+
+
+class ChunkChoice(msgspec.Struct):
+    index: int
+    delta: DeltaMessage
+    logprobs: ChoiceLogprobs | None = None
+    finish_reason: str | None = None
+
+
+class ChatChunk(msgspec.Struct):
+    """One event of a streamed answer."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChunkChoice]
+    usage: UsageBody | UnsetType | None = UNSET
+    timings: TimingsBody | UnsetType = UNSET
+    luceasync: LuceasyncBody | UnsetType = UNSET
+
+
+class AnswerFunction(msgspec.Struct):
+    """`arguments`: the JSON of an object, unless the answer was cut off."""
+
+    name: str
+    arguments: str
+
+
+class AnswerCall(msgspec.Struct):
+    id: str
+    function: AnswerFunction
+    type: Literal["function"] = "function"
+
+
+class AnswerMessage(msgspec.Struct):
+    """`content` None: it consists of calls."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[AnswerCall] | UnsetType = UNSET
+
+
+class AnswerChoice(msgspec.Struct):
+    index: int
+    message: AnswerMessage
+    logprobs: ChoiceLogprobs | None
+    finish_reason: str
+
+
+class ChatCompletion(msgspec.Struct):
+    """The plain answer."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[AnswerChoice]
+    usage: UsageBody | UnsetType | None
+    timings: TimingsBody | UnsetType
+    luceasync: LuceasyncBody | UnsetType
+
 
 SYSTEM_FINGERPRINT = f"luceasync-{__version__}"
 LEAST_LOGPROB = -9999.0  # OpenAI's stand-in for minus infinity, which JSON cannot say

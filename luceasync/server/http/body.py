@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from luceasync.errors import RequestError, Unavailable
-from luceasync.server.giving_back import GivingBack
+from luceasync.server.malloc_trim import GivingBack
 
 # How much memory the bodies of requests take that have not begun, all together. Owns the sum.
 # Knows nothing of sockets, nor of what a body says.

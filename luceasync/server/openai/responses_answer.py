@@ -1,6 +1,6 @@
-"""The events of one response, in the order in which they have to be sent, and the response itself.
+"""The shapes of a response, its items and its events.
 
-Owns which piece opens, goes on with or ends which item. Knows nothing of HTTP.
+Source: OpenAI's OpenAPI document, `Response` and `ResponseStreamEvent`. Owns field names.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ import random
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
@@ -30,32 +31,136 @@ from luceasync.request import (
     Stream,
     TextPiece,
 )
-from luceasync.server.auth import Caller
-from luceasync.server.checks import decode, in_range, in_range_or, refuse
+from luceasync.server.answer_stats import LuceasyncBody, TimingsBody, luceasync_of, timings_of
 from luceasync.server.failures import Failure
 from luceasync.server.family import Form
-from luceasync.server.fields import conversation_of, most_tokens, pins_of
-from luceasync.server.openai.common import unknown_model
-from luceasync.server.openai.responses.conversation import ResponsesBody, effort_of, prompt_of
-from luceasync.server.openai.responses.shapes import (
-    CallItem,
-    ErrorBody,
-    Event,
-    Incomplete,
-    InputDetails,
-    Item,
-    ItemStatus,
-    MessageItem,
-    OutputDetails,
-    OutputText,
-    ReasoningItem,
-    Response,
-    SummaryText,
-    Usage,
+from luceasync.server.fields import (
+    conversation_of,
+    decode,
+    in_range,
+    in_range_or,
+    most_tokens,
+    pins_of,
+    refuse,
 )
+from luceasync.server.http.auth import Caller
+from luceasync.server.http.responses import encode_event
+from luceasync.server.openai.common import unknown_model
+from luceasync.server.openai.responses_body import ResponsesBody, effort_of, prompt_of
 from luceasync.server.openai.sampling import TYPES, priority_of, schema_constraint
-from luceasync.server.sse import encode_event
-from luceasync.server.work import luceasync_of, timings_of
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputText(msgspec.Struct):
+    text: str = ""
+    annotations: list[None] = msgspec.field(default_factory=list)
+    type: Literal["output_text"] = "output_text"
+
+
+class SummaryText(msgspec.Struct):
+    """What the model thought, whole: nothing is summed up here."""
+
+    text: str = ""
+    type: Literal["summary_text"] = "summary_text"
+
+
+class MessageItem(msgspec.Struct):
+    id: str
+    status: ItemStatus = "in_progress"
+    content: list[OutputText] = msgspec.field(default_factory=list)
+    role: Literal["assistant"] = "assistant"
+    type: Literal["message"] = "message"
+
+
+class ReasoningItem(msgspec.Struct):
+    id: str
+    status: ItemStatus = "in_progress"
+    summary: list[SummaryText] = msgspec.field(default_factory=list)
+    type: Literal["reasoning"] = "reasoning"
+
+
+class CallItem(msgspec.Struct):
+    id: str
+    call_id: str
+    name: str
+    status: ItemStatus = "in_progress"
+    arguments: str = ""
+    type: Literal["function_call"] = "function_call"
+
+
+Item = MessageItem | ReasoningItem | CallItem
+
+
+class InputDetails(msgspec.Struct):
+    cached_tokens: int
+
+
+class OutputDetails(msgspec.Struct):
+    reasoning_tokens: int
+
+
+class Usage(msgspec.Struct):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ErrorBody(msgspec.Struct):
+    code: str
+    message: str
+
+
+class Incomplete(msgspec.Struct):
+    reason: Literal["max_output_tokens"]
+
+
+class Response(msgspec.Struct, kw_only=True):
+    """The plain answer, and what several events carry."""
+
+    id: str
+    created_at: int
+    model: str
+    status: Literal["in_progress", "completed", "incomplete", "failed"] = "in_progress"
+    output: list[Item] = msgspec.field(default_factory=list)
+    usage: Usage | None = None
+    error: ErrorBody | None = None
+    incomplete_details: Incomplete | None = None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    temperature: float
+    tool_choice: Any
+    tools: list[Any]
+    top_p: float
+    previous_response_id: None = None
+    store: bool = False
+    truncation: Literal["disabled"] = "disabled"
+    object: Literal["response"] = "response"
+    timings: TimingsBody | UnsetType = UNSET
+    luceasync: LuceasyncBody | UnsetType = UNSET
+
+
+class Event(msgspec.Struct, omit_defaults=True):
+    """One event; which fields it has follows from its type."""
+
+    type: str
+    sequence_number: int
+    response: Response | None = None
+    output_index: int | None = None
+    item_id: str | None = None
+    content_index: int | None = None
+    summary_index: int | None = None
+    item: Item | None = None
+    part: OutputText | SummaryText | None = None
+    delta: str | None = None
+    text: str | None = None
+    arguments: str | None = None
+    name: str | None = None
+    logprobs: tuple[()] | None = None
 
 
 class ResponseEvents:

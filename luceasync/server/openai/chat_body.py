@@ -14,16 +14,20 @@ from starlette.datastructures import Headers
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt, ModelCard, Request
-from luceasync.server.auth import Caller
-from luceasync.server.checks import at_most, check_arguments, decode, in_range, refuse
 from luceasync.server.fields import (
     AskedPins,
+    at_most,
     budget,
+    check_arguments,
     conversation_of,
+    decode,
+    in_range,
     most_tokens,
     pins_of,
+    refuse,
     template_words,
 )
+from luceasync.server.http.auth import Caller
 from luceasync.server.openai.common import refuse_unserved, unknown_model
 from luceasync.server.openai.sampling import (
     SamplingBody,

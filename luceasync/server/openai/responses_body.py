@@ -14,9 +14,8 @@ import msgspec
 
 from luceasync.errors import RequestError
 from luceasync.request import ChatPrompt
-from luceasync.server.checks import at_most, check_arguments, cut, refuse
-from luceasync.server.fields import AskedPins, template_words
-from luceasync.server.openai.chat_schema import max_calls, must_call
+from luceasync.server.fields import AskedPins, at_most, check_arguments, cut, refuse, template_words
+from luceasync.server.openai.chat_body import max_calls, must_call
 
 # The JSON body of a responses request: its types, as far as they are read. Source: OpenAI's
 # OpenAPI document, `CreateResponse`. Owns the fields. Knows nothing of what they become.

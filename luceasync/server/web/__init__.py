@@ -1,0 +1,1 @@
+"""The web page, and the API's description as OpenAPI and as a page."""
