@@ -10,7 +10,7 @@ from luceasync.server.web import page
 from luceasync.status import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
-WEB = Path(page.__file__).parent
+FILES = [path for path in Path(page.__file__).parent.iterdir() if path.suffix in page.TYPES]
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
@@ -27,12 +27,12 @@ async def test_a_browser_gets_the_page_and_a_program_a_line(in_memory):
 
 async def test_every_file_that_the_page_names_is_there_and_nothing_else_is_asked_for(in_memory):
     named = set()
-    for path in WEB.iterdir():
+    for path in FILES:
         text = path.read_text()
         assert not re.search(r"(src|href)=\"(https?:)?//|@import|url\(", text), path
         named |= set(re.findall(r'(?:src|href)="(web/[^"]+)"', text))
         named |= {f"web/{name}" for name in re.findall(r'from "\./([^"]+)"', text)}
-    assert named == {f"web/{path.name}" for path in WEB.iterdir()} - {
+    assert named == {f"web/{path.name}" for path in FILES} - {
         "web/index.html",
         "web/api.css",
     }
