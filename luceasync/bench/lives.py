@@ -34,7 +34,7 @@ from luceasync.pipeline.devices import host_memory
 from luceasync.prefix_cache.cache import Prefixes
 from luceasync.prefix_cache.disk_orders import DiskOrders
 from luceasync.prefix_cache.index import Limits
-from luceasync.prefix_cache.memory import MemoryNodes, NoFeatures
+from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
 from luceasync.request import ChatPrompt, Finish, ModelCard, Request, Sampling
 from luceasync.text.template import ChatTemplate
 from luceasync.text.tokenizer import Tokenizer
@@ -86,7 +86,7 @@ async def life(machine: Machine, limits: Limits = LIMITS) -> AsyncIterator[Local
 
     def load(disk: DiskOrders) -> Loaded:
         prefixes = Prefixes(
-            MemoryNodes(backend.nodes, NoFeatures(), machine.spec.vocab_size),
+            MemoryNodes(backend.nodes, UnreadFeatures(), machine.spec.vocab_size, backend.lanes),
             disk,
             limits,
             recurrent=machine.spec.has_end_state,
@@ -99,6 +99,7 @@ async def life(machine: Machine, limits: Limits = LIMITS) -> AsyncIterator[Local
             num_lanes=plan.parallel,
             chunk_tokens=chunk_tokens,
             synchronize=backend.synchronize,
+            lanes=backend.lanes,
         )
         return Loaded(pump, lambda: None)
 

@@ -85,7 +85,7 @@ def rows_in(
 class LaneCopies(Protocol):
     """Copies out of lanes and into them. All bytes are uint8 [bytes]."""
 
-    def take_out(
+    def save(
         self,
         lane: int,
         runs: Sequence[range],
@@ -101,7 +101,7 @@ class LaneCopies(Protocol):
         """
         ...
 
-    def put_in(
+    def restore(
         self,
         lane: int,
         pairs: Iterable[Pair],
@@ -158,7 +158,7 @@ class DirectCopies:
     def __init__(self, cache: LaneCache) -> None:
         self._cache = cache
 
-    def take_out(
+    def save(
         self,
         lane: int,
         runs: Sequence[range],
@@ -182,7 +182,7 @@ class DirectCopies:
             fill(state_region, [0, *ends[:-1]], states)
         return _Saved()
 
-    def put_in(
+    def restore(
         self,
         lane: int,
         pairs: Iterable[Pair],

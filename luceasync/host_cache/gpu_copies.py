@@ -202,7 +202,7 @@ class StreamCopies:
         self._saved, self._restored = Arrivals("saved"), Arrivals("restored")
 
     @torch.inference_mode()
-    def take_out(
+    def save(
         self,
         lane: int,
         runs: Sequence[range],
@@ -213,10 +213,10 @@ class StreamCopies:
     ) -> Arrival:
         """See LaneCopies. The state is first copied on the device, in the order of the passes."""
         with torch.cuda.device(self._device):
-            copies = self._take_out(lane, runs, row_region, state_region, end, rows_at)
+            copies = self._save(lane, runs, row_region, state_region, end, rows_at)
         return Queued(copies, self._saved)
 
-    def _take_out(
+    def _save(
         self,
         lane: int,
         runs: Sequence[range],
@@ -248,7 +248,7 @@ class StreamCopies:
         self._hold(delivery, [row_region, state_region])
         return delivery
 
-    def put_in(
+    def restore(
         self,
         lane: int,
         pairs: Iterable[Pair],

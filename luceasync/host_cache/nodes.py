@@ -235,25 +235,25 @@ class Contents(Protocol[C]):
         """See Nodes."""
         ...
 
-    def take_out(self, lane: int, span: Span) -> tuple[C, Ticket]:
+    def save(self, lane: int, span: Span) -> tuple[C, Ticket]:
         """Copy what the span left behind in the lane, which may go on at once. Raises
         MemoryError.
         """
         ...
 
-    def put_in(self, lane: int, chain: Sequence[Chained[C]], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, chain: Sequence[Chained[C]], num_tokens: int) -> Ticket:
         """Fill the lane, whose pages are placed, with the first `num_tokens` tokens of a chain."""
         ...
 
-    def named(self, span: Span, content: C) -> dict[str, Tensor]:
+    def export(self, span: Span, content: C) -> dict[str, Tensor]:
         """Its tensors in host memory, by name, complete."""
         ...
 
-    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> C:
+    def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> C:
         """A content of these tensors. Raises MemoryError where they are copied."""
         ...
 
-    def let_go(self, content: C, *, state_only: bool) -> None:
+    def drop(self, content: C, *, state_only: bool) -> None:
         """Forget it, or the state at its end."""
         ...
 
@@ -298,7 +298,7 @@ class NodeStore(Generic[C]):
     def save(self, lane: int, node: NodeKey, span: Span) -> Ticket:
         """See Nodes. Raises MemoryError; nothing has changed then."""
         assert span.begin < span.end, f"no token in {span}"
-        content, ticket = self._contents.take_out(lane, span)
+        content, ticket = self._contents.save(lane, span)
         self._put(node, span, content)
         return ticket
 
@@ -311,7 +311,7 @@ class NodeStore(Generic[C]):
         assert last.begin < num_tokens <= last.end, f"{num_tokens} tokens do not end in {last}"
         whole = num_tokens == last.end and last.with_state
         assert whole or not self.sizes.state_bytes, f"no state at {num_tokens} in {last}"
-        return self._contents.put_in(lane, chain, num_tokens)
+        return self._contents.restore(lane, chain, num_tokens)
 
     def span(self, node: NodeKey) -> Span:
         """See Nodes."""
@@ -329,18 +329,18 @@ class NodeStore(Generic[C]):
     def export(self, node: NodeKey) -> dict[str, Tensor]:
         """See Nodes."""
         held = self._nodes[node]
-        return self._contents.named(held.span, held.content)
+        return self._contents.export(held.span, held.content)
 
     def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
         """See Nodes. Raises MemoryError; nothing has changed then."""
-        self._put(node, span, self._contents.given(span, tensors))
+        self._put(node, span, self._contents.adopt(span, tensors))
 
     def drop(self, node: NodeKey, *, state_only: bool = False) -> None:
         """See Nodes."""
         held = self._nodes.get(node) if state_only else self._nodes.pop(node, None)
         if held is None:
             return
-        self._contents.let_go(held.content, state_only=state_only)
+        self._contents.drop(held.content, state_only=state_only)
         if state_only:
             held.span = replace(held.span, with_state=False)
 

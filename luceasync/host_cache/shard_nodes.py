@@ -20,7 +20,7 @@ from luceasync.host_cache.copies import Arrival, LaneCopies
 from luceasync.host_cache.copy_stream import Pair, Ticket, together
 from luceasync.host_cache.nodes import Chained, NodeSizes, Span
 from luceasync.kv.cache import LaneCache, Shape, TensorKey, total_bytes
-from luceasync.kv.state import Keeps, Role
+from luceasync.kv.state import Role, StateLayout
 
 
 class _Flat:
@@ -107,7 +107,7 @@ class ShardContents:
         return {self._name(key): shape for key, shape in shapes.items()}
 
     @torch.inference_mode()
-    def take_out(self, lane: int, span: Span) -> tuple[Kept, Ticket]:
+    def save(self, lane: int, span: Span) -> tuple[Kept, Ticket]:
         """See Contents. On a GPU the copies are queued: nobody waits here. Raises MemoryError."""
         rows, state = (
             self._memory.allocate(size) if size else None for size in self.sizes.of(span)
@@ -116,11 +116,11 @@ class ShardContents:
         flat = _Flat(rows, self._cache.row_shapes(span.end - span.begin))
         if self._cache.num_absent_tokens(lane):
             runs, rows_at = self._runs(lane, span)
-            arrival = self._copies.take_out(lane, runs, rows, state, end, rows_at)
+            arrival = self._copies.save(lane, runs, rows, state, end, rows_at)
             self.absent.copy(lane, span.begin, flat.tensors())
         else:
             runs = self._cache.runs(lane, span.begin, span.end)
-            arrival = self._copies.take_out(lane, runs, rows, state, end)
+            arrival = self._copies.save(lane, runs, rows, state, end)
         return Kept(flat, _Flat(state, self._cache.state_shapes()), arrival), arrival
 
     def _runs(self, lane: int, span: Span) -> tuple[list[range], list[int]]:
@@ -135,7 +135,7 @@ class ShardContents:
         return runs, rows_at
 
     @torch.inference_mode()
-    def put_in(self, lane: int, chain: Sequence[Chained[Kept]], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, chain: Sequence[Chained[Kept]], num_tokens: int) -> Ticket:
         """See Contents. On a GPU the copies are queued, and so is what uses the lane after them."""
         targets = self._cache.row_bytes(lane) | self._cache.state_bytes(lane)
         is_paged = self._cache.num_absent_tokens(lane) > 0
@@ -148,24 +148,24 @@ class ShardContents:
         arrivals = [arrival for arrival in saves if arrival is not None and not arrival.is_done]
         memory = [state, *[rows for rows, _ in parts]]
         pairs = _pairs(targets, parts, state, self._row_bytes)
-        ticket = self._copies.put_in(lane, pairs, memory, arrivals)
+        ticket = self._copies.restore(lane, pairs, memory, arrivals)
         return together([ticket, self.absent.fill(lane, num_tokens)]) if is_paged else ticket
 
-    def named(self, span: Span, content: Kept) -> dict[str, Tensor]:
+    def export(self, span: Span, content: Kept) -> dict[str, Tensor]:
         """See Contents."""
         if content.arrival is not None:
             content.arrival.wait()
         tensors = content.rows.tensors() | content.state.tensors()
         return {self._name(key): tensor for key, tensor in tensors.items()}
 
-    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> Kept:
+    def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> Kept:
         """See Contents; nothing is copied."""
         rows = {key: tensors[self._name(key)] for key in self._cache.row_shapes(0)}
         at_end = self._cache.state_shapes() if span.with_state else {}
         state = {key: tensors[self._name(key)] for key in at_end}
         return Kept(_Given(rows), _Given(state), None)
 
-    def let_go(self, content: Kept, *, state_only: bool) -> None:
+    def drop(self, content: Kept, *, state_only: bool) -> None:
         """See Contents; its memory goes when nobody looks at it any more."""
         content.state = NOTHING
         if not state_only:
@@ -218,7 +218,7 @@ class NodeParts:
 
     def __init__(
         self,
-        shards: Mapping[int, tuple[int, Sequence[Keeps]]],
+        shards: Mapping[int, tuple[int, Sequence[StateLayout]]],
         dtype_of: Callable[[Role], torch.dtype],
     ) -> None:
         """`shards`: by number, the first layer of each, and what its layers keep."""

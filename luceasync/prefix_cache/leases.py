@@ -9,9 +9,9 @@ import time
 from collections.abc import Collection, Iterator, Sequence
 
 from luceasync.nodes import NodeKey
+from luceasync.pipeline.paging import Paging
 from luceasync.prefix_cache.conversations import Conversations
 from luceasync.prefix_cache.index import Needed, NodeIndex
-from luceasync.prefix_cache.lanes import WHOLE_LANES, Lanes
 from luceasync.prefix_cache.lease import Lease
 from luceasync.prefix_cache.read_in import DiskToMemory, nodes_of
 from luceasync.prefix_cache.write_back import MemoryToDisk
@@ -25,7 +25,7 @@ class Leases:
         index: NodeIndex,
         to_memory: DiskToMemory,
         to_disk: MemoryToDisk,
-        lanes: Lanes = WHOLE_LANES,
+        lanes: Paging,
     ) -> None:
         """`lanes` may hold memory for themselves."""
         self._lanes = lanes

@@ -80,7 +80,7 @@ def test_rows_of_a_span_come_out_of_pages_anywhere_and_leave_the_others(copies):
     region = copies.region(total_bytes(shapes.values()))
     before = copies.rows()
     copies.hold_up()
-    ticket = copies.copies.take_out(LANE, RUNS, region, None, LANE, ROWS_AT)
+    ticket = copies.copies.save(LANE, RUNS, region, None, LANE, ROWS_AT)
     copies.copies.freed(LANE)
     for stack in copies.cache.row_stacks:
         stack.fill_(torch.nan)  # the next owner of the pages, in the order of the passes
@@ -97,7 +97,7 @@ def test_state_comes_with_rows_of_which_some_are_absent(copies):
     shapes, ends = copies.cache.row_shapes(140), copies.cache.state_shapes()
     region, state = (copies.region(total_bytes(of.values())) for of in (shapes, ends))
     expected = [stack[:, LANE].cpu().clone() for stack in copies.cache.state_stacks]
-    copies.copies.take_out(LANE, RUNS, region, state, LANE, ROWS_AT).wait()
+    copies.copies.save(LANE, RUNS, region, state, LANE, ROWS_AT).wait()
     flat = torch.cat([tensor.view(-1) for tensor in expected])
     assert torch.frombuffer(state, dtype=torch.float32).equal(flat)
     assert torch.frombuffer(region, dtype=torch.float32).any()
@@ -146,7 +146,7 @@ def test_saves_of_short_runs_are_those_of_one(copies):
     runs = [range(page * 64, page * 64 + 64) for page in (2, 0, 3)]
     shapes = copies.cache.row_shapes(192)
     region = copies.region(total_bytes(shapes.values()))
-    copies.copies.take_out(LANE, runs, region, None, LANE).wait()
+    copies.copies.save(LANE, runs, region, None, LANE).wait()
     parts = torch.frombuffer(region, dtype=torch.float32).view(-1, 192, 1, 4)
     for found, rows in zip(parts, copies.rows(), strict=True):
         assert found.equal(torch.cat([rows[run.start : run.stop] for run in runs]))

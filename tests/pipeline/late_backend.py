@@ -50,11 +50,11 @@ def be_late() -> None:
     """From now on."""
     from luceasync.host_cache.copies import DirectCopies
 
-    take_out, put_in = DirectCopies.take_out, DirectCopies.put_in
+    save, restore = DirectCopies.save, DirectCopies.restore
 
-    def take_out_late(self: Any, lane: int, runs: Any, rows: Any, state: Any, *more: Any) -> Any:
+    def save_late(self: Any, lane: int, runs: Any, rows: Any, state: Any, *more: Any) -> Any:
         kept = [None if region is None else bytearray(len(region)) for region in (rows, state)]
-        take_out(self, lane, runs, *(each and memoryview(each) for each in kept), *more)
+        save(self, lane, runs, *(each and memoryview(each) for each in kept), *more)
 
         def finish() -> None:
             for region, own in zip((rows, state), kept, strict=True):
@@ -63,13 +63,13 @@ def be_late() -> None:
 
         return Late(finish)
 
-    def put_in_late(self: Any, lane: int, pairs: Any, memory: Any, after: Any) -> Any:
+    def restore_late(self: Any, lane: int, pairs: Any, memory: Any, after: Any) -> Any:
         for each in after:
             each.wait()
-        put_in(self, lane, pairs, memory, after)
+        restore(self, lane, pairs, memory, after)
         return Late(lambda: None)
 
-    DirectCopies.take_out, DirectCopies.put_in = take_out_late, put_in_late  # type: ignore[method-assign]
+    DirectCopies.save, DirectCopies.restore = save_late, restore_late  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

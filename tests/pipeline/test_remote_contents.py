@@ -70,23 +70,23 @@ def test_what_a_node_takes_the_place_of_is_free_once_later_copies_have_come():
     )  # fmt: skip
     for begin in (0, 64):  # as a lane's own: their names go at once
         span = Span(begin, begin + 64, with_state=False)
-        own, _ = contents.take_out(1, span)
+        own, _ = contents.save(1, span)
         contents.hold(1, span, own, span.end)
-        contents.let_go(own, state_only=False)
+        contents.drop(own, state_only=False)
         heard.copies.pop()(True)
     assert memory.num_held == 2
-    node, _ = contents.take_out(1, span := Span(0, 128, with_state=False))
+    node, _ = contents.save(1, span := Span(0, 128, with_state=False))
     contents.hold(1, span, node, 128)
     heard.copies.pop()(True)
     assert memory.num_held == 3  # a pass that came before the node may read them still
-    contents.take_out(2, Span(0, 64, with_state=False))
+    contents.save(2, Span(0, 64, with_state=False))
     heard.copies.pop()(True)
     assert memory.num_held == 3  # of another lane
-    contents.take_out(1, Span(128, 192, with_state=False))
+    contents.save(1, Span(128, 192, with_state=False))
     assert memory.num_held == 4
     heard.copies.pop()(True)
     assert memory.num_held == 1
-    contents.let_go(node, state_only=False)
+    contents.drop(node, state_only=False)
     assert memory.num_held == 1  # the lane reads it
     contents.release(1)
     assert memory.num_held == 0

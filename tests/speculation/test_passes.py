@@ -116,10 +116,10 @@ def test_a_committed_path_leaves_what_prefill_would(backend, speculator):
 def test_restored_features_propose_what_computed_ones_do(backend, speculator):
     prefill(backend, speculator, 0, [40])
     features = LocalFeatures(speculator.passes, PlainMemory())
-    content = features.take_out(0, 0, len(TOKENS))
+    content = features.save(0, 0, len(TOKENS))
     speculator.start(3)
     speculator.restored(3, len(TOKENS), with_features=True)
-    features.put_in(3, 0, [Part(content, 0, 40), Part(content, 40, len(TOKENS))])
+    features.restore(3, 0, [Part(content, 0, 40), Part(content, 40, len(TOKENS))])
     assert proposed(speculator, 3) == proposed(speculator, 0)
     assert speculator.speculation(3).off_reason is None
 

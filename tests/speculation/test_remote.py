@@ -178,9 +178,9 @@ def test_a_node_in_memory_moves_no_rows(both, transport):
     both.prefill(0, [])
     features, traffic = both.there.features, both.traffic
     moved = traffic.payload_bytes_sent + traffic.payload_bytes_received
-    first, second = features.take_out(0, 0, 120), features.take_out(0, 120, len(TOKENS))
+    first, second = features.save(0, 0, 120), features.save(0, 120, len(TOKENS))
     with torch.inference_mode():
-        features.put_in(3, 0, [Part(first, 0, 120), Part(second, 0, len(TOKENS) - 120)])
+        features.restore(3, 0, [Part(first, 0, 120), Part(second, 0, len(TOKENS) - 120)])
     assert traffic.payload_bytes_sent + traffic.payload_bytes_received == moved
     both.prefill(2, [])
     assert proposed(both.there, 3, TREE) == proposed(both.here, 2, TREE)
@@ -192,13 +192,13 @@ def test_rows_go_to_files_and_come_from_there(both, transport):
     both = both(transport)
     both.prefill(0, [])
     ours, theirs = both.here.features, both.there.features
-    rows = theirs.rows(theirs.take_out(0, 10, len(TOKENS)))
-    assert torch.equal(rows, ours.rows(ours.take_out(0, 10, len(TOKENS))))
-    content = theirs.given(rows.clone())
-    theirs.put_in(3, 10, [Part(content, 0, len(rows))])
-    ours.put_in(3, 10, [Part(ours.given(rows), 0, len(rows))])
+    rows = theirs.export(theirs.save(0, 10, len(TOKENS)))
+    assert torch.equal(rows, ours.export(ours.save(0, 10, len(TOKENS))))
+    content = theirs.adopt(rows.clone())
+    theirs.restore(3, 10, [Part(content, 0, len(rows))])
+    ours.restore(3, 10, [Part(ours.adopt(rows), 0, len(rows))])
     agree(both, 3)
-    theirs.let_go(content)
+    theirs.drop(content)
 
 
 def test_a_memory_that_is_full_is_said_to_be(both):
@@ -207,7 +207,7 @@ def test_a_memory_that_is_full_is_said_to_be(both):
     held = []
     with pytest.raises(MemoryError):
         while True:
-            held.append(both.there.features.take_out(0, 0, len(TOKENS)))
+            held.append(both.there.features.save(0, 0, len(TOKENS)))
 
 
 def kill(both: Both, how: signal.Signals = signal.SIGKILL) -> None:
@@ -228,7 +228,7 @@ def test_one_that_was_killed_is_left_out_and_started_again(both, transport, may_
     both = both(transport)
     both.prefill(0, [])
     features, passes = both.there.features, both.there.speculator.passes
-    kept = features.take_out(0, 0, len(TOKENS))
+    kept = features.save(0, 0, len(TOKENS))
     may_start.clear()
     kill(both)
     with pytest.raises(DraftFailed, match="SIGKILL"):
@@ -245,11 +245,11 @@ def test_one_that_was_killed_is_left_out_and_started_again(both, transport, may_
     # What both map is there still; what was its own is gone with it.
     assert features.is_there(kept) == (transport == "shared")
     if features.is_there(kept):
-        features.put_in(3, 0, [Part(kept, 0, len(TOKENS))])
+        features.restore(3, 0, [Part(kept, 0, len(TOKENS))])
         both.prefill(2, [])
         assert proposed(both.there, 3, CHAIN) == proposed(both.here, 2, CHAIN)
     else:
-        assert features.rows(kept) is None
+        assert features.export(kept) is None
 
 
 @pytest.mark.covered(0)

@@ -179,7 +179,7 @@ class RemoteContents:
         """See Nodes."""
         return self._parts.shapes(span)
 
-    def take_out(self, lane: int, span: Span) -> tuple[Held, Ticket]:
+    def save(self, lane: int, span: Span) -> tuple[Held, Ticket]:
         """See Contents. Raises MemoryError."""
         held = self._new(span)
         at, ticket = self._bytes.places(held.regions), self._number_of_ticket()
@@ -188,18 +188,18 @@ class RemoteContents:
         held.saved = self._ask_for_copies(order, [held.regions, self._replaced.pop(lane, ())])
         return held, held.saved
 
-    def put_in(self, lane: int, chain: Sequence[Chained[Held]], num_tokens: int) -> Ticket:
+    def restore(self, lane: int, chain: Sequence[Chained[Held]], num_tokens: int) -> Ticket:
         """See Contents."""
         numbers = tuple(held.number for _, held in chain)
         order = wire.Restore(lane, numbers, num_tokens, self._number_of_ticket())
         return self._ask_for_copies(order, [held.regions for _, held in chain])
 
-    def named(self, span: Span, content: Held) -> dict[str, Tensor]:
+    def export(self, span: Span, content: Held) -> dict[str, Tensor]:
         """See Contents."""
         content.saved.wait()
         return self._bytes.read(content, self.shapes(span))
 
-    def given(self, span: Span, tensors: Mapping[str, Tensor]) -> Held:
+    def adopt(self, span: Span, tensors: Mapping[str, Tensor]) -> Held:
         """See Contents; they are copied to where the other process has them. Raises MemoryError."""
         held = self._new(span)
         at = self._bytes.places(held.regions)
@@ -207,7 +207,7 @@ class RemoteContents:
         self._bytes.write(held, tensors, self.shapes(span))
         return held
 
-    def let_go(self, content: Held, *, state_only: bool) -> None:
+    def drop(self, content: Held, *, state_only: bool) -> None:
         """See Contents. The process hears of it before it is told of anything else that might lie
         in the same place.
         """

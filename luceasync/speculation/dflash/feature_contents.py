@@ -5,6 +5,7 @@ Owns where they lie. Knows no tree, and not which of them a prefix needs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, Protocol, TypeVar
@@ -15,7 +16,11 @@ from torch import Tensor
 from luceasync.errors import SnapshotMismatch
 from luceasync.host_cache.arena import HostMemory
 from luceasync.host_cache.copy_stream import copy_beside
+from luceasync.host_cache.nodes import Span
+from luceasync.nodes import NodeKey
 from luceasync.speculation.dflash.features import FLOATS, FeatureRing, FeatureSpec
+
+log = logging.getLogger(__name__)
 
 C = TypeVar("C")
 
@@ -39,11 +44,11 @@ class FeatureContents(Protocol[C]):
         """See LaneSpans."""
         ...
 
-    def take_out(self, lane: int, begin: int, end: int) -> C:
+    def save(self, lane: int, begin: int, end: int) -> C:
         """Copy the lane's rows of positions `[begin, end)`, which it holds. Raises MemoryError."""
         ...
 
-    def put_in(self, lane: int, begin: int, parts: Sequence[Part[C]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[C]]) -> None:
         """The lane has these rows, one part after the other, of positions from `begin` on, and no
         others.
         """
@@ -53,17 +58,17 @@ class FeatureContents(Protocol[C]):
         """Whether it can still be had: a process that has ended may have taken it along."""
         ...
 
-    def rows(self, content: C) -> Tensor | None:
+    def export(self, content: C) -> Tensor | None:
         """The rows, [tokens, taps * hidden] on the host, not to be changed; None: they are gone."""
         ...
 
-    def given(self, rows: Tensor) -> C:
+    def adopt(self, rows: Tensor) -> C:
         """A content of rows on the host, [tokens, taps * hidden] of a dtype of FLOATS. Raises
         MemoryError where they are copied.
         """
         ...
 
-    def let_go(self, content: C) -> None:
+    def drop(self, content: C) -> None:
         """Forget it."""
         ...
 
@@ -92,7 +97,7 @@ class LocalFeatures:
         return self._ring.held(lane, begin, end)
 
     @torch.inference_mode()
-    def take_out(self, lane: int, begin: int, end: int) -> Tensor:
+    def save(self, lane: int, begin: int, end: int) -> Tensor:
         rows = self._ring.rows(lane, begin, end)
         source = rows.reshape(-1).view(torch.uint8)
         host = torch.frombuffer(self._memory.allocate(source.numel()), dtype=torch.uint8)
@@ -101,20 +106,20 @@ class LocalFeatures:
         return host.view(rows.dtype).view(rows.shape)
 
     @torch.inference_mode()
-    def put_in(self, lane: int, begin: int, parts: Sequence[Part[Tensor]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[Tensor]]) -> None:
         rows = [part.content[part.begin : part.end] for part in parts]
         self._lanes.restore(lane, begin, torch.cat(rows))
 
     def is_there(self, content: Tensor) -> bool:
         return True
 
-    def rows(self, content: Tensor) -> Tensor:
+    def export(self, content: Tensor) -> Tensor:
         return content
 
-    def given(self, rows: Tensor) -> Tensor:
+    def adopt(self, rows: Tensor) -> Tensor:
         return rows
 
-    def let_go(self, content: Tensor) -> None:
+    def drop(self, content: Tensor) -> None:
         """Its memory goes back when the last view of it is gone."""
 
 
@@ -194,3 +199,100 @@ def _checked_span(spec: FeatureSpec, meta: Tensor) -> tuple[int, int]:
             f"layers {list(spec.taps)} of {spec.hidden_size}"
         )
     return begin, end
+
+
+class RestoredFeatures(Protocol):
+    """Hears which features a lane was given; luceasync.speculation.speculator.Speculator does."""
+
+    def restored(self, lane: int, end: int, *, with_features: bool) -> None: ...
+
+
+class _NodeFeatures(NamedTuple, Generic[C]):
+    """Rows of positions `span`, of a node whose tokens begin at `begin`."""
+
+    begin: int
+    span: range
+    content: C
+
+
+class DraftFeatures(Generic[C]):
+    """The features of nodes, by key: the draft's holder beside those of the target."""
+
+    def __init__(self, contents: FeatureContents[C], speculator: RestoredFeatures) -> None:
+        self._contents = contents
+        self._speculator = speculator
+        self._nodes: dict[NodeKey, _NodeFeatures[C]] = {}
+
+    @property
+    def reach_tokens(self) -> int:
+        """How many tokens before its end a lane needs the features of."""
+        return self._contents.capacity_tokens
+
+    def num_bytes(self, num_tokens: int) -> int:
+        """Bytes of the features of a node of `num_tokens` tokens."""
+        return min(num_tokens, self._contents.capacity_tokens) * self._contents.row_bytes
+
+    def save(self, lane: int, node: NodeKey, span: Span) -> None:
+        """Keep what the lane still has of the span's features. Raises MemoryError."""
+        rows = self._contents.held(lane, span.begin, span.end)
+        features = None
+        if rows:
+            content = self._contents.save(lane, rows.start, rows.stop)
+            features = _NodeFeatures(span.begin, rows, content)
+        self._put(node, features)
+
+    def restore(self, lane: int, nodes: Sequence[NodeKey], num_tokens: int) -> None:
+        """Give the lane the features before its end: from the last node back, until one has none,
+        or enough are there.
+        """
+        parts: list[Part[C]] = []
+        first = num_tokens
+        for node in reversed(nodes):
+            held = self._nodes.get(node)
+            if held is None or not self._contents.is_there(held.content):
+                break
+            if held.span.start >= first:  # beyond the part of the node that is restored
+                break
+            parts.append(Part(held.content, 0, first - held.span.start))
+            first = held.span.start
+            if first > held.begin or num_tokens - first >= self._contents.capacity_tokens:
+                break
+        self._speculator.restored(lane, num_tokens, with_features=bool(parts))
+        if parts:
+            self._contents.restore(lane, first, parts[::-1])
+
+    def export(self, node: NodeKey) -> dict[str, Tensor]:
+        """The node's features in host memory, by name; empty where none are held, or they are
+        lost.
+        """
+        held = self._nodes.get(node)
+        rows = None if held is None else self._contents.export(held.content)
+        if held is None or rows is None:
+            return {}
+        return encode(self._contents.spec, FeatureRows(held.span.start, rows))
+
+    def adopt(self, node: NodeKey, span: Span, tensors: Mapping[str, Tensor]) -> None:
+        """Hold what `export` gave, or nothing where the features are another drafter's. Raises
+        MemoryError where they are copied.
+        """
+        found = None
+        try:
+            found = decode(self._contents.spec, tensors, begin=span.begin, end=span.end)
+        except SnapshotMismatch as error:
+            log.debug("features are not used: %s", error)
+        features = None
+        if found is not None:
+            content = self._contents.adopt(found.rows)
+            features = _NodeFeatures(span.begin, range(found.begin, span.end), content)
+        self._put(node, features)
+
+    def drop(self, node: NodeKey) -> None:
+        """Forget the node's features, if any are held."""
+        self._put(node, None)
+
+    def _put(self, node: NodeKey, features: _NodeFeatures[C] | None) -> None:
+        before = self._nodes.pop(node, None)
+        if features is not None:
+            self._nodes[node] = features
+        if before is not None:
+            self._contents.drop(before.content)

@@ -38,7 +38,7 @@ class Drafted(NamedTuple):
         """See LaneSpans; nothing while there is no drafter."""
         return self.process.run(lambda loaded: loaded.spans.held(lane, begin, end), range(end, end))
 
-    def put_in(self, lane: int, begin: int, parts: Sequence[Part[int]]) -> None:
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[int]]) -> None:
         """See FeatureContents; contents are places."""
         order = wire.RestoreRows(lane, begin, tuple((at, a, b) for at, a, b in parts))
 
@@ -70,7 +70,7 @@ class SharedFeatures:
         self._drafted = drafted
         self._arena = arena
 
-    def take_out(self, lane: int, begin: int, end: int) -> Region:
+    def save(self, lane: int, begin: int, end: int) -> Region:
         region = self._new(end - begin)
         order = wire.SaveRows(region.place, lane, begin, end)
         is_filled = self._drafted.process.run(
@@ -78,21 +78,21 @@ class SharedFeatures:
         )
         return region._replace(is_filled=is_filled)
 
-    def put_in(self, lane: int, begin: int, parts: Sequence[Part[Region]]) -> None:
-        self._drafted.put_in(lane, begin, [Part(at.place, a, b) for at, a, b in parts])
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[Region]]) -> None:
+        self._drafted.restore(lane, begin, [Part(at.place, a, b) for at, a, b in parts])
 
     def is_there(self, content: Region) -> bool:
         return content.is_filled
 
-    def rows(self, content: Region) -> Tensor | None:
+    def export(self, content: Region) -> Tensor | None:
         return content.rows if content.is_filled else None
 
-    def given(self, rows: Tensor) -> Region:
+    def adopt(self, rows: Tensor) -> Region:
         region = self._new(len(rows))
         region.rows.copy_(rows)
         return region
 
-    def let_go(self, content: Region) -> None:
+    def drop(self, content: Region) -> None:
         """Its memory goes back when the last view of it is gone."""
 
     def _new(self, num_rows: int) -> Region:
@@ -119,18 +119,18 @@ class StreamedFeatures:
         self._drafted = drafted
         self._numbers = itertools.count(1)
 
-    def take_out(self, lane: int, begin: int, end: int) -> Numbered:
+    def save(self, lane: int, begin: int, end: int) -> Numbered:
         number = next(self._numbers)
         order = wire.SaveRows(number, lane, begin, end)
         return Numbered(number, end - begin, self._ask_for_room(order))
 
-    def put_in(self, lane: int, begin: int, parts: Sequence[Part[Numbered]]) -> None:
-        self._drafted.put_in(lane, begin, [Part(at.number, a, b) for at, a, b in parts])
+    def restore(self, lane: int, begin: int, parts: Sequence[Part[Numbered]]) -> None:
+        self._drafted.restore(lane, begin, [Part(at.number, a, b) for at, a, b in parts])
 
     def is_there(self, content: Numbered) -> bool:
         return content.owner is not None and content.owner is self._drafted.process.loaded
 
-    def rows(self, content: Numbered) -> Tensor | None:
+    def export(self, content: Numbered) -> Tensor | None:
         if not self.is_there(content):
             return None
         shape, dtype = self._drafted.sizes.features(content.num_rows)
@@ -145,7 +145,7 @@ class StreamedFeatures:
 
         return self._drafted.process.run(read, None)
 
-    def given(self, rows: Tensor) -> Numbered:
+    def adopt(self, rows: Tensor) -> Numbered:
         number = next(self._numbers)
         _, dtype = self._drafted.sizes.features(len(rows))
         loaded = self._ask_for_room(wire.AdoptRows(number, len(rows)))
@@ -158,7 +158,7 @@ class StreamedFeatures:
             self._drafted.process.run(write, None)
         return Numbered(number, len(rows), loaded)
 
-    def let_go(self, content: Numbered) -> None:
+    def drop(self, content: Numbered) -> None:
         if self.is_there(content):
             order = wire.DropRows(content.number)
             self._drafted.process.run(lambda loaded: loaded.link.tell(order), 0)

@@ -81,7 +81,7 @@ class SaveRows(Message, frozen=True):
 
 
 class RestoreRows(Message, frozen=True):
-    """See FeatureContents.put_in. `parts`: places, and of what is there the rows `[begin, end)`."""
+    """See FeatureContents.restore. `parts`: places, and of what is there the rows `[begin, end)`."""
 
     lane: Natural
     begin: Natural

@@ -15,36 +15,38 @@ from luceasync.prefix_cache.memory import (
     TOKENS,
     MemoryNodes,
     NodeSize,
-    NoFeatures,
+    UnreadFeatures,
 )
 from tests.prefix_cache.kept import STATE_BYTES, TOKEN_BYTES, VOCAB_SIZE, TokenTarget
+from tests.whole_lanes import PagelessLanes
 
 TOKEN_IDS = array("i", [3, 1, 4, 1, 5])
 SPAN = Span(0, 5, with_state=True)
 
 
-class RowFeatures(NoFeatures):
-    """One number for each token: its position."""
+class RowFeatures(UnreadFeatures):
+    """One number for each token: its position. `is_full`: there is no memory."""
+
+    reach_tokens = 2
+    is_full = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.restored: list = []
-        self.num_let_go = 0
-
-    @property
-    def num_tokens(self) -> int:
-        return 2
 
     def num_bytes(self, num_tokens: int) -> int:
         return 10 * num_tokens
 
-    def take_out(self, lane: int, begin: int, end: int):
-        return {FEATURE_DATA: torch.arange(begin, end)}
+    def save(self, lane: int, node: bytes, span: Span) -> None:
+        self.adopt(node, span, {FEATURE_DATA: torch.arange(span.begin, span.end)})
 
-    def put_in(self, lane: int, chain, num_tokens: int) -> None:
-        self.restored = [(begin, sorted(tensors)) for begin, tensors in chain]
+    def adopt(self, node: bytes, span: Span, tensors) -> None:
+        if self.is_full:
+            raise MemoryError("no room")
+        super().adopt(node, span, tensors)
 
-    def let_go(self, held) -> None:
-        self.num_let_go += 1
+    def restore(self, lane: int, nodes, num_tokens: int) -> None:
+        self.restored = [sorted(self.export(node)) for node in nodes]
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def features() -> RowFeatures:
 def memory(features: RowFeatures) -> MemoryNodes:
     target = TokenTarget(2, recurrent=True)
     target.lanes[0] = list(TOKEN_IDS)
-    memory = MemoryNodes(target, features, VOCAB_SIZE)
+    memory = MemoryNodes(target, features, VOCAB_SIZE, PagelessLanes())
     memory.save(0, b"n", SPAN, torch.arange(8.0), with_features=True)
     return memory
 
@@ -76,12 +78,13 @@ def test_kept_logits_are_a_copy(memory):
 def test_what_is_exported_can_be_adopted_elsewhere(memory, features):
     tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
     assert {TOKENS, LOGITS, FEATURE_DATA} < tensors.keys()
-    other = MemoryNodes(TokenTarget(1, recurrent=True), features, VOCAB_SIZE)
+    target = TokenTarget(1, recurrent=True)
+    other = MemoryNodes(target, features, VOCAB_SIZE, PagelessLanes())
     other.adopt(b"n", SPAN, TOKEN_IDS, tensors)
     other.restore(0, [b"n"], 5)
     assert other._target.lanes[0] == list(TOKEN_IDS)
     assert other.logits(b"n").tolist() == list(range(8))
-    assert features.restored == [(0, [FEATURE_DATA])]
+    assert features.restored == [[FEATURE_DATA]]
 
 
 def test_without_its_end_a_node_has_neither_state_nor_logits(memory):
@@ -116,37 +119,34 @@ def test_what_is_not_the_nodes_is_refused_and_the_old_stays(memory, name, tensor
     assert memory.export(b"n", TOKEN_IDS, with_end=True).keys() == tensors.keys()
 
 
-def test_without_memory_for_features_nothing_is_kept(memory, features, monkeypatch):
-    def refuse(*span: int) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(features, "take_out", refuse)
+def test_without_memory_for_features_nothing_is_kept(memory, features):
+    features.is_full = True
     with pytest.raises(MemoryError):
         memory.save(0, b"m", SPAN, None, with_features=True)
     with pytest.raises(KeyError):
         memory._target.export(b"m")
 
 
-def test_without_memory_for_features_nothing_is_adopted(memory, features, monkeypatch):
+def test_without_memory_for_features_nothing_is_adopted(memory, features):
     tensors = memory.export(b"n", TOKEN_IDS, with_end=True)
-
-    def refuse(*given) -> None:
-        raise MemoryError("no room")
-
-    monkeypatch.setattr(features, "given", refuse)
+    features.is_full = True
     with pytest.raises(MemoryError):
         memory.adopt(b"m", SPAN, TOKEN_IDS, tensors)
     with pytest.raises(KeyError):
         memory._target.export(b"m")
 
 
-def test_a_node_that_is_replaced_or_dropped_lets_its_features_go_once(memory, features):
-    memory.save(0, b"n", SPAN, None, with_features=True)
-    assert features.num_let_go == 1
+def test_features_stay_without_the_state_and_go_with_the_node(memory, features):
     memory.drop(b"n", state_only=True)
+    assert features.export(b"n")
     memory.drop(b"n")
     memory.drop(b"n")
-    assert features.num_let_go == 2
+    assert not features.export(b"n")
+
+
+def test_a_node_that_is_saved_without_features_has_none(memory, features):
+    memory.save(0, b"n", SPAN, None, with_features=False)
+    assert not features.export(b"n")
 
 
 def test_refused_memory_keeps_nothing(memory):

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 
 from luceasync.host_cache.arena import SLAB_BYTES, Arena, HostMemory, PlainMemory
+from luceasync.host_cache.nodes import Span
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import Platform, open_platform
-from luceasync.prefix_cache.memory import DraftFeatures
-from luceasync.speculation.dflash.feature_contents import FeatureRows, LocalFeatures, decode, encode
+from luceasync.speculation.dflash.feature_contents import (
+    DraftFeatures,
+    FeatureRows,
+    LocalFeatures,
+    decode,
+    encode,
+)
 from luceasync.speculation.dflash.features import FeatureRing, FeatureSpec
 
 SPEC = FeatureSpec((1,), 1)
@@ -28,30 +34,34 @@ class Heard:
     is_lost = False
 
     def __init__(self) -> None:
-        self.rows_put_in: list[float] | None = None
+        self.restored_rows: list[float] | None = None
         self.with_features = False
+        self.num_dropped = 0
 
     def restored(self, lane: int, end: int, *, with_features: bool) -> None:
         self.with_features = with_features
 
-    def given(self, rows: Tensor) -> list[float]:
+    def adopt(self, rows: Tensor) -> list[float]:
         return rows[:, 0].tolist()
 
     def is_there(self, content: list[float]) -> bool:
         return not self.is_lost
 
-    def rows(self, content: list[float]) -> Tensor | None:
+    def export(self, content: list[float]) -> Tensor | None:
         return None if self.is_lost else torch.tensor(content)[:, None]
 
-    def put_in(self, lane: int, begin: int, parts) -> None:
-        self.rows_put_in = [p for part in parts for p in part.content[part.begin : part.end]]
-        assert self.rows_put_in[0] == begin
+    def restore(self, lane: int, begin: int, parts) -> None:
+        self.restored_rows = [p for part in parts for p in part.content[part.begin : part.end]]
+        assert self.restored_rows[0] == begin
+
+    def drop(self, content: list[float]) -> None:
+        self.num_dropped += 1
 
 
-def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
+def part(begin: int, end: int, held: int) -> tuple[Span, dict[str, Tensor]]:
     """A node of tokens `[begin, end)` with the features, their positions, from `held` on."""
     rows = torch.arange(held, end, dtype=torch.float32)[:, None]
-    return begin, end, encode(SPEC, FeatureRows(held, rows))
+    return Span(begin, end, with_state=False), encode(SPEC, FeatureRows(held, rows))
 
 
 @pytest.mark.parametrize(
@@ -63,33 +73,48 @@ def part(begin: int, end: int, held: int) -> tuple[int, int, dict[str, Tensor]]:
         ([part(0, 3, 0), part(3, 6, 5)], 6, range(5, 6)),  # not over the gap
         ([part(0, 3, 0), part(3, 6, 3)], 5, range(5)),  # of the last node a part
         ([part(0, 16, 14)], 8, None),  # of a part that has none
-        ([part(0, 6, 4), (6, 9, {})], 9, None),
+        ([part(0, 6, 4), (Span(6, 9, with_state=False), {})], 9, None),
         ([], 0, None),
     ],
 )
 def test_features_are_those_right_before_the_end(parts, num_tokens, expected):
     heard = Heard()
     features = DraftFeatures(heard, heard)
-    chain = [(part[0], features.given(*part)) for part in parts]
-    features.put_in(0, chain, num_tokens)
+    for node, (span, tensors) in enumerate(parts):
+        features.adopt(node, span, tensors)
+    features.restore(0, range(len(parts)), num_tokens)
     assert heard.with_features == (expected is not None)
-    assert heard.rows_put_in == (None if expected is None else list(expected))
+    assert heard.restored_rows == (None if expected is None else list(expected))
 
 
 def test_features_of_another_drafter_are_left_out():
     other = encode(FeatureSpec((2,), 1), FeatureRows(0, torch.zeros(6, 1)))
-    assert DraftFeatures(Heard(), Heard()).given(0, 6, other) is None
+    features = DraftFeatures(Heard(), Heard())
+    features.adopt(b"n", Span(0, 6, with_state=False), other)
+    assert features.export(b"n") == {}
 
 
 def test_what_the_drafter_has_lost_is_not_to_be_had():
     heard = Heard()
     features = DraftFeatures(heard, heard)
-    held = features.given(*part(0, 6, 0))
-    assert features.named(held).keys() == part(0, 6, 0)[2].keys()
+    span, tensors = part(0, 6, 0)
+    features.adopt(b"n", span, tensors)
+    assert features.export(b"n").keys() == tensors.keys()
     heard.is_lost = True
-    features.put_in(0, [(0, held)], 6)
+    features.restore(0, [b"n"], 6)
     assert not heard.with_features
-    assert features.named(held) == {}
+    assert features.export(b"n") == {}
+
+
+def test_features_that_are_replaced_or_dropped_go_once():
+    heard = Heard()
+    features = DraftFeatures(heard, heard)
+    for _ in range(2):
+        features.adopt(b"n", *part(0, 6, 0))
+    assert heard.num_dropped == 1
+    features.drop(b"n")
+    features.drop(b"n")
+    assert heard.num_dropped == 2
 
 
 def exported(platform: Platform, memory: HostMemory) -> Tensor:
@@ -101,8 +126,8 @@ def exported(platform: Platform, memory: HostMemory) -> Tensor:
     rows = torch.arange(300.0)[:, None].expand(-1, 1024)
     ring.restore(1, 0, rows)
     features = DraftFeatures(LocalFeatures(SimpleNamespace(ring=ring), memory), Heard())
-    held = features.take_out(1, 0, 300)
-    found = decode(spec, features.named(held), begin=0, end=300)
+    features.save(1, b"n", Span(0, 300, with_state=False))
+    found = decode(spec, features.export(b"n"), begin=0, end=300)
     assert found is not None and torch.equal(found.rows, rows[44:])
     return found.rows
 
