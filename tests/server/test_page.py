@@ -10,7 +10,8 @@ from luceasync.server.web import page
 from luceasync.status import CacheStatus, SpeculationStatus
 from tests.server.scripted import ScriptedEngine
 
-FILES = [path for path in Path(page.__file__).parent.iterdir() if path.suffix in page.TYPES]
+WEB = Path(page.__file__).parent
+FILES = [path for path in WEB.iterdir() if path.suffix in page.TYPES]
 BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 
 
