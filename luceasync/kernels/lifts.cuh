@@ -7,7 +7,7 @@
 constexpr int LIFT_EXPONENT = 96;  // of rows of x
 
 // By which power of two a quarter of 16 columns is taken times: for codes that are numbers of a table, for those
-// that are bfloat16 numbers as they are, and for those of up to 6 bits in place (grouped_codes.cuh).
+// that are bfloat16 numbers as they are, and for those of up to 6 bits in place (quant_codes.cuh).
 constexpr int NUM_LIFTS = 3;
 __host__ __device__ constexpr int exponent_of(int lift, int quarter) {
   return lift == 0 ? 0 : LIFT_EXPONENT - (lift == 2 && quarter % 2 ? 4 : 0);

@@ -39,7 +39,7 @@ def wait_for_inputs(OVERLAP: tl.constexpr):
     early only after the one in front has started. So whatever has started in a pass has the work of
     earlier passes behind it. Commits are launched plainly too, and come last in their pass.
 
-    A product of the same rows as the one in front (grouped_rows.cu, BESIDE) waits last instead: it
+    A product of the same rows as the one in front (quant_gemv.cu, BESIDE) waits last instead: it
     starts when that one has waited, so that the rows are there, and ends after it.
     """
     if OVERLAP:

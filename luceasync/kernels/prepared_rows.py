@@ -31,7 +31,7 @@ _ARRANGE = Program(SOURCE, "arrange_rows")
 
 
 class RowNorm(Protocol):
-    """See luceasync.models.weights.RowNorm."""
+    """See luceasync.models.weights.InputNorm."""
 
     @property
     def weight(self) -> Tensor: ...
@@ -78,7 +78,7 @@ def lift_of(coding: Coding) -> int:
 
 def wants_sums(coding: Coding) -> bool:
     """Whether products take minimums off for all groups of a unit at once: BY_UNIT in
-    grouped_layout.cuh.
+    quant_layout.cuh.
     """
     is_alike = coding.group == 32 and coding.supergroup % UNIT_COLUMNS == 0
     has_both = coding.minimum == "own" and coding.has_small_minimums

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.kernels.overlap import overlap_options
 from luceasync.kernels.quant_decode import Coding
-from luceasync.kernels.quant_gemv_kernel import grouped_rows_kernel, sum_parts_kernel
+from luceasync.kernels.quant_gemv_kernel import quant_gemv_kernel, sum_parts_kernel
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, Tiled
 
 MAX_ROWS = 64
@@ -148,7 +148,7 @@ def _launch(
     num_blocks = weight.num_blocks
     step = chosen.steps * chosen.strides
     own_blocks = chosen.row_blocks // 2 if paired else chosen.row_blocks
-    grouped_rows_kernel[(triton.cdiv(num_row_blocks, own_blocks), chosen.num_splits)](
+    quant_gemv_kernel[(triton.cdiv(num_row_blocks, own_blocks), chosen.num_splits)](
         x,
         weight.codes,
         weight.planes,

@@ -1,4 +1,4 @@
-"""Products of up to 16 rows with a quantised matrix on GPUs of NVIDIA's: grouped_rows.cu, whose
+"""Products of up to 16 rows with a quantised matrix on GPUs of NVIDIA's: quant_gemv.cu, whose
 copies are on their way long before they are multiplied. A row is the same bits among up to 8.
 """
 
@@ -34,8 +34,8 @@ _SCALES = {torch.float16: 0, torch.bfloat16: 1, torch.float32: 2, torch.uint8: 3
 _SMALL = {"none": 0, "uint8": 1, "int8": 2, "e4m3": 3}
 _MINIMUM = {"none": 0, "own": 1, "scale": 2}
 
-SOURCE = Path(__file__).with_name("grouped_rows.cu")
-_PRODUCT = Program(SOURCE, "grouped_rows")
+SOURCE = Path(__file__).with_name("quant_gemv.cu")
+_PRODUCT = Program(SOURCE, "quant_gemv")
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def _prefetch(pointers):
         "num_groups",
     ]
 )
-def grouped_rows_kernel(
+def quant_gemv_kernel(
     x,
     codes,
     planes,

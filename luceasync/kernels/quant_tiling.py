@@ -1,6 +1,6 @@
 """How a product of few rows with a quantised matrix is divided among programs and warps of a GPU.
 
-Pure; counts the shared memory of grouped_rows.cu.
+Pure; counts the shared memory of quant_gemv.cu.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _smaller(share: Share) -> Iterator[Share]:
 
 
 def shared_of(work: Work, share: Share) -> int:
-    """Bytes of shared memory of a program; grouped_rows.cu says what they are for."""
+    """Bytes of shared memory of a program; quant_gemv.cu says what they are for."""
     coding, scale_bytes = work.coding, work.scales.itemsize
     parts: int = num_parts(coding.group)
     code_bytes = UNIT * (1024 if coding.bits == 8 else 512)

@@ -17,7 +17,7 @@ from luceasync.kernels.prepared_rows import Arranged, arrange, rms_norm, wants_s
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import CARDS
 from tests.kernels.places import gpu_of_nvidia, on_both
-from tests.kernels.test_grouped import ALL
+from tests.kernels.test_quant_gemv import ALL
 
 LIFT = 2.0**96
 # By what even and odd quarters of 16 columns are taken times.

@@ -2,8 +2,8 @@
 
 #pragma once
 
-#include "grouped_columns.cuh"
-#include "grouped_copies.cuh"
+#include "quant_columns.cuh"
+#include "quant_copies.cuh"
 
 __device__ __forceinline__ void clear(float (&c)[4]) { c[0] = c[1] = c[2] = c[3] = 0.0f; }
 

@@ -12,17 +12,17 @@
 // says what they mean.
 
 #include "device_words.cuh"
-#include "grouped_codes.cuh"
-#include "grouped_columns.cuh"
-#include "grouped_copies.cuh"
-#include "grouped_layout.cuh"
-#include "grouped_results.cuh"
-#include "grouped_sums.cuh"
+#include "quant_codes.cuh"
+#include "quant_columns.cuh"
+#include "quant_copies.cuh"
+#include "quant_layout.cuh"
+#include "quant_results.cuh"
+#include "quant_sums.cuh"
 #include "overlap.cuh"
 
 static_assert(SHARED_BYTES == WARPS * RING_BYTES, "who launches has counted otherwise");
 
-extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) grouped_rows(
+extern "C" __global__ void __launch_bounds__(WARPS * 32, NUM_BESIDE) quant_gemv(
     const u16* x, const u8* group_sums, const u8* codes, const u8* planes, const u8* scales, const u8* small_scales,
     const u8* minimums, const u8* small_minimums, const u16* residual, void* out, u8* out_sums, int num_rows,
     int num_row_blocks, int num_blocks, int num_supers, int num_groups, int out_stride) {

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device_words.cuh"
-#include "grouped_layout.cuh"
+#include "quant_layout.cuh"
 #include "lifts.cuh"
 
 __device__ __forceinline__ float e4m3_of(u32 byte) {

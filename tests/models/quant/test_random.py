@@ -7,8 +7,8 @@ import torch
 
 from luceasync.config import BUNDLED_MODEL_DIR
 from luceasync.models.config import read_spec
-from luceasync.models.forms import Dense, Place
-from luceasync.models.layer_reader import Part
+from luceasync.models.encodings import DenseEncoding, WeightPlacement
+from luceasync.models.layer_reader import TensorPart
 from luceasync.models.loader import RandomSource, TensorReader
 from luceasync.models.ops import TorchOps
 from luceasync.models.quant.checkpoints.fp4 import DIVIDED, NVFP4
@@ -27,7 +27,7 @@ SHAPE = (600, 512)
 
 def rows_of(form: Grouped, seed: int = 0) -> torch.Tensor:
     source = RandomSource(torch.float32, torch.device("cpu"), seed, lambda name: form)
-    place = Place(TorchOps(), torch.device("cpu"), torch.float32)
+    place = WeightPlacement(TorchOps(), torch.device("cpu"), torch.float32)
     table = TensorReader(source, read_spec(BUNDLED_MODEL_DIR), place).table("x", SHAPE)
     return table.lookup(torch.arange(SHAPE[0]))
 
@@ -45,10 +45,10 @@ def test_parts_of_matrices_and_plain_ones_beside_them():
     source = RandomSource(
         torch.float32,
         torch.device("cpu"),
-        form_of=lambda name: Dense() if name == "b" else FORMS["Q4_K"],
+        encoding_of=lambda name: DenseEncoding() if name == "b" else FORMS["Q4_K"],
     )
-    place = Place(TorchOps(), torch.device("cpu"), torch.float32)
-    parts = [Part("a", lambda rows: rows[::2], divisor=2), Part("b"), Part("c")]
+    place = WeightPlacement(TorchOps(), torch.device("cpu"), torch.float32)
+    parts = [TensorPart("a", lambda rows: rows[::2], divisor=2), TensorPart("b"), TensorPart("c")]
     weight = TensorReader(source, read_spec(BUNDLED_MODEL_DIR), place).stacked(
         parts, dict.fromkeys("abc", SHAPE)
     )

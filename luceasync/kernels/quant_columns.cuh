@@ -3,8 +3,8 @@
 #pragma once
 
 #include "arranged_rows.cuh"
-#include "grouped_codes.cuh"
-#include "grouped_layout.cuh"
+#include "quant_codes.cuh"
+#include "quant_layout.cuh"
 
 struct Columns {
   uint2 of[TILES][4];

@@ -25,7 +25,7 @@ from luceasync.models.quant.packed import DTYPES
 from luceasync.models.quant.tiles import coding_of
 from tests.kernels.offline import BINARIES, CARDS, KIB
 from tests.kernels.places import gpu_of_nvidia, on_both
-from tests.kernels.test_grouped import ALL, FEW, error, matrix
+from tests.kernels.test_quant_gemv import ALL, FEW, error, matrix
 
 CAPABILITIES = {name: int(name[3:]) for name, card in CARDS.items() if card.is_nvidia}
 MOST_STACK_BYTES = 16  # of a lane: a register or two too many
@@ -49,7 +49,7 @@ def place(request: pytest.FixtureRequest) -> torch.device:
         return gpu_of_nvidia()
     emulate = request.getfixturevalue("emulate")
     emulate(prepared_rows, _NORM="rms_norm", _ARRANGE="arrange_rows")
-    return emulate(quant_gemv_cuda, _PRODUCT="grouped_rows")
+    return emulate(quant_gemv_cuda, _PRODUCT="quant_gemv")
 
 
 def products() -> Iterator[tuple[str, tuple[int, int], tuple[Share, ...]]]:
@@ -265,7 +265,7 @@ def check(name: str, card: str, x_rows: int, folder: Path) -> None:
     binary.write_bytes(compiled(quant_gemv_cuda.SOURCE, constants, capability))
     told = [str(BINARIES / "cuobjdump"), "--dump-resource-usage", str(binary)]
     usage = subprocess.run(told, capture_output=True, text=True, check=True, timeout=60).stdout
-    registers, stack_bytes = re.search(r"grouped_rows:\s*REG:(\d+) STACK:(\d+)", usage).groups()
+    registers, stack_bytes = re.search(r"quant_gemv:\s*REG:(\d+) STACK:(\d+)", usage).groups()
     assert int(registers) * chosen.warps * 32 <= 65536
     assert int(stack_bytes) <= MOST_STACK_BYTES
 
@@ -296,14 +296,14 @@ def test_a_program_is_compiled_ahead_once() -> None:
     """However many layers want it: threads that wait for the same one compile nothing else."""
     asked: list[str] = []
     compiling = SimpleNamespace(submit=lambda name, load: asked.append(name))
-    program = Program(quant_gemv_cuda.SOURCE, "grouped_rows")
+    program = Program(quant_gemv_cuda.SOURCE, "quant_gemv")
     token = kernel._ahead.set(SimpleNamespace(compiling=compiling))
     try:
         for warps in (4, 5, 4, 4):
             program.launch(torch.device("cuda:0"), {"WARPS": warps}, Launch(1, 32 * warps), ())
     finally:
         kernel._ahead.reset(token)
-    assert asked == ["grouped_rows"] * 2
+    assert asked == ["quant_gemv"] * 2
 
 
 def test_what_the_compiler_says_is_told(tmp_path: Path) -> None:

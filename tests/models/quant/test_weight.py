@@ -12,7 +12,7 @@ from luceasync.models.quant.form import Grouped
 from luceasync.models.quant.ggml import FORMS, pack
 from luceasync.models.quant.packed import Packed, dequantise
 from luceasync.models.quant.torch_weight import SLICE_NUMBERS
-from luceasync.models.weights import StackedWeight, Table
+from luceasync.models.weights import EmbeddingTable, StackedWeight
 from tests.gguf.blocks import TYPES, random_blocks
 from tests.half_precision import needs_bf16
 
@@ -25,7 +25,9 @@ def matrix(name: str, num_rows: int = 300, num_columns: int = 512) -> Packed:
     return pack(FORMS[name], torch.from_numpy(stored).unflatten(1, (blocks, -1)))
 
 
-def weight(name: str, ops: TorchOps, dtype: torch.dtype = torch.float32) -> tuple[Table, Tensor]:
+def weight(
+    name: str, ops: TorchOps, dtype: torch.dtype = torch.float32
+) -> tuple[EmbeddingTable, Tensor]:
     """It, and its numbers in float64."""
     packed = matrix(name)
     numbers = dequantise(packed).double()

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device_words.cuh"
-#include "grouped_codes.cuh"
-#include "grouped_layout.cuh"
+#include "quant_codes.cuh"
+#include "quant_layout.cuh"
 
 // What one lane copies of the scales of a unit: 16 bytes in each turn.
 struct Chunk {

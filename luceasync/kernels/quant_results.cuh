@@ -4,8 +4,8 @@
 
 #include "arranged_rows.cuh"
 #include "device_words.cuh"
-#include "grouped_codes.cuh"
-#include "grouped_layout.cuh"
+#include "quant_codes.cuh"
+#include "quant_layout.cuh"
 
 // A warp's sum, of the program that has this rank in the cluster.
 __device__ __forceinline__ float sum_of(u32 at, u32 rank) {
