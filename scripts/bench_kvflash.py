@@ -16,12 +16,12 @@ import torch
 
 from luceasync.bench import command
 from luceasync.bench.device import at_rest, by_events
-from luceasync.bench.figures import median, paired_ratio
+from luceasync.bench.report import median, paired_ratio
 from luceasync.bench.model import Decoding, random_prompt
 from luceasync.bench.report import NOTHING, Report, figure, ms, share
-from luceasync.bench.rounds import Run, measure
+from luceasync.bench.report import Run, measure
 from luceasync.bench.shapes import SHAPES
-from luceasync.bench.small import SMALL
+from luceasync.bench.shapes import SMALL
 from luceasync.host_cache.arena import HostMemory
 from luceasync.host_cache.copies import rows_in
 from luceasync.host_cache.nodes import Span
@@ -114,7 +114,7 @@ def report_moves(
         copies.listed(0)  # what comes next on the device waits, and nobody else
 
     def page_out() -> None:
-        copies.take_out(0, runs, other, None, 0, at)
+        copies.save(0, runs, other, None, 0, at)
         copies.freed(0)
 
     seconds = measure(

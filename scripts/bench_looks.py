@@ -16,16 +16,16 @@ import torch
 
 from luceasync.bench import command
 from luceasync.bench.device import at_rest, by_events
-from luceasync.bench.figures import median, paired_ratio
+from luceasync.bench.report import median, paired_ratio
 from luceasync.bench.model import Decoding
 from luceasync.bench.report import NOTHING, figure, ms
-from luceasync.bench.rounds import measure
+from luceasync.bench.report import measure
 from luceasync.bench.shapes import SHAPES
-from luceasync.bench.small import SMALL
+from luceasync.bench.shapes import SMALL
 from luceasync.host_cache.nodes import Span
 from luceasync.models.config import parse_spec
-from luceasync.models.mixers.mixer import Mixer, Recent
-from luceasync.models.recent import LayerLook
+from luceasync.models.mixers.mixer import Mixer, RecentSpec
+from luceasync.models.recent import LayerProbe
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.platform import open_platform
 from scripts.paged.lanes import CHUNK, NUM_LANES, loaded, memory_of, node_bytes, random_tensors
@@ -142,16 +142,16 @@ def seconds_of_scores(options: argparse.Namespace, shape: Any) -> float:
     platform = open_platform(options.device)
     body = platform.ops.pick(kind.torch_body, kind.triton_body, kind.torch_body)
     dtype = torch.float32 if options.small else torch.bfloat16
-    rows = next(tensor for tensor in mixer.rows if tensor.name == kind.looks_at)
+    rows = next(tensor for tensor in mixer.rows if tensor.name == kind.probed_tensor)
     block = min(BLOCK_TOKENS, options.context)
     make = {"dtype": dtype, "device": platform.device}
     keys, ring = torch.randn(block, *rows.shape, **make), torch.randn(*kind.ring.shape, **make)
 
     def run() -> None:
-        look = LayerLook(kind, body, range(options.context), options.context, CHUNK)
+        look = LayerProbe(kind, body, range(options.context), options.context, CHUNK)
         for begin in range(0, options.context, block):
-            look.look(ring, keys, begin)
-        look.masses()
+            look.probe(ring, keys, begin)
+        look.mass()
 
     clock = by_events if platform.device.type == "cuda" else at_rest
     return num_layers * min(measure({"": run}, 5, clock=clock)[""])
@@ -165,12 +165,12 @@ def seconds_of_keys(options: argparse.Namespace, shape: Any) -> float:
     there = torch.empty(COPY_BYTES, dtype=torch.uint8, device=open_platform(options.device).device)
     copy = {"": lambda: there.copy_(host, non_blocking=True)}
     seconds = min(measure(copy, 5, clock=by_events if is_gpu else at_rest)[""])
-    rows = next(tensor for tensor in mixer.rows if tensor.name == kind.looks_at)
+    rows = next(tensor for tensor in mixer.rows if tensor.name == kind.probed_tensor)
     size = torch.Size(rows.shape).numel() * (4 if options.small else 2)
     return seconds / COPY_BYTES * num_layers * options.context * size
 
 
-def _looking(shape: Any) -> tuple[Mixer, Recent, int]:
+def _looking(shape: Any) -> tuple[Mixer, RecentSpec, int]:
     """The kind of layer that looks, and how many there are."""
     mixers = [mixer for mixer in parse_spec(dict(shape)).mixers if mixer.recent is not None]
     assert mixers[0].recent is not None

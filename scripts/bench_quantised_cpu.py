@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 
 from luceasync.bench import command
-from luceasync.bench.figures import medians, paired_ratio
+from luceasync.bench.report import medians, paired_ratio
 from luceasync.bench.model import Decoding, load_random, plan_for, prefill
 from luceasync.bench.report import NOTHING, Report, figure, share
-from luceasync.bench.rounds import interleave, wall
+from luceasync.bench.report import interleave, wall
 from luceasync.bench.shapes import SHAPES, state_bytes
-from luceasync.models.forms import Place
+from luceasync.models.encodings import WeightPlacement
 from luceasync.models.quant.ggml import FORMS
 from luceasync.models.quant.random import RandomModule
 from luceasync.models.quant.stack import GroupedStack
@@ -58,7 +58,7 @@ def products(report: Report, num_rounds: int) -> None:
     runs: dict[str, Callable[[], float]] = {"read": lambda: 1 / read_bandwidth()}
     sizes = {}
     platform = open_platform("cpu:0")
-    place = Place(platform.ops, platform.device, torch.bfloat16)
+    place = WeightPlacement(platform.ops, platform.device, torch.bfloat16)
     for name in TYPES:
         form, generator = FORMS[name], torch.Generator().manual_seed(1)
         stack = GroupedStack(form, HEAD_SHAPE, place)

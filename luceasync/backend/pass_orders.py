@@ -274,11 +274,11 @@ class PassOrders:
 
     def _look(self, order: wire.Look, got: Received[Any]) -> None:
         self._check_lane(order.lane, order.num_tokens)
-        self._passes.look(order.lane, order.num_tokens)
+        self._passes.start_probe(order.lane, order.num_tokens)
 
     def _masses(self, order: wire.Masses, got: Received[Any]) -> None:
         self._check_lane(order.lane, 0)
-        found = self._passes.masses(order.lane)
+        found = self._passes.attention_mass(order.lane)
         seconds = torch.tensor([found.seconds], dtype=torch.float64)
         self._link.answer(got, wire.Done(), [found.of_chunks, seconds])
 

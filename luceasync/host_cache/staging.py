@@ -124,8 +124,8 @@ def blocks_of(
         spans = cache.spans(lane, begin, end)
         for first, last, is_in_pages in _read_from(spans, short_tokens, in_host):
             if is_in_pages:
-                rank = cache.rank(lane, first)
-                places = cache.places(lane, rank, rank + last - first)
+                row_index = cache.row_index(lane, first)
+                places = cache.places(lane, row_index, row_index + last - first)
                 sections.append(Section(first - begin, last - first, places, None))
             else:
                 sections += [

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
 from luceasync.kv.residents import Residents
-from luceasync.kv.state import Keeps, Role, StateTensor
+from luceasync.kv.state import Role, StateLayout, StateTensor
 
 LayerState = tuple[Tensor, ...]  # rows, then what belongs to the end, each in the declared order
 TensorKey = tuple[str, int]  # name of the state tensor, the model's layer
@@ -36,7 +36,7 @@ class LaneCache:
 
     def __init__(
         self,
-        keeps: Sequence[Keeps],
+        keeps: Sequence[StateLayout],
         *,
         first_layer: int = 0,
         num_lanes: int,
@@ -53,7 +53,7 @@ class LaneCache:
         self._first_layer = first_layer
         self._blank = blank
         self._device = device
-        self.stacked: dict[Keeps, LayerState] = {}
+        self.stacked: dict[StateLayout, LayerState] = {}
         for kind in dict.fromkeys(self._keeps):
             num_layers = self._keeps.count(kind)
             places = (num_layers, num_lanes, num_pages * CHUNK_TOKENS)
@@ -69,7 +69,7 @@ class LaneCache:
         pages = torch.arange(num_pages, dtype=torch.int32)
         self.tables = pages.repeat(num_lanes, 1).to(device)  # [lanes, pages]
         self._listed = [[*range(num_pages)] for _ in range(num_lanes)]  # what the tables say
-        # By how much the rank of what is written next is less than its position; 0 for padding.
+        # Position minus row index of what is written next; 0 for padding.
         self.absent = torch.zeros(num_lanes + 1, dtype=torch.int32, device=device)
         self._told_absent = [0] * num_lanes
         self._residents = [Residents() for _ in range(num_lanes)]
@@ -115,19 +115,19 @@ class LaneCache:
                     self._blank(stack[:, lane, begin : begin + CHUNK_TOKENS])
 
     def num_absent_tokens(self, lane: int) -> int:
-        """By how much the rank of what is written next is less than its position."""
+        """By how much the row_index of what is written next is less than its position."""
         return self._residents[lane].num_absent_tokens
 
     def spans(self, lane: int, begin: int, end: int) -> list[tuple[int, int, bool]]:
         """See Residents.spans."""
         return self._residents[lane].spans(begin, end)
 
-    def rank(self, lane: int, token: int) -> int:
+    def row_index(self, lane: int, token: int) -> int:
         """How many rows of the lane's tokens before this one are here; see Residents."""
-        return self._residents[lane].rank(token)
+        return self._residents[lane].row_index(token)
 
     def places(self, lane: int, begin: int, end: int) -> slice | Tensor:
-        """Places of the lane's ranks `[begin, end)`: a slice while pages are in order, else
+        """Places of the lane's row_indices `[begin, end)`: a slice while pages are in order, else
         int64.
         """
         residents = self._residents[lane]
@@ -144,7 +144,7 @@ class LaneCache:
         as there can be.
         """
         residents = self._residents[lane]
-        first, last = residents.rank(begin), residents.rank(end)
+        first, last = residents.row_index(begin), residents.row_index(end)
         assert last - first == end - begin, f"not all of [{begin}, {end}) is in {residents}"
         return residents.runs(first, last)
 
@@ -204,8 +204,8 @@ class LaneCache:
         return PADDING if num_tokens == then else lane
 
     def reset(self, lane: int) -> None:
-        """Forget what belongs to the lane's end, and which chunks are here; rows are masked by rank
-        and may stay.
+        """Clear the lane's end state and its list of resident chunks. Rows stay: they are masked by row
+        index.
         """
         self._residents[lane].clear()
         self._list(lane)
@@ -242,7 +242,7 @@ class LaneCache:
         return self._bytes[ends, lane]
 
     def _shapes(
-        self, stacks: Callable[[], list[tuple[Keeps, StateTensor, Tensor]]], num_outer: int
+        self, stacks: Callable[[], list[tuple[StateLayout, StateTensor, Tensor]]], num_outer: int
     ) -> dict[TensorKey, Shape]:
         return {
             (tensor.name, layer): (tuple(stack.shape[num_outer:]), stack.dtype)
@@ -250,7 +250,7 @@ class LaneCache:
             for layer in self._layers_of(kind)
         }
 
-    def _rows_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
+    def _rows_of(self) -> list[tuple[StateLayout, StateTensor, Tensor]]:
         """The stacks of rows as host memory has them: all layers of a tensor, then the next."""
         return [
             (kind, tensor, stack)
@@ -258,7 +258,7 @@ class LaneCache:
             for tensor, stack in zip(kind.rows, stacks, strict=False)
         ]
 
-    def _ends_of(self) -> list[tuple[Keeps, StateTensor, Tensor]]:
+    def _ends_of(self) -> list[tuple[StateLayout, StateTensor, Tensor]]:
         """The stacks of ends likewise; wider numbers first, so that each lies where it may."""
         found = [
             (kind, tensor, stack)
@@ -267,7 +267,7 @@ class LaneCache:
         ]
         return sorted(found, key=lambda entry: -entry[2].element_size())
 
-    def _layers_of(self, kind: Keeps) -> list[int]:
+    def _layers_of(self, kind: StateLayout) -> list[int]:
         """The model's layers that keep this, in the order of its stacks."""
         return [i for i, other in enumerate(self._keeps, self._first_layer) if other == kind]
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
-from luceasync.kv.residency import Change, NoVictim, Residency, chunks_of
+from luceasync.kv.residency import NoVictim, Residency, ResidencyChange, chunks_of
 
 MARGIN = 1.25  # what a chunk must be worth beside the one whose page it takes
 MOVED_SHARE = 4  # of the pages one part changes hands at a time, at most
@@ -25,11 +25,11 @@ class Growth:
 
     lane: int
     unsaved: Span | None
-    change: Change
+    change: ResidencyChange
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
+class PageMove:
     """Chunks that leave, as events, and what comes in their stead: (chunk, page)."""
 
     gone: tuple[PageEvent, ...]
@@ -37,18 +37,18 @@ class Move:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class PagerCounts:
     """How often what has happened to a lane, or to all of them."""
 
     recalled: int = 0
     evicted: int = 0
-    looks: int = 0
+    probes: int = 0
 
-    def plus(self, other: Counts) -> Counts:
-        return Counts(
+    def plus(self, other: PagerCounts) -> PagerCounts:
+        return PagerCounts(
             self.recalled + other.recalled,
             self.evicted + other.evicted,
-            self.looks + other.looks,
+            self.probes + other.probes,
         )
 
 
@@ -64,10 +64,10 @@ class _Lane:
     own: tuple[Span, ...] = ()
     exact_end: float = math.inf
     coming: tuple[tuple[int, int], ...] = ()
-    looked_at: int = 0
+    probed_at: int = 0
     pins: tuple[Span, ...] = ()
     ledger: Mapping[int, float] = field(default_factory=dict)
-    counts: Counts = Counts()
+    counts: PagerCounts = PagerCounts()
 
 
 class KvFlashPager:
@@ -91,7 +91,7 @@ class KvFlashPager:
         batch = num_chunks(batch_tokens)
         self._lanes = [_Lane(Residency(num_pages, order, batch)) for _ in range(num_lanes)]
         self._num_most = max(1, num_pages // MOVED_SHARE)
-        self._past = Counts()  # of what lanes held before
+        self._past = PagerCounts()  # of what lanes held before
         for lane in range(num_lanes):
             self._begin(lane, ())
 
@@ -118,12 +118,12 @@ class KvFlashPager:
         of_lane = self._lanes[lane]
         return of_lane.residency.num_absent + len(of_lane.coming)
 
-    def counts(self, lane: int) -> Counts:
+    def counts(self, lane: int) -> PagerCounts:
         """What has happened since the lane was empty."""
         return self._lanes[lane].counts
 
     @property
-    def totals(self) -> Counts:
+    def totals(self) -> PagerCounts:
         """What has happened to all lanes."""
         total = self._past
         for lane in self._lanes:
@@ -167,7 +167,7 @@ class KvFlashPager:
         change = self._lanes[lane].residency.clearing(num_chunks(num_tokens))
         return self._growth(lane, change) if change.evicted else None
 
-    def _growth(self, lane: int, change: Change) -> Growth:
+    def _growth(self, lane: int, change: ResidencyChange) -> Growth:
         of_lane = self._lanes[lane]
         end = (max(change.evicted, default=-1) + 1) * CHUNK_TOKENS
         unsaved = (of_lane.held_end, end) if end > of_lane.held_end else None
@@ -211,7 +211,7 @@ class KvFlashPager:
         self._begin(lane, self._lanes[lane].pins)
         of_lane = self._lanes[lane]
         residency = of_lane.residency
-        of_lane.held_end = of_lane.looked_at = num_tokens
+        of_lane.held_end = of_lane.probed_at = num_tokens
         residency.value({c: s for c, (_, s) in enumerate(ledger) if not math.isnan(s)})
         change = residency.placement(num_chunks(num_tokens))
         residency.apply(change)
@@ -230,14 +230,14 @@ class KvFlashPager:
             of_lane = self._lanes[lane]
             of_lane.exact_end = min(of_lane.exact_end, begin)
 
-    # --- looks -----------------------------------------------------------------------------------
+    # --- probes ----------------------------------------------------------------------------------
 
     def is_due(self, lane: int, num_tokens: int) -> bool:
         """Whether the lane, which has committed so many tokens, is to be looked at: every tau of
         them, as long as something is absent.
         """
         of_lane = self._lanes[lane]
-        gone_by = num_tokens - of_lane.looked_at
+        gone_by = num_tokens - of_lane.probed_at
         return gone_by >= self._tau_tokens and bool(self.num_absent(lane))
 
     def unsaved(self, lane: int, num_tokens: int) -> Span | None:
@@ -251,10 +251,10 @@ class KvFlashPager:
         of_lane.held_end = end
         of_lane.own = (*of_lane.own, (begin, end))
 
-    def looks(self, lane: int, num_tokens: int) -> None:
+    def probe_started(self, lane: int, num_tokens: int) -> None:
         """A look at the lane begins, where it stands after so many tokens."""
-        self._lanes[lane].looked_at = num_tokens
-        self._count(lane, looks=1)
+        self._lanes[lane].probed_at = num_tokens
+        self._count(lane, probes=1)
 
     def value(self, lane: int, masses: Sequence[float]) -> None:
         """The mass that each chunk of the lane was found to have is what it is worth now."""
@@ -266,7 +266,7 @@ class KvFlashPager:
         """
         return self._growth(lane, self._lanes[lane].residency.reselection(MARGIN, self._num_most))
 
-    def selected(self, selection: Growth) -> Move:
+    def selected(self, selection: Growth) -> PageMove:
         """It is done, as far as `grown` asks for it: what moves. It is `coming` until `listed`."""
         of_lane, change = self._lanes[selection.lane], selection.change
         gone = self.grown(replace(selection, change=replace(change, given=())))
@@ -274,7 +274,7 @@ class KvFlashPager:
         residency.apply(replace(change, evicted=(), version=residency.version))
         of_lane.coming = change.given
         self._count(selection.lane, recalled=len(change.given))
-        return Move(tuple(gone), change.given)
+        return PageMove(tuple(gone), change.given)
 
     def listed(self, lane: int) -> list[PageEvent]:
         """What was coming has come: the events that tell of it."""
@@ -291,9 +291,9 @@ class KvFlashPager:
         self._lanes[lane] = _Lane(before.residency)
         self.pin(lane, pins or self._pins)
 
-    def _count(self, lane: int, *, recalled: int = 0, evicted: int = 0, looks: int = 0) -> None:
+    def _count(self, lane: int, *, recalled: int = 0, evicted: int = 0, probes: int = 0) -> None:
         of_lane = self._lanes[lane]
-        of_lane.counts = of_lane.counts.plus(Counts(recalled, evicted, looks))
+        of_lane.counts = of_lane.counts.plus(PagerCounts(recalled, evicted, probes))
 
 
-__all__ = ["Counts", "Growth", "KvFlashPager", "Move", "NoVictim"]
+__all__ = ["PagerCounts", "Growth", "KvFlashPager", "PageMove", "NoVictim"]

@@ -27,7 +27,7 @@ class NoVictim(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ResidencyChange:
     """`evicted` chunks lose their pages, which may be among those `given` as (chunk, page); both in
     rising order of chunk. The lane then has `num_chunks` chunks. `version`: of the map that it
     belongs to.
@@ -104,7 +104,7 @@ class Residency:
 
     # --- what a change would be: nothing changes -------------------------------------------------
 
-    def extension(self, num_chunks: int) -> Change:
+    def extension(self, num_chunks: int) -> ResidencyChange:
         """Give all chunks below `num_chunks` that the lane does not have yet a page. Victims are
         those of least worth, the oldest first; neither the sink, nor what is pinned, nor the tail,
         nor what is being written. Raises NoVictim.
@@ -114,14 +114,14 @@ class Residency:
         kept_from = min(num_chunks - TAIL_CHUNKS, self.num_chunks - 1)
         return self._change(max(num_chunks, self.num_chunks), (), new, kept_from)
 
-    def clearing(self, num_chunks: int) -> Change:
+    def clearing(self, num_chunks: int) -> ResidencyChange:
         """Take pages from victims until so many chunks could be given one by `extension`, and give
         none. Raises NoVictim.
         """
         extension = self.extension(num_chunks)
-        return Change(self.num_chunks, extension.evicted, (), self._version)
+        return ResidencyChange(self.num_chunks, extension.evicted, (), self._version)
 
-    def reselection(self, margin: float, num_most: int) -> Change:
+    def reselection(self, margin: float, num_most: int) -> ResidencyChange:
         """Give absent chunks the pages of residents that are worth less: each at least `margin`
         times what its victim is, at most `num_most` of them. Pages that are free are given first.
         """
@@ -143,7 +143,7 @@ class Residency:
             evicted.append(victims[at])
         return self._change(self.num_chunks, evicted, sorted(chosen), self.num_chunks)
 
-    def placement(self, num_chunks: int) -> Change:
+    def placement(self, num_chunks: int) -> ResidencyChange:
         """Give pages to a lane that has none: to the sink, the tail, what is pinned, and of the
         others to those of most worth, the newest first.
         """
@@ -158,7 +158,7 @@ class Residency:
 
     # --- what changes ----------------------------------------------------------------------------
 
-    def apply(self, change: Change) -> None:
+    def apply(self, change: ResidencyChange) -> None:
         """Make it so. Raises ValueError for a change that was worked out for an older map."""
         if change.version != self._version:
             raise ValueError(f"a change of version {change.version}, for {self}")
@@ -208,7 +208,7 @@ class Residency:
 
     def _change(
         self, num_chunks: int, evicted: Iterable[int], new: Sequence[int], kept_from: int
-    ) -> Change:
+    ) -> ResidencyChange:
         """With the victims that are missing beside those that are `evicted` already."""
         gone = [*evicted]
         num_missing = len(new) - len(self._free) - len(gone)
@@ -219,7 +219,7 @@ class Residency:
             gone += victims[:num_missing]
         free = [*self._free, *(self._pages[chunk] for chunk in gone)]
         given = tuple(zip(new, free, strict=False))
-        return Change(num_chunks, tuple(sorted(gone)), given, self._version)
+        return ResidencyChange(num_chunks, tuple(sorted(gone)), given, self._version)
 
     def _victims(self, kept_from: int) -> list[int]:
         """Residents that may leave, in the order in which they do."""

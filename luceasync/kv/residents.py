@@ -1,7 +1,7 @@
 """Which chunks of one lane have a page, and where its rows lie. Pure: no tensors.
 
-A row's rank is the number of rows before it whose chunks are here. Places, masks and tables go by
-ranks, so that chunks that are not here leave no gap; the position is for rotation alone.
+A row's row_index is the number of rows before it whose chunks are here. Places, masks and tables go by
+row_indices, so that chunks that are not here leave no gap; the position is for rotation alone.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Residents:
 
     @property
     def num_absent_tokens(self) -> int:
-        """Tokens before the last resident chunk that are not here: what is written next has a rank
+        """Tokens before the last resident chunk that are not here: what is written next has a row_index
         that is so much less than its position.
         """
         return (self._chunks[-1] + 1 - len(self._chunks)) * CHUNK_TOKENS if self._chunks else 0
@@ -74,19 +74,19 @@ class Residents:
         self._pages.clear()
         self._num_in_order = 0
 
-    def rank(self, token: int) -> int:
-        """The rank of the token, or of the end of the tokens before it."""
+    def row_index(self, token: int) -> int:
+        """The row_index of the token, or of the end of the tokens before it."""
         chunk, rest = divmod(token, CHUNK_TOKENS)
         at = bisect_left(self._chunks, chunk) if rest == 0 else self._index(chunk)
         return at * CHUNK_TOKENS + rest
 
-    def is_in_order(self, rank: int) -> bool:
-        """Whether the rows of the ranks before `rank` lie one behind the other."""
-        return rank <= self._num_in_order * CHUNK_TOKENS
+    def is_in_order(self, row_index: int) -> bool:
+        """Whether the rows of the row_indices before `row_index` lie one behind the other."""
+        return row_index <= self._num_in_order * CHUNK_TOKENS
 
     def runs(self, begin: int, end: int) -> list[range]:
-        """Places of the ranks `[begin, end)`, in order: as few ranges as there can be."""
-        assert end <= len(self._pages) * CHUNK_TOKENS, f"no page for rank {end - 1} in {self}"
+        """Places of the row_indices `[begin, end)`, in order: as few ranges as there can be."""
+        assert end <= len(self._pages) * CHUNK_TOKENS, f"no page for row_index {end - 1} in {self}"
         if self.is_in_order(end):
             return [range(begin, end)]
         runs: list[range] = []

@@ -28,7 +28,7 @@ class StateTensor:
     leans_on: int | None = None
 
 
-class Keeps(Hashable, Protocol):
+class StateLayout(Hashable, Protocol):
     """A kind of layer, as far as its state goes. Equal ones lie in one tensor, layer by layer."""
 
     @property

@@ -6,17 +6,17 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from luceasync.models.layer_reader import Part
+from luceasync.models.layer_reader import TensorPart
 from luceasync.models.loader import TensorReader
 from luceasync.models.ops import Norm
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import EmbeddingTable, Weight
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class ModelEnds:
     """What of the ends a shard has; a tied head is the embedding."""
 
-    embedding: Table | None
+    embedding: EmbeddingTable | None
     norm: Norm | None
     head: Weight | None
 
@@ -46,17 +46,17 @@ class Ends:
         return sum(part.num_bytes for part in parts.values())
 
 
-def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> Ends:
+def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEnds:
     """The ends of a shard, as most families name them. Raises ModelError."""
     spec = reader.spec
     shape = (spec.vocab_size, spec.hidden_size)
     name = f"{spec.prefix}embed_tokens.weight"
     embedding = reader.table(name, shape) if is_first else None
     if not is_last:
-        return Ends(embedding, None, None)
+        return ModelEnds(embedding, None, None)
     norm = reader.norm(f"{spec.prefix}norm.weight", (spec.hidden_size,))
     if not spec.tied_embeddings:
-        head: Weight = reader.stacked([Part("lm_head.weight")], {"lm_head.weight": shape})
+        head: Weight = reader.stacked([TensorPart("lm_head.weight")], {"lm_head.weight": shape})
     else:  # never packed, so that it gives the same bits where the embedding is elsewhere
         head = embedding or reader.table(name, shape)
-    return Ends(embedding, norm, head)
+    return ModelEnds(embedding, norm, head)

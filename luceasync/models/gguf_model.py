@@ -13,9 +13,9 @@ from luceasync.gguf.header import SUPPORTED, Tensor
 from luceasync.gguf.layout import Layout, Order, Orders
 from luceasync.gguf.model import GgufModel
 from luceasync.gguf.vocabulary import check_tokenizer
+from luceasync.models.encodings import DenseEncoding, Encoding, Shape
 from luceasync.models.families import GGUF_FAMILIES
 from luceasync.models.families.family import Fields
-from luceasync.models.forms import Dense, Form, Shape
 from luceasync.models.quant import ggml
 from luceasync.models.quant.form import Grouped
 from luceasync.models.quant.layout import BLOCK
@@ -33,11 +33,11 @@ class Stored:
     orders: Orders
 
     @property
-    def form(self) -> Form:
+    def encoding(self) -> Encoding:
         """How they are held here."""
         form = ggml.FORMS.get(self.tensor.type.name)
         if form is None:
-            return Dense()
+            return DenseEncoding()
         columns = self.orders.columns
         return form.with_supergroups_within(columns.shape[2]) if columns else form
 
@@ -83,8 +83,8 @@ def _stored(layout: Layout, name: str, shape: Shape) -> Stored:
     if tensor.shape[1:] != own[1:] or not is_there or where.begin + own[0] > rows:
         raise ModelError(f"{where.name!r} has shape {tensor.shape}; {own} is expected")
     stored = Stored(path, tensor, where.begin, shape, where.orders)
-    if isinstance(stored.form, Grouped):
-        _check_grouped(stored, stored.form)
+    if isinstance(stored.encoding, Grouped):
+        _check_grouped(stored, stored.encoding)
     return stored
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from luceasync.models.forms import Select
+from luceasync.models.encodings import Select
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TensorPart:
     """Rows of the stored matrix `name`: what `select` gives, one in `divisor` of all."""
 
     name: str
@@ -51,7 +51,7 @@ class LayerReader(Protocol):
         """The matrices `names` stacked along their rows."""
         ...
 
-    def stacked(self, parts: Sequence[Part]) -> Weight:
+    def stacked(self, parts: Sequence[TensorPart]) -> Weight:
         """Parts of matrices stacked along their rows."""
         ...
 

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from luceasync.models.encodings import DenseEncoding, Encoding, Shape, WeightPlacement
 from luceasync.models.feed_forward.feed_forward import FeedForwardLayer
-from luceasync.models.forms import Dense, Form, Place, Shape
-from luceasync.models.layer_reader import Part, whole
+from luceasync.models.layer_reader import TensorPart, whole
 from luceasync.models.mixers.mixer import MixerLayer, State
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.pass_rows import Rows
@@ -24,13 +24,13 @@ from luceasync.models.quant.form import Grouped
 from luceasync.models.quant.random import RandomModule
 from luceasync.models.spec import ModelSpec
 from luceasync.models.trees import Trees
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import EmbeddingTable, Weight
 
 
 class TensorSource(Protocol):
     """Where tensors come from: a file of some format, or random numbers for a benchmark."""
 
-    def form(self, name: str) -> Form:
+    def encoding(self, name: str) -> Encoding:
         """How the tensor is stored. Raises ModelError where there is none."""
         ...
 
@@ -54,24 +54,24 @@ class RandomSource:
         dtype: torch.dtype,
         device: torch.device,
         seed: int = 0,
-        form_of: Callable[[str], Form] = lambda name: Dense(),
+        encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
     ) -> None:
-        """`form_of`: how each tensor would be stored, by its name; they are random too."""
-        self._form_of = form_of
+        """`encoding_of`: how each tensor would be stored, by its name; they are random too."""
+        self._encoding_of = encoding_of
         self._generator = torch.Generator(device)
         self._dtype = dtype
         self._device = device
         self._seed = seed
 
-    def form(self, name: str) -> Form:
+    def encoding(self, name: str) -> Encoding:
         """See TensorSource."""
-        return self._form_of(name)
+        return self._encoding_of(name)
 
     def read(self, name: str, shape: Shape) -> Tensor | RandomModule:
         """See TensorSource."""
         digest = blake2b(f"{self._seed} {name}".encode(), digest_size=8).digest()
         self._generator.manual_seed(int.from_bytes(digest) >> 1)
-        form = self._form_of(name)
+        form = self._encoding_of(name)
         if isinstance(form, Grouped):
             return RandomModule(name, form, shape, self._generator)
         random = torch.randn(
@@ -113,7 +113,7 @@ class TensorReader:
         self,
         source: TensorSource,
         spec: ModelSpec,
-        place: Place,
+        place: WeightPlacement,
         advance: Callable[[int], None] = lambda num_bytes: None,
     ) -> None:
         self.spec = spec
@@ -131,12 +131,12 @@ class TensorReader:
         reader, kinds = OneLayer(self, layer), self.spec.layers[layer]
         return Layer(kinds.mixer.load(reader), kinds.feed_forward.load(reader))
 
-    def stacked(self, parts: Sequence[Part], shapes: dict[str, Shape]) -> Weight:
+    def stacked(self, parts: Sequence[TensorPart], shapes: dict[str, Shape]) -> Weight:
         """Parts of matrices stacked along their rows, which `shapes` has by name. Neighbours that
         are stored alike are one matrix, filled part by part.
         """
         segments = []
-        for form, alike in groupby(parts, lambda part: self._source.form(part.name)):
+        for form, alike in groupby(parts, lambda part: self._source.encoding(part.name)):
             segment = list(alike)
             num_rows = [shapes[part.name][0] // part.divisor for part in segment]
             stack = form.stack((sum(num_rows), *shapes[parts[0].name][1:]), self.place)
@@ -151,9 +151,9 @@ class TensorReader:
             segments.append(stack.weight())
         return segments[0] if len(segments) == 1 else self.ops.stacked(segments)
 
-    def table(self, name: str, shape: Shape) -> Table:
+    def table(self, name: str, shape: Shape) -> EmbeddingTable:
         """A matrix whose rows are looked up one by one: as it is."""
-        stack = self._source.form(name).stack(shape, self.place)
+        stack = self._source.encoding(name).stack(shape, self.place)
         self._advance(stack.fill(0, self._source.read(name, shape), whole))
         return stack.table()
 
@@ -193,11 +193,11 @@ class OneLayer:
 
     def matrix(self, *names: str) -> Weight:
         """See LayerReader."""
-        return self.stacked([Part(name) for name in names])
+        return self.stacked([TensorPart(name) for name in names])
 
-    def stacked(self, parts: Sequence[Part]) -> Weight:
+    def stacked(self, parts: Sequence[TensorPart]) -> Weight:
         """See LayerReader."""
-        full = [Part(self._prefix + p.name, p.select, p.divisor) for p in parts]
+        full = [TensorPart(self._prefix + p.name, p.select, p.divisor) for p in parts]
         return self._reader.stacked(full, {self._prefix + n: s for n, s in self._shapes.items()})
 
     def vector(self, name: str, offset: float = 0.0) -> Tensor:

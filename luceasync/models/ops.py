@@ -17,7 +17,14 @@ from torch import Tensor
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchGrouped
 from luceasync.models.trees import Trees, torch_trees
-from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, Table, Weight, as_float
+from luceasync.models.weights import (
+    EmbeddingTable,
+    InputNorm,
+    StackedWeight,
+    SwiGLU,
+    Weight,
+    as_float,
+)
 
 T = TypeVar("T")
 
@@ -29,11 +36,11 @@ class Ops(Protocol):
         """A matrix [out, dim], whose memory is given away, as the operations here want it."""
         ...
 
-    def table(self, rows: Tensor) -> Table:
+    def table(self, rows: Tensor) -> EmbeddingTable:
         """A matrix [out, dim], whose memory is given away and whose rows are looked up too."""
         ...
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         """A quantised matrix, whose memory is given away; `dtype`: of looked up rows."""
         ...
 
@@ -49,7 +56,7 @@ class Ops(Protocol):
         """RMS norm over the last dimension, computed in float32, in x's dtype; weight float32."""
         ...
 
-    def ranks(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+    def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         """How many of their lanes' rows before them are here: `positions` int32 [entries, rows]
         less `absent` int32 [lanes + 1] of `lanes` int32 [entries], where NO_LANE is the last one.
         """
@@ -76,11 +83,11 @@ class TorchOps:
         """See Ops."""
         return TorchTable(rows)
 
-    def table(self, rows: Tensor) -> Table:
+    def table(self, rows: Tensor) -> EmbeddingTable:
         """See Ops."""
         return TorchTable(rows)
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         """See Ops."""
         return TorchGrouped(packed, dtype)
 
@@ -96,7 +103,7 @@ class TorchOps:
         """See Ops."""
         return rms_norm(x, weight, eps)
 
-    def ranks(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+    def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         """See Ops."""
         return positions - absent[lanes.long()][:, None]
 
@@ -128,12 +135,12 @@ class TorchTable:
     def dtype(self) -> torch.dtype:
         return self.rows.dtype
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         return F.linear(x if norm is None else norm(x), self.rows)
 
     def linear_float(
-        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
         """See Weight."""
         return as_float(self.linear(x, norm), out)
@@ -142,7 +149,7 @@ class TorchTable:
         """See Weight."""
         return residual + self.linear(x)
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         gate, up = self.linear(x, norm).chunk(2, -1)
         return F.silu(gate) * up

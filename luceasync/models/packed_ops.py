@@ -24,7 +24,7 @@ from luceasync.models.pass_rows import round_up_rows
 from luceasync.models.quant.cpu import CompiledGrouped, best_kernel, can_multiply
 from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.torch_weight import TorchGrouped
-from luceasync.models.weights import RowNorm, Table, Weight
+from luceasync.models.weights import EmbeddingTable, InputNorm, Weight
 
 LEAST_ROWS = 4  # from so many on a row's float32 bits do not depend on how many there are
 ROWS_HINT = 4  # the layout suits a decode batch; prefill loses nothing by it
@@ -48,11 +48,11 @@ class PackedOps(TorchOps):
         """See Ops."""
         return PackedTable(torch.ops.mkldnn._reorder_linear_weight(rows, ROWS_HINT))
 
-    def table(self, rows: Tensor) -> Table:
+    def table(self, rows: Tensor) -> EmbeddingTable:
         """See Ops."""
         return PackedTable(rows)
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         """See Ops."""
         kernel = best_kernel()
         if kernel and can_multiply(packed.form, packed.shape[1]):
@@ -86,7 +86,7 @@ class PackedTable(TorchTable):
     def num_bytes(self) -> int:
         return self.rows.numel() * self.rows.element_size()  # a packed tensor has no nbytes
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         x = x if norm is None else norm(x)
         num_rows = x.numel() // x.shape[-1]

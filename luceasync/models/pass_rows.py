@@ -1,6 +1,6 @@
 """The rows of one forward pass, as the layers of one shard see them.
 
-Owns no tensors of state: it says which lane, which ranks and which places in the lane's pages.
+Owns no tensors of state: it says which lane, which row_indices and which places in the lane's pages.
 The same rows are told twice: for the host (entries) and for the device (tensors of fixed shape).
 """
 
@@ -18,9 +18,9 @@ NO_LANE = -1  # an entry that only fills the batch up to its fixed shape
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One lane's rows: ranks `[begin, end)`, which are positions where all chunks are here.
+    """One lane's rows: row_indices `[begin, end)`, which are positions where all chunks are here.
 
-    `write` are the places of these rows in the lane's pages, `read` the places of all ranks `[0,
+    `write` are the places of these rows in the lane's pages, `read` the places of all row_indices `[0,
     end)`, in order, and for a single row those of the rest of its chunk; a slice where the places
     are consecutive (a view, nothing is copied), else an int64 tensor.
     """
@@ -32,10 +32,10 @@ class Entry:
     read: slice | Tensor
 
 
-NOBODY = Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
+PADDING_ENTRY = Entry(NO_LANE, 0, 0, slice(0, 0), slice(0, 0))
 
 
-class Past(Protocol):
+class PastBlocks(Protocol):
     """What one layer keeps of a lane's tokens before the rows of a pass, wherever that is."""
 
     def blocks(self) -> Iterator[tuple[int, tuple[Tensor, ...]]]:
@@ -45,7 +45,7 @@ class Past(Protocol):
         """
         ...
 
-    def look(self, recent: Tensor, rows: Tensor, begin: int) -> None:
+    def probe(self, recent: Tensor, rows: Tensor, begin: int) -> None:
         """The lane's `recent` rows of this layer look at these, whose tokens begin at `begin`. Of
         use where it is to be known which chunks they see; else nothing.
         """
@@ -56,7 +56,7 @@ class Past(Protocol):
 class Rows:
     """A batch of entries with the same number of rows each.
 
-    `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `ranks` int32
+    `lanes` int32 [entries] (NO_LANE: the entry is padding, its results mean nothing), `row_indices` int32
     [entries, rows]: how many of the lane's rows before this one are here; `tables` int32
     [num_lanes, pages]: of each lane the pages of its resident chunks, in order of chunk.
     `prepared`: by mixer, what its layers need to know of the pass; see MixerBody.prepare. `mark`,
@@ -68,11 +68,11 @@ class Rows:
 
     entries: tuple[Entry, ...]
     lanes: Tensor
-    ranks: Tensor
+    row_indices: Tensor
     tables: Tensor
     prepared: Mapping[Any, Any]
     mark: int | None = None
-    past: Past | None = None
+    past: PastBlocks | None = None
     num_lanes: int = field(init=False)  # of the entries, the first ones: the others are padding
 
     def __post_init__(self) -> None:
@@ -87,9 +87,9 @@ def with_padding(of_lanes: Tensor, num_entries: int) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class AcceptedRows:
     """Of entry `entry` of a verify pass the rows `rows`, int64, go to `places` of `lane`, which are
-    those of the ranks from `begin` on.
+    those of the row_indices from `begin` on.
     """
 
     entry: int
@@ -104,12 +104,12 @@ class Paths:
     """What is accepted of a verify pass, told twice as Rows are: `kept` for the host, without the
     entries of which nothing is.
 
-    For the device int32: `lanes`, `begins` [entries], the ranks from which on they are verified,
+    For the device int32: `lanes`, `begins` [entries], the row_indices from which on they are verified,
     `rows` [entries, num_rows] of which the first `counts` [entries] are accepted, and `tables`
     [num_lanes, pages].
     """
 
-    kept: tuple[Kept, ...]
+    kept: tuple[AcceptedRows, ...]
     lanes: Tensor
     begins: Tensor
     rows: Tensor

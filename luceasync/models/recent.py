@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from luceasync.models.mixers.mixer import LookBody, Mixer, Recent, State
+from luceasync.models.mixers.mixer import Mixer, ProbeBody, RecentSpec, State
 from luceasync.models.precision import Precision
 
 
@@ -61,13 +61,13 @@ class RecentRows:
         self.stacked.clear()
 
 
-class LayerLook:
+class LayerProbe:
     """One layer's newest rows of a lane that stands after `num_tokens` look at rows as they come
     by.
     """
 
     def __init__(
-        self, kind: Recent, body: LookBody, filled: range, num_tokens: int, chunk_tokens: int
+        self, kind: RecentSpec, body: ProbeBody, filled: range, num_tokens: int, chunk_tokens: int
     ) -> None:
         """`filled`: positions of the rows in the ring, of which the newest are there."""
         self._body = body
@@ -76,18 +76,18 @@ class LayerLook:
         self._shape = (kind.num_heads, kind.ring.shape[0], -(-num_tokens // chunk_tokens))
         self._scores: Tensor | None = None  # float32 [heads, newest, chunks]
 
-    def look(self, recent: Tensor, rows: Tensor, begin: int) -> None:
-        """See luceasync.models.pass_rows.Past."""
+    def probe(self, recent: Tensor, rows: Tensor, begin: int) -> None:
+        """See luceasync.models.pass_rows.PastBlocks."""
         if self._scores is None:
             self._scores = torch.full(self._shape, -torch.inf, device=rows.device)
         end = self._filled.stop
-        self._body.look(recent, rows, begin, end, self._chunk_tokens, self._scores)
+        self._body.probe(recent, rows, begin, end, self._chunk_tokens, self._scores)
 
-    def masses(self) -> Tensor:
+    def mass(self) -> Tensor:
         """What each chunk weighs; float32 [chunks]. See `masses`."""
         assert self._scores is not None, "nothing has come by"
         positions = ring_positions(self._shape[1], self._filled.stop, self._scores.device)
-        return masses(self._scores, positions >= self._filled.start)
+        return attention_mass(self._scores, positions >= self._filled.start)
 
 
 def ring_positions(num_recent: int, num_tokens: int, device: torch.device) -> Tensor:
@@ -98,7 +98,7 @@ def ring_positions(num_recent: int, num_tokens: int, device: torch.device) -> Te
     return last - (last - torch.arange(num_recent, device=device)) % num_recent
 
 
-def masses(scores: Tensor, is_kept: Tensor) -> Tensor:
+def attention_mass(scores: Tensor, is_kept: Tensor) -> Tensor:
     """What each chunk weighs: its share of what a query sees, the most that any of the newest gives
     it, summed over heads.
 

@@ -23,7 +23,7 @@ from luceasync.models.quant.packed import Packed
 from luceasync.models.quant.tiles import can_tile, tile
 from luceasync.models.quant.torch_weight import TorchGrouped
 from luceasync.models.trees import Trees
-from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, Table, Weight
+from luceasync.models.weights import EmbeddingTable, InputNorm, StackedWeight, SwiGLU, Weight
 
 DECODE_ROWS = 8  # up to as many, the decode step's kernels are the fastest in any kind of pass
 SLICE_NUMBERS = 1 << 23  # of a quantised matrix that are float32 at once: the workspace has room
@@ -42,10 +42,10 @@ class TritonOps:
     def pack(self, rows: Tensor) -> Weight:
         return TritonTable(rows)
 
-    def table(self, rows: Tensor) -> Table:
+    def table(self, rows: Tensor) -> EmbeddingTable:
         return TritonTable(rows)
 
-    def grouped(self, packed: Packed, dtype: torch.dtype) -> Table:
+    def grouped(self, packed: Packed, dtype: torch.dtype) -> EmbeddingTable:
         # Kernels multiply codes in bfloat16: they would not be float32's equal.
         if dtype != torch.bfloat16 or not can_tile(packed.form, *packed.shape):
             return TorchGrouped(packed, dtype, slice_numbers=SLICE_NUMBERS)
@@ -64,7 +64,7 @@ class TritonOps:
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return row_kernels.rms_norm(x.reshape(-1, x.shape[-1]), weight, eps).view(x.shape)
 
-    def ranks(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
+    def row_indices(self, positions: Tensor, lanes: Tensor, absent: Tensor) -> Tensor:
         return position_kernels.ranks(positions, lanes, absent)
 
     def trees(self, parents: Tensor, reach: int) -> Trees:
@@ -82,7 +82,7 @@ class TritonOps:
 class TritonTable(TorchTable):
     """A matrix as it is, multiplied by the kernel that its number of rows wants."""
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
         flat, fused = x.reshape(-1, x.shape[-1]), _fused(x, small_gemm.MAX_ROWS)
         out = fused.linear(flat, self.rows) if fused else F.linear(flat, self.rows)
@@ -96,7 +96,7 @@ class TritonTable(TorchTable):
         flat_residual.addmm_(flat, self.rows.t())  # in place: else it would be copied first
         return residual
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         x = x if norm is None else norm(x)
         flat = x.reshape(-1, x.shape[-1])
         if fused := _fused(x, SWIGLU_ROWS):

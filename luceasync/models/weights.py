@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-class RowNorm(Protocol):
+class InputNorm(Protocol):
     """An RMS norm of rows [..., dim] that are multiplied next; `weight`: float32 [dim]."""
 
     @property
@@ -36,12 +36,12 @@ class Weight(Protocol):
         """Of the numbers that it stands for: what `linear` is computed in."""
         ...
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """x @ weight^T, of x as `norm` has it if one is given. x: [..., dim] -> [..., out]."""
         ...
 
     def linear_float(
-        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
         """`linear` in float32, in `out` if it is given: not rounded before where that costs
         nothing.
@@ -52,14 +52,14 @@ class Weight(Protocol):
         """residual + x @ weight^T; `residual` may be what is returned, overwritten."""
         ...
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """silu(gate) * up, where gate is the first half of `linear` and up the second. ->
         [..., out / 2].
         """
         ...
 
 
-class Table(Weight, Protocol):
+class EmbeddingTable(Weight, Protocol):
     """A Weight whose rows are also looked up one by one: an embedding, perhaps the head too."""
 
     def lookup(self, ids: Tensor) -> Tensor:
@@ -80,7 +80,7 @@ class SwiGLU:
     def num_bytes(self) -> int:
         return self.gate_up.num_bytes + self.down.num_bytes
 
-    def add_to(self, x: Tensor, norm: RowNorm) -> Tensor:
+    def add_to(self, x: Tensor, norm: InputNorm) -> Tensor:
         """x and what the network makes of it as `norm` has it: [..., dim]; x may be overwritten."""
         return self.down.linear_add(self.gate_up.swiglu(x, norm), x)
 
@@ -104,7 +104,7 @@ class StackedWeight:
     def dtype(self) -> torch.dtype:
         return self.segments[0].dtype
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         import torch
 
@@ -112,7 +112,7 @@ class StackedWeight:
         return torch.cat([segment.linear(x) for segment in self.segments], -1)
 
     def linear_float(
-        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
         """See Weight."""
         return as_float(self.linear(x, norm), out)
@@ -121,7 +121,7 @@ class StackedWeight:
         """See Weight."""
         return residual + self.linear(x)
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         from torch.nn.functional import silu
 

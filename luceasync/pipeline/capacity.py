@@ -23,7 +23,7 @@ NAMED_SHARE = 0.95  # of the free memory, what may be filled when the user names
 
 
 @dataclass(frozen=True, slots=True)
-class Guest:
+class DraftFootprint:
     """What is to share a device with the target, or to have one beside it: a drafter. Bytes of its
     weights, of each token of a lane, and of a lane whatever its context is.
     """
@@ -35,7 +35,7 @@ class Guest:
 
 
 @dataclass(frozen=True, slots=True)
-class Lanes:
+class LaneCapacity:
     """`parallel` lanes of `max_ctx_tokens` each. `reasons`: a line for each that was chosen."""
 
     parallel: int
@@ -47,11 +47,11 @@ def choose_lanes(
     spec: ModelSpec,
     devices: Sequence[Offer],
     shards: Sequence[ShardPlan],
-    guest: Guest | None,
+    guest: DraftFootprint | None,
     *,
     parallel: int | None,
     max_ctx_tokens: int | None,
-) -> Lanes:
+) -> LaneCapacity:
     """Both sizes, of which None are chosen. Raises PlacementError for what does not fit."""
     loads = loads_of(devices, shards, guest)
     loaded = [load for _, load in loads]
@@ -76,11 +76,11 @@ def choose_lanes(
             f"--max-ctx {max_ctx_tokens} with --parallel {parallel} does not fit: "
             f"{fits} tokens a lane do; lower one of them or add devices"
         )
-    return Lanes(parallel, max_ctx_tokens, tuple(reasons))
+    return LaneCapacity(parallel, max_ctx_tokens, tuple(reasons))
 
 
 def loads_of(
-    devices: Sequence[Offer], shards: Sequence[ShardPlan], guest: Guest | None
+    devices: Sequence[Offer], shards: Sequence[ShardPlan], guest: DraftFootprint | None
 ) -> list[tuple[Offer, ShardPlan]]:
     """What each device must hold: its shard with the guest in it, or the guest alone."""
     loads = list(zip(devices, shards, strict=True))
@@ -205,7 +205,7 @@ class Pool:
 
 
 @dataclass(frozen=True, slots=True)
-class AskedPool:
+class PoolRequest:
     """A pool of `num_tokens` a lane, None: of what suits it. `host_bytes` of memory hold what lanes
     hold, all of it.
     """
@@ -219,14 +219,14 @@ def choose_pool(
     spec: ModelSpec,
     devices: Sequence[Offer],
     shards: Sequence[ShardPlan],
-    guest: Guest | None,
-    asked: AskedPool,
+    guest: DraftFootprint | None,
+    asked: PoolRequest,
     *,
     parallel: int | None,
     max_ctx_tokens: int | None,
     chunk_tokens: int,
     num_verify_rows: int,
-) -> tuple[Lanes, int]:
+) -> tuple[LaneCapacity, int]:
     """How many lanes of which context there are, and the pages of each. Raises PlacementError."""
     loads = loads_of(devices, shards, guest)
     loaded = [load for _, load in loads]
@@ -268,7 +268,7 @@ def choose_pool(
     num_pages = _pages(num_tokens, max_ctx_tokens, num_verify_rows)
     batch_tokens = max(chunk_that_fits(num_pages, chunk_tokens), num_verify_rows)
     _check_pins(asked.pool.pins, num_pages, batch_tokens)
-    return Lanes(parallel, max_ctx_tokens, tuple(reasons)), num_pages
+    return LaneCapacity(parallel, max_ctx_tokens, tuple(reasons)), num_pages
 
 
 def chunk_that_fits(num_pages: int, chunk_tokens: int) -> int:

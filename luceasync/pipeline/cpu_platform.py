@@ -83,9 +83,9 @@ class CpuPlatform:
     def join_beside(self) -> None:
         """It is done."""
 
-    def stopwatch(self) -> Clock:
+    def stopwatch(self) -> HostStopwatch:
         """See Platform."""
-        return Clock()
+        return HostStopwatch()
 
     def copies(self, cache: LaneCache) -> DirectCopies:
         """See Platform."""
@@ -109,15 +109,15 @@ class CpuPlatform:
     def synchronize(self) -> None:
         """Nothing is queued."""
 
-    def record_event(self) -> Past:
+    def record_event(self) -> CompletedEvent:
         """See Platform."""
-        return Past()
+        return CompletedEvent()
 
     def empty_cache(self) -> None:
         """Nothing is kept."""
 
 
-class Past:
+class CompletedEvent:
     """The end of work that was done at once; an Event."""
 
     def query(self) -> bool:
@@ -127,7 +127,7 @@ class Past:
         """It is over."""
 
 
-class Clock:
+class HostStopwatch:
     """A Stopwatch of work that is done at once."""
 
     is_over = True

@@ -16,10 +16,17 @@ from luceasync.models.pass_rows import NO_LANE, Paths
 from luceasync.models.precision import torch_dtype
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture, Captured
-from luceasync.pipeline.passes import Batch, Given, StepKind
+from luceasync.pipeline.passes import Batch, PassInput, StepKind
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.shard import Shard
-from luceasync.pipeline.static_inputs import Fed, Feed, Feedback, StaticInputs, TreeInputs, of_place
+from luceasync.pipeline.static_inputs import (
+    FedTokens,
+    Feed,
+    Feedback,
+    StaticInputs,
+    TreeInputs,
+    of_place,
+)
 from luceasync.pipeline.steps import EagerSteps
 from luceasync.ranking.local import Bodies, FoundBest
 from luceasync.ranking.logits import NO_TOKEN
@@ -30,7 +37,7 @@ WARMUP_STEPS = 1  # on the stream of captures, whose libraries want their worksp
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class DecodePass:
     """A decode step that is to be captured; `feedback` of one that feeds itself."""
 
     inputs: StaticInputs
@@ -50,7 +57,7 @@ class TreePass:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class DecodeStep:
     """A captured decode step: logits [size, vocab] of the last shard or the activation, and taps.
 
     `feedback`: see Pass.
@@ -99,10 +106,10 @@ class _Ahead:
     """
 
     batch: Batch
-    given: Fed
-    found: Fed
+    given: FedTokens
+    found: FedTokens
 
-    def is_of(self, batch: Batch, given: Given) -> bool:
+    def is_of(self, batch: Batch, given: PassInput) -> bool:
         """Whether this is the step that is asked for."""
         return (
             not isinstance(given, Tensor)
@@ -118,11 +125,11 @@ class DecodeSteps:
         """`changes_state`: a step that was not wanted cannot be taken back, so none runs ahead."""
         self._shard = shard
         self._changes_state = changes_state
-        self.best: Fed | None = None
-        self._last: Step | None = None  # if no other pass has been since
+        self.best: FedTokens | None = None
+        self._last: DecodeStep | None = None  # if no other pass has been since
         self._ahead: _Ahead | None = None
 
-    def run(self, step: Step, batch: Batch, given: Given) -> None:
+    def run(self, step: DecodeStep, batch: Batch, given: PassInput) -> None:
         """Have its output be that of this batch: it has run ahead, or is run."""
         ahead = self._ahead
         if ahead is not None and ahead.is_of(batch, given):
@@ -155,7 +162,7 @@ class DecodeSteps:
         self.forget()
         self.best = None
 
-    def _launch(self, step: Step) -> Fed | None:
+    def _launch(self, step: DecodeStep) -> FedTokens | None:
         """What its inputs hold is run; what it has fed itself."""
         step.replay(self._shard)
         if step.feedback is None:
@@ -165,7 +172,7 @@ class DecodeSteps:
         return fed
 
 
-class GraphedShard:
+class GraphedSteps:
     """Decode steps and verify passes of `shard` in every shape of the plan: see Stage.
 
     The shard must have come to rest: its weights and state are at their final places.
@@ -248,7 +255,7 @@ class GraphedShard:
         shard.passed(batch)
         return output if kept is None or output is None else torch.cat([kept, output], 1)
 
-    def decode(self, batch: Batch, given: Given) -> Tensor:
+    def decode(self, batch: Batch, given: PassInput) -> Tensor:
         """One row for each entry. `given`: tokens for the first shard, else the activation.
 
         Returns the activation, or logits float32 [size, vocab] from the last shard. Where that is
@@ -311,7 +318,7 @@ class GraphedShard:
         return None if self._shard.plan.is_first else (self._spec.hidden_size, self._dtype)
 
     def _compile_ahead(
-        self, of_trees: Sequence[TreePass], decode: Sequence[Pass], chunk_tokens: int
+        self, of_trees: Sequence[TreePass], decode: Sequence[DecodePass], chunk_tokens: int
     ) -> None:
         """What all passes launch, beside each other; those of long chunks are the first to begin,
         since one of their kernels takes the longest by far.
@@ -349,9 +356,9 @@ class GraphedShard:
             lambda: bodies.highest(logits, carry, NUM_RANKED, (1.0, 0.5), NO_TOKEN),
         ]
 
-    def _step_of(self, each: Pass) -> Step:
+    def _step_of(self, each: DecodePass) -> DecodeStep:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
-        return Step(each.inputs, captured, self._shard.taps, each.feedback)
+        return DecodeStep(each.inputs, captured, self._shard.taps, each.feedback)
 
     def _tree_step_of(self, each: TreePass) -> TreeStep:
         captured = self._capture(each.run, num_warmups=WARMUP_STEPS)
@@ -360,7 +367,7 @@ class GraphedShard:
             commit = self._capture(each.commit, num_warmups=WARMUP_STEPS)
         return TreeStep(each.inputs, captured, taps, commit)
 
-    def _decode_pass(self, size: int) -> Pass:
+    def _decode_pass(self, size: int) -> DecodePass:
         shard, inputs = self._shard, StaticInputs(size, self._shard.device, self._activation)
         lanes, positions = inputs.place
         feedback = Feedback(size, shard.device) if self._has_all else None
@@ -375,7 +382,7 @@ class GraphedShard:
                 self._feed(logits, inputs.given, inputs.place, feedback.found, NO_TOKEN)
             return logits
 
-        return Pass(inputs, run, feedback)
+        return DecodePass(inputs, run, feedback)
 
     def _verify_pass(self, size: int, num_rows: int) -> TreePass:
         shard, inputs = self._shard, self._tree_inputs(size, num_rows)

@@ -23,11 +23,11 @@ from luceasync.nodes import NodeKey
 from luceasync.pipeline.paging import (
     Keep,
     Ledger,
-    Looks,
     MakeReady,
     Paging,
     Pins,
     Placer,
+    ProbeSource,
     WholeLanes,
     keep_if_room,
 )
@@ -41,7 +41,7 @@ LIST_SHARE = 8  # of tau, one part is what a move has before somebody waits for 
 
 
 @dataclass(slots=True)
-class _Look:
+class _Probe:
     """Of a lane: what is under way was begun after `begun_at` tokens, at `begun_s`; `is_first`:
     what it finds is waited for; `is_valued`: it is known. What it moved is listed after `listed_at`
     tokens.
@@ -56,7 +56,7 @@ class _Look:
 
 @dataclass(slots=True)
 class _Lane:
-    look: _Look = field(default_factory=_Look)
+    probe: _Probe = field(default_factory=_Probe)
     ledger: Ledger = ()
 
 
@@ -79,7 +79,7 @@ class PagedLanes:
         self._num_lanes = pager.num_lanes
         self._max_ctx_tokens = max_ctx_tokens
         self._tau_tokens = tau_tokens
-        self._looks: Looks | None = None
+        self._source: ProbeSource | None = None
         self._rested_at_s = 0.0  # from when on another look may begin
         self._keep: Keep = keep_if_room
         self._lanes: dict[int, _Lane] = {}
@@ -89,8 +89,8 @@ class PagedLanes:
     def nodes(self) -> Nodes:
         return self._parts
 
-    def look_with(self, looks: Looks) -> None:
-        self._looks = looks
+    def probe_with(self, source: ProbeSource) -> None:
+        self._source = source
 
     def keep_with(self, keep: Keep) -> None:
         self._keep = keep
@@ -109,7 +109,7 @@ class PagedLanes:
 
     def before_steps(self, lanes: Sequence[int], begins: Sequence[int], num_rows: int) -> None:
         for lane, begin in zip(lanes, begins, strict=True):
-            if begin >= self._of(lane).look.listed_at:
+            if begin >= self._of(lane).probe.listed_at:
                 self._list(lane)
                 self._select(lane, begin)
             self._grow(self._pager.clears(lane, min(begin + num_rows, self._max_ctx_tokens)))
@@ -137,7 +137,7 @@ class PagedLanes:
 
     def prefilled(self, lane: int, num_tokens: int) -> None:
         """See Paging. What is found moves chunks when the first step comes."""
-        self._look(lane, num_tokens, is_first=True)
+        self._start_probe(lane, num_tokens, is_first=True)
 
     def reset(self, lane: int) -> None:
         self._pager.release(lane)
@@ -166,9 +166,9 @@ class PagedLanes:
 
     @torch.inference_mode()
     def ledger(self, lane: int, end: int) -> Ledger:
-        look = self._of(lane).look
-        if look.begun_at is not None and look.is_first:
-            self._value(lane, look)
+        probe = self._of(lane).probe
+        if probe.begun_at is not None and probe.is_first:
+            self._value(lane, probe)
         return self._pager.ledger(lane, end)
 
     def told(self, lane: int) -> Residence:
@@ -178,7 +178,7 @@ class PagedLanes:
             pager.num_absent(lane) * CHUNK_TOKENS,
             counts.recalled,
             counts.evicted,
-            counts.looks,
+            counts.probes,
         )
 
     @property
@@ -190,7 +190,7 @@ class PagedLanes:
             self.own_bytes,
             totals.recalled,
             totals.evicted,
-            totals.looks,
+            totals.probes,
         )
 
     @torch.inference_mode()
@@ -210,46 +210,51 @@ class PagedLanes:
         """Do what the look under way has found, tau tokens after it was begun, and begin one where
         it is due.
         """
-        look = self._of(lane).look
-        if look.begun_at is not None and (
-            look.is_first or num_tokens - look.begun_at >= self._tau_tokens
+        probe = self._of(lane).probe
+        if probe.begun_at is not None and (
+            probe.is_first or num_tokens - probe.begun_at >= self._tau_tokens
         ):
-            self._move(lane, look)
-            look.listed_at = num_tokens + self._tau_tokens // LIST_SHARE * (not look.is_first)
-        others = (of_lane.look for of_lane in self._lanes.values())
+            self._move(lane, probe)
+            probe.listed_at = num_tokens + self._tau_tokens // LIST_SHARE * (not probe.is_first)
+        others = (of_lane.probe for of_lane in self._lanes.values())
         # One at a time, since they share a bus.
         is_free = all(other.begun_at is None or other.is_first for other in others)
         is_rested = time.perf_counter() >= self._rested_at_s
-        if look.begun_at is None and is_free and is_rested and self._pager.is_due(lane, num_tokens):
-            self._look(lane, num_tokens, is_first=False)
+        if (
+            probe.begun_at is None
+            and is_free
+            and is_rested
+            and self._pager.is_due(lane, num_tokens)
+        ):
+            self._start_probe(lane, num_tokens, is_first=False)
 
-    def _look(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
-        if self._looks is not None and self._pager.num_absent(lane):
-            look = self._of(lane).look
-            look.begun_at, look.begun_s = num_tokens, time.perf_counter()
-            look.is_first, look.is_valued = is_first, False
-            self._pager.looks(lane, num_tokens)
+    def _start_probe(self, lane: int, num_tokens: int, *, is_first: bool) -> None:
+        if self._source is not None and self._pager.num_absent(lane):
+            probe = self._of(lane).probe
+            probe.begun_at, probe.begun_s = num_tokens, time.perf_counter()
+            probe.is_first, probe.is_valued = is_first, False
+            self._pager.probe_started(lane, num_tokens)
             unsaved = None if is_first else self._pager.unsaved(lane, num_tokens)
             if unsaved is not None:  # in host memory rows stay where they are
                 with suppress(HostMemorySpent):  # pages are read then
                     self._save(lane, *unsaved)
                     self._pager.saved(lane, *unsaved)
-            self._looks.look(lane, num_tokens)
+            self._source.start_probe(lane, num_tokens)
 
-    def _value(self, lane: int, look: _Look) -> None:
+    def _value(self, lane: int, probe: _Probe) -> None:
         """Have it known what is under way, once."""
-        if look.is_valued:
+        if probe.is_valued:
             return
-        assert self._looks is not None, "a look is under way"
-        look.is_valued = True
-        found = self._looks.masses(lane)
-        self._rested_at_s = look.begun_s + REST * found.seconds
+        assert self._source is not None, "a look is under way"
+        probe.is_valued = True
+        found = self._source.attention_mass(lane)
+        self._rested_at_s = probe.begun_s + REST * found.seconds
         self._pager.value(lane, found.of_chunks.tolist())
 
-    def _move(self, lane: int, look: _Look) -> None:
+    def _move(self, lane: int, probe: _Probe) -> None:
         """Have those chunks here that are worth most."""
-        self._value(lane, look)
-        look.begun_at = None
+        self._value(lane, probe)
+        probe.begun_at = None
         selection = self._pager.selects(lane)
         if selection.unsaved is not None:
             self._save(lane, *selection.unsaved)
@@ -257,7 +262,7 @@ class PagedLanes:
         self._place(move.gone)
         if move.coming:
             self._passes.recall(lane, move.coming)
-        if look.is_first:  # the first token after a prompt is worth the wait
+        if probe.is_first:  # the first token after a prompt is worth the wait
             self._list(lane)
 
     def _list(self, lane: int) -> None:
@@ -292,5 +297,5 @@ def paging_of(
         pager, passes, nodes, max_ctx_tokens=plan.max_ctx_tokens, tau_tokens=pool.tau_tokens
     )
     if pool.policy == "qk":
-        lanes.look_with(passes)
+        lanes.probe_with(passes)
     return lanes

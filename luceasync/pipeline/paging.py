@@ -15,7 +15,7 @@ from luceasync.host_cache.nodes import Nodes, NodesInParts, Span
 from luceasync.kv.pages import PageEvent, PageMap
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.nodes import NodeKey
-from luceasync.pipeline.passes import Masses, Passes
+from luceasync.pipeline.passes import AttentionMass, Passes
 from luceasync.request import Residence
 from luceasync.status import ResidenceStatus
 
@@ -35,12 +35,12 @@ def keep_if_room(save: Callable[[], object], num_bytes: int) -> bool:
     return True
 
 
-class Looks(Protocol):
+class ProbeSource(Protocol):
     """Who says what chunks are worth; luceasync.pipeline.passes.Passes says what each means."""
 
-    def look(self, lane: int, num_tokens: int) -> None: ...
+    def start_probe(self, lane: int, num_tokens: int) -> None: ...
 
-    def masses(self, lane: int) -> Masses: ...
+    def attention_mass(self, lane: int) -> AttentionMass: ...
 
 
 class Paging(Protocol):
@@ -79,7 +79,7 @@ class Paging(Protocol):
         """The node holds what the span has left in the lane."""
         ...
 
-    def look_with(self, looks: Looks) -> None:
+    def probe_with(self, source: ProbeSource) -> None:
         """Have this say what chunks are worth: until then the oldest leave, and none comes back."""
         ...
 
@@ -172,7 +172,7 @@ class WholeLanes:
     def kept(self, lane: int, node: NodeKey, span: Span) -> None:
         """The lane holds it too."""
 
-    def look_with(self, looks: Looks) -> None:
+    def probe_with(self, source: ProbeSource) -> None:
         """Everything stays."""
 
     def keep_with(self, keep: Keep) -> None:

@@ -19,7 +19,7 @@ from luceasync.ranking.logits import Logits
 from luceasync.ranking.proposals import Proposal
 
 StepKind = Literal["decode", "verify"]
-Given = Tensor | Sequence[int]  # an activation; or tokens, one for each entry
+PassInput = Tensor | Sequence[int]  # an activation; or tokens, one for each entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ def following(lanes: Sequence[int], begins: Sequence[int]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Masses:
+class AttentionMass:
     """What a look has found: `of_chunks` float32 [chunks] on the host, of each the largest share of
     a query that falls on it, all heads and layers summed; and what it took.
     """
@@ -63,7 +63,7 @@ class Passes(Protocol):
         """
         ...
 
-    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+    def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
         """Run one row for each entry. `given`: tokens if the first layer is here, as numbers, since
         they may be there already; else the activation [entries, 1, hidden]. Returns the activation;
         from the last layer None, since the logits stay where they are: see `logits`.
@@ -129,13 +129,13 @@ class Passes(Protocol):
         """
         ...
 
-    def look(self, lane: int, num_tokens: int) -> None:
+    def start_probe(self, lane: int, num_tokens: int) -> None:
         """Find out, beside the passes, how much of the attention of the lane's last queries falls
         on each chunk of its first `num_tokens` tokens, wherever it lies; see `masses`.
         """
         ...
 
-    def masses(self, lane: int) -> Masses:
+    def attention_mass(self, lane: int) -> AttentionMass:
         """What the lane's last look has found, waited for."""
         ...
 
@@ -188,7 +188,7 @@ class Chain:
             x = link.prefill(batch, x, project=project)
         return x
 
-    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+    def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
         x = given
         for link in self._links[:-1]:
             output = link.decode(batch, x)
@@ -231,14 +231,14 @@ class Chain:
         for link in self._links:
             link.recall(lane, places)
 
-    def look(self, lane: int, num_tokens: int) -> None:
+    def start_probe(self, lane: int, num_tokens: int) -> None:
         for link in self._links:
-            link.look(lane, num_tokens)
+            link.start_probe(lane, num_tokens)
 
-    def masses(self, lane: int) -> Masses:
-        found = [link.masses(lane) for link in self._links]
+    def attention_mass(self, lane: int) -> AttentionMass:
+        found = [link.attention_mass(lane) for link in self._links]
         total = torch.stack([masses.of_chunks for masses in found]).sum(0)
-        return Masses(total, max(masses.seconds for masses in found))
+        return AttentionMass(total, max(masses.seconds for masses in found))
 
     def reset(self, lane: int) -> None:
         for link in self._links:

@@ -17,13 +17,13 @@ from luceasync.host_cache.absent_rows import AbsentRows
 from luceasync.host_cache.staging import Block, InHost, Names, blocks_of
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent
-from luceasync.kv.state import Keeps
+from luceasync.kv.state import StateLayout
 from luceasync.models.mixers.mixer import Mixer, State
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.recent import RecentRows
-from luceasync.pipeline.looks import Looks, PassingLook
-from luceasync.pipeline.passes import Batch, Masses
+from luceasync.pipeline.passes import AttentionMass, Batch
 from luceasync.pipeline.platform import Platform
+from luceasync.pipeline.probes import AttentionProbes, PassingProbe
 
 
 class _Blocks(Protocol):
@@ -49,9 +49,11 @@ class PastOfLanes:
         self._cache = cache
         self._absent = absent
         self._staging = platform.staging(cache)
-        self._looks: Looks | None = None
+        self._probes: AttentionProbes | None = None
         if recent is not None:
-            self._looks = Looks(mixers, first_layer, recent, platform, self._staging, cache)
+            self._probes = AttentionProbes(
+                mixers, first_layer, recent, platform, self._staging, cache
+            )
 
     def before(self, batch: Batch, *, is_last: bool) -> PastRows | None:
         """What a chunk of a prompt, perhaps its last one, sees before it where some of that is not
@@ -62,9 +64,9 @@ class PastOfLanes:
             return None
         passing = None
         # Where they come by; else the first token need not wait for a look.
-        if is_last and self._looks is not None and not self._staging.is_in_place:
-            self._looks.recent.ran(lane, begin, begin + batch.num_rows)
-            passing = self._looks.pass_by(lane, begin + batch.num_rows)
+        if is_last and self._probes is not None and not self._staging.is_in_place:
+            self._probes.recent.ran(lane, begin, begin + batch.num_rows)
+            passing = self._probes.probe_next_pass(lane, begin + batch.num_rows)
         short_tokens = self._staging.short_tokens
         in_host = self._absent.of(lane, with_coming=False)  # nobody waits for what has a page
         blocks = self._blocks(lane, begin, short_tokens, in_host, self._staging.block_tokens)
@@ -78,50 +80,50 @@ class PastOfLanes:
         begin = min(self._staging.block_tokens, num_places)
         end = begin + CHUNK_TOKENS
         blocks = [Block(0, 0, begin, ()), Block(0, begin, end, ())]
-        passing = None if self._looks is None else PassingLook(self._looks, 0, end + num_rows)
-        return PastRows(_Anything(self._cache), blocks, passing)
+        passing = None if self._probes is None else PassingProbe(self._probes, 0, end + num_rows)
+        return PastRows(_RehearsalBlocks(self._cache), blocks, passing)
 
     def ran(self, lanes: Sequence[int], begins: Sequence[int], counts: Sequence[int]) -> None:
         """So many rows of each lane, from `begins` on, are queued, and belong to it. Looks go on
         behind them.
         """
         self._staging.let_go()
-        if self._looks is not None:
+        if self._probes is not None:
             for lane, begin, count in zip(lanes, begins, counts, strict=True):
                 if lane != NO_LANE and count:
-                    self._looks.recent.ran(lane, begin, begin + count)
-            self._looks.go_on()
+                    self._probes.recent.ran(lane, begin, begin + count)
+            self._probes.go_on()
 
-    def look(self, lane: int, num_tokens: int) -> None:
+    def start_probe(self, lane: int, num_tokens: int) -> None:
         """See Passes; of a server whose pool looks. It goes on while pages change: it reads those
         alone whose rows host memory lacks.
         """
-        assert self._looks is not None, "no looks are planned"
+        assert self._probes is not None, "no looks are planned"
         in_host = self._absent.of(lane, with_coming=True)
         blocks = partial(self._blocks, lane, num_tokens, num_tokens, in_host)
-        self._looks.begin(lane, num_tokens, blocks)
+        self._probes.begin(lane, num_tokens, blocks)
 
     def places(self, events: Sequence[PageEvent]) -> None:
         """Pages are about to change hands."""
-        if self._looks is not None:
+        if self._probes is not None:
             for event in events:
                 if event.page is None:
-                    self._looks.goes(event.lane, event.chunk)
+                    self._probes.chunk_leaves(event.lane, event.chunk)
 
-    def masses(self, lane: int) -> Masses:
+    def attention_mass(self, lane: int) -> AttentionMass:
         """See Passes."""
-        assert self._looks is not None, "no looks are planned"
-        return self._looks.masses(lane)
+        assert self._probes is not None, "no looks are planned"
+        return self._probes.attention_mass(lane)
 
     def reset(self, lane: int) -> None:
         """The lane begins anew."""
-        if self._looks is not None:
-            self._looks.reset(lane)
+        if self._probes is not None:
+            self._probes.reset(lane)
 
     def close(self) -> None:
         """Let everything go. May be called twice."""
-        if self._looks is not None:
-            self._looks.close()
+        if self._probes is not None:
+            self._probes.close()
         self._staging.close()
 
     def _blocks(
@@ -133,7 +135,7 @@ class PastOfLanes:
         return blocks_of(self._cache, lane, num_tokens, block_tokens, short_tokens, in_host)
 
 
-class _Anything:
+class _RehearsalBlocks:
     """Blocks of whatever lies in the first pages."""
 
     def __init__(self, cache: LaneCache) -> None:
@@ -154,16 +156,16 @@ class PastRows:
 
     staging: _Blocks
     blocks: Sequence[Block]
-    passing: PassingLook | None
+    passing: PassingProbe | None
 
-    def of(self, layer: int, kind: Keeps) -> LayerPast:
+    def of(self, layer: int, kind: StateLayout) -> LayerPast:
         """What the model's layer, of this kind, sees."""
         return LayerPast(self, layer, [tensor.name for tensor in kind.rows])
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPast:
-    """See luceasync.models.pass_rows.Past."""
+    """See luceasync.models.pass_rows.PastBlocks."""
 
     past: PastRows
     layer: int
@@ -173,7 +175,7 @@ class LayerPast:
         """See Past."""
         return self.past.staging.rows(self.past.blocks, self.layer, self.names)
 
-    def look(self, recent: Tensor, rows: Tensor, begin: int) -> None:
+    def probe(self, recent: Tensor, rows: Tensor, begin: int) -> None:
         """See Past."""
         if self.past.passing is not None:
-            self.past.passing.look(self.layer, recent, rows, begin)
+            self.past.passing.probe(self.layer, recent, rows, begin)

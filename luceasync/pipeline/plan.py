@@ -14,14 +14,14 @@ from itertools import accumulate, groupby
 from luceasync.errors import PlacementError
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
 from luceasync.kv.residency import SINK_CHUNKS, chunks_of
-from luceasync.models.forms import Dense, Form
+from luceasync.models.encodings import DenseEncoding, Encoding
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capacity import (
     DEFAULT_PARALLEL,
-    AskedPool,
-    Guest,
+    DraftFootprint,
     Pool,
+    PoolRequest,
     choose_lanes,
     choose_pool,
     chunk_that_fits,
@@ -143,14 +143,14 @@ def make_plan(
     prefill_chunk_tokens: int | None,
     peer_access: str = "auto",
     verify_rows: Sequence[int] = (),
-    guest: Guest | None = None,
-    form_of: Callable[[str], Form] = lambda name: Dense(),
-    pool: AskedPool | None = None,
+    guest: DraftFootprint | None = None,
+    encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
+    pool: PoolRequest | None = None,
 ) -> Plan:
     """Decide everything that is still open. Raises PlacementError if it does not fit.
 
     `verify_rows`: the numbers of rows that verify passes will have, none without speculation.
-    `guest`: what must fit too. `form_of`: how each tensor is stored, by its name. `pool`: what is
+    `guest`: what must fit too. `encoding_of`: how each tensor is stored, by its name. `pool`: what is
     to stay of a lane's context; None: all of it.
     """
     chunk = prefill_chunk_tokens or max(device.prefill_chunk_tokens for device in devices)
@@ -169,8 +169,8 @@ def make_plan(
             num_verify_rows=max(verify_rows, default=0),
             num_lanes=parallel or DEFAULT_PARALLEL,
             pages=pool is not None,
-            looks=pool is not None and pool.pool.policy == "qk",
-            form_of=form_of,
+            probes=pool is not None and pool.pool.policy == "qk",
+            encoding_of=encoding_of,
         )
         for device, (begin, end) in zip(devices, _ranges(spec, devices, weights), strict=True)
     )

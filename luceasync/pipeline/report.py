@@ -11,7 +11,7 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats import format_of
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
-from luceasync.pipeline.capacity import AskedPool, Guest, Pool
+from luceasync.pipeline.capacity import DraftFootprint, Pool, PoolRequest
 from luceasync.pipeline.devices import default_device
 from luceasync.pipeline.offer import Offer, default_dtype
 from luceasync.pipeline.plan import Plan, make_plan
@@ -37,7 +37,7 @@ class PlanReport:
     spec: ModelSpec
     plan: Plan
     shards: tuple[ShardReport, ...]
-    guest: Guest | None
+    guest: DraftFootprint | None
 
 
 def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
@@ -51,14 +51,14 @@ def devices_of(config: Config) -> tuple[tuple[Offer, ...], Precision]:
     return devices, Precision.of(dtype)
 
 
-def asked_pool(config: Config) -> AskedPool | None:
+def asked_pool(config: Config) -> PoolRequest | None:
     """How much of lanes' contexts is to stay on devices; None: all of it."""
     asked = config.kvflash
     if asked.pool_tokens is None:
         return None
     num_tokens = None if asked.pool_tokens == "auto" else asked.pool_tokens
     host_bytes = node_bytes_of(config.cache.memory_bytes)
-    return AskedPool(num_tokens, Pool(asked.policy, asked.tau_tokens, asked.pins), host_bytes)
+    return PoolRequest(num_tokens, Pool(asked.policy, asked.tau_tokens, asked.pins), host_bytes)
 
 
 def plan_report(
@@ -66,7 +66,7 @@ def plan_report(
     spec: ModelSpec | None = None,
     *,
     verify_rows: Sequence[int] = (),
-    guest: Guest | None = None,
+    guest: DraftFootprint | None = None,
     found: tuple[tuple[Offer, ...], Precision] | None = None,
 ) -> PlanReport:
     """Plan the configured model, with what `make_plan` wants to know of its drafter. `found`: what
@@ -77,7 +77,7 @@ def plan_report(
     devices, precision = found or devices_of(config)
     model_dir = config.model.model_dir
     own_format = format_of(model_dir)
-    form_of = own_format.forms(model_dir)
+    encoding_of = own_format.encodings(model_dir)
     if own_format.is_at(model_dir):  # a plan needs no weights, but where there are some
         own_format.check(model_dir, spec.shapes())
     plan = make_plan(
@@ -91,13 +91,13 @@ def plan_report(
         peer_access=placement.peer_access,
         verify_rows=verify_rows,
         guest=guest,
-        form_of=form_of,
+        encoding_of=encoding_of,
         pool=asked_pool(config),
     )
     shards = tuple(
         ShardReport(
             shard,
-            weight_types(spec, shard.begin, shard.end, precision, form_of),
+            weight_types(spec, shard.begin, shard.end, precision, encoding_of),
             plan.lane_bytes(shard),
             plan.device_bytes(shard),
             device.free_bytes,

@@ -18,12 +18,12 @@ from luceasync.host_cache.nodes import NodeStore
 from luceasync.host_cache.shard_nodes import ShardContents
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, PageEvent, num_chunks
-from luceasync.models.ends import Ends
+from luceasync.models.encodings import WeightPlacement
+from luceasync.models.ends import ModelEnds
 from luceasync.models.families import family_of
-from luceasync.models.forms import Place
 from luceasync.models.loader import TensorReader, TensorSource
 from luceasync.models.mixers.mixer import Mixer, MixerBody, State
-from luceasync.models.pass_rows import NO_LANE, NOBODY, Entry, Kept, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, PADDING_ENTRY, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.precision import torch_dtype
 from luceasync.models.recent import RecentRows
 from luceasync.models.scratch import VerifyScratch
@@ -59,7 +59,7 @@ class Shard:
         self._spec = spec
         precision = plan.precision
         self._ops = platform.ops
-        place = Place(self._ops, self.device, torch_dtype(precision.weights))
+        place = WeightPlacement(self._ops, self.device, torch_dtype(precision.weights))
         reader, family = TensorReader(source, spec, place, advance), family_of(spec)
         self.layers = range(shard.begin, shard.end)
         self._layers = [family.read_layer(reader, layer) for layer in self.layers]
@@ -79,16 +79,16 @@ class Shard:
             blank=platform.blank,
         )
         platform.touch(self.cache.touch)
-        looks = plan.pool is not None and plan.pool.policy == "qk"
+        probes = plan.pool is not None and plan.pool.policy == "qk"
         self.scratch = VerifyScratch(
             mixers,
             num_rows=plan.num_scratch_rows(shard),
             precision=precision,
             device=self.device,
-            with_recent=looks,
+            with_recent=probes,
         )
         self._recent: RecentRows | None = None
-        if looks:
+        if probes:
             self._recent = RecentRows(
                 mixers, num_lanes=plan.parallel, precision=precision, device=self.device
             )
@@ -130,8 +130,8 @@ class Shard:
     ) -> Rows:
         """Rows from tensors that are on this device already."""
         prepared = {mixer: body.prepare(positions) for mixer, body in self._bodies.items()}
-        ranks = self._ops.ranks(positions, lanes, self.cache.absent)
-        return Rows(entries, lanes, ranks, self.cache.tables, prepared, mark)
+        row_indices = self._ops.row_indices(positions, lanes, self.cache.absent)
+        return Rows(entries, lanes, row_indices, self.cache.tables, prepared, mark)
 
     def forward(self, x: Tensor, rows: Rows, past: PastRows | None = None) -> Tensor:
         """Run the layers. x: [entries, rows, hidden] on this device; state moves on in place."""
@@ -182,9 +182,11 @@ class Shard:
         kept = []
         for i, (lane, begin, path) in enumerate(zip(batch.lanes, batch.begins, paths, strict=True)):
             if path:
-                first = self.cache.rank(lane, begin)
+                first = self.cache.row_index(lane, begin)
                 places = self.cache.places(lane, first, first + len(path))
-                kept.append(Kept(i, lane, first, places, torch.tensor(path, device=self.device)))
+                kept.append(
+                    AcceptedRows(i, lane, first, places, torch.tensor(path, device=self.device))
+                )
         counts = [len(path) for path in paths]
         filled = [[*path, *[0] * (batch.num_rows - len(path))] for path in paths]
         numbers = (batch.lanes, batch.begins, filled, counts)
@@ -194,11 +196,16 @@ class Shard:
         return self.paths_from(tuple(kept), lanes, begins, rows, lengths)
 
     def paths_from(
-        self, kept: tuple[Kept, ...], lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
+        self,
+        kept: tuple[AcceptedRows, ...],
+        lanes: Tensor,
+        begins: Tensor,
+        rows: Tensor,
+        counts: Tensor,
     ) -> Paths:
         """Paths from tensors that are on this device already; `begins` are positions."""
-        ranks = self._ops.ranks(begins[:, None], lanes, self.cache.absent)[:, 0]
-        return Paths(kept, lanes, ranks, rows, counts, self.cache.tables)
+        row_indices = self._ops.row_indices(begins[:, None], lanes, self.cache.absent)[:, 0]
+        return Paths(kept, lanes, row_indices, rows, counts, self.cache.tables)
 
     def commit(self, paths: Paths) -> None:
         """Keep the rows of `paths` of the last `verify`: they become their lanes' next tokens."""
@@ -233,7 +240,7 @@ class Shard:
     def close(self) -> None:
         """Let weights and state go. May be called twice."""
         self._layers.clear()
-        self.ends = Ends(None, None, None)
+        self.ends = ModelEnds(None, None, None)
         self.taps = {}
         self.scratch.close()
         if self.past is not None:
@@ -264,15 +271,15 @@ class Shard:
     def _committed(self, lane: int, num_tokens: int) -> Entry:
         """No row, and what the lane holds in whole chunks: see models.mixers.attention_torch."""
         if lane == NO_LANE:
-            return NOBODY
-        end = self.cache.rank(lane, num_tokens)
+            return PADDING_ENTRY
+        end = self.cache.row_index(lane, num_tokens)
         read = self.cache.places(lane, 0, num_chunks(end) * CHUNK_TOKENS)
         return Entry(lane, end, end, slice(0, 0), read)
 
     def _entry(self, lane: int, begin: int, num_rows: int) -> Entry:
         if lane == NO_LANE:
-            return NOBODY
-        first = self.cache.rank(lane, begin)
+            return PADDING_ENTRY
+        first = self.cache.row_index(lane, begin)
         end = first + num_rows
         places = self.cache.places
         # A decode step reads whole chunks: see models.mixers.attention_torch.

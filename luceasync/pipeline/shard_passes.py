@@ -14,8 +14,8 @@ from luceasync.errors import EventsOutOfTurn
 from luceasync.kv.pages import PageEvent
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.capture import Capture
-from luceasync.pipeline.graph import GraphedShard
-from luceasync.pipeline.passes import Batch, Given, Masses, StepKind
+from luceasync.pipeline.graph import GraphedSteps
+from luceasync.pipeline.passes import AttentionMass, Batch, PassInput, StepKind
 from luceasync.pipeline.past_rows import PastOfLanes
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.platform import Platform
@@ -38,7 +38,7 @@ def steps_of(shard: Shard, plan: Plan, spec: ModelSpec) -> ShardSteps:
 
     def captured(capture: Capture) -> ShardSteps:
         feed = shard.platform.pick(torch=lambda: feed_best, triton=_fused_feed)
-        return GraphedShard(shard, capture, plan, spec, bodies_for(shard.platform), feed)
+        return GraphedSteps(shard, capture, plan, spec, bodies_for(shard.platform), feed)
 
     return shard.platform.passes(eager=eager, captured=captured)
 
@@ -86,7 +86,7 @@ class ShardPasses:
             return x[:, -1:] if project else None
         return x
 
-    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+    def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
         with self._shard.on_device():
             self._shard.use(batch.lanes)
             near = self._near(given) if isinstance(given, Tensor) else given
@@ -153,13 +153,13 @@ class ShardPasses:
         with self._shard.on_device():
             self._shard.absent.recall(lane, places)
 
-    def look(self, lane: int, num_tokens: int) -> None:
+    def start_probe(self, lane: int, num_tokens: int) -> None:
         with self._shard.on_device():
-            self._past.look(lane, num_tokens)
+            self._past.start_probe(lane, num_tokens)
 
-    def masses(self, lane: int) -> Masses:
+    def attention_mass(self, lane: int) -> AttentionMass:
         with self._shard.on_device():
-            return self._past.masses(lane)
+            return self._past.attention_mass(lane)
 
     def reset(self, lane: int) -> None:
         # The lane may stand where it stood, with the same token, and hold another sequence.

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from luceasync.errors import PlacementError
 from luceasync.kv.state import num_bytes
-from luceasync.models.forms import Dense, Form, Shape
+from luceasync.models.encodings import DenseEncoding, Encoding, Shape
 from luceasync.models.precision import Precision
 from luceasync.models.spec import ModelSpec
 from luceasync.pipeline.offer import BACKENDS, Offer
@@ -54,18 +54,18 @@ def plan_shard(
     num_verify_rows: int,
     num_lanes: int,
     pages: bool = False,
-    looks: bool = False,
-    form_of: Callable[[str], Form] = lambda name: Dense(),
+    probes: bool = False,
+    encoding_of: Callable[[str], Encoding] = lambda name: DenseEncoding(),
 ) -> ShardPlan:
     """The bytes of layers `[begin, end)` on `device`, which verifies up to `num_verify_rows` rows
     for each of `num_lanes` lanes. `pages`: a part of a lane's context is in host memory alone, and
-    `looks`: its newest rows say which. `form_of`: how each tensor is stored, by its name.
+    `probes`: its newest rows say which. `encoding_of`: how each tensor is stored, by its name.
     """
     is_first, is_last = begin == 0, end == spec.num_layers
     mixers = spec.mixers[begin:end]
     state_bytes = sum(num_bytes(mixer.end, precision) for mixer in mixers)
     scratch_row_bytes = sum(num_bytes(mixer.scratch, precision) for mixer in mixers)
-    rings = [mixer.recent for mixer in mixers if looks and mixer.recent is not None]
+    rings = [mixer.recent for mixer in mixers if probes and mixer.recent is not None]
     scratch_row_bytes += sum(num_bytes([recent.scratch], precision) for recent in rings)
     num_rows = num_lanes * num_verify_rows
     # While they are verified: what mixers take, and logits in the model's dtype and float32.
@@ -82,7 +82,7 @@ def plan_shard(
         end=end,
         is_first=is_first,
         is_last=is_last,
-        weight_bytes=_weight_bytes(spec, begin, end, precision, form_of),
+        weight_bytes=_weight_bytes(spec, begin, end, precision, encoding_of),
         token_bytes=sum(num_bytes(mixer.rows, precision) for mixer in mixers),
         lane_state_bytes=state_bytes,
         lane_scratch_bytes=num_verify_rows * scratch_row_bytes,
@@ -103,22 +103,30 @@ def _width(spec: ModelSpec) -> int:
 
 
 def weight_types(
-    spec: ModelSpec, begin: int, end: int, precision: Precision, form_of: Callable[[str], Form]
+    spec: ModelSpec,
+    begin: int,
+    end: int,
+    precision: Precision,
+    encoding_of: Callable[[str], Encoding],
 ) -> dict[str, int]:
     """Bytes of layers `[begin, end)` by what the types of their numbers are called."""
     found: dict[str, int] = {}
     for name, shape in _shapes(spec, begin, end).items():
-        form = form_of(name)
+        form = encoding_of(name)
         words = form.words(shape, precision)
         found[words] = found.get(words, 0) + form.num_bytes(shape, precision)
     return found
 
 
 def _weight_bytes(
-    spec: ModelSpec, begin: int, end: int, precision: Precision, form_of: Callable[[str], Form]
+    spec: ModelSpec,
+    begin: int,
+    end: int,
+    precision: Precision,
+    encoding_of: Callable[[str], Encoding],
 ) -> int:
     shapes = _shapes(spec, begin, end)
-    return sum(form_of(name).num_bytes(shape, precision) for name, shape in shapes.items())
+    return sum(encoding_of(name).num_bytes(shape, precision) for name, shape in shapes.items())
 
 
 def _shapes(spec: ModelSpec, begin: int, end: int) -> dict[str, Shape]:

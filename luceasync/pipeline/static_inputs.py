@@ -15,7 +15,7 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import NO_LANE
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, Given, following
+from luceasync.pipeline.passes import Batch, PassInput, following
 from luceasync.pipeline.transfer import Arrival, Brief, landing, queue_copy
 from luceasync.ranking.local import best_tokens
 
@@ -36,7 +36,7 @@ def feed_best(logits: Tensor, given: Tensor, place: Tensor, found: Tensor, no_to
     place[1] += is_lane
 
 
-class Fed:
+class FedTokens:
     """Best tokens that a step has fed, on their way to the host: a FoundBest. `tokens`: what the
     host knows of them, None before they are fetched.
     """
@@ -69,16 +69,16 @@ class Feedback:
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.found = torch.zeros(size, dtype=torch.int64, device=device)
-        self._next, self._last = Fed(size, device), Fed(size, device)
+        self._next, self._last = FedTokens(size, device), FedTokens(size, device)
 
-    def send(self) -> Fed:
+    def send(self) -> FedTokens:
         """Those of the step that is queued; they hold until the step after the next one."""
         self._next, self._last = self._last, self._next
         self._last.take(self.found)
         return self._last
 
 
-class Held:
+class KnownInputs:
     """What the host knows of a step's inputs: which lanes, at which positions, with which tokens:
     those that it has told (None: it does not know them), or those that a step has fed.
     """
@@ -87,7 +87,7 @@ class Held:
         self._lanes: tuple[int, ...] = ()
         self._begins: tuple[int, ...] = ()
         self._tokens: tuple[int, ...] | None = None
-        self._fed: Fed | None = None
+        self._fed: FedTokens | None = None
 
     def is_at(self, batch: Batch) -> bool:
         """Whether the lanes are these, at these positions."""
@@ -111,7 +111,7 @@ class Held:
         self._tokens = None if tokens is None else tuple(tokens)
         self._fed = None
 
-    def fed(self, fed: Fed) -> None:
+    def fed(self, fed: FedTokens) -> None:
         """The pass has fed itself these: see Feed."""
         self._begins = following(self._lanes, self._begins)
         self._fed = fed
@@ -141,9 +141,9 @@ class StaticInputs:
             self.given = torch.zeros((size, 1, width), dtype=dtype, device=device)
         else:
             self.given = self._all[:num_bytes].view(torch.int64).view(size, 1)
-        self._held = Held()
+        self._held = KnownInputs()
 
-    def tell(self, batch: Batch, given: Given) -> None:
+    def tell(self, batch: Batch, given: PassInput) -> None:
         """Have them hold what the pass is given, and its place."""
         if isinstance(given, Tensor):
             if given.device == self._all.device or not self._tokens.size:
@@ -172,7 +172,7 @@ class StaticInputs:
         """Whether the place that they hold is that of the batch."""
         return self._held.is_at(batch)
 
-    def fed(self, fed: Fed) -> None:
+    def fed(self, fed: FedTokens) -> None:
         """The pass that is queued writes them itself: see Feed."""
         self._held.fed(fed)
 

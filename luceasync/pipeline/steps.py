@@ -13,7 +13,7 @@ from torch import Tensor
 
 from luceasync.models.pass_rows import Entry
 from luceasync.models.trees import chain
-from luceasync.pipeline.passes import Batch, Given, StepKind
+from luceasync.pipeline.passes import Batch, PassInput, StepKind
 from luceasync.pipeline.shard import Shard
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import FoundBest
@@ -32,7 +32,7 @@ class ShardSteps(Protocol):
 
     def prefill(self, batch: Batch, given: Tensor, *, project: bool) -> Tensor | None: ...
 
-    def decode(self, batch: Batch, given: Given) -> Tensor: ...
+    def decode(self, batch: Batch, given: PassInput) -> Tensor: ...
 
     def run_ahead(self, batch: Batch) -> None: ...
 
@@ -83,7 +83,7 @@ class EagerSteps:
         rows = replace(shard.rows(batch), entries=(entry,))
         shard.forward(x, rows, shard.past.rehearsal(batch.num_rows))
 
-    def decode(self, batch: Batch, given: Given) -> Tensor:
+    def decode(self, batch: Batch, given: PassInput) -> Tensor:
         shard, given = self._shard, as_rows(given)
         x = shard.ends.embed(given) if shard.plan.is_first else given
         x = shard.forward(x, shard.rows(batch))

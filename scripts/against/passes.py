@@ -67,8 +67,8 @@ class DrawnAlike:
         self._dtype = dtype
         self._place = place
 
-    def form(self, name: str) -> Any:
-        return self._own.form(name)
+    def encoding(self, name: str) -> Any:
+        return self._own.encoding(name)
 
     def read(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
         seed = hashlib.blake2b(name.encode(), digest_size=7).digest()

@@ -21,7 +21,7 @@ from luceasync.models.config import parse_spec
 from luceasync.models.precision import Precision
 from luceasync.nodes import NodeKey
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.capacity import AskedPool, Policy, Pool
+from luceasync.pipeline.capacity import Policy, Pool, PoolRequest
 from luceasync.pipeline.devices import host_memory
 from luceasync.pipeline.platform import open_platform
 
@@ -43,7 +43,7 @@ def loaded(
     """A backend with random weights; `policy` None: its lanes hold everything."""
     pool = None
     if policy is not None:
-        pool = AskedPool(options.pool, Pool(policy, TAU), HOST_BYTES)
+        pool = PoolRequest(options.pool, Pool(policy, TAU), HOST_BYTES)
     plan = plan_for(
         shape,
         [options.device],

@@ -176,14 +176,14 @@ def random_parents(num_entries: int, num_rows: int) -> Tensor:
 
 def tree_rows(rows: Rows, spec: AttentionSpec, parents: Tensor) -> Rows:
     """`rows` as a verify pass has them: ranks by depth, and only committed places to read."""
-    begins = rows.ranks[:, :1]
+    begins = rows.row_indices[:, :1]
     ranks = begins + torch_trees(parents.to(begins.device), 1).depths
     entries = tuple(
         replace(e, end=e.begin, read=e.read[: e.begin] if e.begin else slice(0, 0))
         for e in rows.entries
     )
     prepared = {spec: rotation(spec, ranks + num_absent(rows.lanes))}
-    return replace(rows, entries=entries, ranks=ranks, prepared=prepared)
+    return replace(rows, entries=entries, row_indices=ranks, prepared=prepared)
 
 
 def attention_scratch(case: AttentionCase) -> tuple[Tensor, Tensor]:

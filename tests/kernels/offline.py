@@ -219,7 +219,7 @@ def attention() -> None:
         case.keys,
         case.values,
         case.rows.lanes,
-        case.rows.ranks,
+        case.rows.row_indices,
         case.rows.tables,
         case.rows.prepared[ATTENTION],
         num_heads=16,

@@ -72,7 +72,7 @@ class Body:
             keys,
             values,
             rows.lanes,
-            rows.ranks[:, 0],
+            rows.row_indices[:, 0],
             rows.tables,
             (cos[:, 0], sin[:, 0]),
             arrivals=self.arrivals,
@@ -128,7 +128,7 @@ def test_a_row_is_the_same_bits_whoever_is_beside_it(ranks: list[int], place) ->
     others.values[1].fill_(3)
     others.projected[:2] = 1
     assert torch.equal(others.run(Body)[2], together[2])
-    rows = replace(case.rows, lanes=case.rows.lanes[2:], ranks=case.rows.ranks[2:])
+    rows = replace(case.rows, lanes=case.rows.lanes[2:], row_indices=case.rows.row_indices[2:])
     rows.prepared.update({case.spec: tuple(each[2:] for each in case.rows.prepared[case.spec])})
     alone = replace(case.copy(), projected=case.projected[2:], rows=rows)
     assert torch.equal(alone.run(Body)[0], together[2])

@@ -28,7 +28,7 @@ class Given:
             yield begin, tuple(x[: len(keys)] for x in room)
             begin += len(keys)
 
-    def look(self, recent: torch.Tensor, rows: torch.Tensor, begin: int) -> None:
+    def probe(self, recent: torch.Tensor, rows: torch.Tensor, begin: int) -> None:
         self.seen.append((begin, begin + len(rows)))
 
 

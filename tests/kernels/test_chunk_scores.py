@@ -7,15 +7,15 @@ import torch
 
 from luceasync.kernels import chunk_scores
 from luceasync.kv.state import StateTensor
-from luceasync.models.mixers.attention_torch import TorchLook
-from luceasync.models.mixers.attention_triton import TritonLook
-from luceasync.models.recent import LayerLook, ring_positions
+from luceasync.models.mixers.attention_torch import TorchProbe
+from luceasync.models.mixers.attention_triton import TritonProbe
+from luceasync.models.recent import LayerProbe, ring_positions
 from tests.kernels.cases import TOLERANCE, distance, random
 from tests.reference import chunk_masses as truth
 
 CHUNK = 16
 SHAPES = {"groups": (6, 2, 32), "one head": (1, 1, 16), "odd heads": (3, 3, 20)}
-BODIES = {"torch": TorchLook, "triton": TritonLook}
+BODIES = {"torch": TorchProbe, "triton": TritonProbe}
 
 
 @pytest.fixture(params=BODIES.values(), ids=BODIES)
@@ -25,12 +25,12 @@ def body(request: pytest.FixtureRequest):
 
 def looked(body, ring, keys, filled: range, sizes: list[int]) -> torch.Tensor:
     kind = SimpleNamespace(num_heads=ring.shape[1], ring=StateTensor("q", ring.shape, "kv"))
-    look = LayerLook(kind, body, filled, len(keys), CHUNK)
+    probe = LayerProbe(kind, body, filled, len(keys), CHUNK)
     begin = 0
     for block in keys.split(sizes):
-        look.look(ring, block.clone(), begin)
+        probe.probe(ring, block.clone(), begin)
         begin += len(block)
-    return look.masses()
+    return probe.mass()
 
 
 @pytest.mark.covered(2)
@@ -52,10 +52,10 @@ def test_masses_are_those_of_the_loops(body, shape, sizes, dtype, device) -> Non
 def test_queries_and_chunks_of_several_programs_are_those_of_one(device, monkeypatch) -> None:
     keys = random(150, 2, 16, dtype=torch.float32, device=device)
     ring = random(12, 6, 16, dtype=torch.float32, device=device)
-    whole = looked(TritonLook(), ring, keys, range(150), [100, 50])
+    whole = looked(TritonProbe(), ring, keys, range(150), [100, 50])
     monkeypatch.setattr(chunk_scores, "CHUNKS", 2)
     monkeypatch.setattr(chunk_scores, "QUERY_BYTES", 16 * 16 * 4)
-    assert distance(looked(TritonLook(), ring, keys, range(150), [100, 50]), whole) < 1e-6
+    assert distance(looked(TritonProbe(), ring, keys, range(150), [100, 50]), whole) < 1e-6
 
 
 def test_whole_chunks_weigh_what_the_loops_say(dtype, device) -> None:
@@ -63,7 +63,7 @@ def test_whole_chunks_weigh_what_the_loops_say(dtype, device) -> None:
     keys = random(700, 2, 20, dtype=dtype, device=device)
     ring = random(10, 4, 20, dtype=dtype, device=device)
     positions = ring_positions(10, 700, device).tolist()
-    found = looked(TritonLook(), ring, keys, range(700), [328, 372])
+    found = looked(TritonProbe(), ring, keys, range(700), [328, 372])
     expected = truth.masses(ring.cpu(), keys.cpu(), positions, CHUNK)
     assert distance(found.cpu(), expected) < 4 * TOLERANCE[dtype]
 

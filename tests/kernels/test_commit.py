@@ -10,7 +10,7 @@ from luceasync.models.mixers.attention_triton import TritonAttention
 from luceasync.models.mixers.delta import DeltaSpec
 from luceasync.models.mixers.delta_torch import TorchDelta
 from luceasync.models.mixers.delta_triton import TritonDelta
-from luceasync.models.pass_rows import NO_LANE, Kept, Paths
+from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Paths
 from tests.kernels.cases import PAGE, distance, random
 
 LAYERS, LANES, ROWS, PAGES = 2, 3, 9, 3
@@ -23,7 +23,11 @@ def paths_of(path: list[int], device: torch.device) -> Paths:
     tables = torch.stack([torch.randperm(PAGES, generator=generator) for _ in range(LANES)]).int()
     tokens = torch.arange(60, 60 + len(path))
     places = tables[2, tokens // PAGE].long() * PAGE + tokens % PAGE
-    kept = (Kept(1, 2, 60, places.to(device), torch.tensor(path, device=device)),) if path else ()
+    kept = (
+        (AcceptedRows(1, 2, 60, places.to(device), torch.tensor(path, device=device)),)
+        if path
+        else ()
+    )
     filled = [[0] * ROWS, [*path, *[0] * (ROWS - len(path))], list(range(ROWS))]
     numbers = ([0, 2, NO_LANE], [7, 60, 0], filled, [0, len(path), ROWS])
     tensors = (torch.tensor(n, dtype=torch.int32, device=device) for n in numbers)

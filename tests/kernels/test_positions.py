@@ -37,6 +37,6 @@ def test_ranks_are_positions_without_what_is_absent(num_rows: int, device) -> No
     absent = torch.tensor([0, 64, 192, 0], dtype=torch.int32, device=device)
     lanes = torch.tensor([2, 0, NO_LANE, 1], dtype=torch.int32, device=device)
     positions = 192 + torch.arange(4 * num_rows, dtype=torch.int32, device=device).view(4, -1)
-    found = TritonOps().ranks(positions, lanes, absent)
-    assert torch.equal(found, TorchOps().ranks(positions, lanes, absent))
+    found = TritonOps().row_indices(positions, lanes, absent)
+    assert torch.equal(found, TorchOps().row_indices(positions, lanes, absent))
     assert torch.equal(found, ranks(positions, lanes, absent)) and found[2, 0] == positions[2, 0]

@@ -7,7 +7,7 @@ from luceasync.kernels import attention, tree_attention
 from luceasync.models.mixers.attention import RECENT_ROWS, AttentionSpec
 from luceasync.models.mixers.attention_torch import TorchAttention, heads_of
 from luceasync.models.mixers.attention_triton import TritonAttention
-from luceasync.models.pass_rows import NO_LANE, Kept, Paths
+from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Paths
 from luceasync.models.trees import torch_trees
 from tests.kernels.cases import (
     TOLERANCE,
@@ -103,7 +103,7 @@ def test_a_verify_pass_keeps_what_is_committed(body, path, dtype, device) -> Non
         torch.tensor(n, dtype=torch.int32, device=device) for n in numbers
     )
     index = torch.tensor(path, device=device)
-    kept = (Kept(0, 2, rank, rows.entries[0].write[: len(path)], index),)
+    kept = (AcceptedRows(0, 2, rank, rows.entries[0].write[: len(path)], index),)
     paths = Paths(kept, lanes, begins, chosen, counts, rows.tables)
     stacked = tuple(t[None] for t in state)
     body.commit(tuple(t[None] for t in scratch), stacked, paths)

@@ -126,7 +126,7 @@ def test_the_table_lists_what_is_here_and_ranks_leave_no_gap():
     cache.place([PageEvent(1, 0, None), PageEvent(1, 2, None), PageEvent(1, 4, 3)])
     assert cache.tables[1, :3].tolist() == [1, 0, 3]  # of chunks 1, 3 and 4
     assert cache.absent.tolist() == [0, 128, 0, 0]
-    assert cache.rank(1, 4 * 64 + 5) == 2 * 64 + 5 and cache.rank(1, 5 * 64) == 3 * 64
+    assert cache.row_index(1, 4 * 64 + 5) == 2 * 64 + 5 and cache.row_index(1, 5 * 64) == 3 * 64
     assert as_list(cache.places(1, 60, 70)) == [*range(124, 128), *range(6)]
     assert cache.runs(1, 3 * 64, 5 * 64) == [range(64), range(192, 256)]
     with pytest.raises(AssertionError, match="not all of"):

@@ -98,7 +98,7 @@ def test_masses_move_chunks_and_those_to_come_are_absent_until_they_are_listed()
     lanes.held(0, 0, 2048)
     grow(lanes, 0, 1280)
     assert lanes.pages(0) and lanes.num_absent(0) == 20 - NUM_PAGES
-    lanes.looks(0, 1280)
+    lanes.probe_started(0, 1280)
     lanes.value(0, [9.0 if chunk == 5 else 0.0 for chunk in range(20)])
     move = lanes.selected(lanes.selects(0))
     [(chunk, page)] = move.coming
@@ -107,9 +107,9 @@ def test_masses_move_chunks_and_those_to_come_are_absent_until_they_are_listed()
     lanes.decoded(0, 1280)
     assert lanes.listed(0) == [PageEvent(0, 5, page)] and lanes.listed(0) == []
     counts = lanes.counts(0)
-    assert (counts.recalled, counts.evicted, counts.looks) == (1, 20 - NUM_PAGES + 1, 1)
+    assert (counts.recalled, counts.evicted, counts.probes) == (1, 20 - NUM_PAGES + 1, 1)
     lanes.release(0)
-    assert lanes.totals == counts and lanes.counts(0).looks == 0
+    assert lanes.totals == counts and lanes.counts(0).probes == 0
 
 
 def test_a_look_is_due_by_crossing_and_only_while_something_is_absent():
@@ -118,7 +118,7 @@ def test_a_look_is_due_by_crossing_and_only_while_something_is_absent():
     grow(lanes, 0, 512)
     assert not lanes.is_due(0, 5000)
     grow(lanes, 0, 1280)
-    lanes.looks(0, 1280)
+    lanes.probe_started(0, 1280)
     assert not lanes.is_due(0, 1343) and lanes.is_due(0, 1344) and lanes.is_due(0, 1400)
 
 

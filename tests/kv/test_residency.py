@@ -14,9 +14,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from luceasync.kv.residency import (
     SINK_CHUNKS,
     TAIL_CHUNKS,
-    Change,
     NoVictim,
     Residency,
+    ResidencyChange,
     chunks_of,
     min_pages,
 )
@@ -73,7 +73,7 @@ def test_a_challenger_takes_a_page_by_a_margin_and_the_worst_one_first():
     residency = grown(9, 20)  # 0, 12 to 19
     residency.value({12: 1.0, 13: 0.4, 14: 0.5, 15: 0.1, 3: 1.2, 4: 0.45, 5: 0.49})
     change = residency.reselection(1.25, 4)  # 5 is worth less than 1.25 times what 13 is
-    assert change == Change(20, (15,), ((3, residency.pages[15]),), change.version)
+    assert change == ResidencyChange(20, (15,), ((3, residency.pages[15]),), change.version)
 
 
 def test_no_more_than_so_many_move():
@@ -142,7 +142,7 @@ class LaneMachine(RuleBasedStateMachine):
         here = [c for c, _ in self.here if c not in kept]
         return sorted(here, key=lambda c: self.scores.get(c, math.inf))  # stable: the oldest first
 
-    def take(self, change: Change) -> None:
+    def take(self, change: ResidencyChange) -> None:
         pages = dict(self.here)
         free = set(range(self.num_pages)) - set(pages.values())
         free |= {pages[c] for c in change.evicted}

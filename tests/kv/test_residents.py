@@ -35,10 +35,10 @@ def test_ranks_and_places_are_those_of_a_list_of_the_rows_that_are_here(data: st
         for i in range(CHUNK_TOKENS)
     ]
     assert list(residents.pages) == [page for _, page in sorted(here.items())]
-    assert [residents.rank(token) for token, _ in rows] == [*range(len(rows))]
+    assert [residents.row_index(token) for token, _ in rows] == [*range(len(rows))]
     end = rows[-1][0] + 1 if rows else 0
     assert residents.num_absent_tokens == end - len(rows)
-    assert residents.rank(end) == len(rows)
+    assert residents.row_index(end) == len(rows)
     begin, stop = sorted(data.draw(st.tuples(*[st.integers(0, len(rows))] * 2)))
     runs = [run for run in residents.runs(begin, stop) if run]
     assert [place for run in runs for place in run] == [place for _, place in rows[begin:stop]]
@@ -51,4 +51,8 @@ def test_nothing_is_here_after_clear():
     residents = Residents()
     residents.put(3, 0)
     residents.clear()
-    assert (list(residents.pages), residents.num_absent_tokens, residents.rank(0)) == ([], 0, 0)
+    assert (list(residents.pages), residents.num_absent_tokens, residents.row_index(0)) == (
+        [],
+        0,
+        0,
+    )

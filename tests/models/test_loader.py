@@ -13,9 +13,9 @@ from torch import Tensor
 from luceasync.errors import ModelError
 from luceasync.host_cache.arena import PlainMemory
 from luceasync.models.config import read_spec
+from luceasync.models.encodings import Encoding, WeightPlacement
 from luceasync.models.formats.safetensors import open_checkpoint
-from luceasync.models.forms import Form, Place
-from luceasync.models.layer_reader import Part
+from luceasync.models.layer_reader import TensorPart
 from luceasync.models.loader import RandomSource, TensorReader, TensorSource
 from luceasync.models.ops import TorchOps
 from luceasync.models.precision import Precision
@@ -35,8 +35,8 @@ class NotingSource:
     def __init__(self, inner: TensorSource) -> None:
         self.inner, self.names = inner, set[str]()
 
-    def form(self, name: str) -> Form:
-        return self.inner.form(name)
+    def encoding(self, name: str) -> Encoding:
+        return self.inner.encoding(name)
 
     def read(self, name: str, shape: Shape) -> Tensor:
         self.names.add(name)
@@ -61,9 +61,9 @@ def reader_of(folder: Path, dtype: torch.dtype, tensors: dict[str, Tensor]) -> d
     save_file(tensors, folder / "model.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     with open_checkpoint(folder) as checkpoint:
-        reader = TensorReader(checkpoint, None, Place(TorchOps(), CPU, dtype))
+        reader = TensorReader(checkpoint, None, WeightPlacement(TorchOps(), CPU, dtype))
         return {
-            "matrix": reader.stacked([Part("m0"), Part("m1")], shapes).rows,
+            "matrix": reader.stacked([TensorPart("m0"), TensorPart("m1")], shapes).rows,
             "vector": reader.vector("v", shapes["v"], offset=1.0),
         }
 
@@ -216,9 +216,9 @@ def test_progress_counts_the_bytes_that_are_stored_not_those_made_of_them(tmp_pa
     save_file(tensors, tmp_path / "model.safetensors")
     told: list[int] = []
     with open_checkpoint(tmp_path) as checkpoint:
-        place = Place(TorchOps(), CPU, torch.float32)
+        place = WeightPlacement(TorchOps(), CPU, torch.float32)
         reader = TensorReader(checkpoint, None, place, told.append)
-        reader.stacked([Part("m")], {"m": (3, 5)})
+        reader.stacked([TensorPart("m")], {"m": (3, 5)})
         reader.vector("v", (7,))
     assert told == [3 * 5 * 8, 7 * 2]
 

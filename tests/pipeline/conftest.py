@@ -12,7 +12,7 @@ from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.capacity import AskedPool, Policy, Pool
+from luceasync.pipeline.capacity import Policy, Pool, PoolRequest
 from luceasync.pipeline.devices import find_devices
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
@@ -57,7 +57,7 @@ def make_backend() -> Iterator[MakeBackend]:
             verify_rows=verify_rows,
             pool=None
             if pool_tokens is None
-            else AskedPool(pool_tokens, Pool(policy, tau_tokens, tuple(pins)), 2**40),
+            else PoolRequest(pool_tokens, Pool(policy, tau_tokens, tuple(pins)), 2**40),
         )
         with open_checkpoint(model_dir) as checkpoint:
             stages = [

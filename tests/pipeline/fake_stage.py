@@ -15,7 +15,7 @@ from luceasync.host_cache.nodes import NodeSizes, Span
 from luceasync.kv.cache import Shape
 from luceasync.kv.pages import PageEvent
 from luceasync.nodes import NodeKey
-from luceasync.pipeline.passes import Batch, Given, Masses
+from luceasync.pipeline.passes import AttentionMass, Batch, PassInput
 from luceasync.pipeline.plan import Plan
 from luceasync.pipeline.transfer import as_rows
 from luceasync.ranking.local import LocalLogits
@@ -77,7 +77,7 @@ class FakePasses:
             return x
         return x[:, -1:] if project else None
 
-    def decode(self, batch: Batch, given: Given) -> Tensor | None:
+    def decode(self, batch: Batch, given: PassInput) -> Tensor | None:
         x = self._run("decode", batch, as_rows(given))
         if not self._group.is_last:
             return x
@@ -117,11 +117,11 @@ class FakePasses:
     def recall(self, lane: int, places: Sequence[tuple[int, int]]) -> None:
         self._hear("recall", len(places))
 
-    def look(self, lane: int, num_tokens: int) -> None:
+    def start_probe(self, lane: int, num_tokens: int) -> None:
         self._hear("look", num_tokens)
 
-    def masses(self, lane: int) -> Masses:
-        return Masses(torch.zeros(1), 0.0)
+    def attention_mass(self, lane: int) -> AttentionMass:
+        return AttentionMass(torch.zeros(1), 0.0)
 
     def reset(self, lane: int) -> None:
         self._hear("reset", lane)

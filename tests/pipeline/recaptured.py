@@ -13,7 +13,7 @@ import pytest
 from torch import Tensor
 
 from luceasync.models.ops import Ops, TorchOps
-from luceasync.models.pass_rows import NO_LANE, Entry, Kept, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, AcceptedRows, Entry, Paths, Rows
 from luceasync.models.trees import Trees
 from luceasync.pipeline import stage
 from luceasync.pipeline.cpu_platform import CpuPlatform
@@ -59,12 +59,19 @@ class HostShard(Shard):
         return super().rows_from(entries, lanes, positions, mark)
 
     def paths_from(
-        self, kept: tuple[Kept, ...], lanes: Tensor, begins: Tensor, rows: Tensor, counts: Tensor
+        self,
+        kept: tuple[AcceptedRows, ...],
+        lanes: Tensor,
+        begins: Tensor,
+        rows: Tensor,
+        counts: Tensor,
     ) -> Paths:
         if not kept:
             each = zip(*(x.tolist() for x in (lanes, begins, counts)), rows, strict=True)
             kept = tuple(
-                Kept(i, lane, begin, self.cache.places(lane, begin, begin + n), path[:n].long())
+                AcceptedRows(
+                    i, lane, begin, self.cache.places(lane, begin, begin + n), path[:n].long()
+                )
                 for i, (lane, begin, n, path) in enumerate(each)
                 if n and lane != NO_LANE
             )

@@ -18,7 +18,7 @@ from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.models.triton_ops import TritonOps
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.capacity import AskedPool, Pool
+from luceasync.pipeline.capacity import Pool, PoolRequest
 from luceasync.pipeline.capture import compiled_ahead
 from luceasync.pipeline.cpu_platform import CpuPlatform
 from luceasync.pipeline.offer import offer_of
@@ -74,7 +74,7 @@ def unwritten_is_nan() -> Iterator[None]:
 
 
 def opened(
-    model_dir: Path, *, max_ctx_tokens: int = 128, pool: AskedPool | None = None
+    model_dir: Path, *, max_ctx_tokens: int = 128, pool: PoolRequest | None = None
 ) -> LayerSplitBackend:
     """Over two shards."""
     spec = read_spec(model_dir)
@@ -128,7 +128,7 @@ def test_what_sees_an_absent_past_is_compiled_ahead_too(tiny_dir, monkeypatch):
     monkeypatch.setattr(Kernel, "__getitem__", told)
     monkeypatch.setattr(CpuPlatform, "ops", property(lambda self: TritonOps()))
     monkeypatch.setattr(CpuPlatform, "passes", lambda self, *, eager, captured: captured(Again()))
-    pool = AskedPool(448, Pool("qk", 64), 2**30)
+    pool = PoolRequest(448, Pool("qk", 64), 2**30)
     with closing(opened(tiny_dir, max_ctx_tokens=1024, pool=pool)):
         assert {"_merge_kernel", "_chunk_scores_kernel"} <= ahead
 

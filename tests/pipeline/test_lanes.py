@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from luceasync.errors import PlacementError
-from luceasync.pipeline.capacity import Guest
+from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.offer import offer_of
 from tests.pipeline.plans import MIB, plan_of, refusal
 from tests.pipeline.specs import make_hybrid_spec, make_spec
@@ -115,12 +115,14 @@ def test_a_context_that_was_asked_may_take_more_of_the_memory_than_we_would():
 # --- a drafter beside it -------------------------------------------------------------------------
 
 
-def guest_on(name: str, weight_mib: int = 0, token_bytes: int = 0, lane_mib: int = 0) -> Guest:
-    return Guest(offer_of(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
+def guest_on(
+    name: str, weight_mib: int = 0, token_bytes: int = 0, lane_mib: int = 0
+) -> DraftFootprint:
+    return DraftFootprint(offer_of(name, 1024 * MIB), weight_mib * MIB, token_bytes, lane_mib * MIB)
 
 
 @pytest.mark.parametrize("guest", [guest_on("cpu:0", 100), guest_on("cpu:0", lane_mib=20)])
-def test_what_a_guest_takes_is_not_there_for_lanes(guest: Guest):
+def test_what_a_guest_takes_is_not_there_for_lanes(guest: DraftFootprint):
     alone, beside = plan_of(800, parallel=4), plan_of(800, parallel=4, guest=guest)
     assert beside.max_ctx_tokens < alone.max_ctx_tokens
     assert beside.shards == alone.shards

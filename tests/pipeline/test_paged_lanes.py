@@ -90,8 +90,8 @@ def test_evicted_chunks_come_back_as_they_were(make_backend, tiny_dir: Path):
             for favoured in (range(1, num_chunks, 2), range(num_chunks), wanted):
                 for _ in range(8):
                     pager.value(1, [float(c in favoured) for c in range(num_chunks)])
-                    backend.lanes._lanes[1].look.is_first = True
-                    backend.lanes._move(1, backend.lanes._lanes[1].look)
+                    backend.lanes._lanes[1].probe.is_first = True
+                    backend.lanes._move(1, backend.lanes._lanes[1].probe)
                 poison(backend, 1)
         assert resident(backend, 1) == wanted
         found.append(decoded(backend, [1], 8, NUM_PROMPT + 1))
@@ -196,12 +196,12 @@ def test_a_look_reads_pages_of_the_newest_chunk_alone(make_backend, tiny_dir: Pa
     [shard] = stage._shards
     if not has_room:
         backend.lanes.keep_with(lambda save, num_bytes: False)
-    backend.lanes._look(1, NUM_PROMPT + 40, is_first=False)
-    look = shard.past._looks._found[1]
-    look.go_on()
+    backend.lanes._start_probe(1, NUM_PROMPT + 40, is_first=False)
+    probe = shard.past._probes._found[1]
+    probe.go_on()
     newest = (NUM_PROMPT + 40) // 64
-    assert (look._in_pages == {newest}) == has_room
-    assert newest in look._in_pages and look.masses().of_chunks.sum() > 0
+    assert (probe._in_pages == {newest}) == has_room
+    assert newest in probe._in_pages and probe.attention_mass().of_chunks.sum() > 0
 
 
 def test_a_lane_is_left_though_a_group_is_gone(make_backend, tiny_dir: Path, monkeypatch):

@@ -92,8 +92,8 @@ def test_pages_that_were_freed_and_old_blocks_are_never_read(make_backend, tiny_
 
 def looked(backend: LayerSplitBackend, num_tokens: int) -> Tensor:
     for stage in backend._groups:
-        stage.passes.look(1, num_tokens)
-    return sum(stage.passes.masses(1).of_chunks for stage in backend._groups)
+        stage.passes.start_probe(1, num_tokens)
+    return sum(stage.passes.attention_mass(1).of_chunks for stage in backend._groups)
 
 
 @pytest.mark.parametrize("num_shards", [1, 3])
@@ -126,11 +126,11 @@ def test_a_look_is_of_the_moment_at_which_it_was_begun(make_backend, tiny_dir: P
     prefilled(plain, prompt(1300))
     expected = looked(plain, 1300)
     [stage] = plain._groups
-    stage.passes.look(1, 1300)
+    stage.passes.start_probe(1, 1300)
     for position in range(1300, 1303):
         batch = Batch((1, NO_LANE, NO_LANE, NO_LANE), (position, 0, 0, 0), 1)
         stage.passes.decode(batch, torch.full((4, 1), 7))
-    assert stage.passes.masses(1).of_chunks.equal(expected)
+    assert stage.passes.attention_mass(1).of_chunks.equal(expected)
 
 
 @pytest.mark.parametrize("device", ["cpu:0", pytest.param("cuda:0", marks=pytest.mark.gpu)])
@@ -144,13 +144,13 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     expected = looked(backend, 1300)
     [stage] = backend._groups
     [shard] = stage._shards
-    stage.passes.look(1, 1300)
-    look = shard.past._looks._found[1]
+    stage.passes.start_probe(1, 1300)
+    probe = shard.past._probes._found[1]
     if device != "cpu:0":
         with shard.platform.beside():
             torch.cuda._sleep(10**9)
-    look.go_on()
-    in_pages = {*look._in_pages}  # host memory lacks them
+    probe.go_on()
+    in_pages = {*probe._in_pages}  # host memory lacks them
     for num_chunks in (24, 27):
         backend.lanes.make_room(1, num_chunks * 64)
     residents = shard.cache._residents[1]
@@ -160,7 +160,7 @@ def test_a_look_sees_a_chunk_that_leaves_meanwhile(make_backend, tiny_dir: Path,
     for page in (page for chunk, page in pages.items() if chunk > 20):  # nobody looks at those
         for stack in shard.cache.row_stacks:
             stack[:, 1, page * 64 : page * 64 + 64] = torch.nan
-    assert stage.passes.masses(1).of_chunks.equal(expected)
+    assert stage.passes.attention_mass(1).of_chunks.equal(expected)
 
 
 @pytest.mark.gpu
@@ -191,12 +191,12 @@ def test_what_a_look_reads_is_nobody_elses_until_it_has_read_it(make_backend, ti
     [shard] = stage._shards
     with shard.platform.beside():
         torch.cuda._sleep(10**9)
-    stage.passes.look(1, 1300)
-    look = shard.past._looks._found[1]
-    while look.go_on():
+    stage.passes.start_probe(1, 1300)
+    probe = shard.past._probes._found[1]
+    while probe.go_on():
         pass
     shard.past._staging._held.clear()
     others = [torch.full((num,), 2**40, device="cuda") for num in [*range(64, 1400, 32)] * 8]
     torch.cuda.current_stream().synchronize()
-    assert stage.passes.masses(1).of_chunks.equal(expected)
+    assert stage.passes.attention_mass(1).of_chunks.equal(expected)
     del others

@@ -11,7 +11,7 @@ import pytest
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
 from luceasync.models.precision import Precision
-from luceasync.pipeline.capacity import Guest
+from luceasync.pipeline.capacity import DraftFootprint
 from luceasync.pipeline.offer import Offer, offer_of
 from luceasync.pipeline.plan import make_plan, stages_of
 from luceasync.pipeline.stage import LocalStage
@@ -148,6 +148,6 @@ def test_a_guest_of_another_device_takes_nothing_of_ours():
     """One of the same name is the same card, whichever process runs on it."""
     [own] = plan_of(1024).devices
     others = [replace(own, name="hip:0", process=1), replace(own, process=1), own]
-    guests = [None, *(Guest(device, 256 * MIB, 0, 0) for device in others)]
+    guests = [None, *(DraftFootprint(device, 256 * MIB, 0, 0) for device in others)]
     sizes = [plan_of(1024, guest=each, parallel=4).max_ctx_tokens for each in guests]
     assert sizes[0] == sizes[1] > sizes[2] == sizes[3]

@@ -9,7 +9,7 @@ import pytest
 
 from luceasync.models.config import read_spec
 from luceasync.models.formats.safetensors import open_checkpoint
-from luceasync.pipeline.capacity import AskedPool, Pool
+from luceasync.pipeline.capacity import Pool, PoolRequest
 from luceasync.pipeline.plan import LEAST_NODE_TOKENS, Plan
 from luceasync.pipeline.stage import LocalStage
 from tests import tiny
@@ -24,7 +24,7 @@ def pooled(
     policy: Any = "qk",
     **asked: Any,
 ) -> Plan:
-    pool = AskedPool(num_tokens, Pool(policy, 64, pins), host_bytes)
+    pool = PoolRequest(num_tokens, Pool(policy, 64, pins), host_bytes)
     return plan_of(pool=pool, **{"parallel": 2, "max_ctx_tokens": 32768, **asked})
 
 

@@ -17,7 +17,7 @@ from luceasync.kv.pages import CHUNK_TOKENS
 from luceasync.models.config import read_spec
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
-from luceasync.pipeline.capacity import AskedPool, Pool
+from luceasync.pipeline.capacity import Pool, PoolRequest
 from luceasync.pipeline.offer import offer_of
 from luceasync.pipeline.plan import make_plan
 from luceasync.ranking.logits import BEST
@@ -42,7 +42,7 @@ def load(tiny_dir: Path) -> Iterator[Load]:
     """A backend, which captures where `replayed` is asked for before; closed after the test."""
     loaded = []
 
-    def load_one(num_shards: int = 1, pool: AskedPool | None = None) -> LayerSplitBackend:
+    def load_one(num_shards: int = 1, pool: PoolRequest | None = None) -> LayerSplitBackend:
         spec = read_spec(tiny_dir)
         plan = make_plan(
             spec,
@@ -231,7 +231,7 @@ def test_no_page_is_placed_for_a_step_that_may_not_come(replayed, load: Load, la
 
 
 @pytest.mark.parametrize(
-    "asked", [{"num_shards": 2}, {"pool": AskedPool(448, Pool("qk", 64), 2**40)}]
+    "asked", [{"num_shards": 2}, {"pool": PoolRequest(448, Pool("qk", 64), 2**40)}]
 )
 def test_several_shards_and_lanes_with_a_pool_wait_for_the_host(replayed, load: Load, asked):
     walk = Walk(load(**asked), runs_ahead=True)

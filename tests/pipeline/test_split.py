@@ -13,8 +13,8 @@ from torch import Tensor
 
 from luceasync.errors import PlacementError, Unsupported
 from luceasync.models.config import read_spec
+from luceasync.models.encodings import DenseEncoding, Encoding
 from luceasync.models.formats.safetensors import open_checkpoint
-from luceasync.models.forms import Dense, Form
 from luceasync.models.precision import Precision
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.pipeline.offer import offer_of
@@ -110,8 +110,8 @@ def test_loading_holds_one_stored_tensor_beside_the_model(deep_dir: Path, num_sh
         def __init__(self, checkpoint) -> None:
             self._checkpoint = checkpoint
 
-        def form(self, name: str) -> Form:
-            return Dense()
+        def encoding(self, name: str) -> Encoding:
+            return DenseEncoding()
 
         def read(self, name: str, shape: tuple[int, ...]) -> Tensor:
             nonlocal most

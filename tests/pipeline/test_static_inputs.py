@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from luceasync.models.pass_rows import NO_LANE
-from luceasync.pipeline.passes import Batch, Given
-from luceasync.pipeline.static_inputs import Fed, Feedback, Held, StaticInputs, feed_best
+from luceasync.pipeline.passes import Batch, PassInput
+from luceasync.pipeline.static_inputs import (
+    FedTokens,
+    Feedback,
+    KnownInputs,
+    StaticInputs,
+    feed_best,
+)
 
 CPU = torch.device("cpu")
 NO_TOKEN = -1
@@ -27,7 +33,7 @@ class Step:
     feedback: Feedback = field(default_factory=lambda: Feedback(2, CPU))
     num_copies: int = 0
 
-    def run(self) -> Fed:
+    def run(self) -> FedTokens:
         """What its inputs hold."""
         given, place, found = self.inputs.given, self.inputs.place, self.feedback.found
         logits = torch.nn.functional.one_hot(given[:, 0] + 1, 100).float()
@@ -36,7 +42,7 @@ class Step:
         self.inputs.fed(self.fed)
         return self.fed
 
-    def __call__(self, batch: Batch, given: Given) -> list[list[int]]:
+    def __call__(self, batch: Batch, given: PassInput) -> list[list[int]]:
         """Tokens, lanes and positions that the pass reads."""
         self.inputs._told.fill_(255)
         self.inputs.tell(batch, given)
@@ -151,7 +157,7 @@ def test_tokens_may_come_as_a_tensor():
 
 
 def test_nothing_is_known_at_first():
-    held, batch = Held(), at((0,), (0,))
+    held, batch = KnownInputs(), at((0,), (0,))
     assert not held.is_at(batch) and not held.has(batch, (0,))
     held.put(batch)
     assert held.is_at(batch) and not held.has(batch, (0,))

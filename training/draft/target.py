@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.config import read_spec
+from luceasync.models.encodings import WeightPlacement
 from luceasync.models.ends import read_ends
 from luceasync.models.formats.safetensors import open_checkpoint
-from luceasync.models.forms import Place
 from luceasync.models.loader import Layer, TensorReader
 from luceasync.models.mixers.attention import AttentionSpec
 from luceasync.models.mixers.attention_sizes import HeadNorms
@@ -101,7 +101,7 @@ class FrozenTarget:
         self.spec = read_spec(model_dir)
         self.device = device
         self.dtype = dtype
-        place = Place(TorchOps(), device, dtype)
+        place = WeightPlacement(TorchOps(), device, dtype)
         with open_checkpoint(model_dir) as checkpoint:
             reader = TensorReader(checkpoint, self.spec, place)
             self._layers = [

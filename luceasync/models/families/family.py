@@ -11,7 +11,7 @@ from luceasync.errors import ModelError, Unsupported
 from luceasync.models.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from luceasync.models.ends import Ends
+    from luceasync.models.ends import ModelEnds
     from luceasync.models.loader import Layer, TensorReader
 
 
@@ -86,7 +86,7 @@ def read_layer(reader: TensorReader, layer: int) -> Layer:
     return reader.layer(layer)
 
 
-def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> Ends:
+def read_ends(reader: TensorReader, *, is_first: bool, is_last: bool) -> ModelEnds:
     """Embedding, final norm and head, as far as a shard has them."""
     from luceasync.models import ends
 
@@ -134,5 +134,5 @@ class Family:
     parse: Callable[[Fields], ModelSpec]
     architecture: Callable[[ModelSpec], dict[str, Any]] = architecture
     read_layer: Callable[[TensorReader, int], Layer] = read_layer
-    read_ends: Callable[..., Ends] = read_ends
+    read_ends: Callable[..., ModelEnds] = read_ends
     compress: Callable[[ModelSpec, Sequence[int], float], list[int]] = cannot_compress

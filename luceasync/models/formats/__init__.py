@@ -5,8 +5,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from luceasync.models.encodings import Encoding, Shape
 from luceasync.models.formats import gguf, safetensors
-from luceasync.models.forms import Form, Shape
 
 if TYPE_CHECKING:
     from luceasync.models.loader import TensorSource
@@ -23,7 +23,7 @@ class Format(Protocol):
         """The files that the numbers come from."""
         ...
 
-    def forms(self, model_dir: Path) -> Callable[[str], Form]:
+    def encodings(self, model_dir: Path) -> Callable[[str], Encoding]:
         """How each tensor is stored, by its name: what a plan counts with. Reads no numbers."""
         ...
 

@@ -16,7 +16,7 @@ from luceasync.errors import ModelError
 from luceasync.gguf.layout import Order
 from luceasync.gguf.model import read_model
 from luceasync.gguf.place import gguf_at, parts_of
-from luceasync.models.forms import Form, Select, Shape
+from luceasync.models.encodings import Encoding, Select, Shape
 from luceasync.models.gguf_model import GgufContents, Stored, read_gguf
 from luceasync.models.quant import ggml
 from luceasync.models.quant.form import Grouped
@@ -40,10 +40,10 @@ class Gguf:
         """See Format."""
         return parts_of(_file(model_dir))
 
-    def forms(self, model_dir: Path) -> Callable[[str], Form]:
+    def encodings(self, model_dir: Path) -> Callable[[str], Encoding]:
         """See Format."""
         stored = _contents(model_dir).stored
-        return lambda name: stored[name].form
+        return lambda name: stored[name].encoding
 
     def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
         """See Format. Whoever reads the headers checks them."""
@@ -64,9 +64,9 @@ class GgufSource:
         self._contents = contents
         self._files = files
 
-    def form(self, name: str) -> Form:
+    def encoding(self, name: str) -> Encoding:
         """See luceasync.models.loader.TensorSource."""
-        return self._found(name).form
+        return self._found(name).encoding
 
     def read(self, name: str, shape: Shape) -> Tensor | Blocks:
         """See luceasync.models.loader.TensorSource."""
@@ -74,7 +74,7 @@ class GgufSource:
         if stored.shape != shape:
             raise ModelError(f"{stored.path}: {name!r} has shape {stored.shape}, expected {shape}")
         rows = self._rows(stored)
-        if isinstance(form := stored.form, Grouped):
+        if isinstance(form := stored.encoding, Grouped):
             return Blocks(stored.tensor.name, form, rows, stored)
         return _in_order(_plain(rows, stored), stored).reshape(shape)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from luceasync.errors import ModelError
-from luceasync.models.forms import Dense, Form, Shape
+from luceasync.models.encodings import DenseEncoding, Encoding, Shape
 from luceasync.models.quant.checkpoints.module import Found, Info, Infos, Scheme, StoredModule
 from luceasync.models.quant.checkpoints.scheme import scheme_at
 
@@ -76,13 +76,13 @@ class Safetensors:
         """See Format."""
         return weight_files(model_dir)
 
-    def forms(self, model_dir: Path) -> Callable[[str], Form]:
+    def encodings(self, model_dir: Path) -> Callable[[str], Encoding]:
         """See Format."""
         scheme = scheme_at(model_dir)
         if scheme is None:
-            return lambda name: Dense()
+            return lambda name: DenseEncoding()
         modules = Modules(scheme, infos_of(model_dir), model_dir)
-        return lambda name: found.form if (found := modules.find(name)) else Dense()
+        return lambda name: found.form if (found := modules.find(name)) else DenseEncoding()
 
     def check(self, model_dir: Path, shapes: Mapping[str, Shape]) -> None:
         """See Format."""
@@ -130,10 +130,10 @@ class Checkpoint:
         """Of all tensors that are stored."""
         return list(self._files)
 
-    def form(self, name: str) -> Form:
+    def encoding(self, name: str) -> Encoding:
         """See luceasync.models.loader.TensorSource."""
         found = self._modules.find(name)
-        return Dense() if found is None else found.form
+        return DenseEncoding() if found is None else found.form
 
     def read(self, name: str, shape: Shape) -> Tensor | StoredModule:
         """See luceasync.models.loader.TensorSource."""

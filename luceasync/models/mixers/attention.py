@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.kv.state import StateTensor
-from luceasync.models.layer_reader import LayerReader, Part
+from luceasync.models.layer_reader import LayerReader, TensorPart
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
-from luceasync.models.mixers.mixer import LookBody, MixerBody, Shape, State
+from luceasync.models.mixers.mixer import MixerBody, ProbeBody, Shape, State
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -44,8 +44,8 @@ class AttentionSpec(AttentionSizes):
         return self.rows
 
     @property
-    def recent(self) -> AttentionLook:
-        return AttentionLook(self.num_heads, self.head_dim)
+    def recent(self) -> RecentQueries:
+        return RecentQueries(self.num_heads, self.head_dim)
 
     @property
     def width(self) -> int:
@@ -69,12 +69,12 @@ class AttentionSpec(AttentionSizes):
 
     def load(self, reader: LayerReader) -> AttentionLayer:
         """See Mixer."""
-        query = Part("self_attn.q_proj.weight")
-        gates: list[Part] = []
+        query = TensorPart("self_attn.q_proj.weight")
+        gates: list[TensorPart] = []
         if self.gated:  # ours has the gates of all heads behind the values
-            gates = [Part(query.name, self._of_each_head(1), divisor=2)]
-            query = Part(query.name, self._of_each_head(0), divisor=2)
-        keys_values = [Part(f"self_attn.{name}_proj.weight") for name in "kv"]
+            gates = [TensorPart(query.name, self._of_each_head(1), divisor=2)]
+            query = TensorPart(query.name, self._of_each_head(0), divisor=2)
+        keys_values = [TensorPart(f"self_attn.{name}_proj.weight") for name in "kv"]
         return AttentionLayer(
             body=reader.ops.pick(self.torch_body, self.triton_body, self.compiled_body),
             norm=reader.norm("input_layernorm.weight"),
@@ -120,7 +120,7 @@ class AttentionSpec(AttentionSizes):
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLook:
+class RecentQueries:
     """A Recent: queries, normed and rotated as keys meet them."""
 
     num_heads: int
@@ -135,20 +135,20 @@ class AttentionLook:
         return StateTensor("attn_q", (self.num_heads, self.head_dim), "compute")
 
     @property
-    def looks_at(self) -> str:
+    def probed_tensor(self) -> str:
         return "attn_k"
 
-    def torch_body(self) -> LookBody:
+    def torch_body(self) -> ProbeBody:
         """See Recent."""
-        from luceasync.models.mixers.attention_torch import TorchLook
+        from luceasync.models.mixers.attention_torch import TorchProbe
 
-        return TorchLook()
+        return TorchProbe()
 
-    def triton_body(self) -> LookBody:
+    def triton_body(self) -> ProbeBody:
         """See Recent."""
-        from luceasync.models.mixers.attention_triton import TritonLook
+        from luceasync.models.mixers.attention_triton import TritonProbe
 
-        return TritonLook()
+        return TritonProbe()
 
 
 class AttentionBody(MixerBody, Protocol):

@@ -12,7 +12,7 @@ from torch import Tensor
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.mixer import State
 from luceasync.models.ops import rms_norm
-from luceasync.models.pass_rows import Entry, Past, Paths, Rows, with_padding
+from luceasync.models.pass_rows import Entry, PastBlocks, Paths, Rows, with_padding
 from luceasync.models.recent import ring_positions
 from luceasync.models.trees import Trees
 
@@ -117,7 +117,7 @@ def _stacked(of_entries: list[Tensor]) -> Tensor:
 
 
 def keep_recent(ring: Tensor, queries: Tensor, begin: int) -> None:
-    """Write the newest of `queries` [rows, ...], whose ranks begin at `begin`, to a lane's ring
+    """Write the newest of `queries` [rows, ...], whose row_indices begin at `begin`, to a lane's ring
     [RECENT_ROWS, ...]. Ranks and positions have the same place in it.
     """
     num_kept = min(len(queries), len(ring))
@@ -243,7 +243,9 @@ def attend_tree(
     return by_head.permute(2, 0, 1, 3).flatten(1, 2)
 
 
-def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tensor | None) -> Tensor:
+def attend_past(
+    q: Tensor, past: PastBlocks, own: tuple[Tensor, Tensor], recent: Tensor | None
+) -> Tensor:
     """Attention of rows to all of `past`, and to themselves causally.
 
     q: [rows, heads, head_dim]; own: keys and values [rows, kv_heads, head_dim]; recent: the newest
@@ -253,12 +255,12 @@ def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tenso
     end = 0
     for begin, (keys, values) in past.blocks():
         if recent is not None:
-            past.look(recent, keys, begin)
+            past.probe(recent, keys, begin)
         part = attend_block(q, keys, values, is_causal=False)
         merged = part if merged is None else merge(merged, part)
         end = begin + len(keys)
     if recent is not None:
-        past.look(recent, own[0], end)
+        past.probe(recent, own[0], end)
     part = attend_block(q, *own, is_causal=True)
     out, _ = part if merged is None else merge(merged, part)
     return out.to(q.dtype)
@@ -320,10 +322,10 @@ def _sum(parts: list[Tensor]) -> Tensor:
     return total
 
 
-class TorchLook:
+class TorchProbe:
     """A LookBody as plain torch."""
 
-    def look(
+    def probe(
         self,
         recent: Tensor,
         rows: Tensor,

@@ -26,7 +26,7 @@ from luceasync.kernels.tree_attention import attend_tree
 from luceasync.models.mixers.attention_sizes import AttentionSizes, HeadNorms
 from luceasync.models.mixers.attention_torch import Rotation, attend_one, frequencies
 from luceasync.models.mixers.mixer import State
-from luceasync.models.pass_rows import NO_LANE, Past, Paths, Rows
+from luceasync.models.pass_rows import NO_LANE, PastBlocks, Paths, Rows
 from luceasync.models.trees import Trees
 
 NO_PLANS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
@@ -58,7 +58,7 @@ class TritonAttention:
             keys,
             values,
             rows.lanes,
-            rows.ranks,
+            rows.row_indices,
             rows.tables,
             (cos, sin),
             num_heads=spec.num_heads,
@@ -99,7 +99,7 @@ class TritonAttention:
             keys,
             values,
             rows.lanes,
-            rows.ranks[:, 0],
+            rows.row_indices[:, 0],
             rows.tables,
             (cos, sin),
             num_heads=spec.num_heads,
@@ -126,7 +126,7 @@ class TritonAttention:
             keys,
             values,
             rows.lanes,
-            rows.ranks,
+            rows.row_indices,
             rows.tables,
             rows.prepared[spec],
             trees.ancestors,
@@ -145,14 +145,16 @@ class TritonAttention:
             commit_recent(new, recent, *path)
 
 
-def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tensor | None) -> Tensor:
+def attend_past(
+    q: Tensor, past: PastBlocks, own: tuple[Tensor, Tensor], recent: Tensor | None
+) -> Tensor:
     """As attention_torch.attend_past."""
     total = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     whole: tuple[Tensor, Tensor] | None = None
     end = 0
     for begin, (keys, values) in past.blocks():
         if recent is not None:
-            past.look(recent, keys, begin)
+            past.probe(recent, keys, begin)
         out, log_sum = attend_block(q, keys, values, is_causal=False)
         if whole is None:
             whole = total.copy_(out), log_sum
@@ -160,7 +162,7 @@ def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tenso
             merge(whole, (out, log_sum), total)
         end = begin + len(keys)
     if recent is not None:
-        past.look(recent, own[0], end)
+        past.probe(recent, own[0], end)
     part = attend_block(q, *own, is_causal=True)
     if whole is None:
         return part[0]
@@ -170,10 +172,10 @@ def attend_past(q: Tensor, past: Past, own: tuple[Tensor, Tensor], recent: Tenso
 
 def _keep_recent(ring: Tensor, queries: Tensor, rows: Rows) -> None:
     """The newest queries of each lane into its ring [lanes, newest, heads, head_dim]: as
-    attention_torch.keep_recent, where the device alone knows the ranks.
+    attention_torch.keep_recent, where the device alone knows the row_indices.
     """
     kept = queries[:, -ring.shape[1] :]
-    places = rows.ranks[:, -ring.shape[1] :] % ring.shape[1]
+    places = rows.row_indices[:, -ring.shape[1] :] % ring.shape[1]
     ring[rows.lanes.long()[:, None], places.long()] = kept
 
 
@@ -202,10 +204,10 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return out[0].transpose(0, 1)
 
 
-class TritonLook:
+class TritonProbe:
     """A LookBody as a kernel."""
 
-    def look(
+    def probe(
         self,
         recent: Tensor,
         rows: Tensor,

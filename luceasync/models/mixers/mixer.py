@@ -27,12 +27,12 @@ class Mixer(Hashable, Protocol):
 
     @property
     def rows(self) -> tuple[StateTensor, ...]:
-        """See luceasync.kv.state.Keeps."""
+        """See luceasync.kv.state.StateLayout."""
         ...
 
     @property
     def end(self) -> tuple[StateTensor, ...]:
-        """See luceasync.kv.state.Keeps."""
+        """See luceasync.kv.state.StateLayout."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class Mixer(Hashable, Protocol):
         ...
 
     @property
-    def recent(self) -> Recent | None:
+    def recent(self) -> RecentSpec | None:
         """What its newest rows are kept as where chunks may be away from a device: they tell which
         ones are looked at. None where no chunk is.
         """
@@ -78,7 +78,7 @@ class Mixer(Hashable, Protocol):
         ...
 
 
-class Recent(Protocol):
+class RecentSpec(Protocol):
     """The newest rows of a lane, by `position % number of rows`. They follow the layer's state, and
     belong to no node.
     """
@@ -94,7 +94,7 @@ class Recent(Protocol):
         ...
 
     @property
-    def looks_at(self) -> str:
+    def probed_tensor(self) -> str:
         """The name of the tensor of rows that they look at."""
         ...
 
@@ -103,19 +103,19 @@ class Recent(Protocol):
         """Each of them weighs chunks for itself."""
         ...
 
-    def torch_body(self) -> LookBody:
+    def torch_body(self) -> ProbeBody:
         """What looks on any device."""
         ...
 
-    def triton_body(self) -> LookBody:
+    def triton_body(self) -> ProbeBody:
         """What looks on GPUs."""
         ...
 
 
-class LookBody(Protocol):
+class ProbeBody(Protocol):
     """How much of what the newest rows see lies in each chunk."""
 
-    def look(
+    def probe(
         self,
         recent: Tensor,
         rows: Tensor,

@@ -11,7 +11,7 @@ from torch import Tensor
 from luceasync.cyext.grouped import KERNELS, TILE, Matrix
 from luceasync.models.quant.layout import Layout
 from luceasync.models.quant.packed import DTYPES, Packed
-from luceasync.models.weights import RowNorm, StackedWeight, as_float
+from luceasync.models.weights import InputNorm, StackedWeight, as_float
 from luceasync.process_memory import into_large_pages
 
 STEP = 32  # columns that a kernel takes at once
@@ -53,7 +53,7 @@ class CompiledGrouped:
         """See Weight."""
         return self._dtype
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         x = x if norm is None else norm(x)
         rows, out = self._rows(x), x.new_empty((*x.shape[:-1], self._num_rows))
@@ -61,7 +61,7 @@ class CompiledGrouped:
         return out
 
     def linear_float(
-        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
         """See Weight."""
         return as_float(self.linear(x, norm), out)
@@ -74,7 +74,7 @@ class CompiledGrouped:
         self._matrix.multiply(*given, out.data_ptr(), added.data_ptr(), self._kernel)
         return out
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight; rounded once."""
         x = x if norm is None else norm(x)
         half, rest = divmod(self._num_rows, 2)

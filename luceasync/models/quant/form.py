@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from luceasync.models.forms import Place, Shape
+from luceasync.models.encodings import Shape, WeightPlacement
 from luceasync.models.precision import Precision
 from luceasync.models.quant.layout import Layout
 
@@ -28,7 +28,7 @@ class Grouped(Layout):
         """See Form."""
         return self.name
 
-    def stack(self, shape: Shape, place: Place) -> GroupedStack:
+    def stack(self, shape: Shape, place: WeightPlacement) -> GroupedStack:
         """See Form."""
         from luceasync.models.quant.stack import GroupedStack
 

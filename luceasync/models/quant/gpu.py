@@ -16,7 +16,7 @@ from luceasync.kernels import rows as row_kernels
 from luceasync.kernels.prepared_rows import Arranged
 from luceasync.kernels.quant_decode import Coding
 from luceasync.kernels.quant_tiles import BLOCK_ROWS, Tiled
-from luceasync.models.weights import RowNorm, StackedWeight, SwiGLU, as_float
+from luceasync.models.weights import InputNorm, StackedWeight, SwiGLU, as_float
 
 SLICE_BYTES = 128 << 20  # of a matrix that are plain numbers at once: the workspace has room
 
@@ -57,7 +57,7 @@ class TiledGrouped:
         """Whether programs find a gate and its number in whole blocks of rows."""
         return self.num_rows % (2 * BLOCK_ROWS) == 0
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if quant_gemv_cuda.can_multiply(flat):
@@ -69,7 +69,7 @@ class TiledGrouped:
         return out.view(*x.shape[:-1], -1)
 
     def linear_float(
-        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
@@ -90,7 +90,7 @@ class TiledGrouped:
             return out.view_as(residual)
         return residual.add_(self._many(flat).view_as(residual))
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if not self.can_gate:
@@ -115,7 +115,7 @@ class TiledGrouped:
         quant_gemv_cuda.linear(x, self._tiled, out=out, beside=beside)
 
     def swiglu_for(
-        self, flat: Tensor, taker: TiledGrouped, norm: RowNorm | None
+        self, flat: Tensor, taker: TiledGrouped, norm: InputNorm | None
     ) -> Tensor | Arranged:
         """`swiglu` of few rows [rows, dim], as `taker` takes them in `add_few`."""
         return quant_gemv_cuda.swiglu_for(flat, self._tiled, taker.coding, norm=norm)
@@ -149,7 +149,7 @@ class TiledSwiGLU(SwiGLU):
         super().__init__(gate_up, down)
         self._gate_up, self._down = gate_up, down
 
-    def add_to(self, x: Tensor, norm: RowNorm) -> Tensor:
+    def add_to(self, x: Tensor, norm: InputNorm) -> Tensor:
         """See SwiGLU."""
         flat = x.reshape(-1, x.shape[-1])
         if not (self._gate_up.can_gate and quant_gemv_cuda.can_multiply(flat)):
@@ -167,7 +167,7 @@ class TiledStack(StackedWeight):
         ends = list(accumulate(segment.num_rows for segment in segments))
         self._ranges = tuple(zip([0, *ends], ends, strict=False))
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         flat = x.reshape(-1, x.shape[-1])
         if not quant_gemv_cuda.can_multiply(flat):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from luceasync.models.forms import Select, Shape
+from luceasync.models.encodings import Select, Shape
 from luceasync.models.quant.layout import Component, Layout
 from luceasync.models.quant.packed import DTYPES, Packed, empty
 

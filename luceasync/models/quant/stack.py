@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
-from luceasync.models.forms import Place, Select, Shape
+from luceasync.models.encodings import Select, Shape, WeightPlacement
 from luceasync.models.quant.layout import Layout
 from luceasync.models.quant.packed import Packed, empty
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import EmbeddingTable, Weight
 
 
 class Quantised(Protocol):
@@ -29,9 +29,9 @@ class Quantised(Protocol):
 
 
 class GroupedStack:
-    """See luceasync.models.forms.Stack."""
+    """See luceasync.models.encodings.Stack."""
 
-    def __init__(self, form: Layout, shape: Shape, place: Place) -> None:
+    def __init__(self, form: Layout, shape: Shape, place: WeightPlacement) -> None:
         self._place = place
         self._rows = empty(form, shape[0], shape[1], place.device)
 
@@ -51,7 +51,7 @@ class GroupedStack:
         """See Stack."""
         return self._place.ops.grouped(self._rows, self._place.dtype)
 
-    def table(self) -> Table:
+    def table(self) -> EmbeddingTable:
         """See Stack."""
         return self._place.ops.grouped(self._rows, self._place.dtype)
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.models.quant.packed import Packed, dequantise, table_of
-from luceasync.models.weights import RowNorm, as_float
+from luceasync.models.weights import InputNorm, as_float
 
 SLICE_NUMBERS = 1 << 19  # of a matrix that are float32 at once: what a cache of 2 MiB holds
 Product = Callable[[Tensor, Tensor], Tensor]  # float32 [n, dim], [out, dim] -> [n, out]
@@ -44,7 +44,7 @@ class TorchGrouped:
         """See Weight."""
         return self._dtype
 
-    def linear(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def linear(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         x = x if norm is None else norm(x)
         flat = x.reshape(-1, x.shape[-1]).float()
@@ -58,7 +58,7 @@ class TorchGrouped:
         return out.view(*x.shape[:-1], num_rows)
 
     def linear_float(
-        self, x: Tensor, norm: RowNorm | None = None, out: Tensor | None = None
+        self, x: Tensor, norm: InputNorm | None = None, out: Tensor | None = None
     ) -> Tensor:
         """See Weight."""
         return as_float(self.linear(x, norm), out)
@@ -67,7 +67,7 @@ class TorchGrouped:
         """See Weight."""
         return residual + self.linear(x)
 
-    def swiglu(self, x: Tensor, norm: RowNorm | None = None) -> Tensor:
+    def swiglu(self, x: Tensor, norm: InputNorm | None = None) -> Tensor:
         """See Weight."""
         gate, up = self.linear(x, norm).chunk(2, -1)
         return F.silu(gate) * up

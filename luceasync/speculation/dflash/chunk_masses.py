@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
-from luceasync.pipeline.passes import Masses
+from luceasync.pipeline.passes import AttentionMass
 from luceasync.speculation.dflash.context import held_positions
 from luceasync.speculation.dflash.draft import DraftNetwork
 from luceasync.speculation.dflash.draft_ops import Block, TorchDraftOps, attend
@@ -29,17 +29,17 @@ class DraftLooks:
     def __init__(self, network: DraftNetwork, ring: FeatureRing) -> None:
         self._network = network
         self._ring = ring
-        self._found: dict[int, Masses] = {}
+        self._found: dict[int, AttentionMass] = {}
 
     @torch.inference_mode()
-    def look(self, lane: int, num_tokens: int) -> None:
+    def start_probe(self, lane: int, num_tokens: int) -> None:
         """See Passes. Chunks behind the last token whose features are here are left out."""
         begin, end = time.perf_counter(), min(self._ring.valid(lane).stop, num_tokens)
         with self._ring.platform.on_device():
             found = masses_of(self._network, lane, end).cpu()
-        self._found[lane] = Masses(found, time.perf_counter() - begin)
+        self._found[lane] = AttentionMass(found, time.perf_counter() - begin)
 
-    def masses(self, lane: int) -> Masses:
+    def attention_mass(self, lane: int) -> AttentionMass:
         """See Passes."""
         return self._found.pop(lane)
 

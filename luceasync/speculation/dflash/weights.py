@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from luceasync.errors import ModelError
+from luceasync.models.encodings import DenseEncoding, Encoding
 from luceasync.models.feed_forward.dense import DenseLayer
 from luceasync.models.formats.safetensors import Checkpoint, open_checkpoint
-from luceasync.models.forms import Dense, Form
 from luceasync.models.loader import TensorSource
 from luceasync.models.ops import Norm, Ops
 from luceasync.models.spec import Shape
@@ -88,9 +88,9 @@ class DraftSource:
         self._checkpoint = checkpoint
         self._stored = stored  # public name -> name in the file
 
-    def form(self, name: str) -> Form:
+    def encoding(self, name: str) -> Encoding:
         """See luceasync.models.loader.TensorSource."""
-        return Dense()
+        return DenseEncoding()
 
     def read(self, name: str, shape: Shape) -> Tensor:
         """See luceasync.models.loader.TensorSource."""

@@ -49,7 +49,7 @@ def test_a_shape_that_is_not_stored_and_a_name_that_is_not_there_are_told(path: 
         with pytest.raises(ModelError, match=r"has shape \(64, 64\), expected \(64, 32\)"):
             source.read(NAME, (64, 32))
         with pytest.raises(ModelError, match="there is no tensor for 'x'"):
-            source.form("x")
+            source.encoding("x")
 
 
 def test_a_directory_with_one_file_is_that_file(path: Path):

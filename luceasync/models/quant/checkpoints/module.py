@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from luceasync.errors import ModelError
-from luceasync.models.forms import Select, Shape
+from luceasync.models.encodings import Select, Shape
 from luceasync.models.quant.form import Grouped
 from luceasync.models.quant.layout import Real
 

@@ -11,7 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any, Protocol
 
 from luceasync.models.precision import Precision
-from luceasync.models.weights import Table, Weight
+from luceasync.models.weights import EmbeddingTable, Weight
 
 if TYPE_CHECKING:
     import torch
@@ -36,12 +36,12 @@ class Stack(Protocol):
         """The whole of it, packed; nothing is filled afterwards."""
         ...
 
-    def table(self) -> Table:
+    def table(self) -> EmbeddingTable:
         """The whole of it, rows as they are."""
         ...
 
 
-class Form(Protocol):
+class Encoding(Protocol):
     """How a file stores the numbers of one tensor. Equal forms may share a Stack."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
@@ -52,13 +52,13 @@ class Form(Protocol):
         """What the type of its numbers is called, there."""
         ...
 
-    def stack(self, shape: Shape, place: Place) -> Stack:
+    def stack(self, shape: Shape, place: WeightPlacement) -> Stack:
         """Room for a matrix of that shape."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WeightPlacement:
     """Where weights are to be, in which dtype plain ones, and the operations that use them."""
 
     ops: Ops
@@ -67,7 +67,7 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Dense:
+class DenseEncoding:
     """Plain numbers. Matrices take the model's dtype; other tensors are float32 where they run."""
 
     def num_bytes(self, shape: Shape, precision: Precision) -> int:
@@ -78,7 +78,7 @@ class Dense:
         """See Form."""
         return precision.weights if len(shape) == 2 else "fp32"
 
-    def stack(self, shape: Shape, place: Place) -> Stack:
+    def stack(self, shape: Shape, place: WeightPlacement) -> Stack:
         """See Form."""
         return _DenseStack(shape, place)
 
@@ -86,7 +86,7 @@ class Dense:
 class _DenseStack:
     """Filled part by part, so that beside it no more than one stored tensor is ever held."""
 
-    def __init__(self, shape: Shape, place: Place) -> None:
+    def __init__(self, shape: Shape, place: WeightPlacement) -> None:
         import torch
 
         self._ops = place.ops
@@ -102,6 +102,6 @@ class _DenseStack:
         """See Stack."""
         return self._ops.pack(self._rows)
 
-    def table(self) -> Table:
+    def table(self) -> EmbeddingTable:
         """See Stack."""
         return self._ops.table(self._rows)

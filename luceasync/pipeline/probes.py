@@ -1,6 +1,6 @@
 """Looks of one shard: how much of a lane's attention falls on which chunk, wherever that lies.
 
-Owns the newest rows of all lanes and looks that are under way: they run beside the passes, a layer
+Owns the newest rows of all lanes and probes that are under way: they run beside the passes, a layer
 at a time, or take up what comes by in a prompt's last one. Knows no kind of layer and no pool.
 """
 
@@ -15,9 +15,9 @@ from torch import Tensor
 from luceasync.host_cache.staging import Block, Staging
 from luceasync.kv.cache import LaneCache
 from luceasync.kv.pages import CHUNK_TOKENS, num_chunks
-from luceasync.models.mixers.mixer import LookBody, Mixer, Recent
-from luceasync.models.recent import LayerLook, RecentRows
-from luceasync.pipeline.passes import Masses
+from luceasync.models.mixers.mixer import Mixer, ProbeBody, RecentSpec
+from luceasync.models.recent import LayerProbe, RecentRows
+from luceasync.pipeline.passes import AttentionMass
 from luceasync.pipeline.platform import Platform, Stopwatch
 
 # Layers of a look that are queued at a time: a bus is never idle, and who waits does not for long.
@@ -27,7 +27,7 @@ MOST_AHEAD = 2
 Blocks = Callable[[int], Sequence[Block]]
 
 
-class _Found(Protocol):
+class _Probe(Protocol):
     """A look that is under way, or over."""
 
     @property
@@ -37,16 +37,16 @@ class _Found(Protocol):
         """Queue some more of it; whether there was anything left."""
         ...
 
-    def goes(self, chunk: int) -> None:
+    def chunk_leaves(self, chunk: int) -> None:
         """The chunk is about to leave the lane's pages."""
         ...
 
-    def masses(self) -> Masses:
+    def attention_mass(self) -> AttentionMass:
         """What is found; all of it is queued, and waited for."""
         ...
 
 
-class Looks:
+class AttentionProbes:
     """Of one shard. Engine thread only."""
 
     def __init__(
@@ -63,18 +63,18 @@ class Looks:
         self.staging = staging
         self.cache = cache
         self.mixers = dict(enumerate(mixers, first_layer))
-        self._bodies: dict[Recent, LookBody] = {}
+        self._bodies: dict[RecentSpec, ProbeBody] = {}
         for kind in {mixer.recent for mixer in mixers if mixer.recent is not None}:
             bodies = (kind.torch_body, kind.triton_body, kind.torch_body)
             self._bodies[kind] = platform.ops.pick(*bodies)
-        self._passing: dict[int, PassingLook] = {}  # by lane, of its last pass that was looked at
-        self._found: dict[int, _Found] = {}
+        self._passing: dict[int, PassingProbe] = {}  # by lane, of its last pass that was looked at
+        self._found: dict[int, _Probe] = {}
 
-    def pass_by(self, lane: int, num_tokens: int) -> PassingLook:
+    def probe_next_pass(self, lane: int, num_tokens: int) -> PassingProbe:
         """Have the rows that the next pass of the lane runs, up to `num_tokens`, look at what comes
         by; `begin` then takes it up.
         """
-        self._passing[lane] = PassingLook(self, lane, num_tokens)
+        self._passing[lane] = PassingProbe(self, lane, num_tokens)
         return self._passing[lane]
 
     def begin(self, lane: int, num_tokens: int, blocks: Blocks) -> None:
@@ -83,7 +83,7 @@ class Looks:
         if passed is not None and passed.num_tokens == num_tokens:
             self._found[lane] = passed
         else:
-            self._found[lane] = _LookBeside(self, lane, num_tokens, blocks)
+            self._found[lane] = _BackgroundProbe(self, lane, num_tokens, blocks)
 
     def go_on(self) -> None:
         """Queue a part of a look that is under way: behind a pass that has just been queued, while
@@ -93,22 +93,22 @@ class Looks:
             if found.go_on():
                 return
 
-    def goes(self, lane: int, chunk: int) -> None:
+    def chunk_leaves(self, lane: int, chunk: int) -> None:
         """The chunk is about to leave the lane's pages; host memory has it, if not for longer."""
         if lane in self._found:
-            self._found[lane].goes(chunk)
+            self._found[lane].chunk_leaves(chunk)
 
-    def masses(self, lane: int) -> Masses:
+    def attention_mass(self, lane: int) -> AttentionMass:
         """What the lane's last look has found; it is waited for."""
-        return self._found.pop(lane).masses()
+        return self._found.pop(lane).attention_mass()
 
-    def look_of(self, layer: int, filled: range, num_tokens: int) -> LayerLook:
+    def layer_probe(self, layer: int, filled: range, num_tokens: int) -> LayerProbe:
         """One layer's look at a lane's first tokens, by its newest rows: see RecentRows.filled."""
         kind = self.mixers[layer].recent
         assert kind is not None, f"layer {layer} keeps no rows to look with"
-        return LayerLook(kind, self._bodies[kind], filled, num_tokens, CHUNK_TOKENS)
+        return LayerProbe(kind, self._bodies[kind], filled, num_tokens, CHUNK_TOKENS)
 
-    def nothing(self, num_tokens: int) -> Tensor:
+    def zeros(self, num_tokens: int) -> Tensor:
         """Masses of which nothing is known yet."""
         return torch.zeros(num_chunks(num_tokens), device=self.platform.device)
 
@@ -125,52 +125,52 @@ class Looks:
         self.recent.close()
 
 
-class PassingLook:
+class PassingProbe:
     """The rows of a pass look at what comes by, layer by layer."""
 
-    def __init__(self, looks: Looks, lane: int, num_tokens: int) -> None:
+    def __init__(self, probes: AttentionProbes, lane: int, num_tokens: int) -> None:
         self.num_tokens = num_tokens
-        self._looks = looks
-        self._filled = looks.recent.filled(lane)
-        self._masses = looks.nothing(num_tokens)
-        self._look: tuple[int, LayerLook] | None = None  # of the layer that runs
+        self._probes = probes
+        self._filled = probes.recent.filled(lane)
+        self._mass = probes.zeros(num_tokens)
+        self._layer: tuple[int, LayerProbe] | None = None  # of the layer that runs
 
-    def look(self, layer: int, recent: Tensor, rows: Tensor, begin: int) -> None:
+    def probe(self, layer: int, recent: Tensor, rows: Tensor, begin: int) -> None:
         """See Past; the last rows end at the last token."""
-        if self._look is None or self._look[0] != layer:
-            self._look = layer, self._looks.look_of(layer, self._filled, self.num_tokens)
-        self._look[1].look(recent, rows, begin)
+        if self._layer is None or self._layer[0] != layer:
+            self._layer = layer, self._probes.layer_probe(layer, self._filled, self.num_tokens)
+        self._layer[1].probe(recent, rows, begin)
         if begin + len(rows) == self.num_tokens:
-            self._masses.add_(self._look[1].masses())
+            self._mass.add_(self._layer[1].mass())
 
     def go_on(self) -> bool:
         """It was part of a pass."""
         return False
 
-    def goes(self, chunk: int) -> None:
+    def chunk_leaves(self, chunk: int) -> None:
         """Nothing is read any more."""
 
-    def masses(self) -> Masses:
+    def attention_mass(self) -> AttentionMass:
         """See _Found."""
-        return Masses(self._masses.cpu(), 0.0)
+        return AttentionMass(self._mass.cpu(), 0.0)
 
 
-class _LookBeside:
+class _BackgroundProbe:
     """A look that reads keys again, beside the passes, by what the lane's newest rows are now."""
 
-    def __init__(self, looks: Looks, lane: int, num_tokens: int, blocks: Blocks) -> None:
+    def __init__(self, probes: AttentionProbes, lane: int, num_tokens: int, blocks: Blocks) -> None:
         self.num_tokens = num_tokens
-        self._looks = looks
-        self._masses = looks.nothing(num_tokens)
+        self._probes = probes
+        self._mass = probes.zeros(num_tokens)
         self._watches: list[Stopwatch] = []
-        self._filled = looks.recent.filled(lane)
+        self._filled = probes.recent.filled(lane)
         rings = {
             mixer: iter([*stack[0][:, lane].clone()])
-            for mixer, stack in looks.recent.stacked.items()
+            for mixer, stack in probes.recent.stacked.items()
             if stack
         }
         self._blocks = blocks
-        self._told: dict[Recent, Sequence[Block]] = {}
+        self._block_map: dict[RecentSpec, Sequence[Block]] = {}
         self._in_pages: set[int] = set()  # chunks that are read there
         self._layers = self._run(rings) if self._filled else iter(())
 
@@ -181,51 +181,51 @@ class _LookBeside:
             return True
         return self._queue()
 
-    def goes(self, chunk: int) -> None:
+    def chunk_leaves(self, chunk: int) -> None:
         """See _Found. Who writes its page next comes after what is queued here, and the layers that
         are not queued yet read it elsewhere.
         """
         if chunk in self._in_pages:
-            self._looks.platform.join_beside()
-            self._told.clear()
+            self._probes.platform.join_beside()
+            self._block_map.clear()
             self._in_pages.clear()
 
-    def masses(self) -> Masses:
+    def attention_mass(self) -> AttentionMass:
         """See _Found."""
         while self._queue():
             pass
-        with self._looks.platform.beside():
-            return Masses(self._masses.cpu(), sum(watch.seconds() for watch in self._watches))
+        with self._probes.platform.beside():
+            return AttentionMass(self._mass.cpu(), sum(watch.seconds() for watch in self._watches))
 
     def _queue(self) -> bool:
         return next(self._layers, None) is not None
 
     def _run(self, rings: Mapping[Mixer, Iterator[Tensor]]) -> Iterator[int]:
         """Queues a layer at a time: the newest rows of each are in `rings`, in order."""
-        looks = self._looks
-        for layer, mixer in looks.mixers.items():
+        probes = self._probes
+        for layer, mixer in probes.mixers.items():
             if (kind := mixer.recent) is None:
                 continue
             ring = next(rings[mixer])
-            with looks.platform.beside(ring, self._masses):
+            with probes.platform.beside(ring, self._mass):
                 # Told here: what tells where rows lie belongs there too.
-                self._add(layer, ring, kind.looks_at, self._blocks_of(kind, layer))
+                self._add(layer, ring, kind.probed_tensor, self._blocks_of(kind, layer))
             yield layer
 
-    def _blocks_of(self, kind: Recent, layer: int) -> Sequence[Block]:
+    def _blocks_of(self, kind: RecentSpec, layer: int) -> Sequence[Block]:
         """As they lie now, unless that is known."""
-        if kind not in self._told:
-            row_bytes = self._looks.cache.rows_of(kind.looks_at, layer)[0, 0].nbytes
-            blocks = self._blocks(self._looks.staging.tokens_that_fit(row_bytes))
-            self._told[kind] = blocks
+        if kind not in self._block_map:
+            row_bytes = self._probes.cache.rows_of(kind.probed_tensor, layer)[0, 0].nbytes
+            blocks = self._blocks(self._probes.staging.tokens_that_fit(row_bytes))
+            self._block_map[kind] = blocks
             self._in_pages |= {chunk for block in blocks for chunk in block.chunks_in_pages()}
-        return self._told[kind]
+        return self._block_map[kind]
 
     def _add(self, layer: int, ring: Tensor, name: str, blocks: Sequence[Block]) -> None:
-        watch = self._looks.platform.stopwatch()
-        look = self._looks.look_of(layer, self._filled, self.num_tokens)
-        for begin, (rows,) in self._looks.staging.rows(blocks, layer, [name]):
-            look.look(ring, rows, begin)
-        self._masses += look.masses()
+        watch = self._probes.platform.stopwatch()
+        probe = self._probes.layer_probe(layer, self._filled, self.num_tokens)
+        for begin, (rows,) in self._probes.staging.rows(blocks, layer, [name]):
+            probe.probe(ring, rows, begin)
+        self._mass += probe.mass()
         watch.stop()
         self._watches.append(watch)
