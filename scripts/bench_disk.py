@@ -18,14 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from luceasync.bench import command
-from luceasync.bench.figures import medians
-from luceasync.bench.report import Report, figure, ms, share
-from luceasync.bench.rounds import Run, measure
+from luceasync.bench.report import Report, Run, figure, measure, medians, ms, share
 from luceasync.disk_cache.codec import (
     MAX_HEADER_BYTES,
+    EncodedFile,
     TensorEntry,
     checksum,
-    encode_header,
+    encode_file,
     file_order,
 )
 from luceasync.disk_cache.disk import NUM_READERS, DiskTier
@@ -58,8 +57,8 @@ def contents() -> dict[str, bytes]:
     return {"tokens": os.urandom(4 * NUM_TOKENS)} | {name: os.urandom(rows) for name in names}
 
 
-def node(key: str, tensors: dict[str, bytes]) -> tuple[bytes, list[bytes]]:
-    """(header, buffers) of a node."""
+def node(key: str, tensors: dict[str, bytes]) -> EncodedFile:
+    """The file of a node."""
     entries = [
         TensorEntry("tokens", "I32", (NUM_TOKENS,), checksum(content))
         if name == "tokens"
@@ -68,7 +67,7 @@ def node(key: str, tensors: dict[str, bytes]) -> tuple[bytes, list[bytes]]:
     ]
     ordered = file_order(entries, END_KINDS)
     metadata = NodeMetadata(NAMESPACE, key, "", 0, NUM_TOKENS, (0,), 0, False, False)
-    return encode_header(ordered, metadata), [tensors[entry.name] for entry in ordered]
+    return encode_file(ordered, tensors, metadata)
 
 
 def plain_read(path: Path, give: Callable[[int], memoryview]) -> memoryview:
@@ -103,9 +102,9 @@ class Nodes:
         """Where a node lies."""
         return self._folder / f"{key}.safetensors"
 
-    def write(self, key: str, header: bytes, buffers: list[bytes]) -> int:
+    def write(self, file: EncodedFile) -> int:
         """Bytes of the file."""
-        result = self._runner.run(self._tier.write(key, header, buffers))
+        result = self._runner.run(self._tier.write(file))
         assert result.outcome is WriteOutcome.WRITTEN, result
         return result.num_bytes
 
@@ -140,11 +139,11 @@ def reads(nodes: Nodes, keys: list[str], give: Callable[[int], memoryview]) -> d
 
 def writes(nodes: Nodes, tensors: dict[str, bytes]) -> dict[str, Run]:
     """Ways to write one node, the plain one first."""
-    header, buffers = node("0" * 8, tensors)
+    file = node("0" * 8, tensors)
     path = nodes.path("0" * 8).with_name("plain")
     return {
-        "write and fsync": lambda: plain_write(path, [header, *buffers]),
-        "DiskTier.write": lambda: nodes.write("0" * 8, header, buffers),
+        "write and fsync": lambda: plain_write(path, [file.header, *file.buffers]),
+        "DiskTier.write": lambda: nodes.write(file),
     }
 
 
@@ -167,7 +166,7 @@ def compare(report: Report, root: Path, num_nodes: int, num_rounds: int) -> None
         tier = DiskTier(root, NAMESPACE, END_KINDS, allocate=arena.allocate)
         runner.run(tier.__aenter__())
         nodes = Nodes(root, tier, runner)
-        size = max(nodes.write(key, *node(key, tensors)) for key in keys)
+        size = max(nodes.write(node(key, tensors)) for key in keys)
         title = f"{num_nodes} nodes of {size / 1e6:.0f} MB, read"
         runs = reads(nodes, keys, arena.allocate)
         show(report, title, runs, num_nodes * size, num_rounds)

@@ -173,6 +173,23 @@ class Header:
         return tuple(slot for slot in self.slots if self.part_of(slot.name) is Part.SPAN)
 
 
+@dataclass(frozen=True, slots=True)
+class EncodedFile:
+    """Half a node as the bytes of its file: the header, then the tensors in the header's order.
+    They must not change before the file is written.
+    """
+
+    metadata: NodeMetadata
+    half: Half
+    header: bytes
+    buffers: tuple[Buffer, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        return len(self.header) + sum(memoryview(buffer).nbytes for buffer in self.buffers)
+
+
 def checksum(content: Buffer) -> str:
     """xxh3_128 of the bytes, in hex. Threads may run meanwhile."""
     return xxhash.xxh3_128_hexdigest(content)
@@ -220,6 +237,26 @@ def encode_header(
     unit = PAGE_BYTES if half is Half.ROWS else LINE_BYTES
     text += b" " * (-(LENGTH_BYTES + len(text) + lead_bytes) % unit)
     return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def encode_file(
+    entries: Sequence[TensorEntry],
+    contents: Mapping[str, Buffer],
+    metadata: NodeMetadata,
+    half: Half = Half.ROWS,
+) -> EncodedFile:
+    """The file of the entries, in their order, whose bytes are `contents`, contiguous. Raises
+    CorruptNode where they disagree, or where a reader would refuse the tokens; see encode_header.
+    """
+    buffers = tuple(contents[entry.name] for entry in entries)
+    for entry, buffer in zip(entries, buffers, strict=True):
+        found = memoryview(buffer).nbytes
+        if found != entry.num_bytes:
+            raise CorruptNode(
+                f"{entry.name}: {found} bytes, {entry.dtype} {entry.shape} has {entry.num_bytes}"
+            )
+    _expect_tokens(entries, metadata, half)
+    return EncodedFile(metadata, half, encode_header(entries, metadata, half), buffers)
 
 
 def header_bytes_at_most(num_tensors: int) -> int:
@@ -374,7 +411,9 @@ def _expect_no_holes(slots: list[TensorSlot], data_begin: int, file_bytes: int) 
             raise CorruptNode(f"a tensor ends at byte {end}, the next or the file's end is {begin}")
 
 
-def _expect_tokens(slots: list[TensorSlot], metadata: NodeMetadata, half: Half) -> None:
+def _expect_tokens(
+    slots: Iterable[TensorSlot | TensorEntry], metadata: NodeMetadata, half: Half
+) -> None:
     num_tokens = metadata.end - metadata.begin
     found = [(slot.dtype, slot.shape) for slot in slots if slot.name == TOKENS]
     if half is Half.END:

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, Self, TypeVar
 
-from luceasync.disk_cache.codec import Buffer, EndKinds, Half, decode_header
+from luceasync.disk_cache.codec import Buffer, EncodedFile, EndKinds, Half
 from luceasync.disk_cache.directory import BelowFloor, NodeDirectory
 from luceasync.disk_cache.files import FileSystem, FileThreads, ThreadedFile, allocate, pieces
 from luceasync.disk_cache.listing import Listing, Scan, changes
@@ -257,26 +257,22 @@ class DiskTier:
             quarantined=self._quarantined + reads.quarantined,
         )
 
-    async def write(
-        self, key: str, header: bytes, buffers: Sequence[Buffer], half: Half = Half.ROWS
-    ) -> WriteResult:
+    async def write(self, file: EncodedFile) -> WriteResult:
         """Put half a node under its key; what is there of that half is replaced.
 
-        `buffers`: the tensors' bytes, contiguous, in the order of the encoded `header`; they must
-        not change meanwhile. The file appears whole or not at all. Raises CorruptNode where header
-        and buffers disagree; the disk's faults are outcomes.
+        The file appears whole or not at all. The disk's faults are outcomes.
         """
-        num_bytes = len(header) + sum(memoryview(buffer).nbytes for buffer in buffers)
-        names = {"namespace": self._namespace, "key": key}
-        decode_header(header, num_bytes, **names, end_kinds=self.end_kinds, half=half)
+        assert file.metadata.namespace == self._namespace, file.metadata.namespace
+        num_bytes = file.num_bytes
         if self._pending_bytes and self._pending_bytes + num_bytes > self._max_pending_bytes:
             detail = f"{self._pending_bytes} bytes wait, {self._max_pending_bytes} are allowed"
             self._outcomes[WriteOutcome.BUSY] += 1
             return WriteResult(WriteOutcome.BUSY, num_bytes, detail)
         self._pending_bytes += num_bytes
         try:
-            path = self._directory.path(key, half=half)
-            outcome, detail = await self._try_write(path, num_bytes, [header, *buffers])
+            path = self._directory.path(file.metadata.key, half=file.half)
+            content = [file.header, *file.buffers]
+            outcome, detail = await self._try_write(path, num_bytes, content)
         finally:
             self._pending_bytes -= num_bytes
         self._outcomes[outcome] += 1

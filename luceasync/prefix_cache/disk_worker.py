@@ -17,10 +17,11 @@ import torch
 from torch import Tensor
 
 from luceasync.disk_cache.codec import (
+    EncodedFile,
     Part,
     TensorEntry,
     checksum,
-    encode_header,
+    encode_file,
     file_order,
     header_bytes_at_most,
 )
@@ -196,8 +197,8 @@ class DiskWorker:
         outcome, num_bytes = WriteOutcome.IO_ERROR, 0
         try:
             async with self._writing:
-                header, buffers = await asyncio.to_thread(self._encode, node, disk)
-                result = await disk.write(node.key.hex(), header, buffers, node.half)
+                file = await asyncio.to_thread(self._encode, node, disk)
+                result = await disk.write(file)
             outcome, num_bytes = result.outcome, result.num_bytes
             if outcome is not WriteOutcome.WRITTEN:
                 name = node.key.hex()[:16]
@@ -207,8 +208,8 @@ class DiskWorker:
             written = Written(node.half, is_there, again, num_bytes)
             self._answer(life, lambda prefixes: prefixes.written(node.key, written))
 
-    def _encode(self, node: KeptNode, disk: DiskTier) -> tuple[bytes, list[memoryview]]:
-        """The header of the file and its tensors' bytes, in order. Hashes all of them."""
+    def _encode(self, node: KeptNode, disk: DiskTier) -> EncodedFile:
+        """The file's bytes. Hashes all of them."""
         buffers = {name: _bytes_of(tensor) for name, tensor in node.tensors.items()}
         entries = [
             TensorEntry(name, DTYPES[t.dtype], tuple(t.shape), checksum(buffers[name]))
@@ -226,9 +227,7 @@ class DiskWorker:
             generated=node.is_generated,
             turn_end=node.is_turn_end,
         )
-        return encode_header(entries, metadata, node.half), [
-            buffers[entry.name] for entry in entries
-        ]
+        return encode_file(entries, buffers, metadata, node.half)
 
 
 async def _each(call: Callable[[str], Awaitable[object]], keys: Iterable[NodeKey]) -> None:

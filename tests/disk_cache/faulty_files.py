@@ -15,7 +15,6 @@ from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
 
-from luceasync.disk_cache.codec import Half
 from luceasync.disk_cache.disk import DiskTier
 from luceasync.disk_cache.files import FileSystem
 from tests.disk_cache.node_files import END_KINDS, NAMESPACE, TOKENS, contents_of, end_of, node
@@ -115,9 +114,9 @@ async def write_until_killed(root: Path, when: str, step: str) -> None:
         print("ready", flush=True)
         for number in range(1 << 20):
             key = f"{number % 4:08x}"
-            await tier.write(key, *node(contents_of(number % 4, BIG), BIG, key=key))
+            await tier.write(node(contents_of(number % 4, BIG), BIG, key=key))
             end = contents_of(number % 4, BIG_END)
-            await tier.write(key, *end_of(end, BIG_END, key=key), Half.END)
+            await tier.write(end_of(end, BIG_END, key=key))
 
 
 if __name__ == "__main__":

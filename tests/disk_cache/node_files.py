@@ -5,7 +5,14 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from luceasync.disk_cache.codec import Half, TensorEntry, checksum, encode_header, file_order
+from luceasync.disk_cache.codec import (
+    EncodedFile,
+    Half,
+    TensorEntry,
+    checksum,
+    encode_file,
+    file_order,
+)
 from luceasync.disk_cache.metadata import NodeMetadata
 
 NAMESPACE = "feed0123"
@@ -52,21 +59,18 @@ def contents_of(seed: int = 0, shapes: dict = SHAPES) -> dict[str, bytes]:
     }
 
 
-def node(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object):
-    """(header, buffers) as `DiskTier.write` takes them."""
-    entries = entries_of(contents, shapes)
-    header = encode_header(entries, replace(METADATA, **metadata))
-    return header, [contents[entry.name] for entry in entries]
+def node(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object) -> EncodedFile:
+    """What `DiskTier.write` takes."""
+    return encode_file(entries_of(contents, shapes), contents, replace(METADATA, **metadata))
 
 
-def end_of(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object):
-    """(header, buffers) of the file of an end."""
+def end_of(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object) -> EncodedFile:
+    """The file of an end."""
     entries = entries_of(contents, shapes)
-    header = encode_header(entries, replace(METADATA, **metadata), Half.END)
-    return header, [contents[entry.name] for entry in entries]
+    return encode_file(entries, contents, replace(METADATA, **metadata), Half.END)
 
 
 def file_of(contents: dict[str, bytes], shapes: dict = SHAPES, **metadata: object) -> bytes:
     """The whole file of a node."""
-    header, buffers = node(contents, shapes, **metadata)
-    return b"".join((header, *buffers))
+    file = node(contents, shapes, **metadata)
+    return b"".join((file.header, *file.buffers))

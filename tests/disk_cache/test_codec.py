@@ -32,7 +32,6 @@ from tests.disk_cache.node_files import (
     contents_of,
     entries_of,
     file_of,
-    node,
 )
 
 NUMPY = {"F32": np.float32, "I32": np.int32, "U8": np.uint8, "F16": np.float16}
@@ -154,7 +153,8 @@ def test_tokens_that_are_not_one_for_each_position_are_damage(row) -> None:
 
 
 def test_a_node_without_tokens_is_damage() -> None:
-    content = b"".join(node({"t": b"ab"}, {"t": ("U8", (2,))})[:1]) + b"ab"
+    entries = entries_of({"t": b"ab"}, {"t": ("U8", (2,))})
+    content = encode_header(entries, METADATA) + b"ab"
     with pytest.raises(CorruptNode, match="tokens: expected"):
         decode(content)
 

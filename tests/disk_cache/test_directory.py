@@ -60,7 +60,7 @@ async def test_a_sparse_file_that_claims_to_be_huge_is_set_aside_unread(
 
 
 async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path: Path) -> None:
-    await tier.write(KEY, *node(contents_of()))
+    await tier.write(node(contents_of()))
     os.utime(path, (1000, 1000))
     (found,) = (await tier.scan()).nodes
     assert (found.namespace, found.key, found.metadata) == (NAMESPACE, KEY, METADATA)
@@ -71,7 +71,7 @@ async def test_a_scan_finds_what_is_there_by_header_and_age(tier: DiskTier, path
 
 async def test_a_scan_lists_other_namespaces_for_the_budget(tmp_path: Path, tier: DiskTier) -> None:
     async with DiskTier(tmp_path, "beef", END_KINDS, min_free_bytes=0) as other:
-        result = await other.write(KEY, *node(contents_of(), namespace="beef"))
+        result = await other.write(node(contents_of(), namespace="beef"))
     (found,) = (await tier.scan()).nodes
     assert (found.namespace, found.metadata) == ("beef", None)
     assert found.num_bytes == result.num_bytes
@@ -126,7 +126,7 @@ async def test_a_scan_leaves_a_writer_alone_whose_process_it_cannot_see(
     reached = threading.Event()
     files = FaultyFiles(lambda: (reached.set(), until.wait()), before="rename")
     async with tier_of(tmp_path, files) as other, asyncio.TaskGroup() as group:
-        writing = group.create_task(other.write(KEY, *node(contents_of())))
+        writing = group.create_task(other.write(node(contents_of())))
         await asyncio.to_thread(reached.wait)
         await tier.scan()
         until.set()

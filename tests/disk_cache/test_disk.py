@@ -12,13 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from luceasync.disk_cache.codec import encode_file
 from luceasync.disk_cache.disk import NUM_READERS, DiskTier
 from luceasync.disk_cache.outcomes import Miss, WriteOutcome
 from luceasync.disk_cache.reader import NodeFile
 from luceasync.errors import ConfigError, CorruptNode
 from luceasync.nodes import MissReason
 from tests.disk_cache.faulty_files import BIG, STEPS, FaultyFiles, failing, hanging
-from tests.disk_cache.node_files import KEY, METADATA, TOKENS, contents_of, file_of, node
+from tests.disk_cache.node_files import (
+    KEY,
+    METADATA,
+    TOKENS,
+    contents_of,
+    entries_of,
+    file_of,
+    node,
+)
 from tests.disk_cache.tiers import as_bytes, quarantined, reason_of, temporaries, tier_of
 
 OTHER_KEY = "ef" * 32
@@ -26,7 +35,7 @@ OTHER_KEY = "ef" * 32
 
 async def test_what_is_written_is_read(tier: DiskTier, path: Path) -> None:
     contents = contents_of()
-    result = await tier.write(KEY, *node(contents))
+    result = await tier.write(node(contents))
     assert (result.outcome, result.num_bytes) == (WriteOutcome.WRITTEN, path.stat().st_size)
     found = await tier.read(KEY)
     assert as_bytes(found) == contents
@@ -41,13 +50,13 @@ async def test_tensors_of_any_sizes_are_read_as_written(sizes: list[int]) -> Non
     contents = contents_of(1, shapes)
     with tempfile.TemporaryDirectory() as root:
         async with tier_of(Path(root)) as tier:
-            await tier.write(KEY, *node(contents, shapes))
+            await tier.write(node(contents, shapes))
             assert as_bytes(await tier.read(KEY)) == contents
 
 
 async def test_nobody_else_may_look(tmp_path: Path, path: Path) -> None:
     async with tier_of(tmp_path / "new" / "cache") as tier:
-        await tier.write(KEY, *node(contents_of()))
+        await tier.write(node(contents_of()))
     found = {stat.S_IMODE(entry.stat().st_mode) for entry in (tmp_path / "new").rglob("*")}
     assert found == {0o700, 0o600}
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o700
@@ -65,7 +74,7 @@ async def test_a_directory_removed_under_the_server_is_made_again(
     (directory / "quarantine").rmdir()
     directory.rmdir()
     assert await reason_of(tier) == MissReason.GONE
-    assert (await tier.write(KEY, *node(contents_of()))).outcome == WriteOutcome.WRITTEN
+    assert (await tier.write(node(contents_of()))).outcome == WriteOutcome.WRITTEN
 
 
 async def test_a_cache_directory_that_is_a_file_is_refused_by_its_flag(tmp_path: Path) -> None:
@@ -75,14 +84,18 @@ async def test_a_cache_directory_that_is_a_file_is_refused_by_its_flag(tmp_path:
             pass
 
 
-async def test_buffers_that_do_not_fit_their_header_are_not_written(
-    tier: DiskTier, directory: Path
-) -> None:
-    header, buffers = node(contents_of())
-    with pytest.raises(CorruptNode):
-        await tier.write(KEY, header, buffers[:-2])
-    with pytest.raises(CorruptNode):
-        await tier.write(OTHER_KEY, header, buffers)
+def test_bytes_that_do_not_fit_their_header_are_not_encoded() -> None:
+    contents = contents_of()
+    for name, content in contents.items():
+        with pytest.raises(CorruptNode, match=name):
+            encode_file(entries_of(contents), contents | {name: content + b"\0"}, METADATA)
+    with pytest.raises(CorruptNode, match="tokens"):
+        node(contents, end=METADATA.end + 1)
+
+
+async def test_a_node_of_another_namespace_is_not_written(tier: DiskTier, directory: Path) -> None:
+    with pytest.raises(AssertionError, match="beef"):
+        await tier.write(node(contents_of(), namespace="beef"))
     assert [entry.name for entry in directory.iterdir()] == ["quarantine"]
 
 
@@ -155,7 +168,7 @@ async def test_memory_that_is_refused_is_a_miss_of_its_own(tmp_path: Path, path:
         raise MemoryError(f"{num_bytes} bytes: the arena is full")
 
     async with tier_of(tmp_path, allocate=refuse) as tier:
-        await tier.write(KEY, *node(contents_of()))
+        await tier.write(node(contents_of()))
         found = await tier.read(KEY)
         assert (found.reason, tier.degraded) == (MissReason.NO_MEMORY, "")
         assert found.detail.endswith("bytes: the arena is full")
@@ -171,7 +184,7 @@ async def test_nodes_are_read_into_the_memory_that_was_asked_for(tmp_path: Path)
         return given[-1]
 
     async with tier_of(tmp_path, allocate=allocate) as tier:
-        await tier.write(KEY, *node(contents_of()))
+        await tier.write(node(contents_of()))
         found = await tier.read(KEY, with_end=False)
     assert all(view.obj is given[0].obj for view in found.tensors.values())
     assert [len(view) for view in given] == [found.num_bytes]
@@ -184,7 +197,7 @@ async def test_nodes_are_read_in_several_threads(tmp_path: Path) -> None:
     keys = [f"{i:08x}" for i in range(2 * NUM_READERS)]
     async with tier_of(tmp_path, files) as tier:
         for key in keys:
-            await tier.write(key, *node(contents_of(1, shapes), shapes, key=key))
+            await tier.write(node(contents_of(1, shapes), shapes, key=key))
         found = await asyncio.gather(*map(tier.read, keys))
     assert [as_bytes(each) for each in found] == [contents_of(1, shapes)] * len(keys)
 
@@ -204,9 +217,9 @@ async def test_a_write_that_fails_leaves_nothing_and_says_so(
     tmp_path: Path, directory: Path, step: str, number: int, outcome: str
 ) -> None:
     async with tier_of(tmp_path) as tier:
-        await tier.write(OTHER_KEY, *node(contents_of(), key=OTHER_KEY))
+        await tier.write(node(contents_of(), key=OTHER_KEY))
     async with tier_of(tmp_path, FaultyFiles(failing(number), before=step)) as tier:
-        assert (await tier.write(KEY, *node(contents_of(0, BIG), BIG))).outcome == outcome
+        assert (await tier.write(node(contents_of(0, BIG), BIG))).outcome == outcome
         assert os.strerror(number) in tier.degraded
         assert tier.counters().writes == {outcome: 1}
         assert tier.pending_bytes == 0
@@ -218,7 +231,7 @@ async def test_a_write_that_succeeds_ends_the_degraded_state(tmp_path: Path) -> 
     faults = [failing(errno.ENOSPC)]
     files = FaultyFiles(lambda: faults and faults.pop()(), before="write")
     async with tier_of(tmp_path, files) as tier:
-        outcomes = [(await tier.write(KEY, *node(contents_of()))).outcome for _ in range(2)]
+        outcomes = [(await tier.write(node(contents_of()))).outcome for _ in range(2)]
         assert outcomes == [WriteOutcome.NO_SPACE, WriteOutcome.WRITTEN]
         assert tier.degraded == ""
         assert as_bytes(await tier.read(KEY)) == contents_of()
@@ -229,9 +242,9 @@ async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: 
     files = FaultyFiles(lambda: faults and faults.pop()(), before="open")
     async with tier_of(tmp_path, files) as tier:
         for _ in range(2):
-            await tier.write(KEY, *node(contents_of()))
+            await tier.write(node(contents_of()))
             assert await reason_of(tier) == MissReason.IO_ERROR
-            await tier.write(OTHER_KEY, *node(contents_of(), key=OTHER_KEY))
+            await tier.write(node(contents_of(), key=OTHER_KEY))
             await tier.touch([KEY])
             assert os.strerror(errno.EIO) in tier.degraded
         assert as_bytes(await tier.read(KEY)) == contents_of()
@@ -241,7 +254,7 @@ async def test_reads_that_fail_are_told_whatever_is_written_meanwhile(tmp_path: 
 async def test_a_name_that_could_not_be_synced_is_written_but_told(tmp_path: Path) -> None:
     files = FaultyFiles(failing(errno.EIO), before="sync_directory")
     async with tier_of(tmp_path, files) as tier:
-        result = await tier.write(KEY, *node(contents_of()))
+        result = await tier.write(node(contents_of()))
         assert (result.outcome, bool(result.detail)) == (WriteOutcome.WRITTEN, True)
         assert tier.degraded == result.detail
         assert as_bytes(await tier.read(KEY)) == contents_of()
@@ -249,7 +262,7 @@ async def test_a_name_that_could_not_be_synced_is_written_but_told(tmp_path: Pat
 
 async def test_free_space_that_must_stay_is_not_written_to(tmp_path: Path, path: Path) -> None:
     async with tier_of(tmp_path, min_free_bytes=1 << 60) as tier:
-        result = await tier.write(KEY, *node(contents_of()))
+        result = await tier.write(node(contents_of()))
     assert result.outcome == WriteOutcome.BELOW_FLOOR
     assert not path.exists()
 
@@ -259,10 +272,10 @@ async def test_no_more_waits_to_be_written_than_allowed(
 ) -> None:
     files = FaultyFiles(hanging(until), before="create")
     async with tier_of(tmp_path, files, max_pending_bytes=1) as tier, asyncio.TaskGroup() as group:
-        first = group.create_task(tier.write(KEY, *node(contents_of())))
+        first = group.create_task(tier.write(node(contents_of())))
         await asyncio.sleep(0)
         assert tier.pending_bytes > 1  # a single node may be larger than the limit
-        assert (await tier.write(KEY, *node(contents_of()))).outcome == WriteOutcome.BUSY
+        assert (await tier.write(node(contents_of()))).outcome == WriteOutcome.BUSY
         until.set()
     assert first.result().outcome == WriteOutcome.IO_ERROR
 
@@ -273,7 +286,7 @@ async def test_a_write_that_takes_too_long_is_given_up_and_leaves_no_temporary(
 ) -> None:
     files = FaultyFiles(hanging(until), before=step)
     async with tier_of(tmp_path, files, write_timeout_s=0.2) as tier:
-        result = await tier.write(KEY, *node(contents_of()))
+        result = await tier.write(node(contents_of()))
         asyncio.get_running_loop().call_later(0.05, until.set)
     assert result.outcome == WriteOutcome.TIMEOUT
     assert not temporaries(directory)
@@ -286,7 +299,7 @@ async def test_a_cancelled_write_leaves_no_temporary(
     reached = threading.Event()
     files = FaultyFiles(lambda: (reached.set(), hanging(until)()), before=step)
     async with tier_of(tmp_path, files) as tier:
-        writing = asyncio.create_task(tier.write(KEY, *node(contents_of())))
+        writing = asyncio.create_task(tier.write(node(contents_of())))
         await asyncio.to_thread(reached.wait)
         writing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -297,10 +310,10 @@ async def test_a_cancelled_write_leaves_no_temporary(
 
 
 async def test_two_tiers_write_and_remove_the_same_node(tmp_path: Path) -> None:
-    header, buffers = node(contents_of())
+    file = node(contents_of())
     async with tier_of(tmp_path) as one, tier_of(tmp_path) as two:
         for _ in range(10):
-            results = await asyncio.gather(*(t.write(KEY, header, buffers) for t in (one, two)))
+            results = await asyncio.gather(*(t.write(file) for t in (one, two)))
             assert {result.outcome for result in results} == {WriteOutcome.WRITTEN}
             assert as_bytes(await two.read(KEY)) == contents_of()
             freed = await asyncio.gather(one.remove(KEY), two.remove(KEY))
@@ -310,10 +323,10 @@ async def test_two_tiers_write_and_remove_the_same_node(tmp_path: Path) -> None:
 @pytest.mark.slow
 async def test_the_event_loop_goes_on_during_a_large_write(tier: DiskTier) -> None:
     shapes = TOKENS | {"a": ("U8", (200 << 20,))}
-    header, buffers = node(contents_of(0, TOKENS) | {"a": bytes(200 << 20)}, shapes)
+    file = node(contents_of(0, TOKENS) | {"a": bytes(200 << 20)}, shapes)
     num_ticks = 0
     async with asyncio.TaskGroup() as group:
-        writing = group.create_task(tier.write(KEY, header, buffers))
+        writing = group.create_task(tier.write(file))
         while not writing.done():
             num_ticks += 1
             await asyncio.sleep(0)
@@ -322,7 +335,7 @@ async def test_the_event_loop_goes_on_during_a_large_write(tier: DiskTier) -> No
 
 
 async def test_counters_say_what_was_done(tier: DiskTier, path: Path) -> None:
-    size = (await tier.write(KEY, *node(contents_of()))).num_bytes
+    size = (await tier.write(node(contents_of()))).num_bytes
     await tier.read(KEY)
     await tier.read(OTHER_KEY)
     path.write_bytes(b"")

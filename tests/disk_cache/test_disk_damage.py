@@ -75,7 +75,7 @@ async def test_without_the_end_damage_is_a_miss_or_lies_in_the_end(content: byte
 
 
 async def test_one_flipped_bit_in_each_tensor_is_seen(tier: DiskTier, path: Path) -> None:
-    await tier.write(KEY, *node(contents_of()))
+    await tier.write(node(contents_of()))
     header = (await tier.read(KEY)).header
     content = path.read_bytes()
     for slot in (slot for slot in header.slots if slot.begin < slot.end):
@@ -96,8 +96,8 @@ async def test_a_file_longer_than_its_header_says_is_not_read(tier: DiskTier, pa
 
 
 async def test_two_files_that_changed_places_are_both_damaged(tier: DiskTier, path: Path) -> None:
-    await tier.write(KEY, *node(contents_of(0)))
-    await tier.write(OTHER_KEY, *node(contents_of(1), key=OTHER_KEY))
+    await tier.write(node(contents_of(0)))
+    await tier.write(node(contents_of(1), key=OTHER_KEY))
     other = path.with_name(f"{OTHER_KEY}.safetensors")
     first, second = path.read_bytes(), other.read_bytes()
     path.write_bytes(second)

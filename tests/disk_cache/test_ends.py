@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from luceasync.disk_cache.codec import Half, Part
+from luceasync.disk_cache.codec import Half, Part, decode_header, encode_file
 from luceasync.disk_cache.directory import LONE_END_AGE_S
 from luceasync.disk_cache.disk import DiskTier
-from luceasync.errors import ForeignNode
+from luceasync.errors import CorruptNode, ForeignNode
 from luceasync.nodes import MissReason
 from tests.disk_cache.node_files import (
+    END_KINDS,
     END_SHAPES,
     KEY,
     METADATA,
@@ -19,6 +20,7 @@ from tests.disk_cache.node_files import (
     ROW_SHAPES,
     contents_of,
     end_of,
+    entries_of,
     file_of,
     node,
 )
@@ -36,9 +38,9 @@ def end_path(path: Path) -> Path:
 
 async def put(tier: DiskTier, *halves: Half, key: str = KEY) -> None:
     if Half.ROWS in halves:
-        await tier.write(key, *node(ROWS, key=key))
+        await tier.write(node(ROWS, key=key))
     if Half.END in halves:
-        await tier.write(key, *end_of(END, key=key), Half.END)
+        await tier.write(end_of(END, key=key))
 
 
 def age(path: Path) -> None:
@@ -85,13 +87,13 @@ async def test_a_file_that_holds_both_is_read_as_ever(tier: DiskTier, path: Path
 async def test_and_a_newer_end_beside_it_is_the_one_that_counts(tier: DiskTier, path: Path) -> None:
     path.write_bytes(file_of(contents_of(0)))
     newer = {name: contents_of(1)[name] for name in END}
-    await tier.write(KEY, *end_of(newer), Half.END)
+    await tier.write(end_of(newer))
     assert as_bytes(await tier.read(KEY)) == contents_of(0) | newer
 
 
 def of_another_span(end_path: Path) -> None:
-    header, buffers = end_of(END, begin=METADATA.begin + 1)
-    end_path.write_bytes(b"".join((header, *buffers)))
+    file = end_of(END, begin=METADATA.begin + 1)
+    end_path.write_bytes(b"".join((file.header, *file.buffers)))
 
 
 def with_tokens(end_path: Path) -> None:
@@ -197,11 +199,15 @@ async def test_a_node_is_removed_with_its_end(tier: DiskTier, directory: Path) -
     assert [entry.name for entry in directory.iterdir()] == ["quarantine"]
 
 
-async def test_an_end_is_no_rows_and_rows_are_no_end(tier: DiskTier) -> None:
-    with pytest.raises(ForeignNode, match="schema"):
-        await tier.write(KEY, *node(ROWS), Half.END)
-    with pytest.raises(ForeignNode, match="schema"):
-        await tier.write(KEY, *end_of(END))
+def test_an_end_is_no_rows_and_rows_are_no_end() -> None:
+    for file, other in ((node(ROWS), Half.END), (end_of(END), Half.ROWS)):
+        names = {"namespace": NAMESPACE, "key": KEY, "end_kinds": END_KINDS}
+        with pytest.raises(ForeignNode, match="schema"):
+            decode_header(file.header, file.num_bytes, **names, half=other)
+    with pytest.raises(CorruptNode, match="tokens"):
+        encode_file(entries_of(ROWS), ROWS, METADATA, Half.END)
+    with pytest.raises(CorruptNode, match="tokens"):
+        encode_file(entries_of(END), END, METADATA, Half.ROWS)
 
 
 async def test_another_process_finds_what_this_one_adds(tmp_path: Path, tier: DiskTier) -> None:

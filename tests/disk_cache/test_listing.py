@@ -20,7 +20,7 @@ OTHER_KEY = "ef" * 32
 
 async def put(tier: DiskTier, key: str, *leave_out: str) -> None:
     contents = {name: c for name, c in contents_of().items() if name not in leave_out}
-    await tier.write(key, *node(contents, key=key))
+    await tier.write(node(contents, key=key))
 
 
 def counting(opened: list[int], number: int | None = None) -> FaultyFiles:

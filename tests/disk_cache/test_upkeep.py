@@ -18,19 +18,19 @@ from tests.disk_cache.tiers import quarantined, reason_of
 
 
 async def test_a_server_goes_on_after_its_directory_was_cleared(tmp_path: Path, tier: DiskTier):
-    await tier.write(KEY, *node(contents_of()))
+    await tier.write(node(contents_of()))
     await tier.scan()
     assert Upkeep(tmp_path).clear(NAMESPACE)[0] == 1
     assert list(tmp_path.iterdir()) == []
     assert await reason_of(tier) == MissReason.GONE
     assert [meta.key for meta in (await tier.scan()).removed] == [KEY]
-    assert (await tier.write(KEY, *node(contents_of()))).outcome == "written"
+    assert (await tier.write(node(contents_of()))).outcome == "written"
 
 
 async def test_damage_is_set_aside_where_the_quarantine_was_cleared(
     tmp_path: Path, tier: DiskTier, path: Path
 ) -> None:
-    await tier.write(KEY, *node(contents_of()))
+    await tier.write(node(contents_of()))
     (path.parent / "quarantine").rmdir()
     path.write_bytes(b"damaged")
     assert await reason_of(tier) == MissReason.CORRUPT
