@@ -136,7 +136,7 @@ def content_bytes(cache_dir: Path) -> int:
 def needed_bytes(engine: LocalEngine, num_tokens: int, num_states: int) -> int:
     """Keys and values of the tokens, and the states."""
     assert engine._pump is not None
-    sizes = engine._pump.prefixes._memory._target.sizes.of
+    sizes = engine._pump.lanes.prefixes._memory._target.sizes.of
     rows, _ = sizes(Span(0, num_tokens, with_state=False))
     _, state = sizes(Span(0, 1, with_state=True))
     return rows + num_states * state

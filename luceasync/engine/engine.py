@@ -25,10 +25,10 @@ from luceasync.engine.prepare import Preparing
 from luceasync.engine.prompts import Language, check_ids
 from luceasync.engine.pump import Pump
 from luceasync.engine.sequence import Generation
-from luceasync.engine.streams import Answers, Emitted, LocalStream, in_other_thread
+from luceasync.engine.streams import Emitted, LocalStream, OpenAnswers, in_other_thread
 from luceasync.engine.thread import EngineThread, Loaded
 from luceasync.errors import QueueFull, Unavailable
-from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import DiskOrders, NoDisk
 from luceasync.prefix_cache.index import newest
 from luceasync.prefix_cache.tenants import Tenants
@@ -143,12 +143,12 @@ MAX_WAITING = 64
 
 def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
     """How things are now; of nodes those that were used last."""
-    now_s, nodes = time.monotonic(), list(pump.prefixes.index)
+    now_s, nodes = time.monotonic(), list(pump.lanes.prefixes.index)
     return EngineLook(
-        lanes=tuple(_lane(pump, generation, now_s) for generation in pump.roster.running),
+        lanes=tuple(_lane(pump, generation, now_s) for generation in pump.scheduler.running),
         waiting=tuple(
             WaitingLook(len(g.prepared.prompt.ids), now_s - g.submitted_at)
-            for g in pump.roster.waiting[:MAX_WAITING]
+            for g in pump.scheduler.waiting[:MAX_WAITING]
         ),
         nodes=newest(nodes, num_nodes),
         num_nodes=len(nodes),
@@ -158,7 +158,7 @@ def look_at(pump: Pump, num_nodes: int = MAX_NODES) -> EngineLook:
 def _lane(pump: Pump, generation: Generation, now_s: float) -> LaneLook:
     lane = generation.lane
     assert lane is not None, "it runs"
-    speculation, residence = pump.decoding.speculation(lane), pump.lanes.told(lane)
+    speculation, residence = pump.steps.decoding.speculation(lane), pump.lanes.paging.residence(lane)
     return LaneLook(
         lane=lane,
         phase=_phase(generation),
@@ -187,9 +187,9 @@ def drop_nodes(pump: Pump, keys: Collection[str] | None) -> int:
     """Let go of the nodes of these keys, or of all, in every tier, and of what continues them; how
     many are gone. What a request needs stays.
     """
-    before = sum(1 for _ in pump.prefixes.index)
-    pump.prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)
-    return before - sum(1 for _ in pump.prefixes.index)
+    before = sum(1 for _ in pump.lanes.prefixes.index)
+    pump.lanes.prefixes.clear({bytes.fromhex(key) for key in keys} if keys is not None else None)
+    return before - sum(1 for _ in pump.lanes.prefixes.index)
 
 
 log = logging.getLogger(__name__)
@@ -233,7 +233,7 @@ class LocalEngine:
         self._tenants = Tenants(lambda: History(language.tokenizer))
         self._preparing = Preparing(language, self._tenants)
         self._admission = Admission(language.num_lanes, config.max_queue)
-        self._answers = Answers(in_other_thread)
+        self._answers = OpenAnswers(in_other_thread)
         self._stream_ids = itertools.count()
         self._availability = Availability((MODEL, DIRECTORY))
         self._pump: Pump | None = None
@@ -284,7 +284,7 @@ class LocalEngine:
         """Wait until the disk has all that it is to have of what has ended. Raises TimeoutError."""
         assert self._thread is not None
         for _ in range(3):  # an outcome may be followed by another order
-            await self._thread.call(lambda pump: pump.keep_all(), FLUSH_DEADLINE_S)
+            await self._thread.call(lambda pump: pump.save_all(), FLUSH_DEADLINE_S)
             if self._directory is not None:
                 await self._directory.drain(FLUSH_DEADLINE_S)
 
@@ -330,8 +330,8 @@ class LocalEngine:
             decoded_tokens_total=pump.steps.num_decoded_total if pump else 0,
             decode_steps_total=pump.steps.num_steps_total if pump else 0,
             cache=self._cache_status(pump) if pump else None,
-            speculation=pump.decoding.status if pump else None,
-            residence=pump.lanes.status if pump else None,
+            speculation=pump.steps.decoding.status if pump else None,
+            residence=pump.lanes.paging.status if pump else None,
             has_failed=self._availability.is_interrupted,
             restarts_total=self._num_restarts,
             retry_after_s=self._availability.retry_after_s,
@@ -339,7 +339,7 @@ class LocalEngine:
         )
 
     def _cache_status(self, pump: Pump) -> CacheStatus:
-        status = pump.prefixes.status
+        status = pump.lanes.prefixes.status
         return status if self._directory is None else self._directory.described(status)
 
     async def open(self, request: Request) -> LocalStream:
@@ -354,7 +354,7 @@ class LocalEngine:
             choices[0].prompt,
             len(choices),
             lambda: self._cancel(stream_id),
-            lambda is_behind: self._read(stream_id, is_behind),
+            lambda is_unread: self._set_unread(stream_id, is_unread),
             request.client,
         )
         self._admission.enter(len(choices), request.client)
@@ -409,14 +409,14 @@ class LocalEngine:
         assert self._thread is not None
         self._thread.post(lambda pump: pump.cancel(stream_id))
 
-    def _read(self, stream_id: int, is_behind: bool) -> None:
+    def _set_unread(self, stream_id: int, is_unread: bool) -> None:
         assert self._thread is not None
-        self._thread.post(lambda pump: pump.read(stream_id, is_behind=is_behind))
+        self._thread.post(lambda pump: pump.set_unread(stream_id, is_unread=is_unread))
 
-    def _tell(self, outcome: Callable[[Prefixes], None]) -> None:
+    def _tell(self, outcome: Callable[[PrefixCache], None]) -> None:
         """An outcome of the disk for the engine's thread."""
         assert self._thread is not None
-        self._thread.post(lambda pump: outcome(pump.prefixes))
+        self._thread.post(lambda pump: outcome(pump.lanes.prefixes))
 
     # --- from the engine's thread: see luceasync.engine.thread.Listener ------------------------
 
@@ -431,7 +431,7 @@ class LocalEngine:
     def _ends_are_told(self) -> None:
         """Their readers had their turn: nobody waits any more while the rest is done."""
         assert self._thread is not None
-        self._thread.post(lambda pump: pump.ends_are_told())
+        self._thread.post(lambda pump: pump.lanes.delivered())
         self._answers.remember()
 
     def loaded(self, pump: Pump | None, error: BaseException | None) -> None:

@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
@@ -25,17 +24,17 @@ from luceasync.engine.steps import Prefiller
 from luceasync.engine.thread import Loaded
 from luceasync.errors import PlacementError
 from luceasync.host_cache.arena import HostMemory
-from luceasync.models.spec import ModelSpec
+from luceasync.models.files import ModelFiles
 from luceasync.pipeline.backend import LayerSplitBackend, OpenRemote
 from luceasync.pipeline.plan import Plan
-from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import DiskOrders
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.memory import FeatureHolder, MemoryNodes, UnreadFeatures
 from luceasync.prefix_cache.tenants import NO_TENANT
 from luceasync.ranking.local import LocalLogits
 from luceasync.request import Request, TokenPrompt
-from luceasync.speculation.adapt import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, Shape
 from luceasync.speculation.dflash.draft_process import Berth
 from luceasync.speculation.dflash.feature_contents import DraftFeatures
 from luceasync.speculation.dflash.load import LoadedDraft, load_draft, start_draft
@@ -157,8 +156,7 @@ def speculate(backend: LayerSplitBackend, draft: LoadedDraft) -> Decoding:
 class Recipe:
     """What the engine thread loads."""
 
-    model_dir: Path
-    spec: ModelSpec
+    model: ModelFiles
     plan: Plan
     tokenizer: Tokenizer
     drafter: Drafter | None
@@ -198,8 +196,7 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         torch.set_num_threads(1)  # of this thread, which is the engine's
     with ExitStack() as closing:
         backend = LayerSplitBackend.open(
-            recipe.model_dir,
-            recipe.spec,
+            recipe.model,
             recipe.plan,
             reading.advance,
             memory=recipe.host,
@@ -222,7 +219,7 @@ def _load(recipe: Recipe, orders: DiskOrders) -> Loaded:
         pump = _pump(recipe, backend, ways, orders)
 
         def mend() -> None:
-            if backend.mend(pump.prefixes.lost):
+            if backend.mend(pump.lanes.prefixes.lost):
                 pump.begin_again()
                 _rehearse(recipe, backend, ways, num_turns=1)
 
@@ -276,7 +273,7 @@ def _rehearse(
     part = part_for(
         plan.prefill_chunk_tokens,
         plan.max_ctx_tokens,
-        recipe.spec.vocab_size,
+        recipe.model.spec.vocab_size,
         ways.shapes,
         computes_beside=recipe.computes_beside,
         num_turns=num_turns,
@@ -285,9 +282,9 @@ def _rehearse(
 
 
 def _pump(recipe: Recipe, backend: LayerSplitBackend, ways: _Ways, orders: DiskOrders) -> Pump:
-    spec, plan = recipe.spec, recipe.plan
+    spec, plan = recipe.model.spec, recipe.plan
     interval_tokens = min(recipe.limits.interval_tokens, plan.most_uncut_tokens)
-    prefixes = Prefixes(
+    prefixes = PrefixCache(
         MemoryNodes(backend.nodes, ways.features, spec.vocab_size, backend.lanes),
         orders,
         replace(recipe.limits, interval_tokens=interval_tokens),

@@ -1,7 +1,8 @@
-"""Who waits for a lane, who has one, and which lanes are free.
+"""Which choices wait for a lane, which have one, and what runs next.
 
-Owns these three and whose turn it was last, and nothing of what happens on a lane: generations are
-moved as it is told.
+Lanes and places in the queue are shared fairly between clients; prefill and decode get equal time.
+The decisions are pure functions below `Scheduler`, which owns the queues and the free lanes. What
+happens on a lane is for luceasync.engine.lanes and luceasync.engine.steps.
 """
 
 from __future__ import annotations
@@ -16,23 +17,248 @@ from typing import Literal
 
 from luceasync.engine.sequence import Generation
 
-# How lanes and places in the queue are shared between clients. Pure: looks at who waits and who
-# runs, and says who comes next, who gives way and who is turned out. Knows neither generations
-# nor streams, and nothing of how a client is told from another.
-
-
 MIN_TURN_TOKENS = 64  # that an answer gets before its lane goes to another client
-MAX_STANDING_S = 1.0  # that an answer stands still before another of its client makes room
-ROWS_PER_TURN_TOKEN = 8  # that were computed for its turn: of them too it has to make something
-MIN_TURN_S = 0.5  # or so long, where tokens are slow: who stands waits for time, not for tokens
-TURN_PER_BEGINNING = 2.0  # times what the computing of its rows took
+MAX_STANDING_S = 1.0  # that an answer is paused before another of its client makes room
+ROWS_PER_TURN_TOKEN = 8  # prefilled for a turn: it must also yield a token for so many of them
+MIN_TURN_S = 0.5  # ends a turn, too, where tokens are slow
+TURN_PER_PREFILL = 2.0  # times the prefill of a turn, likewise
+MAX_ASKED = 8  # waiting choices per step that are asked whether they can begin: each walks the tree
+
+StepKind = Literal["prefill", "decode", "idle"]
+
+
+class Scheduler:
+    """`waiting` in order of arrival, `running` in the order in which they got their lanes."""
+
+    def __init__(self, num_lanes: int) -> None:
+        self._free_lanes = list(range(num_lanes))
+        self.waiting: list[Generation] = []
+        self.running: list[Generation] = []
+        self._passed_over: set[Generation] = set()  # waiting, and not for the disk
+        self._heir: Generation | None = None  # gets the lane that its client's other choice left
+        self._last_turn: dict[str, int] = {}  # by client, of those with choices here
+        self._num_turns = 0
+        self._prefill_s = 0.0  # since decode had its share last, while both had work
+        self._decode_s = 0.0
+
+    def __repr__(self) -> str:
+        num_decoding = sum(g.is_decoding for g in self.running)
+        return (
+            f"{len(self.waiting)} waiting, {len(self.running) - num_decoding} prefilling, "
+            f"{num_decoding} decoding, {len(self._free_lanes)} lanes free"
+        )
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step may have something to do."""
+        for g in self.running:
+            if g.lease.has_arrived if g.is_restoring else not (g.is_unread and g.is_decoding):
+                return True
+        waiting = self._eligible()
+        if self.running:  # those passed over wait for a running prefill, or for its lane
+            waiting = [g for g in waiting if g not in self._passed_over]
+        return bool(waiting)
+
+    # --- the queue and the lanes ---------------------------------------------------------------
+
+    @property
+    def first_free_lane(self) -> int | None:
+        """The lowest free lane, so that few lanes use few rows; None if all are taken."""
+        return self._free_lanes[0] if self._free_lanes else None
+
+    def enqueue(self, generations: Iterable[Generation]) -> None:
+        """Add to the end of the queue."""
+        self.waiting.extend(generations)
+
+    def withdraw(self, generation: Generation) -> None:
+        """Remove from the queue."""
+        self.waiting.remove(generation)
+        if generation is self._heir:
+            self._heir = None
+
+    def assign(self, generation: Generation, lane: int) -> None:
+        """Move a waiting generation to `lane`, which was free."""
+        self.withdraw(generation)
+        self._free_lanes.remove(lane)
+        self.running.append(generation)
+        present = {g.client for g in (*self.waiting, *self.running)}
+        self._last_turn = {c: turn for c, turn in self._last_turn.items() if c in present}
+        self._last_turn[generation.client] = self._num_turns
+        self._num_turns += 1
+
+    def requeue(self, generation: Generation) -> None:
+        """Move a running generation to the front of the queue; its lane is not free yet."""
+        self.running.remove(generation)
+        self.waiting.insert(0, generation)
+
+    def retire(self, generation: Generation) -> None:
+        """Remove a running generation; its lane is not free yet."""
+        self.running.remove(generation)
+
+    def free(self, lane: int) -> None:
+        """Nothing in the lane is needed any more."""
+        self._free_lanes.append(lane)
+        self._free_lanes.sort()
+        self._passed_over.clear()
+
+    def pass_over(self) -> None:
+        """Do not retry what waits now, except for the disk, before a lane is free."""
+        self._passed_over = set(self._eligible())
+
+    def set_unread(self, stream_id: int, *, is_unread: bool) -> None:
+        """The stream's client stops reading, or reads again. Unread choices get no steps."""
+        for generation in (*self.running, *self.waiting):
+            if generation.prepared.stream_id == stream_id:
+                generation.is_unread = is_unread
+        self._passed_over.clear()
+
+    # --- which gets a lane, and which gives one up ---------------------------------------------
+
+    def in_turn(self) -> list[Generation]:
+        """Waiting generations that may have a lane, in the order in which they get one. Priorities
+        order the requests of one client and change nothing between clients.
+        """
+        waiting = self._eligible()
+        if len(waiting) < 2:  # nearly always
+            return waiting
+        wanted = [(g.client, g.prepared.request.priority) for g in waiting]
+        eligible = [waiting[i] for i in order_by_priority(wanted)]
+        clients = [g.client for g in eligible]
+        order = [eligible[i] for i in order_by_turn(clients, self._num_lanes_of(), self._last_turn)]
+        return sorted(order, key=lambda g: g is not self._heir)
+
+    def to_preempt(self, can_begin: Callable[[Generation], bool]) -> Generation | None:
+        """The generation that leaves its lane to a waiting one that `can_begin`; None if a lane is
+        free, or if all keep theirs.
+        """
+        if self._free_lanes or not (eligible := self._eligible()):
+            return None
+        decoding = [g for g in self.running if g.is_decoding]
+        seats = [_seat(g) for g in decoding]
+        waiting = {g.client for g in eligible}
+        chosen = seat_to_preempt(seats, self._num_lanes_of(), waiting)
+        if chosen is not None:
+            ready = self._first_ready(can_begin)
+            chosen = seat_to_preempt(seats, self._num_lanes_of(), ready)
+        if chosen is None:
+            standing = self._standing(eligible)
+            chosen = seat_to_rotate(seats, standing)
+            heir = None if chosen is None else standing[seats[chosen].client]
+            self._heir = heir if heir is not None and can_begin(heir) else None
+            chosen = None if self._heir is None else chosen
+        return None if chosen is None else decoding[chosen]
+
+    def streams_to_evict(self, num_places: int) -> set[int]:
+        """The ids of the streams that must go so that the choices of the others fit."""
+        if len(self.running) + len(self.waiting) <= num_places:
+            return set()
+        return set(requests_to_evict(self._open_requests(), num_places))
+
+    def _first_ready(self, can_begin: Callable[[Generation], bool]) -> set[str]:
+        """The client of the first waiting generation that could begin on a lane at once; few are
+        asked.
+        """
+        asked = self.in_turn()[:MAX_ASKED]
+        return {g.client for g in [*islice(filter(can_begin, asked), 1)]}
+
+    def _standing(self, waiting: Iterable[Generation]) -> dict[str, Generation]:
+        """By client, the generation that left a lane first, and long ago: the last in the queue."""
+        now = time.monotonic()
+        return {
+            g.client: g
+            for g in waiting
+            if g.left_at is not None and now - g.left_at >= MAX_STANDING_S
+        }
+
+    def _open_requests(self) -> list[OpenRequest]:
+        """All requests with choices here, in order of arrival."""
+        by_stream: dict[int, list[Generation]] = {}
+        for generation in (*self.running, *self.waiting):
+            by_stream.setdefault(generation.prepared.stream_id, []).append(generation)
+        return [
+            OpenRequest(
+                stream_id,
+                choices[0].client,
+                len(choices),
+                is_waiting=all(g.lane is None for g in choices),
+                is_unread=choices[0].is_unread,
+            )
+            for stream_id, choices in sorted(by_stream.items())
+        ]
+
+    def _eligible(self) -> list[Generation]:
+        """Waiting generations that could use a lane: read by their client, nothing awaited."""
+        return [g for g in self.waiting if not g.lease.awaited and not g.is_unread]
+
+    def _num_lanes_of(self) -> Counter[str]:
+        return Counter(g.client for g in self.running)
+
+    # --- what runs next ------------------------------------------------------------------------
+
+    def partition(self) -> tuple[list[Generation], list[Generation], list[Generation]]:
+        """The running generations that are being restored, that prefill, and that decode and are
+        read.
+        """
+        restoring: list[Generation] = []
+        prefilling: list[Generation] = []
+        decoding: list[Generation] = []
+        for generation in self.running:
+            if generation.last_token is not None:
+                if not generation.is_unread:
+                    decoding.append(generation)
+            elif generation.is_restoring:
+                restoring.append(generation)
+            else:
+                prefilling.append(generation)
+        return restoring, prefilling, decoding
+
+    def next_step(self, num_prefilling: int, num_decoding: int) -> StepKind:
+        """What to run, so that prefill and decode have had equal time."""
+        return next_step(num_prefilling, num_decoding, self._prefill_s, self._decode_s)
+
+    def account(self, step: StepKind, seconds: float, *, both: bool) -> None:
+        """A step has taken `seconds`; `both`: the other kind had work too."""
+        if not both:
+            self._prefill_s = self._decode_s = 0.0
+        elif step == "prefill":
+            self._prefill_s, self._decode_s = seconds, 0.0
+        else:
+            self._decode_s += seconds
+
+
+# --- prefill or decode -------------------------------------------------------------------------
+
+
+def next_step(
+    num_prefilling: int, num_decoding: int, prefill_s: float, decode_s: float
+) -> StepKind:
+    """What to run when each kind has run so long since the other one waited last.
+
+    A chunk of a long prompt may take as long as many decode steps: equal turns would starve the
+    streams, so the time is shared equally.
+    """
+    if num_prefilling == 0:
+        return "decode" if num_decoding else "idle"
+    if num_decoding == 0:
+        return "prefill"
+    return "prefill" if decode_s >= prefill_s else "decode"
+
+
+def next_prefill(has_spoken: Sequence[bool]) -> int:
+    """The index of the prompt that gets a chunk, of those in the order in which they got lanes:
+    the first that is being read, because it had tokens before it lost its lane, else the first.
+    """
+    return has_spoken.index(True) if True in has_spoken else 0
+
+
+# --- lanes, between clients --------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """One that decodes on a lane: whose it is, whether its client leaves it unread, how many tokens
-    it has got since it had the lane, in steps of `turn_s` together, and how many rows were computed
-    for it to begin there, which took `prefill_s`.
+    """A lane that decodes: its client, whether that leaves it unread, and its turn: tokens since it
+    had the lane, the `turn_s` seconds of the steps that gave them, and the rows that were prefilled
+    for it to begin, which took `prefill_s`.
     """
 
     client: str
@@ -44,28 +270,22 @@ class Seat:
 
     @property
     def has_had_its_turn(self) -> bool:
-        """Whether its turn was worth what it took to begin it, by tokens or by time."""
-        least = max(MIN_TURN_TOKENS, self.num_prefilled // ROWS_PER_TURN_TOKEN)
-        least_s = max(MIN_TURN_S, TURN_PER_BEGINNING * self.prefill_s)
-        return self.num_tokens >= least or self.turn_s >= least_s
+        """Whether its turn was worth its prefill, by tokens or by time."""
+        min_tokens = max(MIN_TURN_TOKENS, self.num_prefilled // ROWS_PER_TURN_TOKEN)
+        min_s = max(MIN_TURN_S, TURN_PER_PREFILL * self.prefill_s)
+        return self.num_tokens >= min_tokens or self.turn_s >= min_s
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """All choices of one request that have not ended: `is_waiting` when none has a lane."""
-
-    stream_id: int
-    client: str
-    num_choices: int
-    is_waiting: bool
-    is_unread: bool = False
+def _seat(g: Generation) -> Seat:
+    num_run = g.num_prefilled - g.num_cached
+    return Seat(g.client, g.is_unread, g.num_in_turn, num_run, g.turn_s, g.prefill_s)
 
 
-def in_turn(
+def order_by_turn(
     waiting: Sequence[str], num_running: Mapping[str, int], last_turn: Mapping[str, int]
 ) -> list[int]:
-    """The indexes of `waiting`, which are clients in order of their coming, as they get lanes: the
-    client with the fewest comes first, of several the one whose last turn is longest ago.
+    """The indexes of `waiting`, clients in order of arrival, in the order in which they get lanes:
+    the client with the fewest comes first, of several the one whose last turn is longest ago.
     """
     queues: defaultdict[str, deque[int]] = defaultdict(deque)
     for index, client in enumerate(waiting):
@@ -88,9 +308,9 @@ def in_turn(
     return order
 
 
-def by_priority(waiting: Sequence[tuple[str, int]]) -> list[int]:
-    """The indexes of `waiting`, clients and priorities in order of their coming, where those of a
-    client change places among each other so that its lowest priorities come first.
+def order_by_priority(waiting: Sequence[tuple[str, int]]) -> list[int]:
+    """The indexes of `waiting`, clients and priorities in order of arrival, with those of each
+    client permuted among its own places so that its lowest priorities come first.
     """
     own: defaultdict[str, list[int]] = defaultdict(list)
     for index, (client, _) in enumerate(waiting):
@@ -102,20 +322,20 @@ def by_priority(waiting: Sequence[tuple[str, int]]) -> list[int]:
     return [next(rising[client]) for client, _ in waiting]
 
 
-def gives_way(
+def seat_to_preempt(
     seats: Sequence[Seat], num_running: Mapping[str, int], waiting: Collection[str]
 ) -> int | None:
     """The index of the seat whose lane goes to one of the clients that wait, while none is free;
-    None: each keeps his.
+    None: all keep theirs.
 
-    What nobody reads makes room for anybody. Else a client gives a lane up to one that would still
-    have no more than it: so lanes change hands until they are shared, and then no more.
+    Unread answers make room for any client. Otherwise a client gives a lane up to one that would
+    still have no more than it: lanes change hands until they are shared, and then no more.
     """
     if not waiting:
         return None
 
     def claim(index: int) -> tuple[int, int]:
-        return num_running.get(seats[index].client, 0), index  # the last that came goes first
+        return num_running.get(seats[index].client, 0), index  # the latest arrival goes first
 
     unread = [i for i, seat in enumerate(seats) if seat.is_unread]
     if unread:
@@ -129,38 +349,52 @@ def gives_way(
     return max(others, key=claim) if others else None
 
 
-def goes_round(seats: Sequence[Seat], standing: Collection[str]) -> int | None:
+def seat_to_rotate(seats: Sequence[Seat], standing: Collection[str]) -> int | None:
     """The index of the seat whose lane goes to another answer of the same client, one of those in
-    `standing`: they have answers that were on a lane before and have stood still for long enough.
+    `standing`: they have answers that lost a lane and have been paused for long enough.
     """
     own = [i for i, seat in enumerate(seats) if seat.client in standing and seat.has_had_its_turn]
     return max(own, key=lambda i: seats[i].num_tokens) if own else None
 
 
-def turned_out(requests: Iterable[Held], num_places: int) -> list[int]:
-    """The ids of the streams, in order of their coming, that have to go so that the choices of the
-    others fit into `num_places`.
+# --- places in the queue, between clients ------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OpenRequest:
+    """The choices of one request that have not ended; `is_waiting` when none has a lane."""
+
+    stream_id: int
+    client: str
+    num_choices: int
+    is_waiting: bool
+    is_unread: bool = False
+
+
+def requests_to_evict(requests: Iterable[OpenRequest], num_places: int) -> list[int]:
+    """The ids of the streams, in order of eviction, that must go so that the choices of the others
+    fit into `num_places`.
 
     The client that holds most choices loses first what it does not read, then what came last; only
-    what has no lane is taken. Of clients with as many it is the one that came last.
+    requests without a lane are taken. Of clients that hold as many it is the latest.
     """
-    held = list(requests)
+    listed = list(requests)
     num_held = Counter[str]()
-    for request in held:
+    for request in listed:
         num_held[request.client] += request.num_choices
-    candidates = [(i, request) for i, request in enumerate(held) if request.is_waiting]
-    gone = []
+    candidates = [(i, request) for i, request in enumerate(listed) if request.is_waiting]
+    evicted = []
     while candidates and num_held.total() > num_places:
         chosen = max(candidates, key=lambda c: (num_held[c[1].client], c[1].is_unread, c[0]))
         candidates.remove(chosen)
         num_held[chosen[1].client] -= chosen[1].num_choices
-        gone.append(chosen[1].stream_id)
-    return gone
+        evicted.append(chosen[1].stream_id)
+    return evicted
 
 
 def may_enter(num_held: Mapping[str, int], num_places: int, client: str, num_choices: int) -> bool:
-    """Whether a request is worth its work: there is a place for each choice, or another client
-    would still hold more than this one does then, and loses some of its own (`turned_out`).
+    """Whether to accept a request: there is a place for each choice, or another client would still
+    hold more than this one does then, and loses some of its own (`requests_to_evict`).
     """
     if num_choices > num_places:
         return False
@@ -168,248 +402,3 @@ def may_enter(num_held: Mapping[str, int], num_places: int, client: str, num_cho
         return True
     own = num_held.get(client, 0) + num_choices
     return any(num > own for other, num in num_held.items() if other != client)
-
-
-MAX_ASKED = 8  # of those that wait, whether they could begin: each looks through the prefix tree
-
-
-class Roster:
-    """`waiting` in order of their coming, `running` in the order in which they got their lanes."""
-
-    def __init__(self, num_lanes: int) -> None:
-        self._free_lanes = list(range(num_lanes))
-        self.waiting: list[Generation] = []
-        self.running: list[Generation] = []
-        self._passed_over: set[Generation] = set()  # they wait, and not for the disk
-        self._heir: Generation | None = None  # who gets the lane that one of its client's left
-        self._last_turn: dict[str, int] = {}  # by client, of those that are here
-        self._num_turns = 0
-
-    def __repr__(self) -> str:
-        num_decoding = sum(g.is_decoding for g in self.running)
-        return (
-            f"{len(self.waiting)} waiting, {len(self.running) - num_decoding} prefilling, "
-            f"{num_decoding} decoding, {len(self._free_lanes)} lanes free"
-        )
-
-    @property
-    def has_work(self) -> bool:
-        """Whether a step has something to do for one of them, as far as is known here."""
-        for g in self.running:
-            if g.lease.has_arrived if g.is_restoring else not (g.is_unread and g.is_decoding):
-                return True
-        waiting = self._eligible()
-        if self.running:  # who was passed over waits for those, or for a lane of theirs
-            waiting = [g for g in waiting if g not in self._passed_over]
-        return bool(waiting)
-
-    @property
-    def first_free_lane(self) -> int | None:
-        """The lowest, so that few lanes use few rows; None: all are taken."""
-        return self._free_lanes[0] if self._free_lanes else None
-
-    def parted(self) -> tuple[list[Generation], list[Generation], list[Generation]]:
-        """Of those that run: who is being restored, who prefills, who decodes and is read."""
-        restoring: list[Generation] = []
-        prefilling: list[Generation] = []
-        decoding: list[Generation] = []
-        for generation in self.running:
-            if generation.last_token is not None:
-                if not generation.is_unread:
-                    decoding.append(generation)
-            elif generation.is_restoring:
-                restoring.append(generation)
-            else:
-                prefilling.append(generation)
-        return restoring, prefilling, decoding
-
-    def queue(self, generations: Iterable[Generation]) -> None:
-        """They wait for lanes."""
-        self.waiting.extend(generations)
-
-    def give_up(self, generation: Generation) -> None:
-        """It waits no more."""
-        self.waiting.remove(generation)
-        if generation is self._heir:
-            self._heir = None
-
-    def seat(self, generation: Generation, lane: int) -> None:
-        """One of those that wait runs on `lane`, which was free."""
-        self.give_up(generation)
-        self._free_lanes.remove(lane)
-        self.running.append(generation)
-        present = {g.prepared.request.client for g in (*self.waiting, *self.running)}
-        self._last_turn = {c: turn for c, turn in self._last_turn.items() if c in present}
-        self._last_turn[generation.prepared.request.client] = self._num_turns
-        self._num_turns += 1
-
-    def pass_over(self) -> None:
-        """Who still waits, and not for the disk, has no better chance before a lane is free."""
-        self._passed_over = set(self._eligible())
-
-    def wait_again(self, generation: Generation) -> None:
-        """It runs no more, and waits for another lane; its own is not free yet."""
-        self.running.remove(generation)
-        self.waiting.insert(0, generation)
-
-    def read(self, stream_id: int, *, is_behind: bool) -> None:
-        """The stream's client does not read what it is sent, or does so again."""
-        for generation in (*self.running, *self.waiting):
-            if generation.prepared.stream_id == stream_id:
-                generation.is_unread = is_behind
-        self._passed_over.clear()
-
-    def let_go(self, generation: Generation) -> None:
-        """It runs no more; its lane is not free yet."""
-        self.running.remove(generation)
-
-    def free(self, lane: int) -> None:
-        """Nothing that is in the lane is needed any more."""
-        self._free_lanes.append(lane)
-        self._free_lanes.sort()
-        self._passed_over.clear()
-
-    # --- between clients: see luceasync.engine.scheduler ----------------------------------------
-
-    def in_turn(self) -> list[Generation]:
-        """Those that may have a lane, in the order in which they get one: what a client says of its
-        own requests changes nothing between clients.
-        """
-        waiting = self._eligible()
-        if len(waiting) < 2:  # nearly always
-            return waiting
-        wanted = [(g.prepared.request.client, g.prepared.request.priority) for g in waiting]
-        eligible = [waiting[i] for i in by_priority(wanted)]
-        clients = [g.prepared.request.client for g in eligible]
-        order = [eligible[i] for i in in_turn(clients, self._num_lanes_of(), self._last_turn)]
-        return sorted(order, key=lambda g: g is not self._heir)
-
-    def gives_way(self, can_begin: Callable[[Generation], bool]) -> Generation | None:
-        """Who leaves its lane to somebody who waits and `can_begin`, while none is free."""
-        if self._free_lanes or not (eligible := self._eligible()):
-            return None
-        decoding = [g for g in self.running if g.is_decoding]
-        seats = [_seat(g) for g in decoding]
-        waiting = {g.prepared.request.client for g in eligible}
-        chosen = gives_way(seats, self._num_lanes_of(), waiting)
-        if chosen is not None:
-            ready = self._first_ready(can_begin)
-            chosen = gives_way(seats, self._num_lanes_of(), ready)
-        if chosen is None:
-            standing = self._standing(eligible)
-            chosen = goes_round(seats, standing)
-            heir = None if chosen is None else standing[seats[chosen].client]
-            self._heir = heir if heir is not None and can_begin(heir) else None
-            chosen = None if self._heir is None else chosen
-        return None if chosen is None else decoding[chosen]
-
-    def _first_ready(self, can_begin: Callable[[Generation], bool]) -> set[str]:
-        """The client of the first of those that wait who would begin on a lane at once, of as many
-        as are worth asking now.
-        """
-        asked = self.in_turn()[:MAX_ASKED]
-        return {g.prepared.request.client for g in [*islice(filter(can_begin, asked), 1)]}
-
-    def _standing(self, waiting: Iterable[Generation]) -> dict[str, Generation]:
-        """By client, who left a lane long ago: who came last waits first."""
-        now = time.monotonic()
-        return {
-            g.prepared.request.client: g
-            for g in waiting
-            if g.left_at is not None and now - g.left_at >= MAX_STANDING_S
-        }
-
-    def turned_out(self, num_places: int) -> set[int]:
-        """The streams that have to go so that the others have a place."""
-        if len(self.running) + len(self.waiting) <= num_places:
-            return set()
-        return set(turned_out(self._held(), num_places))
-
-    def _held(self) -> list[Held]:
-        """The requests that are here, in order of their coming."""
-        by_stream: dict[int, list[Generation]] = {}
-        for generation in (*self.running, *self.waiting):
-            by_stream.setdefault(generation.prepared.stream_id, []).append(generation)
-        return [
-            Held(
-                stream_id,
-                choices[0].prepared.request.client,
-                len(choices),
-                is_waiting=all(g.lane is None for g in choices),
-                is_unread=choices[0].is_unread,
-            )
-            for stream_id, choices in sorted(by_stream.items())
-        ]
-
-    def _eligible(self) -> list[Generation]:
-        """Who could use a lane now: its client reads, and nothing of it is awaited."""
-        return [g for g in self.waiting if not g.lease.awaited and not g.is_unread]
-
-    def _num_lanes_of(self) -> Counter[str]:
-        return Counter(g.prepared.request.client for g in self.running)
-
-
-def _seat(g: Generation) -> Seat:
-    """What its lane is to one that decodes."""
-    num_run = g.num_prefilled - g.num_cached
-    return Seat(
-        g.prepared.request.client, g.is_unread, g.num_in_turn, num_run, g.turn_s, g.prefill_s
-    )
-
-
-# What the engine does next, a prefill or a decode. Looks at counts and times, touches nothing.
-
-
-Step = Literal["prefill", "decode", "idle"]
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The work at hand, and how long each kind has run since the other one waited last."""
-
-    num_prefilling: int
-    num_decoding: int
-    prefill_s: float
-    decode_s: float
-
-
-def next_step(load: Load) -> Step:
-    """Prefill and decode get equal time while both have work; neither waits for the other to
-    finish.
-
-    A chunk of a long prompt may take as long as many decode steps: equal turns would starve the
-    streams.
-    """
-    if load.num_prefilling == 0:
-        return "decode" if load.num_decoding else "idle"
-    if load.num_decoding == 0:
-        return "prefill"
-    return "prefill" if load.decode_s >= load.prefill_s else "decode"
-
-
-def next_prefill(have_spoken: Sequence[bool]) -> int:
-    """The index of the prompt that gets a chunk, of those in the order in which they got lanes:
-    first who has spoken and lost its lane meanwhile, for somebody reads it; else who came first.
-    """
-    return have_spoken.index(True) if True in have_spoken else 0
-
-
-class Balance:
-    """How long prefill and decode have run while both were wanted."""
-
-    def __init__(self) -> None:
-        self._prefill_s = 0.0  # since decode had its share last
-        self._decode_s = 0.0
-
-    def next_step(self, num_prefilling: int, num_decoding: int) -> Step:
-        """See `next_step`."""
-        return next_step(Load(num_prefilling, num_decoding, self._prefill_s, self._decode_s))
-
-    def account(self, step: Step, seconds: float, *, both: bool) -> None:
-        """A step has taken so long; `both`: the other kind had work too."""
-        if not both:
-            self._prefill_s = self._decode_s = 0.0
-        elif step == "prefill":
-            self._prefill_s, self._decode_s = seconds, 0.0
-        else:
-            self._decode_s += seconds

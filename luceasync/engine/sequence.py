@@ -1,7 +1,7 @@
 """One choice of one request, from the queue to its last token. Lives in the engine thread.
 
-Owns the choice's tokens and clock; what of them nobody was sent yet is Unsent's. Knows neither the
-other lanes nor how logits are made.
+Owns the choice's tokens, its output until that is delivered, and its clock. Knows neither the other
+lanes nor how logits are made.
 """
 
 from __future__ import annotations
@@ -29,111 +29,15 @@ from luceasync.request import (
 from luceasync.text.answer.pieces import PlainText
 from luceasync.text.detokenizer import Detokenizer
 
-# What a choice did on one lane, or on several one after the other: for its last delta to tell.
-# Values only. Knows no lane and no clock.
-
-
-@dataclass(frozen=True, slots=True)
-class LaneWork:
-    """`num_run` tokens were prefilled in `prefill_s` seconds; `num_cached` of the prompt were
-    restored, and `restore` says how, on the first lane. `speculation` None: there is no draft.
-    """
-
-    num_cached: int
-    num_run: int
-    prefill_s: float
-    restore: Restore
-    speculation: Speculation | None
-
-    def after(self, before: LaneWork | None) -> LaneWork:
-        """Both together."""
-        if before is None:
-            return self
-        return LaneWork(
-            before.num_cached,
-            before.num_run + self.num_run,
-            before.prefill_s + self.prefill_s,
-            before.restore,
-            _together(before.speculation, self.speculation),
-        )
-
-
-def _together(one: Speculation | None, other: Speculation | None) -> Speculation | None:
-    if one is None or other is None:
-        return one or other
-    return Speculation(
-        one.rounds + other.rounds,
-        one.proposed + other.proposed,
-        one.accepted + other.accepted,
-        other.off_reason,
-    )
-
-
-# What of a choice has come and was not sent yet: here ids become text. Owns tokens, their text
-# and log-probabilities until they are taken. Knows no lane and no clock.
-
-
-Logprobs = tuple[TokenLogprob, ...]
-
-
-@dataclass(slots=True)
-class Unsent:
-    """`unspelled`: those of `ids` whose text is not made out; `scores`: of the prompt's tokens."""
-
-    detokenizer: Detokenizer
-    ids: list[int] = field(default_factory=list)
-    unspelled: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    scores: list[TokenLogprob] = field(default_factory=list)
-    _text: str = ""
-
-    @property
-    def has_logprobs(self) -> bool:
-        return bool(self.logprobs or self.scores)
-
-    def add(self, tokens: Sequence[int]) -> None:
-        """They have come; what they spell is made out later."""
-        self.ids += tokens
-        self.unspelled += tokens
-
-    def spell(self) -> bool:
-        """Make out the text of the tokens that have come; whether a stop string has ended it."""
-        for token in self.unspelled:
-            self._text += self.detokenizer.push(token).text
-        self.unspelled.clear()
-        return self.detokenizer.stopped
-
-    def end(self, *, is_sound: bool) -> None:
-        """Nothing follows, and nothing is held back any more. What is not sound stays unspelled: it
-        may be what has failed.
-        """
-        if not is_sound:
-            self.unspelled.clear()
-        self.spell()
-        self._text += self.detokenizer.flush()
-
-    def take_text(self) -> str:
-        """What is known of the text."""
-        self.spell()
-        text, self._text = self._text, ""
-        return text
-
-    def take(self) -> tuple[tuple[int, ...], Logprobs, Logprobs]:
-        """Ids, their log-probabilities, and those of the prompt."""
-        taken = tuple(self.ids), tuple(self.logprobs), tuple(self.scores)
-        for each in (self.ids, self.logprobs, self.scores):
-            each.clear()
-        return taken
-
 
 @dataclass(slots=True, eq=False)
 class Generation:
     """A prepared choice and how far it has come. `lane` is None while it waits; then the choice is
     restored (`is_restoring`), prefilled and decoded. `num_cached` of the `num_prefilled` tokens
-    that the lane holds were not run. `is_unread`: its client leaves behind what it is sent.
+    that the lane holds were not run. `is_unread`: its client does not read what it is sent.
 
-    A choice that decodes may leave its lane (`leave_lane`), and waits for one as if its prompt were
-    all that there is of its sequence: prompt and position alone decide what follows.
+    A choice that decodes may leave its lane (`leave_lane`). It then waits for another as if its
+    prompt were all of its sequence: prompt and position alone decide what follows.
     """
 
     prepared: PreparedChoice
@@ -150,19 +54,30 @@ class Generation:
     started_at: float | None = None
     first_token_at: float | None = None
     left_at: float | None = None  # when it left the last of its lanes
-    turn_s: float = 0.0  # that steps took which gave it tokens on the lane that it has
-    _num_before: int = 0  # tokens that were generated when it had its lane
-    _earlier: LaneWork | None = None  # what it did on the lanes that it has left
+    turn_s: float = 0.0  # of the steps that gave it tokens on its present lane
+    _num_before: int = 0  # tokens that were generated when it got its lane
+    _earlier: LaneWork | None = None  # on the lanes that it has left
     _reason: FinishReason | None = None
     _error: str | None = None
     _error_kind: ErrorKind = "failed"
     _retry_after_s: int = 1
-    _unsent: Unsent = field(init=False)
+    _pending: PendingOutput = field(init=False)
 
     def __post_init__(self) -> None:
-        prepared = self.prepared
-        self._unsent = Unsent(prepared.detokenizer)
-        self.lease = Lease(prepared.request, prepared.prompt)
+        self._pending = PendingOutput(self.prepared.detokenizer)
+        self.lease = Lease(self.prepared.request, self.prepared.prompt)
+
+    # --- where it stands -----------------------------------------------------------------------
+
+    @property
+    def client(self) -> str:
+        return self.prepared.request.client
+
+    @property
+    def on_lane(self) -> int:
+        """Its lane; it must have one."""
+        assert self.lane is not None, "it waits"
+        return self.lane
 
     @property
     def is_decoding(self) -> bool:
@@ -179,17 +94,17 @@ class Generation:
 
     @property
     def to_prefill(self) -> Sequence[int]:
-        """What the lane has to hold before it decodes: the prompt, and what it said before."""
+        """What the lane must hold before it decodes: the prompt, and what was generated before."""
         return self.prepared.prompt.ids if self._earlier is None else self.lease.prompt
 
     @property
     def has_spoken(self) -> bool:
-        """Whether somebody reads what it says: it has said something, on this lane or before."""
+        """Whether it has generated a token, on this lane or before."""
         return self.num_generated > 0
 
     @property
     def num_in_turn(self) -> int:
-        """How many tokens it has got since it had its lane."""
+        """How many tokens it has generated on its lane."""
         return self.num_generated - self._num_before
 
     @property
@@ -219,6 +134,8 @@ class Generation:
             top_logprobs=prepared.request.top_logprobs,
         )
 
+    # --- lanes ---------------------------------------------------------------------------------
+
     def start(self, lane: int, num_cached: int = 0) -> None:
         """Take a lane, to which the first `num_cached` tokens are being restored."""
         self.lane = lane
@@ -229,7 +146,9 @@ class Generation:
         self.started_at = time.monotonic() if self.started_at is None else self.started_at
 
     def leave_lane(self, speculation: Speculation | None) -> None:
-        """Wait again, for the rest. What the lane held may be kept, under the lease that was."""
+        """Wait again, for the rest, under a new lease. What the lane held may be saved under the
+        old one.
+        """
         self._earlier = self._work(speculation)
         self.left_at = time.monotonic()
         self.lane = self.last_token = None
@@ -238,39 +157,41 @@ class Generation:
         begun = self.lease.sequence[len(self.prepared.prompt.ids) :]
         self.lease = Lease(self.prepared.request, self.prepared.prompt, begun)
 
+    # --- tokens --------------------------------------------------------------------------------
+
     def append(self, token: int, logprobs: RowLogprobs | None) -> bool:
-        """Append a token; whether the text goes on after it. What it spells is made out when it is
-        shown, unless a stop string may be in it.
+        """Append a token; returns whether the answer goes on after it. It is detokenized when it is
+        shown, or now if a stop string may be in it.
         """
         prepared = self.prepared
         if self.first_token_at is None:
             self.first_token_at = time.monotonic()
         self.last_token = token
         self.num_generated += 1
-        self._unsent.ids.append(token)
+        self._pending.ids.append(token)
         self.lease.sequence.append(token)
         if prepared.counts is not None:
             prepared.counts.add(token)
         if logprobs is not None:
-            self._unsent.logprobs.append(self.named(token, logprobs))
+            self._pending.logprobs.append(self.named(token, logprobs))
         if prepared.guide is not None:
             prepared.guide.consume(token)
         if token in prepared.stop_ids:
             self.end("stop")
             return False
-        self._unsent.unspelled.append(token)
-        if prepared.detokenizer.has_stops and self._unsent.spell():
+        self._pending.encoded.append(token)
+        if prepared.detokenizer.has_stops and self._pending.detokenize():
             self._reason = "stop"
         elif self.num_generated >= prepared.max_tokens:
             self.end("length")
-            if prepared.detokenizer.stopped:  # what was held back has completed a stop string
+            if prepared.detokenizer.stopped:  # the flushed text completed a stop string
                 self._reason = "stop"
         elif not prepared.stop_ids and prepared.guide is not None and prepared.guide.is_over:
             self.end("stop")  # nothing may follow, and no token says so
         return self._reason is None
 
     def extend(self, tokens: list[int]) -> int:
-        """Append tokens that have no log-probabilities, as far as the text goes; how many."""
+        """Append tokens without log-probabilities until the answer ends; returns how many."""
         prepared, num_generated = self.prepared, self.num_generated + len(tokens)
         may_end = num_generated >= prepared.max_tokens or not prepared.stop_ids.isdisjoint(tokens)
         may_end |= not prepared.stop_ids or prepared.detokenizer.has_stops
@@ -278,15 +199,15 @@ class Generation:
             each = enumerate(tokens, 1)
             return next((n for n, token in each if not self.append(token, None)), len(tokens))
         self.last_token, self.num_generated = tokens[-1], num_generated
-        self._unsent.add(tokens)
+        self._pending.add(tokens)
         self.lease.sequence.extend(tokens)
         if prepared.guide is not None:
             prepared.guide.consume_all(tokens)
         return len(tokens)
 
     def scored(self, logprob: TokenLogprob) -> None:
-        """That of the prompt's next token; the prompt's end comes after all of them."""
-        self._unsent.scores.append(logprob)
+        """Append the log-probability of the prompt's next token; all come before the answer."""
+        self._pending.scores.append(logprob)
 
     def named(self, token: int, logprobs: RowLogprobs) -> TokenLogprob:
         """Log-probabilities with the tokens' texts."""
@@ -297,6 +218,8 @@ class Generation:
             return TokenLogprob(text, spelled, logprob, top)
 
         return name(token, logprobs.chosen, tuple(name(*entry) for entry in logprobs.top))
+
+    # --- output --------------------------------------------------------------------------------
 
     @property
     def has_ended(self) -> bool:
@@ -311,16 +234,16 @@ class Generation:
     def shown(
         self, speculation: Speculation | None = None, residence: Residence | None = None
     ) -> Delta | None:
-        """What has come since the last time; None while all of it is held back. A last delta tells
-        of `speculation` and `residence` too.
+        """Take the output since the last call; None while all of it is held back. `speculation` and
+        `residence` go into the last delta.
         """
         is_last = self.has_ended
         maker = self.prepared.piece_maker if self.is_sound else PlainText()  # it may have failed
         is_cut = self._reason == "length"
-        pieces = maker.make(self._unsent.take_text(), is_last=is_last, is_cut=is_cut)
-        if not (pieces or self._unsent.has_logprobs or is_last):
+        pieces = maker.make(self._pending.take_text(), is_last=is_last, is_cut=is_cut)
+        if not (pieces or self._pending.has_logprobs or is_last):
             return None
-        ids, logprobs, scores = self._unsent.take()
+        ids, logprobs, scores = self._pending.take()
         finish = self._finish(speculation, residence)
         return Delta(self.prepared.index, pieces, ids, logprobs, finish, scores)
 
@@ -331,10 +254,10 @@ class Generation:
         error_kind: ErrorKind = "failed",
         retry_after_s: int = 1,
     ) -> None:
-        """No token follows, and nothing is held back any more. What an error leaves unspelled stays
-        so: it may be what has failed.
+        """No token follows, and no text is held back any more. After an error nothing is
+        detokenized: that may be what has failed.
         """
-        self._unsent.end(is_sound=reason != "error")
+        self._pending.end(is_sound=reason != "error")
         self._reason, self._error, self._error_kind = reason, error, error_kind
         self._retry_after_s = retry_after_s
 
@@ -359,7 +282,7 @@ class Generation:
         )
 
     def _work(self, speculation: Speculation | None) -> LaneWork:
-        """What it did on all its lanes; `speculation`: on the last one."""
+        """What was done for it on all its lanes; `speculation`: on the last one."""
         num_run = self.num_prefilled - self.num_cached
         work = LaneWork(self.num_cached, num_run, self.prefill_s, self.lease.restore, speculation)
         return work.after(self._earlier)
@@ -373,3 +296,94 @@ class Generation:
             num_prefilled=work.num_run,
             num_decoded=max(0, self.num_generated - 1),
         )
+
+
+@dataclass(slots=True)
+class PendingOutput:
+    """What a choice has generated and not delivered yet. `encoded`: those of `ids` that are not
+    detokenized yet; `scores`: log-probabilities of the prompt's tokens.
+    """
+
+    detokenizer: Detokenizer
+    ids: list[int] = field(default_factory=list)
+    encoded: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    scores: list[TokenLogprob] = field(default_factory=list)
+    _text: str = ""
+
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.logprobs or self.scores)
+
+    def add(self, tokens: Sequence[int]) -> None:
+        """Append tokens, to be detokenized later."""
+        self.ids += tokens
+        self.encoded += tokens
+
+    def detokenize(self) -> bool:
+        """Detokenize what has come; returns whether a stop string has ended it."""
+        for token in self.encoded:
+            self._text += self.detokenizer.push(token).text
+        self.encoded.clear()
+        return self.detokenizer.stopped
+
+    def end(self, *, is_sound: bool) -> None:
+        """Flush what the detokenizer holds back. What is not detokenized yet is dropped unless
+        `is_sound`: it may be what has failed.
+        """
+        if not is_sound:
+            self.encoded.clear()
+        self.detokenize()
+        self._text += self.detokenizer.flush()
+
+    def take_text(self) -> str:
+        """Take the text that is known."""
+        self.detokenize()
+        text, self._text = self._text, ""
+        return text
+
+    def take(
+        self,
+    ) -> tuple[tuple[int, ...], tuple[TokenLogprob, ...], tuple[TokenLogprob, ...]]:
+        """Take the ids, their log-probabilities, and those of the prompt."""
+        taken = tuple(self.ids), tuple(self.logprobs), tuple(self.scores)
+        for each in (self.ids, self.logprobs, self.scores):
+            each.clear()
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class LaneWork:
+    """What was done for a choice on one lane, or on several in turn: `num_run` tokens were
+    prefilled in `prefill_s` seconds; `num_cached` of the prompt were restored, as `restore` says,
+    on the first lane. `speculation` None: there is no draft.
+    """
+
+    num_cached: int
+    num_run: int
+    prefill_s: float
+    restore: Restore
+    speculation: Speculation | None
+
+    def after(self, before: LaneWork | None) -> LaneWork:
+        """Both together."""
+        if before is None:
+            return self
+        return LaneWork(
+            before.num_cached,
+            before.num_run + self.num_run,
+            before.prefill_s + self.prefill_s,
+            before.restore,
+            _sum(before.speculation, self.speculation),
+        )
+
+
+def _sum(one: Speculation | None, other: Speculation | None) -> Speculation | None:
+    if one is None or other is None:
+        return one or other
+    return Speculation(
+        one.rounds + other.rounds,
+        one.proposed + other.proposed,
+        one.accepted + other.accepted,
+        other.off_reason,
+    )

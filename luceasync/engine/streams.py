@@ -1,7 +1,7 @@
-"""The answer to one request, on the event loop's side: deltas in, an async iterator out.
+"""The way of deltas from the engine thread to the readers of answers.
 
-Memory is bounded: whoever makes the deltas is told when too many of them are unread, and when not
-any more.
+`DeltaOutbox` collects them in the engine thread. On the event loop `OpenAnswers` hands each to its
+stream, an async iterator that bounds memory: the engine is told when too much of it is unread.
 """
 
 from __future__ import annotations
@@ -17,26 +17,86 @@ from luceasync.engine.sequence import Generation
 from luceasync.request import Delta, Finish, Residence, Speculation
 from luceasync.text.prompt import RenderedPrompt
 
-MAX_UNREAD_TOKENS = 1024  # seconds of an answer: who reads at all is never that far behind
+MAX_UNREAD_TOKENS = 1024  # seconds of an answer: a client that reads at all is never so far behind
+
+Emitted = tuple[int, Delta]  # stream id, delta
+
+
+class DeltaOutbox:
+    """Output of generations that is not delivered yet, in order. Engine thread only.
+
+    Text is detokenized when it is taken, since a device may compute meanwhile. What has been made
+    is kept if that raises.
+    """
+
+    def __init__(self) -> None:
+        self._deltas: list[Emitted] = []
+        self._advanced: list[Generation] = []  # with more to show
+
+    def __bool__(self) -> bool:
+        """Whether there may be something to deliver."""
+        return bool(self._deltas or self._advanced)
+
+    @property
+    def has_end(self) -> bool:
+        """Whether a last delta is in it."""
+        return any(delta.finish for _, delta in self._deltas)
+
+    def advanced(self, generation: Generation) -> None:
+        """It has been given tokens, or has ended without a lane."""
+        self._advanced.append(generation)
+
+    def ended(
+        self,
+        generation: Generation,
+        speculation: Speculation | None,
+        residence: Residence | None = None,
+    ) -> None:
+        """Add its last delta, with all that it has not shown and what was done on its lane."""
+        last = generation.shown(speculation, residence)
+        assert last is not None and last.finish is not None
+        self._deltas.append((generation.prepared.stream_id, last))
+        self._advanced = [g for g in self._advanced if g is not generation]
+
+    def detokenize(self) -> None:
+        """Make the deltas of what has come. Raises what a tokenizer raises; all deltas but that
+        one are kept then.
+        """
+        while self._advanced:
+            generation = self._advanced[0]
+            delta = generation.shown()
+            if delta is not None:
+                self._deltas.append((generation.prepared.stream_id, delta))
+            del self._advanced[0]
+
+    def drop_undetokenized(self) -> None:
+        """Drop text that has not been detokenized; detokenizing may have failed. Ends are kept."""
+        self._advanced = [g for g in self._advanced if g.has_ended]
+
+    def take(self) -> list[Emitted]:
+        """Take all deltas. Raises as `detokenize` does."""
+        self.detokenize()
+        taken, self._deltas = self._deltas, []
+        return taken
 
 
 class LocalStream:
-    """See luceasync.request.Stream. Used from the event loop only."""
+    """A luceasync.request.Stream. Used from the event loop only."""
 
     def __init__(
         self,
         num_prompt_tokens: int,
         num_choices: int,
         cancel: Callable[[], None],
-        read: Callable[[bool], None] = lambda is_behind: None,
+        set_unread: Callable[[bool], None] = lambda is_unread: None,
     ) -> None:
-        """`cancel`: it is closed before its end. `read`: whether the reader is behind by more than
-        MAX_UNREAD_TOKENS, at each change; he is not any more when he has read half of them.
+        """`cancel` is called if it is closed before its end. `set_unread` is called with True when
+        the reader is more than MAX_UNREAD_TOKENS behind, and with False when it has read half.
         """
         self._num_prompt_tokens = num_prompt_tokens
         self._num_open = num_choices
         self._cancel = cancel
-        self._read = read
+        self._set_unread = set_unread
         self._num_unread = 0  # tokens
         self._is_behind = False
         self._pending: deque[Delta] = deque()
@@ -53,12 +113,12 @@ class LocalStream:
         return self._num_open
 
     def push(self, delta: Delta) -> None:
-        """Take a delta from the engine."""
+        """Append a delta from the engine."""
         self._num_open -= delta.finish is not None
         if not self._is_closed:
             self._pending.append(delta)
             self._wake.set()
-            self._count(_size(delta))
+            self._count(_num_tokens(delta))
 
     def __aiter__(self) -> LocalStream:
         return self
@@ -70,7 +130,7 @@ class LocalStream:
             self._wake.clear()
             await self._wake.wait()
         delta = self._pending.popleft()
-        self._count(-_size(delta))
+        self._count(-_num_tokens(delta))
         return delta
 
     async def aclose(self) -> None:
@@ -84,43 +144,40 @@ class LocalStream:
 
     def _count(self, num_tokens: int) -> None:
         self._num_unread += num_tokens
-        most = MAX_UNREAD_TOKENS // 2 if self._is_behind else MAX_UNREAD_TOKENS
-        is_behind = self._num_unread > most
+        limit = MAX_UNREAD_TOKENS // 2 if self._is_behind else MAX_UNREAD_TOKENS
+        is_behind = self._num_unread > limit
         if is_behind != self._is_behind:
             self._is_behind = is_behind
-            self._read(is_behind)
+            self._set_unread(is_behind)
 
 
-def _size(delta: Delta) -> int:
+def _num_tokens(delta: Delta) -> int:
     return max(1, len(delta.token_ids))
 
 
-# The answers under way: each delta goes to its stream, each answer into its tenant's history.
-# Owns the streams by id and what their choices have said. Used from the event loop only; knows
-# neither lanes nor how many answers there may be.
-
-
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    """A stream, and what its choices have said so far, by index."""
+class _OpenAnswer:
+    """A stream, and the tokens of its choices so far, by index."""
 
     stream: LocalStream
     prompt: RenderedPrompt
     client: str
-    said: dict[int, array[int]] = field(default_factory=dict)
+    generated: dict[int, array[int]] = field(default_factory=dict)
 
 
-class Answers:
-    """All answers that have not ended."""
+class OpenAnswers:
+    """The answers that have not ended, by stream id: each delta goes to its stream, each answer
+    into its tenant's history. Used from the event loop only.
+    """
 
     def __init__(self, beside: Callable[[Callable[[], object]], object]) -> None:
-        """`beside` has something done in another thread, and does not wait for it."""
+        """`beside` runs a function in another thread, without waiting for it."""
         self._beside = beside
-        self._answers: dict[int, _Answer] = {}
+        self._answers: dict[int, _OpenAnswer] = {}
         self._ended: list[tuple[RenderedPrompt, array[int]]] = []  # with the generated ids
 
     def __repr__(self) -> str:
-        return f"Answers({len(self._answers)} open)"
+        return f"OpenAnswers({len(self._answers)})"
 
     def open(
         self,
@@ -128,111 +185,46 @@ class Answers:
         prompt: RenderedPrompt,
         num_choices: int,
         cancel: Callable[[], None],
-        read: Callable[[bool], None] = lambda is_behind: None,
+        set_unread: Callable[[bool], None] = lambda is_unread: None,
         client: str = "",
     ) -> LocalStream:
-        """The stream of a new answer to `client`; `cancel`, `read`: see LocalStream."""
-        stream = LocalStream(len(prompt.ids), num_choices, cancel, read)
-        self._answers[stream_id] = _Answer(stream, prompt, client)
+        """The stream of a new answer to `client`; `cancel`, `set_unread`: see LocalStream."""
+        stream = LocalStream(len(prompt.ids), num_choices, cancel, set_unread)
+        self._answers[stream_id] = _OpenAnswer(stream, prompt, client)
         return stream
 
     def deliver(self, deltas: Iterable[tuple[int, Delta]]) -> list[tuple[str, Finish]]:
-        """Hand (stream id, delta) pairs to their streams; how the choices ended that did, and
-        whose they were. These are to be remembered, once the streams' readers had their turn.
+        """Hand (stream id, delta) pairs to their streams. Returns the clients of the choices that
+        have ended, and how. Call `remember` once the readers had their turn.
         """
         ended = []
         for stream_id, delta in deltas:
             answer = self._answers[stream_id]
             answer.stream.push(delta)
-            if delta.index not in answer.said:  # to be known at its end: now nobody waits for it
+            if delta.index not in answer.generated:
+                # Rendered now, while the answer goes on: at its end the result is there.
                 self._beside(partial(answer.prompt.answer_returns, delta.token_ids))
-            said = answer.said.setdefault(delta.index, array("i"))
-            said.extend(delta.token_ids)
+            generated = answer.generated.setdefault(delta.index, array("i"))
+            generated.extend(delta.token_ids)
             if delta.finish is None:
                 continue
-            self._ended.append((answer.prompt, said))
+            self._ended.append((answer.prompt, generated))
             ended.append((answer.client, delta.finish))
             if answer.stream.num_open == 0:
                 del self._answers[stream_id]
         return ended
 
     def remember(self) -> None:
-        """Later prompts may begin with the answers that have ended: takes milliseconds where they
-        are long.
+        """Add the ended answers to the histories with which later prompts are encoded. Takes
+        milliseconds for long ones.
         """
         ended, self._ended = self._ended, []
-        for prompt, said in ended:
+        for prompt, generated in ended:
             if prompt.text is not None:
-                prompt.tenant.history.remember(prompt.text, prompt.ids, said)
+                prompt.tenant.history.remember(prompt.text, prompt.ids, generated)
 
 
 def in_other_thread(call: Callable[[], object]) -> None:
-    """Have it done there, once what the event loop has to do now is done."""
+    """Run `call` in a thread, after what the event loop has to do now."""
     loop = asyncio.get_running_loop()
     loop.call_soon(loop.run_in_executor, None, call)
-
-
-# What is to be told of generations: deltas that are made, and tokens whose text is not made
-# out. Owns both, whatever fails meanwhile. Text is made out when it is told, since that may be
-# while a device computes. Knows no lanes and nobody who listens.
-
-
-Emitted = tuple[int, Delta]  # stream id, delta
-
-
-class Outbox:
-    """Everything that goes in comes out once, in order."""
-
-    def __init__(self) -> None:
-        self._deltas: list[Emitted] = []
-        self._advanced: list[Generation] = []  # they have more to show
-
-    def __bool__(self) -> bool:
-        """Whether there may be something to tell."""
-        return bool(self._deltas or self._advanced)
-
-    @property
-    def has_end(self) -> bool:
-        """Whether somebody's last delta is among it."""
-        return any(delta.finish for _, delta in self._deltas)
-
-    def advanced(self, generation: Generation) -> None:
-        """It has been given tokens, or has ended without a lane: what it shows is told next."""
-        self._advanced.append(generation)
-
-    def ended(
-        self,
-        generation: Generation,
-        speculation: Speculation | None,
-        residence: Residence | None = None,
-    ) -> None:
-        """Its last delta says all that it has not shown, what speculation did for it, and what of
-        its context was on the devices.
-        """
-        last = generation.shown(speculation, residence)
-        assert last is not None and last.finish is not None
-        self._deltas.append((generation.prepared.stream_id, last))
-        self._advanced = [g for g in self._advanced if g is not generation]
-
-    def make_out(self) -> None:
-        """Make out the text of what has come. Raises what a tokenizer raises; everything but that
-        one's text is still told then.
-        """
-        while self._advanced:
-            generation = self._advanced[0]
-            delta = generation.shown()
-            if delta is not None:
-                self._deltas.append((generation.prepared.stream_id, delta))
-            del self._advanced[0]
-
-    def leave_unread(self) -> None:
-        """Whose text is not made out by now shows it no more: it may be what has failed. Ends are
-        told all the same.
-        """
-        self._advanced = [g for g in self._advanced if g.has_ended]
-
-    def take(self) -> list[Emitted]:
-        """All of it, once; see `make_out`."""
-        self.make_out()
-        taken, self._deltas = self._deltas, []
-        return taken

@@ -177,7 +177,7 @@ class EngineThread:
         self._post(self._listener.failed, fault.words, back_in_s)
         self._tell(loaded.pump.give_up(fault, back_in_s))
         try:
-            loaded.pump.keep_all()
+            loaded.pump.save_all()
         except Exception:  # it has failed: that it fails here too is no news
             log.exception("what the disk was still to have is lost")
         _close(loaded)

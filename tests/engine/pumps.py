@@ -11,7 +11,7 @@ from luceasync.engine.decoding import PlainDecoding
 from luceasync.engine.pump import Pump
 from luceasync.host_cache.copy_stream import Arrived, Ticket
 from luceasync.host_cache.nodes import NodeSizes, Span
-from luceasync.prefix_cache.cache import Prefixes
+from luceasync.prefix_cache.cache import PrefixCache
 from luceasync.prefix_cache.disk_orders import NoDisk
 from luceasync.prefix_cache.index import Limits
 from luceasync.prefix_cache.memory import MemoryNodes, UnreadFeatures
@@ -96,12 +96,12 @@ def make_pump(
     recurrent: bool = False,
     **options,
 ) -> Pump:
-    """Without memory nothing is kept, so that what is asked of the target is easy to say."""
+    """Without memory nothing is cached, so that the calls of the target are few."""
     lanes = options.setdefault("lanes", PagelessLanes())
     mover = MemoryNodes(target, UnreadFeatures(), VOCAB_SIZE, lanes)
     limits = Limits(memory_bytes)
-    prefixes = Prefixes(mover, NoDisk(), limits, recurrent=recurrent, chunk_tokens=64)
-    decoding = PlainDecoding(target)
+    prefixes = PrefixCache(mover, NoDisk(), limits, recurrent=recurrent, chunk_tokens=64)
+    decoding = options.pop("decoding", None) or PlainDecoding(target)
     pump = Pump(target, decoding, prefixes, num_lanes=num_lanes, chunk_tokens=64, **options)
     pump.listen(lambda command: command(pump))
     return pump

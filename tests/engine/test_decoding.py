@@ -13,7 +13,7 @@ from luceasync.engine.sequence import Generation
 from luceasync.grammar.guide import Guide
 from luceasync.ranking.logits import BEST
 from luceasync.request import Sampling
-from luceasync.speculation.adapt import RoundPlan, Shape
+from luceasync.speculation.choice import RoundPlan, Shape
 from luceasync.text.tokenizer import Tokenizer
 from tests.pipeline.conftest import make_backend
 from tests.speculation.scripted import (

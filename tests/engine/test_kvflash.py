@@ -199,7 +199,7 @@ async def test_a_request_for_which_there_is_no_host_memory_ends_alone(tiny_dir: 
     async with running(tiny_dir, pool_tokens=POOL, policy="lru") as engine:
         pump = engine._pump
         assert pump is not None
-        lanes = pump.lanes
+        lanes = pump.lanes.paging
         keep, lanes._keep = lanes._keep, lambda save, num_bytes: False
         prompt = tokens(120)
         answer, finish = await said(engine, prompt, 420)  # it grows out of the pool

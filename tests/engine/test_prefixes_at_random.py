@@ -256,11 +256,11 @@ class Server(RuleBasedStateMachine):
 
     @invariant()
     def a_lane_is_not_given_while_something_is_awaited(self) -> None:
-        assert not any(g.lease.awaited for g in self.pump.roster.running)
+        assert not any(g.lease.awaited for g in self.pump.scheduler.running)
 
     @invariant()
     def tenants_stay_apart(self) -> None:
-        for generation in [*self.pump.roster.waiting, *self.pump.roster.running]:
+        for generation in [*self.pump.scheduler.waiting, *self.pump.scheduler.running]:
             lease = generation.lease
             tree = self.bench.index.tree(lease.tenant)
             assert all(key in tree for key in lease.path if key in self.bench.index)

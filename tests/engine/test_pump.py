@@ -165,7 +165,7 @@ def test_an_answers_end_goes_out_before_its_prefix_is_kept(make_prepared):
     pump.submit([make_prepared(0, [0], max_tokens=1)])
     pump.step()
     assert pump.pause_s == LEAVING_PAUSE_S
-    pump.ends_are_told()
+    pump.lanes.delivered()
     assert pump.pause_s == 0.0
     pump.step()
     assert pump.is_idle
@@ -340,8 +340,8 @@ def test_a_prompt_that_is_taken_up_whole_outlives_its_node(make_prepared):
     ticket = target.restores[0] = LateTicket()
     pump.submit([make_prepared(1, [0], max_tokens=1), make_prepared(2, [5], max_tokens=9)])
     pump.step()
-    [node] = next(iter(pump.prefixes._leases)).path
-    pump.prefixes.index.forget(node, "memory")
+    [node] = next(iter(pump.lanes.prefixes._leases)).path
+    pump.lanes.prefixes.index.forget(node, "memory")
     ticket.arrive()
     assert [stream for stream, delta in run(pump) if delta.finish] == [1, 2]
 

@@ -114,7 +114,7 @@ def test_after_a_failed_command_nobody_waits_for_what_it_was_to_bring(make_prepa
     pump = make_pump(CountingTarget(), num_lanes=1)
     pump.submit([make_prepared(stream, [0]) for stream in range(3)])
     pump.step()
-    pump.roster.waiting[0].lease.awaited = {b"a node of the disk"}
+    pump.scheduler.waiting[0].lease.awaited = {b"a node of the disk"}
     told = pump.recover(Fault("broken", "failed", during))
     pump.begin_again()
     assert sorted(s for s, d in told if d.finish) == ended
@@ -122,7 +122,7 @@ def test_after_a_failed_command_nobody_waits_for_what_it_was_to_bring(make_prepa
 
 def test_choices_that_could_not_be_submitted_are_told_too(make_prepared, monkeypatch):
     pump = make_pump(CountingTarget())
-    monkeypatch.setattr(pump.prefixes, "admit", lambda lease: 1 / 0)
+    monkeypatch.setattr(pump.lanes.prefixes, "admit", lambda lease: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         pump.submit([make_prepared(0, [0]), make_prepared(1, [0])])
     told = pump.recover(Fault("broken", "failed", "command"))
@@ -136,7 +136,7 @@ def test_ends_that_a_failed_recovery_could_not_tell_are_told_by_the_next(make_pr
     with pytest.raises(ZeroDivisionError):
         for _ in range(9):
             pump.step()
-    pump.prefixes.disown = lambda lease: 1 / 0
+    pump.lanes.prefixes.disown = lambda lease: 1 / 0
     with pytest.raises(ZeroDivisionError):
         pump.recover(FAULT)
     assert [(s, d.finish.reason) for s, d in pump.recover(FAULT)] == [(0, "error")]

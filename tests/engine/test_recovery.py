@@ -42,7 +42,7 @@ class Fails:
     """Instead of a method of the target: from its call number `skip` on it raises `num_times`."""
 
     def __init__(self, engine: LocalEngine, kind: str, error: Exception, num_times: int, skip: int):
-        self.target, self.kind, self.error = engine._pump._target, kind, error
+        self.target, self.kind, self.error = engine._pump.steps._target, kind, error
         self.left, self.skip = num_times, skip
         self.real = getattr(self.target, kind)
         setattr(self.target, kind, self)

@@ -9,7 +9,7 @@ import torch
 
 from luceasync.engine.decoding import PlainDecoding, SpeculativeDecoding
 from luceasync.engine.load import Part, in_turns, part_for, rehearse
-from luceasync.speculation.adapt import Shape
+from luceasync.speculation.choice import Shape
 from luceasync.speculation.tally import FIRST_WAIT_STEPS, StepCosts
 from luceasync.status import SpeculationStatus
 from luceasync.text.tokenizer import Tokenizer

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from luceasync.engine.engine import LocalEngine
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.pipeline.backend import LayerSplitBackend
 from luceasync.ranking.logits import Logits
 from luceasync.request import Request, Sampling, TokenPrompt

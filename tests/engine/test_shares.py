@@ -162,7 +162,7 @@ def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
     pump.submit([make_prepared(0, [0, 1], max_tokens=400, client="a")])
     for _ in range(200):
         pump.step()
-    pump.read(0, is_behind=True)
+    pump.set_unread(0, is_unread=True)
     assert pump.is_idle
     pump.submit([make_prepared(1, [5], max_tokens=2, client="b")])
     told = []
@@ -170,7 +170,7 @@ def test_a_lane_that_changes_hands_is_kept_and_taken_up_again(make_prepared):
         told += pump.step()
     assert [d.finish.reason for stream, d in told if stream == 1 and d.finish] == ["length"]
     assert pump.num_waiting == 1
-    pump.read(0, is_behind=False)
+    pump.set_unread(0, is_unread=False)
     del target.calls[:]
     told = []
     while not pump.is_idle:
@@ -199,11 +199,11 @@ def test_an_answer_that_lost_its_lane_goes_on_before_prompts_that_nobody_reads_y
         pump.step()
     pump.submit([make_prepared(1, [0] * 640, client="long")])
     pump.step()
-    pump.read(0, is_behind=True)
+    pump.set_unread(0, is_unread=True)
     pump.submit([make_prepared(2, [0] * 640, client="b")])
     pump.step()
     pump.cancel(2)
-    pump.read(0, is_behind=False)
+    pump.set_unread(0, is_unread=False)
     del target.calls[:]
     for _ in range(3):
         pump.step()

@@ -7,7 +7,7 @@ import pytest
 from luceasync.config import Config, ModelConfig, PlacementConfig
 from luceasync.engine.prompts import Prompts
 from luceasync.engine.start import language_of
-from luceasync.models.config import read_spec
+from luceasync.models.files import read_spec
 from luceasync.prefix_cache.tenants import Tenants
 from luceasync.request import ChatPrompt, Request
 from luceasync.speculation.dflash.placement import plan_with_drafter

@@ -58,7 +58,7 @@ class Pump:
     def give_up(self, fault: Fault, back_in_s: int):
         return [("all", fault.words)]
 
-    def keep_all(self) -> None:
+    def save_all(self) -> None:
         self.is_kept = True
 
     def fail_all(self, detail: str, kind: str = "failed"):

@@ -1,0 +1,114 @@
+"""What lanes hold: restored from the prefix cache when a generation starts, saved when it leaves.
+
+Owns what is still to be saved and freed after a step. What is worth keeping is for the prefix cache
+to say, which lane is next for the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+from luceasync.engine.sequence import Generation
+from luceasync.pipeline.paging import Paging
+from luceasync.prefix_cache.cache import PrefixCache
+from luceasync.request import Speculation
+
+
+class LaneContents:
+    """Saves and releases are deferred until the tokens of the step have been delivered: nothing may
+    change a lane before `release_deferred` was called.
+    """
+
+    def __init__(self, prefixes: PrefixCache, paging: Paging, free: Callable[[int], None]) -> None:
+        """`free` is called with each lane of which nothing is needed any more."""
+        self.prefixes = prefixes
+        self.paging = paging
+        self._free = free
+        self._saves: deque[tuple[Generation, int, Tensor | None]] = deque()
+        self._ended: deque[tuple[Generation, bool]] = deque()  # and whether to save it
+        self.is_delivered = False  # the client has the tokens of what is deferred
+
+    @property
+    def has_deferred(self) -> bool:
+        return bool(self._saves or self._ended)
+
+    # --- at the start --------------------------------------------------------------------------
+
+    def can_start(self, generation: Generation, running: Iterable[Generation]) -> bool:
+        """Whether it could use a lane now. What has to come from the disk is ordered; what another
+        prefill will save soon is waited for.
+        """
+        prefilling = (g.lease for g in running if not g.is_decoding)
+        return self.prefixes.prepare(generation.lease, prefilling)
+
+    def start(self, generation: Generation, lane: int) -> None:
+        """Queue the restore into an empty lane."""
+        self.paging.pin(lane, generation.prepared.pins)
+        generation.start(lane, self.prefixes.take_up(generation.lease, lane))
+
+    # --- deferred ------------------------------------------------------------------------------
+
+    def save_later(self, generation: Generation, end: int, logits: Tensor | None) -> None:
+        """Its lane holds the prompt's first `end` tokens; `logits`: those after the last one."""
+        self._saves.append((generation, end, logits))
+
+    def release_later(self, generation: Generation) -> None:
+        """It has ended; its lane is free once it has been saved."""
+        self._ended.append((generation, generation.is_sound))
+
+    def delivered(self) -> None:
+        """The ends have been delivered. No-op if nothing is deferred."""
+        self.is_delivered = self.has_deferred
+
+    def distrust(self) -> None:
+        """A step has failed: save nothing of what it left."""
+        self._saves.clear()
+        self._ended = deque((generation, False) for generation, _ in self._ended)
+
+    def release_deferred(self) -> None:
+        """Save what is deferred, and free the lanes of what has ended. What raises is not retried
+        by the next call.
+        """
+        self.is_delivered = False
+        while self._saves:
+            generation, end, logits = self._saves.popleft()
+            self.prefixes.prefilled(generation.lease, generation.on_lane, end, logits)
+        while self._ended:
+            self._leave(*self._ended.popleft())
+
+    def _leave(self, generation: Generation, is_saved: bool) -> None:
+        lane, lease = generation.on_lane, generation.lease
+        try:
+            if not is_saved:
+                self.prefixes.disown(lease)
+            elif not generation.is_restoring:
+                is_cut = generation.prepared.detokenizer.stopped
+                self.prefixes.finished(lease, lane, generation.num_committed, is_cut=is_cut)
+        finally:  # whatever could not be saved, the lane is free
+            try:
+                self.paging.vacate(lane)
+            finally:
+                generation.lane = None
+                self._free(lane)
+                self.prefixes.release(lease)
+
+    # --- at once -------------------------------------------------------------------------------
+
+    def preempt(self, generation: Generation, speculation: Speculation | None) -> None:
+        """Save what the lane holds, to be restored into the next one, and free it. `speculation`:
+        what it did on this lane.
+        """
+        lane, lease = generation.on_lane, generation.lease
+        try:
+            self.prefixes.finished(lease, lane, generation.num_committed)
+        finally:
+            try:
+                self.paging.vacate(lane)
+            finally:
+                generation.leave_lane(speculation)
+                self._free(lane)
+                self.prefixes.release(lease)
+                self.prefixes.admit(generation.lease)
